@@ -1,0 +1,67 @@
+"""What a worker holds: weights, momentum, and the gradients that the server has not taken yet.
+
+Source: dist-EF-SGDM, ROG's reference [22]: blockwise compression with error feedback and Nesterov
+momentum on the worker. The residual of a lossy codec and the rows that were not sent are the same
+thing here: both simply stay in ``pending``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .backend import Array, Backend
+from .codec import Codec
+from .errors import GradientError
+from .partition import RowPartition
+
+
+class Accumulator:
+    """Flat float32 arrays (elements,) on one backend.
+
+    ``weights``: the model as this worker holds it. ``pending``: sum of learning-rate-scaled steps
+    produced and not yet taken by the server. ``magnitude`` float32 (segments,): sum of |pending|.
+    """
+
+    def __init__(self, partition: RowPartition, backend: Backend, weights: Array) -> None:
+        if weights.size != partition.elements:
+            raise ValueError(f'weights have {weights.size} elements; the partition has '
+                             f'{partition.elements}')
+        self.partition, self.backend, self.weights = partition, backend, weights
+        self.momentum = backend.zeros(partition.elements)
+        self.pending = backend.zeros(partition.elements)
+        self.magnitude = np.zeros(partition.segments, np.float32)
+
+    def accumulate(self, gradient: Array, learning_rate: float, momentum: float = 0.9,
+                   weight_decay: float = 0.0) -> None:
+        """Add one step: m = mu m + g; pending += lr (g + mu m + decay w).
+
+        Raises `GradientError`, with nothing changed, when the gradient is not finite.
+        """
+        if not self.backend.all_finite(gradient):
+            raise GradientError('the gradient holds NaN or infinite values: '
+                                f'first in row {self._first_bad_row(gradient)}; lower the learning '
+                                'rate or look at the data of this batch')
+        self.magnitude = self.backend.accumulate(
+            gradient, self.weights, self.momentum, self.pending, learning_rate, momentum,
+            weight_decay, self.partition.offsets)
+
+    def _first_bad_row(self, gradient: Array) -> str:
+        bad = int(np.flatnonzero(~np.isfinite(self.backend.to_host(gradient)))[0])
+        row = int(np.searchsorted(self.partition.row_offsets, bad, side='right')) - 1
+        sizes = np.cumsum([p.size for p in self.partition.parameters])
+        owner = self.partition.parameters[int(np.searchsorted(sizes, bad, side='right'))]
+        return f'{row} of {owner}'
+
+    def mean_magnitude(self) -> np.ndarray:
+        """Mean |pending| per row, float32 (rows,)."""
+        lengths = np.diff(self.partition.row_offsets)
+        return self.partition.row_sum(self.magnitude) / lengths
+
+    def take(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
+        """Encode segments and take what the bytes say off ``pending``."""
+        return codec.take(self.backend, self.partition, self.pending, ids, self.magnitude[ids])
+
+    def put_back(self, codec: Codec, parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Return (segments, encoded values) that the server did not take."""
+        for ids, values in parts:
+            codec.add(self.backend, self.partition, self.pending, ids, values)

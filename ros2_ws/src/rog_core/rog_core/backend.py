@@ -1,0 +1,247 @@
+"""Where arrays live: numpy with compiled kernels on a CPU, cupy on a GPU.
+
+Both offer the same operations on whole sets of segments; the arguments `ids`, `lengths`, `codes`
+and all encoded bytes are numpy arrays on the host, the flat float32 storage is the backend's.
+One-bit format of a segment: bfloat16 scale (little endian), then one sign bit per element (1:
+negative), first element in the lowest bit, padded to a byte.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from . import kernels
+from .errors import ConfigError
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+
+
+class NumpyBackend:
+    """Kernels of `rog_core.kernels` over numpy arrays."""
+
+    name = 'numpy'
+
+    def zeros(self, size: int) -> Array:
+        """Flat float32 storage."""
+        return np.zeros(size, np.float32)
+
+    def to_host(self, values: Array) -> np.ndarray:
+        """Copy as a numpy array."""
+        return np.array(values, np.float32)
+
+    def from_host(self, values: np.ndarray) -> Array:
+        """Copy from a numpy array."""
+        return np.array(values, np.float32)
+
+    def all_finite(self, values: Array) -> bool:
+        """Whether no element is NaN or infinite."""
+        return bool(kernels.all_finite(values))
+
+    def accumulate(self, gradient: Array, weights: Array, momentum: Array, pending: Array,
+                   rate: float, mu: float, decay: float, offsets: np.ndarray) -> np.ndarray:
+        """Nesterov momentum step into ``pending``; returns sum |pending| per segment."""
+        magnitude = np.empty(offsets.size - 1, np.float32)
+        f32 = np.float32
+        kernels.accumulate(gradient, weights, momentum, pending, f32(rate), f32(mu), f32(decay),
+                           offsets, magnitude)
+        return magnitude
+
+    def difference_magnitude(self, master: Array, mirror: Array, offsets: np.ndarray) -> np.ndarray:
+        """Sum |master - mirror| per segment."""
+        magnitude = np.empty(offsets.size - 1, np.float32)
+        kernels.difference_magnitude(master, mirror, offsets, magnitude)
+        return magnitude
+
+    def gather(self, values: Array, offsets: np.ndarray, ids: np.ndarray, total: int) -> Array:
+        """Copy the segments ``ids`` (``total`` elements), one after the other."""
+        out = np.empty(total, np.float32)
+        kernels.gather(values, offsets, ids, out)
+        return out
+
+    def gather_difference(self, master: Array, mirror: Array, offsets: np.ndarray, ids: np.ndarray,
+                          total: int) -> Array:
+        """Copy master - mirror of the segments ``ids``, one after the other."""
+        out = np.empty(total, np.float32)
+        kernels.gather_difference(master, mirror, offsets, ids, out)
+        return out
+
+    def scatter_add(self, values: Array, offsets: np.ndarray, ids: np.ndarray, factor: float,
+                    dense: np.ndarray) -> None:
+        """Add factor * dense (host float32) to the segments ``ids``."""
+        kernels.scatter_add(values, offsets, ids, np.float32(factor), dense)
+
+    def scatter_set(self, values: Array, offsets: np.ndarray, ids: np.ndarray,
+                    dense: np.ndarray) -> None:
+        """Store dense (host float32) in the segments ``ids``."""
+        kernels.scatter_set(values, offsets, ids, dense)
+
+    def onebit_encode(self, values: Array, offsets: np.ndarray, ids: np.ndarray,
+                      codes: np.ndarray, out: np.ndarray) -> None:
+        """Write the one-bit format of the segments ``ids`` and take it off ``values``."""
+        kernels.onebit_encode(values, offsets, ids, codes, out)
+
+    def onebit_encode_difference(self, master: Array, mirror: Array, offsets: np.ndarray,
+                                 ids: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
+        """Write the one-bit format of master - mirror of the segments ``ids``."""
+        kernels.onebit_encode_difference(master, mirror, offsets, ids, codes, out)
+
+    def onebit_add(self, values: Array, offsets: np.ndarray, ids: np.ndarray, factor: float,
+                   data: np.ndarray) -> None:
+        """Add factor * the decoded segments to ``values``."""
+        kernels.onebit_add(values, offsets, ids, np.float32(factor), data)
+
+
+def _range_indices(lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Concatenate arange(start, start + length) for every pair, without a loop."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if ends.size else 0)
+
+
+class ArrayBackend:
+    """The same operations in whole-array calls; ``xp`` is cupy, or numpy to test it anywhere."""
+
+    def __init__(self, xp: Any, name: str) -> None:
+        self.xp, self.name = xp, name
+
+    def zeros(self, size: int) -> Array:
+        """See `NumpyBackend.zeros`."""
+        return self.xp.zeros(size, self.xp.float32)
+
+    def to_host(self, values: Array) -> np.ndarray:
+        """See `NumpyBackend.to_host`."""
+        return np.array(values.get() if hasattr(values, 'get') else values, np.float32)
+
+    def from_host(self, values: np.ndarray) -> Array:
+        """See `NumpyBackend.from_host`."""
+        return self.xp.array(values, dtype=self.xp.float32)
+
+    def all_finite(self, values: Array) -> bool:
+        """See `NumpyBackend.all_finite`."""
+        return bool(self.xp.isfinite(values).all())
+
+    def _segment_sum(self, values: Array, offsets: np.ndarray) -> np.ndarray:
+        segments = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
+        sums = self.xp.bincount(self.xp.asarray(segments), weights=values,
+                                minlength=offsets.size - 1)
+        return self.to_host(sums)
+
+    def accumulate(self, gradient: Array, weights: Array, momentum: Array, pending: Array,
+                   rate: float, mu: float, decay: float, offsets: np.ndarray) -> np.ndarray:
+        """See `NumpyBackend.accumulate`."""
+        f32 = self.xp.float32
+        momentum *= f32(mu)
+        momentum += gradient
+        pending += f32(rate) * (gradient + f32(mu) * momentum + f32(decay) * weights)
+        return self._segment_sum(self.xp.abs(pending), offsets)
+
+    def difference_magnitude(self, master: Array, mirror: Array, offsets: np.ndarray) -> np.ndarray:
+        """See `NumpyBackend.difference_magnitude`."""
+        return self._segment_sum(self.xp.abs(master - mirror), offsets)
+
+    def _elements(self, offsets: np.ndarray, ids: np.ndarray) -> tuple[Array, np.ndarray]:
+        lengths = np.diff(offsets)[ids]
+        return self.xp.asarray(_range_indices(lengths, offsets[ids])), lengths
+
+    def gather(self, values: Array, offsets: np.ndarray, ids: np.ndarray, total: int) -> Array:
+        """See `NumpyBackend.gather`."""
+        return values[self._elements(offsets, ids)[0]]
+
+    def gather_difference(self, master: Array, mirror: Array, offsets: np.ndarray, ids: np.ndarray,
+                          total: int) -> Array:
+        """See `NumpyBackend.gather_difference`."""
+        index, _ = self._elements(offsets, ids)
+        return master[index] - mirror[index]
+
+    def scatter_add(self, values: Array, offsets: np.ndarray, ids: np.ndarray, factor: float,
+                    dense: np.ndarray) -> None:
+        """See `NumpyBackend.scatter_add`."""
+        index, _ = self._elements(offsets, ids)
+        values[index] += self.xp.float32(factor) * self.xp.asarray(dense)
+
+    def scatter_set(self, values: Array, offsets: np.ndarray, ids: np.ndarray,
+                    dense: np.ndarray) -> None:
+        """See `NumpyBackend.scatter_set`."""
+        index, _ = self._elements(offsets, ids)
+        values[index] = self.xp.asarray(dense)
+
+    def _pack(self, dense: Array, lengths: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
+        padded = -(-lengths // 8) * 8
+        bit_starts = np.cumsum(padded) - padded
+        bits = self.xp.zeros(int(padded.sum()), self.xp.uint8)
+        bits[self.xp.asarray(_range_indices(lengths, bit_starts))] = self.xp.signbit(dense)
+        packed = self.xp.packbits(bits.reshape(-1, 8)[:, ::-1].ravel())
+        packed = packed.get() if hasattr(packed, 'get') else packed
+        starts = np.cumsum(padded // 8 + 2) - (padded // 8 + 2)
+        out[starts] = codes & 255
+        out[starts + 1] = codes >> 8
+        out[_range_indices(padded // 8, starts + 2)] = packed
+
+    def _signs(self, data: np.ndarray, lengths: np.ndarray) -> Array:
+        """+1 or -1 per element (float32) of data in the one-bit format."""
+        nbytes = -(-lengths // 8)
+        starts = np.cumsum(nbytes + 2) - (nbytes + 2)
+        packed = self.xp.asarray(data[_range_indices(nbytes, starts + 2)])
+        bits = self.xp.unpackbits(packed).reshape(-1, 8)[:, ::-1].ravel()
+        kept = _range_indices(lengths, np.cumsum(nbytes * 8) - nbytes * 8)
+        return 1 - 2 * bits[self.xp.asarray(kept)].astype(self.xp.float32)
+
+    def _scales(self, codes: np.ndarray, lengths: np.ndarray) -> Array:
+        return self.xp.asarray(np.repeat(bfloat16_decode(codes), lengths))
+
+    def onebit_encode(self, values: Array, offsets: np.ndarray, ids: np.ndarray,
+                      codes: np.ndarray, out: np.ndarray) -> None:
+        """See `NumpyBackend.onebit_encode`."""
+        index, lengths = self._elements(offsets, ids)
+        dense = values[index]
+        self._pack(dense, lengths, codes, out)
+        values[index] = dense - self.xp.copysign(self._scales(codes, lengths), dense)
+
+    def onebit_encode_difference(self, master: Array, mirror: Array, offsets: np.ndarray,
+                                 ids: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
+        """See `NumpyBackend.onebit_encode_difference`."""
+        index, lengths = self._elements(offsets, ids)
+        self._pack(master[index] - mirror[index], lengths, codes, out)
+
+    def onebit_add(self, values: Array, offsets: np.ndarray, ids: np.ndarray, factor: float,
+                   data: np.ndarray) -> None:
+        """See `NumpyBackend.onebit_add`."""
+        index, lengths = self._elements(offsets, ids)
+        nbytes = -(-lengths // 8) + 2
+        starts = np.cumsum(nbytes) - nbytes
+        codes = data[starts].astype(np.uint16) | data[starts + 1].astype(np.uint16) << 8
+        scales = self._scales(codes, lengths) * self.xp.float32(factor)
+        values[index] += scales * self._signs(data, lengths)
+
+
+def bfloat16_encode(values: np.ndarray) -> np.ndarray:
+    """Round float32 (>= 0) to bfloat16, as uint16."""
+    return ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+
+
+def bfloat16_decode(codes: np.ndarray) -> np.ndarray:
+    """Exact float32 of bfloat16 codes (uint16)."""
+    return (codes.astype(np.uint32) << 16).view(np.float32)
+
+
+Backend = NumpyBackend | ArrayBackend
+
+
+@lru_cache
+def get_backend(name: str = 'numpy') -> Backend:
+    """Return the backend `numpy`, `cupy`, or `auto` (cupy where it finds a GPU, else numpy)."""
+    if name == 'numpy':
+        return NumpyBackend()
+    if name not in ('cupy', 'auto'):
+        raise ConfigError(f"backend '{name}' is unknown; choose numpy, cupy or auto")
+    try:
+        import cupy
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        if name == 'auto':
+            return NumpyBackend()
+        raise ConfigError(f'backend cupy cannot be used here ({error}); install cupy for your CUDA '
+                          'version, or choose backend numpy') from error
+    return ArrayBackend(cupy, 'cupy')

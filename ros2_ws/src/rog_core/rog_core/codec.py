@@ -1,0 +1,200 @@
+"""Codecs: how the values of a set of segments become bytes, and back.
+
+``raw`` sends float32. ``onebit`` sends one sign bit per element and one scale, the mean magnitude,
+per segment; what it loses stays with the sender (error feedback), so it reaches the receiver later.
+Source: ROG Section V and its reference [22] (dist-EF-SGDM), with one block per row.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from . import kernels
+from .backend import Array, Backend, bfloat16_decode, bfloat16_encode
+from .errors import ConfigError, RemoteProtocolError
+from .partition import RowPartition
+
+
+class Codec(ABC):
+    """One wire format. Encoded segments are self-contained and stand one after the other."""
+
+    name: str
+    number: int  # on the wire
+
+    @abstractmethod
+    def sizes(self, lengths: np.ndarray) -> np.ndarray:
+        """Encoded bytes of segments of the given lengths."""
+
+    @abstractmethod
+    def take(self, backend: Backend, partition: RowPartition, values: Array, ids: np.ndarray,
+             magnitude: np.ndarray) -> np.ndarray:
+        """Encode the segments ``ids`` of ``values`` and take what the bytes say off ``values``.
+
+        ``magnitude`` float32 (ids,): sum of absolutes of each segment. Returns uint8.
+        """
+
+    @abstractmethod
+    def difference(self, backend: Backend, partition: RowPartition, master: Array, mirror: Array,
+                   ids: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
+        """Encode master - mirror of the segments ``ids``; changes neither. Returns uint8."""
+
+    @abstractmethod
+    def check(self, partition: RowPartition, ids: np.ndarray, data: np.ndarray) -> None:
+        """Raise `RemoteProtocolError` unless ``data`` (uint8) is a valid encoding of ``ids``."""
+
+    @abstractmethod
+    def add(self, backend: Backend, partition: RowPartition, values: Array, ids: np.ndarray,
+            data: np.ndarray, factor: float = 1.0) -> None:
+        """Add factor * the decoded (and checked) data to the segments ``ids`` of ``values``."""
+
+    def check_length(self, lengths: np.ndarray, data: np.ndarray) -> None:
+        """Raise `RemoteProtocolError` unless data has the length that the segments need."""
+        expected = int(self.sizes(lengths).sum())
+        if data.size != expected:
+            raise RemoteProtocolError(f'chunk of {lengths.size} segments has {data.size} bytes of '
+                                      f'{self.name} values; {expected} are needed')
+
+
+class Raw(Codec):
+    """Float32, little endian."""
+
+    name, number = 'raw', 0
+
+    def sizes(self, lengths):
+        """See `Codec.sizes`."""
+        return 4 * lengths
+
+    def take(self, backend, partition, values, ids, magnitude):
+        """See `Codec.take`."""
+        dense = backend.gather(values, partition.offsets, ids, _total(partition, ids))
+        host = backend.to_host(dense)
+        backend.scatter_set(values, partition.offsets, ids, np.zeros_like(host))
+        return host.view(np.uint8)
+
+    def difference(self, backend, partition, master, mirror, ids, magnitude):
+        """See `Codec.difference`."""
+        dense = backend.gather_difference(master, mirror, partition.offsets, ids,
+                                          _total(partition, ids))
+        return backend.to_host(dense).view(np.uint8)
+
+    def snapshot(self, backend: Backend, partition: RowPartition, values: Array,
+                 ids: np.ndarray) -> np.ndarray:
+        """Encode the segments ``ids`` of ``values`` as they are. Returns uint8."""
+        dense = backend.gather(values, partition.offsets, ids, _total(partition, ids))
+        return backend.to_host(dense).view(np.uint8)
+
+    def check(self, partition, ids, data):
+        """See `Codec.check`."""
+        self.check_length(np.diff(partition.offsets)[ids], data)
+        if not kernels.all_finite(_floats(data)):
+            raise RemoteProtocolError('chunk holds a value that is NaN or infinite')
+
+    def add(self, backend, partition, values, ids, data, factor=1.0):
+        """See `Codec.add`."""
+        backend.scatter_add(values, partition.offsets, ids, factor, _floats(data))
+
+    def store(self, backend: Backend, partition: RowPartition, values: Array, ids: np.ndarray,
+              data: np.ndarray) -> None:
+        """Store the decoded (and checked) data in the segments ``ids`` of ``values``."""
+        backend.scatter_set(values, partition.offsets, ids, _floats(data))
+
+
+class OneBit(Codec):
+    """Sign bits and one bfloat16 scale per segment."""
+
+    name, number = 'onebit', 1
+
+    def sizes(self, lengths):
+        """See `Codec.sizes`."""
+        return 2 + (lengths + 7) // 8
+
+    def _encode(self, partition, ids, magnitude):
+        lengths = np.diff(partition.offsets)[ids]
+        codes = bfloat16_encode((magnitude / lengths).astype(np.float32))
+        return codes, np.empty(int(self.sizes(lengths).sum()), np.uint8)
+
+    def take(self, backend, partition, values, ids, magnitude):
+        """See `Codec.take`."""
+        codes, out = self._encode(partition, ids, magnitude)
+        backend.onebit_encode(values, partition.offsets, ids, codes, out)
+        return out
+
+    def difference(self, backend, partition, master, mirror, ids, magnitude):
+        """See `Codec.difference`."""
+        codes, out = self._encode(partition, ids, magnitude)
+        backend.onebit_encode_difference(master, mirror, partition.offsets, ids, codes, out)
+        return out
+
+    def check(self, partition, ids, data):
+        """See `Codec.check`."""
+        lengths = np.diff(partition.offsets)[ids]
+        self.check_length(lengths, data)
+        codes = np.empty(ids.size, np.uint16)
+        kernels.onebit_codes(lengths, data, codes)
+        scales = bfloat16_decode(codes)
+        if not (np.isfinite(scales) & (scales >= 0)).all():
+            bad = int(ids[np.flatnonzero(~(np.isfinite(scales) & (scales >= 0)))[0]])
+            raise RemoteProtocolError(f'scale of segment {bad} is NaN, infinite or negative')
+
+    def add(self, backend, partition, values, ids, data, factor=1.0):
+        """See `Codec.add`."""
+        backend.onebit_add(values, partition.offsets, ids, factor, data)
+
+
+RAW = Raw()
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit())}
+_BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
+
+
+def get_codec(name: str) -> Codec:
+    """Return the codec of that name; `ConfigError` lists the known ones."""
+    if name not in CODECS:
+        raise ConfigError(f"codec '{name}' is unknown; choose one of {', '.join(sorted(CODECS))}")
+    return CODECS[name]
+
+
+def codec_on_wire(number: int) -> Codec:
+    """Return the codec of that number; `RemoteProtocolError` if there is none."""
+    if number not in _BY_NUMBER:
+        raise RemoteProtocolError(f'chunk says codec {number}, which this version does not know')
+    return _BY_NUMBER[number]
+
+
+def _total(partition: RowPartition, ids: np.ndarray) -> int:
+    return int(np.diff(partition.offsets)[ids].sum())
+
+
+def _floats(data: np.ndarray) -> np.ndarray:
+    if data.ctypes.data % 4:
+        data = data.copy()
+    return data.view('<f4')
+
+
+def encode_ids(ids: np.ndarray) -> np.ndarray:
+    """LEB128 differences of ascending segment ids, uint8."""
+    out = np.empty(5 * ids.size, np.uint8)
+    return out[:kernels.varint_encode(ids, out)]
+
+
+_VARINT_FAULTS = {1: 'the id bytes do not hold {0} ids', 2: 'segment ids do not ascend',
+                  3: 'a segment id is not below {1}, the number of segments of the model'}
+
+
+def decode_ids(data: np.ndarray, count: int, partition: RowPartition) -> np.ndarray:
+    """Inverse of `encode_ids`: int64 (count,), all valid segments, or `RemoteProtocolError`."""
+    if count < 1 or count > data.size:
+        raise RemoteProtocolError(f'chunk says {count} segments but has {data.size} bytes of ids')
+    ids = np.empty(count, np.int64)
+    fault = kernels.varint_decode(data, partition.segments, ids)
+    if fault:
+        raise RemoteProtocolError('chunk refused: '
+                                  + _VARINT_FAULTS[fault].format(count, partition.segments))
+    return ids
+
+
+def cut(ids: np.ndarray, sizes: np.ndarray, limit: int) -> np.ndarray:
+    """First index of each chunk of at most ``limit`` bytes; a chunk holds at least one segment."""
+    starts = np.empty(ids.size, np.int64)
+    return starts[:kernels.cut(ids, sizes, limit, starts)]

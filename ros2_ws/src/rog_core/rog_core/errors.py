@@ -1,0 +1,29 @@
+"""Errors of the core. The type says whose fault it is, the text says where and what to do."""
+
+
+class RogError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(RogError, ValueError):
+    """The user's choice of method, codec, threshold or partition cannot work."""
+
+
+class LocalProtocolError(RogError):
+    """This program called a machine in an order that the protocol does not allow."""
+
+
+class RemoteProtocolError(RogError):
+    """The peer sent something that the protocol does not allow; nothing of it was applied."""
+
+
+class StaleMessageError(RemoteProtocolError):
+    """A message of a former life of the peer, or of a foreign one; to be dropped."""
+
+
+class PartitionMismatchError(RemoteProtocolError):
+    """Worker and server do not train the same model; the text names the first difference."""
+
+
+class GradientError(RogError):
+    """The task produced a gradient that cannot be trained on; nothing of it was applied."""

@@ -1,0 +1,152 @@
+"""What machines exchange, and what they ask their shell to do. Plain values, no behaviour.
+
+Field meanings and units are those of the rog_msgs messages of the same name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Union
+
+import numpy as np
+
+PROTOCOL = 1  # version of the wire protocol; both sides must have the same
+
+
+class Kind(IntEnum):
+    """What a transfer carries, and so its direction."""
+
+    PUSH = 0      # gradients to the server, added to the master rows
+    PULL = 1      # model updates to the worker, added to its rows
+    SNAPSHOT = 2  # model values to a worker that joins, stored in its rows
+    FINAL = 3     # the same at the end of a run: after it the worker holds the final model
+
+
+@dataclass(frozen=True, order=True)
+class TransferId:
+    """Identity of one transfer of one robot.
+
+    ``incarnation`` is that of the session, the worker's XOR the server's, so a message of a former
+    life of either is recognised. ``attempt`` counts the sender's transfers in it.
+    """
+
+    incarnation: int
+    kind: Kind
+    iteration: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some segments of a transfer; ``ids`` and ``values`` are uint8 arrays."""
+
+    transfer: TransferId
+    sequence: int
+    codec: int
+    segments: int
+    ids: np.ndarray = field(repr=False)
+    values: np.ndarray = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Ack:
+    """Chunks that have arrived: all below next_expected, and next_expected + 1 + k for bit k."""
+
+    transfer: TransferId
+    next_expected: int
+    received_mask: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """The server's word at the end of a pull: how the worker goes on."""
+
+    next_iteration: int = 0
+    mta_time: float = 0.0
+    staleness: int = 0
+    sync: str = ''
+    stop: bool = False
+
+
+@dataclass(frozen=True)
+class End:
+    """The sender closes a transfer of ``chunks`` chunks. Durations in seconds."""
+
+    transfer: TransferId
+    chunks: int
+    duration: float = 0.0
+    mta_duration: float = 0.0
+    command: Command = Command()
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What the receiver took of a closed transfer: one bit per chunk, lowest bit first."""
+
+    transfer: TransferId
+    chunks: int
+    taken: bytes = b''
+
+
+@dataclass(frozen=True)
+class RegisterRequest:
+    """A worker asks to join; its pushes up to ``attempt`` belong to the past.
+
+    The shell hands on the answer to the latest request only, as ROS services do.
+    """
+
+    robot: str
+    incarnation: int
+    iteration: int
+    attempt: int
+    granularity: str
+    codec: str
+    digest: str
+    parameters: tuple[tuple[str, tuple[int, ...]], ...] = field(repr=False)
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True)
+class RegisterResponse:
+    """The server's answer; ``push`` says what it has of the worker's last push.
+
+    ``attempt`` is the number of the snapshot that follows; transfers below it belong to the past.
+    """
+
+    accepted: bool
+    reason: str = ''
+    retry: bool = False
+    incarnation: int = 0
+    iteration: int = 0
+    attempt: int = 0
+    sync: str = ''
+    push: Receipt | None = None
+
+
+TransferMessage = Union[Chunk, Ack, End, Receipt]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Action: hand the message to the transport. ``robot`` is the peer's or the own robot's name."""
+
+    robot: str
+    message: TransferMessage | RegisterRequest
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Action: compute the gradient of this iteration, then report it."""
+
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Action: the run is over for this machine. ``error`` is empty for a clean end."""
+
+    error: str = ''
+
+
+Action = Union[Send, Compute, Stop]

@@ -1,0 +1,48 @@
+"""The server's tables: the master rows A, and per worker the rows L exactly as it holds them.
+
+What a worker still has to get is A - L. Sending moves L by the decoded value of what was taken, so
+what a lossy codec lost stays in A - L and travels later: error feedback with no further state, and
+a push costs the same for any number of workers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .backend import Array, Backend
+from .codec import RAW, Codec
+from .partition import RowPartition
+
+
+class Mirror:
+    """The rows as one worker holds them, float32 (elements,)."""
+
+    def __init__(self, partition: RowPartition, backend: Backend, master: Array) -> None:
+        self.partition, self.backend, self.master = partition, backend, master
+        self.rows = backend.zeros(partition.elements)
+        self.magnitude = np.zeros(partition.segments, np.float32)  # sum |A - L| at the last measure
+
+    def measure(self) -> np.ndarray:
+        """Mean |A - L| per row, float32 (rows,); also kept per segment for the encoder."""
+        self.magnitude = self.backend.difference_magnitude(self.master, self.rows,
+                                                           self.partition.offsets)
+        return self.partition.row_sum(self.magnitude) / np.diff(self.partition.row_offsets)
+
+    def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
+        """Encode A - L of segments; L stays until the worker has taken them."""
+        return codec.difference(self.backend, self.partition, self.master, self.rows, ids,
+                                self.magnitude[ids])
+
+    def encode_snapshot(self, ids: np.ndarray) -> np.ndarray:
+        """Encode A of segments as it is."""
+        return RAW.snapshot(self.backend, self.partition, self.master, ids)
+
+    def taken(self, codec: Codec, parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """The worker has added these (segments, encoded values)."""
+        for ids, values in parts:
+            codec.add(self.backend, self.partition, self.rows, ids, values)
+
+    def stored(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """The worker has stored these (segments, raw values)."""
+        for ids, values in parts:
+            RAW.store(self.backend, self.partition, self.rows, ids, values)

@@ -1,0 +1,151 @@
+"""Rows: how a model is cut into the units of transmission and of staleness.
+
+Source: ROG (MICRO 2022), Section III-A, "The choice of granularity"; row rule of the published code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from .errors import ConfigError, PartitionMismatchError
+
+GRANULARITIES = ('model', 'layer', 'row', 'element')
+SMALL = 1000  # parameters with fewer elements are one row
+
+# A row longer than this travels in several segments, each decodable on its own, so that one row
+# never needs more than one chunk. 8192 elements are 1 KiB of sign bits: one datagram.
+SEGMENT_ELEMENTS = {'onebit': 8192, 'raw': 256}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Name and shape of one float32 model parameter, in model order."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({'x'.join(map(str, self.shape)) or 'scalar'})"
+
+
+@dataclass(frozen=True)
+class RowPartition:
+    """Rows and segments of a model on flat float32 storage, in model order.
+
+    ``row_offsets`` int64 (rows + 1,), ``offsets`` int64 (segments + 1,) in elements;
+    ``segment_row`` int64 (segments,) is the row of each segment.
+    """
+
+    parameters: tuple[Parameter, ...]
+    granularity: str = 'row'
+    segment_elements: int = SEGMENT_ELEMENTS['onebit']
+    row_offsets: np.ndarray = field(init=False, repr=False, compare=False)
+    offsets: np.ndarray = field(init=False, repr=False, compare=False)
+    segment_row: np.ndarray = field(init=False, repr=False, compare=False)
+    segments_of_row: np.ndarray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.granularity not in GRANULARITIES:
+            raise ConfigError(f"granularity '{self.granularity}' is unknown; choose one of "
+                              f"{', '.join(GRANULARITIES)}")
+        if not self.parameters:
+            raise ConfigError('the model has no parameters that require a gradient')
+        for parameter in self.parameters:
+            if parameter.size == 0:
+                raise ConfigError(f'parameter {parameter} has no elements; leave it out')
+        lengths = np.concatenate([self._row_lengths(p) for p in self.parameters])
+        if self.granularity == 'model':
+            lengths = np.array([lengths.sum()])
+        parts = -(-lengths // self.segment_elements)
+        rows = np.repeat(np.arange(lengths.size), parts)
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        within = np.arange(rows.size) - np.repeat(np.cumsum(parts) - parts, parts)
+        starts = ends[:-1][rows] + within * self.segment_elements
+        set_field = object.__setattr__
+        set_field(self, 'row_offsets', ends)
+        set_field(self, 'segment_row', rows)
+        set_field(self, 'segments_of_row', parts)
+        set_field(self, 'offsets', np.concatenate([starts, ends[-1:]]))
+
+    def _row_lengths(self, parameter: Parameter) -> np.ndarray:
+        if self.granularity == 'element':
+            return np.ones(parameter.size, np.int64)
+        small = len(parameter.shape) <= 1 or parameter.size < SMALL
+        if self.granularity != 'row' or small:
+            return np.array([parameter.size], np.int64)
+        rows = parameter.shape[0]
+        return np.full(rows, parameter.size // rows, np.int64)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.row_offsets.size - 1
+
+    @property
+    def segments(self) -> int:
+        """Number of segments; equals ``rows`` unless some row is very long."""
+        return self.segment_row.size
+
+    @property
+    def elements(self) -> int:
+        """Number of float32 elements of the flat storage."""
+        return int(self.row_offsets[-1])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over granularity and every (name, shape, dtype), in hexadecimal."""
+        text = '\n'.join([self.granularity, str(self.segment_elements),
+                          *(f'{p.name} {p.shape} float32' for p in self.parameters)])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def rows_complete(self, segments: np.ndarray) -> np.ndarray:
+        """Rows (bool, (rows,)) all of whose segments are among ``segments`` (distinct ids)."""
+        counts = np.bincount(self.segment_row[segments], minlength=self.rows)
+        return counts == self.segments_of_row
+
+    def row_sum(self, per_segment: np.ndarray) -> np.ndarray:
+        """Sum a value per segment to a value per row."""
+        if self.rows == self.segments:
+            return per_segment
+        return np.add.reduceat(per_segment, np.cumsum(self.segments_of_row) - self.segments_of_row)
+
+    def require_same(self, other: RowPartition) -> None:
+        """Raise `PartitionMismatchError` naming the first difference between self (ours) and other."""
+        if self.digest == other.digest:
+            return
+        if self.granularity != other.granularity:
+            raise PartitionMismatchError(f"granularity is '{self.granularity}' here but "
+                                         f"'{other.granularity}' there")
+        for number, (ours, theirs) in enumerate(zip(self.parameters, other.parameters)):
+            if ours != theirs:
+                raise PartitionMismatchError(
+                    f'parameter {number} is {ours} here but {theirs} there')
+        ours_count, theirs_count = len(self.parameters), len(other.parameters)
+        if ours_count != theirs_count:
+            longer = self if ours_count > theirs_count else other
+            first = longer.parameters[min(ours_count, theirs_count)]
+            raise PartitionMismatchError(
+                f'the model has {ours_count} parameters here but {theirs_count} there; '
+                f'the first one without a counterpart is {first}')
+        raise PartitionMismatchError('rows are cut into segments of different length; '
+                                     'use the same codec on both sides')
+
+
+def partition_of(parameters: Iterable[tuple[str, Sequence[int]]], granularity: str = 'row',
+                 codec: str = 'onebit') -> RowPartition:
+    """Partition of parameters given as (name, shape), cut to fit the codec."""
+    if codec not in SEGMENT_ELEMENTS:
+        raise ConfigError(f"codec '{codec}' is unknown; choose one of "
+                          f"{', '.join(sorted(SEGMENT_ELEMENTS))}")
+    return RowPartition(tuple(Parameter(n, tuple(map(int, s))) for n, s in parameters),
+                        granularity, SEGMENT_ELEMENTS[codec])

@@ -1,0 +1,150 @@
+"""Receiver of the transfers of one robot in one direction.
+
+A chunk is checked whole before anything of it is applied; it is applied once, whatever the channel
+doubles, delays or reorders, and never after its transfer was closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .codec import RAW, Codec, codec_on_wire, decode_ids
+from .errors import RemoteProtocolError, StaleMessageError
+from .messages import Ack, Chunk, End, Kind, Receipt, TransferId
+from .partition import RowPartition
+
+MAX_CHUNKS = 1 << 22  # chunks of one transfer; above it a sequence number is garbage
+
+Apply = Callable[[TransferId, np.ndarray, Codec, np.ndarray], None]
+
+
+@dataclass
+class Receiver:
+    """Takes chunks of the peer's ``incarnation``; ``apply(transfer, ids, codec, data)`` adds them."""
+
+    partition: RowPartition
+    kinds: frozenset[Kind]
+    apply: Apply
+    incarnation: int
+    transfer: TransferId | None = None
+    receipt: Receipt | None = None   # of the transfer, once it is closed
+    bytes_received: int = 0
+    floor: int = 0                   # transfers below this attempt belong to the past
+    _flags: bytearray = field(default_factory=bytearray)
+    _next: int = 0
+    _ids: list[np.ndarray] = field(default_factory=list)
+
+    def on_chunk(self, chunk: Chunk) -> Ack | None:
+        """Apply a new chunk and acknowledge it. None: it is of a closed or former transfer."""
+        self._check_transfer(chunk.transfer)
+        if not self._is_open(chunk.transfer):
+            return None
+        if not 0 <= chunk.sequence < MAX_CHUNKS:
+            raise RemoteProtocolError(f'chunk has sequence number {chunk.sequence}')
+        if chunk.transfer != self.transfer or not self._has(chunk.sequence):
+            ids = decode_ids(chunk.ids, chunk.segments, self.partition)
+            codec = codec_on_wire(chunk.codec)
+            if chunk.transfer.kind in (Kind.SNAPSHOT, Kind.FINAL) and codec is not RAW:
+                raise RemoteProtocolError(f'model values in codec {codec.name}; they must be raw')
+            codec.check(self.partition, ids, chunk.values)
+            self._open(chunk.transfer)
+            self.apply(chunk.transfer, ids, codec, chunk.values)
+            self._mark(chunk.sequence)
+            self._ids.append(ids)
+            self.bytes_received += chunk.ids.size + chunk.values.size
+        return Ack(chunk.transfer, self._next, self._mask())
+
+    def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
+        """Close the transfer. Returns the receipt and the segments taken (None: already closed).
+
+        Returns None for the end of a former transfer.
+        """
+        self._check_transfer(end.transfer)
+        if not 0 <= end.chunks <= MAX_CHUNKS:
+            raise RemoteProtocolError(f'end of transfer says {end.chunks} chunks')
+        if self.is_closed(end.transfer):
+            assert self.receipt is not None
+            return self.receipt, None
+        if not self._is_open(end.transfer):
+            return None
+        self._open(end.transfer)
+        if len(self._flags) > end.chunks:
+            raise RemoteProtocolError(f'end of transfer says {end.chunks} chunks; '
+                                      f'chunk {len(self._flags) - 1} has arrived')
+        self._flags.extend(bytes(end.chunks - len(self._flags)))
+        self.receipt = self._current_receipt(end.chunks)
+        taken = np.concatenate(self._ids) if self._ids else np.empty(0, np.int64)
+        self._ids = []
+        return self.receipt, taken
+
+    def is_new(self, transfer: TransferId) -> bool:
+        """Whether nothing of this transfer, nor of a later one, has arrived yet."""
+        known = self.floor - 1 if self.transfer is None else self.transfer.attempt
+        return transfer.attempt > max(known, self.floor - 1)
+
+    def is_closed(self, transfer: TransferId) -> bool:
+        """Whether this transfer is the present one and has been closed."""
+        return self.receipt is not None and self.transfer == transfer
+
+    def known(self) -> Receipt | None:
+        """Return what has been taken of the present transfer, closed or not; None: no transfer yet."""
+        if self.transfer is None:
+            return None
+        return self.receipt or self._current_receipt(len(self._flags))
+
+    def close(self) -> np.ndarray:
+        """Close the present transfer without an end; returns the segments taken of it."""
+        taken = np.concatenate(self._ids) if self._ids else np.empty(0, np.int64)
+        if self.transfer is not None and self.receipt is None:
+            self.receipt = self._current_receipt(len(self._flags))
+            self._ids = []
+            return taken
+        return np.empty(0, np.int64)
+
+    def restore(self, receipt: Receipt) -> None:
+        """Take up after a restart: ``receipt`` is the last transfer known, now closed."""
+        self.transfer, self.receipt = receipt.transfer, receipt
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _check_transfer(self, transfer: TransferId) -> None:
+        if transfer.incarnation != self.incarnation:
+            raise StaleMessageError(f'message of session {transfer.incarnation:#x}, expected '
+                                    f'{self.incarnation:#x}: a former life or a foreign robot')
+        if transfer.kind not in self.kinds:
+            raise RemoteProtocolError(f'message of kind {int(transfer.kind)} in this direction')
+
+    def _is_open(self, transfer: TransferId) -> bool:
+        if transfer.attempt < self.floor:
+            return False
+        if self.transfer is None or transfer.attempt > self.transfer.attempt:
+            return True
+        return transfer == self.transfer and self.receipt is None
+
+    def _open(self, transfer: TransferId) -> None:
+        if transfer != self.transfer:
+            self.transfer, self.receipt = transfer, None
+            self._flags, self._next, self._ids = bytearray(), 0, []
+
+    def _has(self, sequence: int) -> bool:
+        return sequence < len(self._flags) and bool(self._flags[sequence])
+
+    def _mark(self, sequence: int) -> None:
+        if sequence >= len(self._flags):
+            self._flags.extend(bytes(sequence + 1 - len(self._flags)))
+        self._flags[sequence] = 1
+        gap = self._flags.find(0, self._next)
+        self._next = len(self._flags) if gap < 0 else gap
+
+    def _mask(self) -> int:
+        after = self._flags[self._next + 1:self._next + 65]
+        return int.from_bytes(np.packbits(np.frombuffer(after, np.uint8), bitorder='little').tobytes(),
+                              'little')
+
+    def _current_receipt(self, chunks: int) -> Receipt:
+        assert self.transfer is not None
+        flags = np.frombuffer(bytes(self._flags), np.uint8)
+        return Receipt(self.transfer, chunks, np.packbits(flags, bitorder='little').tobytes())

@@ -1,0 +1,286 @@
+"""Sender of one transfer: SendWithTimeout over an unreliable datagram channel.
+
+Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission), with acknowledgements of our own in
+place of a socket time-out. The window of unacknowledged bytes is kept full until the budget (the MTA
+time) is over; if the mandatory windows have not arrived by then, only they go on. The transfer then
+ends with an End that is repeated until its Receipt is there. States:
+
+    SENDING -> CLOSING (End sent, waiting for the Receipt) -> DONE
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .codec import Codec, cut, encode_ids
+from .errors import RemoteProtocolError
+from .link import LinkEstimate
+from .messages import Ack, Chunk, Command, End, Receipt, TransferId
+from .partition import RowPartition
+from .plan import Plan
+
+SENDING, CLOSING, DONE = 'sending', 'closing', 'done'
+DUPLICATES = 3  # a chunk is lost when this many sent after it have arrived
+
+
+@dataclass
+class _Sent:
+    """A chunk and what became of it."""
+
+    chunk: Chunk
+    segments: np.ndarray
+    order: int = -1           # position in the order of sending, -1: not sent yet
+    sent_at: float = 0.0
+    delivered_then: int = 0
+    tries: int = 0
+    arrived: bool = False
+    lost: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.chunk.ids.size + self.chunk.values.size
+
+
+@dataclass
+class Sender:
+    """Sends the windows of a plan. Feed it messages and time; `poll` returns what to send now.
+
+    ``encode(ids) -> uint8`` is called once per window, just before it is sent.
+    """
+
+    transfer: TransferId
+    partition: RowPartition
+    plan: Plan
+    codec: Codec
+    encode: Callable[[np.ndarray], np.ndarray]
+    link: LinkEstimate
+    started: float
+    command: Command = Command()
+    state: str = SENDING
+    bytes_sent: int = 0
+    mta_duration: float = math.inf
+    receipt: Receipt | None = None
+    _chunks: list[_Sent] = field(default_factory=list)
+    _window: int = 0          # next window of the plan to encode
+    _fresh: int = 0           # next chunk never sent
+    _mandatory: int = 0       # chunks of mandatory windows, so far
+    _arrived: int = 0         # chunks arrived
+    _mandatory_arrived: int = 0
+    _in_flight: int = 0       # bytes
+    _order: int = 0
+    _newest: int = -1         # highest order that has arrived
+    _resend_end: float = 0.0
+    _end_interval: float = 0.0
+    _end: End | None = None
+    _last_poll: float = -math.inf
+    _low: int = 0             # every chunk below has arrived
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def on_ack(self, ack: Ack, now: float) -> None:
+        """Take an acknowledgement of this transfer; one that claims unsent chunks is refused."""
+        if ack.transfer != self.transfer or self.state == DONE:
+            return
+        claimed = ack.next_expected
+        if ack.received_mask:
+            claimed += 1 + ack.received_mask.bit_length()
+        if claimed > self._fresh:
+            raise RemoteProtocolError(f'acknowledgement claims {claimed} chunks, {self._fresh} were sent')
+        self._arrive(range(self._first_missing(), ack.next_expected), now)
+        bits = ack.received_mask
+        self._arrive((ack.next_expected + 1 + k for k in range(bits.bit_length()) if bits >> k & 1),
+                     now)
+
+    def on_receipt(self, receipt: Receipt, now: float) -> bool:
+        """Take the receipt; returns whether it closed the transfer now."""
+        if receipt.transfer != self.transfer or self.state != CLOSING:
+            return False
+        if receipt.chunks != self._fresh or len(receipt.taken) != (self._fresh + 7) // 8:
+            raise RemoteProtocolError(f'receipt speaks of {receipt.chunks} chunks, {self._fresh} were '
+                                      'sent')
+        self.receipt, self.state = receipt, DONE
+        return True
+
+    def abort(self, receipt: Receipt | None = None) -> None:
+        """End at once; ``receipt`` is what is known of the chunks taken (None: none was)."""
+        taken = b'' if receipt is None else receipt.taken[:(self._fresh + 7) // 8]
+        taken += bytes((self._fresh + 7) // 8 - len(taken))
+        self.receipt, self.state = Receipt(self.transfer, self._fresh, taken), DONE
+
+    def poll(self, now: float) -> list[Chunk | End]:
+        """Return the messages to send now. Call it after every event and when `deadline` is reached."""
+        if self.state == SENDING:
+            out = self._send(now)
+            if self._finished(now):
+                self._close(now)
+            else:
+                return out
+        else:
+            out = []
+        if self.state == CLOSING and now >= self._resend_end:
+            assert self._end is not None
+            self._resend_end = now + self._end_interval
+            self._end_interval = min(2 * self._end_interval, 2.0)
+            out.append(self._end)
+        return out
+
+    @property
+    def deadline(self) -> float:
+        """Time at which `poll` has something to do even if nothing arrives."""
+        if self.state == DONE:
+            return math.inf
+        if self.state == CLOSING:
+            return self._resend_end
+        oldest = min((s.sent_at + self._timeout(s) for s in self._unarrived()), default=math.inf)
+        if math.isfinite(self.plan.budget):
+            over = self.started + self.plan.budget
+            limits = (over, over + self.link.timeout)
+            oldest = min([oldest, *(t for t in limits if t > self._last_poll)])
+        return oldest
+
+    # -- outcome ---------------------------------------------------------------------------------
+
+    def taken(self) -> np.ndarray:
+        """Segments that the receiver has taken, int64; for a sender that is DONE."""
+        return self._select(True)
+
+    def untaken(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(segments, encoded values) of the chunks that were encoded but not taken."""
+        flags = self._flags()
+        return [(s.segments, s.chunk.values) for i, s in enumerate(self._chunks) if not flags[i]]
+
+    def taken_chunks(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(segments, encoded values) of the chunks that were taken."""
+        flags = self._flags()
+        return [(s.segments, s.chunk.values) for i, s in enumerate(self._chunks) if flags[i]]
+
+    def _flags(self) -> np.ndarray:
+        assert self.receipt is not None
+        bits = np.unpackbits(np.frombuffer(self.receipt.taken, np.uint8), bitorder='little')
+        flags = np.zeros(len(self._chunks), bool)
+        flags[:self._fresh] = bits[:self._fresh]
+        return flags
+
+    def _select(self, taken: bool) -> np.ndarray:
+        flags = self._flags()
+        parts = [s.segments for i, s in enumerate(self._chunks) if flags[i] == taken]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _first_missing(self) -> int:
+        while self._low < self._fresh and self._chunks[self._low].arrived:
+            self._low += 1
+        return self._low
+
+    def _unarrived(self):
+        low = self._first_missing()
+        return (s for s in self._chunks[low:self._fresh] if not s.arrived and not s.lost)
+
+    def _arrive(self, sequences, now: float) -> None:
+        for sequence in sequences:
+            sent = self._chunks[sequence]
+            if sent.arrived:
+                continue
+            sent.arrived = True
+            self._arrived += 1
+            if not sent.lost:
+                self._in_flight -= sent.nbytes
+            if sent.tries == 1:
+                self.link.sample(sent.nbytes, sent.sent_at, sent.delivered_then, now)
+            else:
+                self.link.delivered += sent.nbytes
+            self._newest = max(self._newest, sent.order)
+            if sequence < self._mandatory:
+                self._mandatory_arrived += 1
+        if self._minimum_arrived() and math.isinf(self.mta_duration):
+            self.mta_duration = now - self.started
+
+    def _timeout(self, sent: _Sent) -> float:
+        return min(self.link.timeout * 2 ** (sent.tries - 1), 4.0)
+
+    def _mark_lost(self, now: float) -> None:
+        for sent in self._unarrived():
+            passed_over = self._newest - sent.order >= DUPLICATES
+            if passed_over or now >= sent.sent_at + self._timeout(sent):
+                sent.lost = True
+                self._in_flight -= sent.nbytes
+
+    def _minimum_arrived(self) -> bool:
+        return self._window >= self.plan.mandatory and self._mandatory_arrived == self._mandatory
+
+    def _over(self, now: float) -> bool:
+        return now >= self.started + self.plan.budget
+
+    def _send(self, now: float) -> list:
+        self._last_poll = now
+        self._mark_lost(now)
+        out: list[Chunk] = []
+        limited = self._over(now)
+        low = self._first_missing()
+        end = self._mandatory if limited else self._fresh
+        for sent in self._chunks[low:end]:
+            if sent.lost and not sent.arrived and self._room(sent.nbytes):
+                out.append(self._transmit(sent, now))
+        while self._room(0):
+            if self._fresh == len(self._chunks) and not self._encode_window(limited):
+                break
+            if limited and self._fresh >= self._mandatory:
+                break
+            out.append(self._transmit(self._chunks[self._fresh], now))
+            self._fresh += 1
+        return out
+
+    def _room(self, nbytes: int) -> bool:
+        return self._in_flight == 0 or self._in_flight + nbytes < self.link.window_bytes
+
+    def _transmit(self, sent: _Sent, now: float) -> Chunk:
+        sent.order, self._order = self._order, self._order + 1
+        sent.sent_at, sent.delivered_then = now, self.link.delivered
+        sent.tries += 1
+        sent.lost = False
+        self._in_flight += sent.nbytes
+        self.bytes_sent += sent.nbytes
+        return sent.chunk
+
+    def _encode_window(self, limited: bool) -> bool:
+        windows = self.plan.windows
+        mandatory = self._window < self.plan.mandatory
+        if self._window >= len(windows) or (limited and not mandatory):
+            return False
+        ids = windows[self._window]
+        self._window += 1
+        values = self.encode(ids)
+        sizes = self.codec.sizes(np.diff(self.partition.offsets)[ids])
+        starts = cut(ids, sizes, self.link.chunk_bytes)
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        stops = np.append(starts[1:], ids.size)
+        for a, b in zip(starts, stops):
+            part = ids[a:b]
+            chunk = Chunk(self.transfer, len(self._chunks), self.codec.number, part.size,
+                          encode_ids(part), values[ends[a]:ends[b]])
+            self._chunks.append(_Sent(chunk, part))
+        if mandatory:
+            self._mandatory = len(self._chunks)
+        return True
+
+    def _finished(self, now: float) -> bool:
+        if self._arrived == self._fresh == len(self._chunks) and self._window == len(self.plan.windows):
+            return True
+        if not (self._over(now) and self._minimum_arrived()):
+            return False
+        # What is still on its way gets one round trip to arrive, so that little is sent twice.
+        on_way = any(True for _ in self._unarrived())
+        return not on_way or now >= self.started + self.plan.budget + self.link.timeout
+
+    def _close(self, now: float) -> None:
+        self.state = CLOSING
+        if math.isinf(self.mta_duration):
+            self.mta_duration = now - self.started
+        self._end = End(self.transfer, self._fresh, now - self.started, self.mta_duration,
+                        self.command)
+        self._resend_end, self._end_interval = now, max(self.link.timeout, 0.2)

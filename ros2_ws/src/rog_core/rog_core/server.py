@@ -1,0 +1,404 @@
+"""Parameter server: the fleet's side of the protocol, as a state machine.
+
+Source: ROG, Section IV-A, Algorithm 2, with membership. A member is
+
+    JOINING (snapshot under way) -> WAITING -> PULLING -> TRAINING (computes, then pushes) -> WAITING
+    any -> AWAY when its heartbeat is missing; AWAY -> JOINING when it registers again; -> STOPPED
+
+Only members that are WAITING, PULLING or TRAINING count: for staleness, for the mean, for the MTA time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import plan as plans
+from .backend import Array, Backend
+from .codec import RAW, Codec, get_codec
+from .errors import ConfigError, PartitionMismatchError, RemoteProtocolError
+from .member import AWAY, JOINING, PULLING, STOPPED, TRAINING, WAITING, Member
+from .messages import (PROTOCOL, Ack, Action, Chunk, Command, End, Kind, Receipt, RegisterRequest,
+                       RegisterResponse, Send, Stop, TransferId)
+from .mirror import Mirror
+from .partition import RowPartition, partition_of
+from .receiver import Receiver
+from .sender import Sender
+from .sync import SyncMethod, parse_sync
+from .update import AveragedUpdate
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Strategy state of a server; with the master rows it is a checkpoint.
+
+    ``updated_at`` int64 (rows,); ``pushes``: robot -> (incarnation, receipt of its last push).
+    """
+
+    iteration: int
+    sync: str
+    updated_at: np.ndarray
+    pushes: dict[str, tuple[int, Receipt]]
+
+
+class ServerMachine:
+    """See the module. ``master``: flat float32 (elements,) on ``backend``, changed in place.
+
+    ``incarnation``: random 64-bit identity of this life. ``heartbeat_limit``: seconds without a
+    heartbeat after which a member is away.
+    """
+
+    def __init__(self, partition: RowPartition, backend: Backend, master: Array, incarnation: int,
+                 sync: str = 'rsp:4', codec: str = 'onebit', heartbeat_limit: float = 3.0,
+                 f1: float = 1.0, f2: float = 1.0, max_chunk: int = 14000,
+                 update: AveragedUpdate | None = None) -> None:
+        self.partition, self.backend, self.master = partition, backend, master
+        self.incarnation, self.heartbeat_limit = incarnation, heartbeat_limit
+        self.method: SyncMethod = parse_sync(sync)
+        self.codec: Codec = get_codec(codec)
+        self.f1, self.f2, self.max_chunk = f1, f2, max_chunk
+        self.update = update or AveragedUpdate()
+        self.members: dict[str, Member] = {}
+        self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
+        self.iteration = 0         # highest iteration pushed by anybody
+        self.stopping = False
+        self.former_pushes: dict[str, tuple[int, Receipt]] = {}  # of the life before a restart
+
+    # -- membership ------------------------------------------------------------------------------
+
+    def on_register(self, request: RegisterRequest, now: float
+                    ) -> tuple[RegisterResponse, list[Action]]:
+        """Answer a worker that wants to join; a refusal changes nothing."""
+        refusal = self._refusal(request, now)
+        if refusal is not None:
+            return refusal, []
+        push = self._known_push(request)
+        member = self.members.get(request.robot)
+        actions: list[Action] = []
+        # If only the answer was lost, the snapshot is already under way.
+        if member is None or member.incarnation != request.incarnation or member.state != JOINING:
+            member = self._admit(request, now)
+            if push is not None:
+                member.push.restore(push)
+            actions = [*self._snapshot(member, now), *self._release(now)]
+        return RegisterResponse(True, incarnation=self.incarnation, iteration=self.iteration,
+                                attempt=member.attempt, sync=str(self.method), push=push), actions
+
+    def _refusal(self, request: RegisterRequest, now: float) -> RegisterResponse | None:
+        if request.protocol != PROTOCOL:
+            return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, this '
+                                    f'server {PROTOCOL}; install the same version on both')
+        if self.stopping:
+            return RegisterResponse(False, 'the run is over; the server is stopping')
+        if request.codec != self.codec.name:
+            return RegisterResponse(False, f"{request.robot} has codec '{request.codec}', this server "
+                                    f"'{self.codec.name}'; give both the same")
+        try:
+            theirs = partition_of(request.parameters, request.granularity, request.codec)
+            theirs.require_same(self.partition)
+            if theirs.digest != request.digest:
+                raise PartitionMismatchError('the digest does not belong to the parameters listed')
+        except (PartitionMismatchError, ConfigError) as error:
+            return RegisterResponse(False, f'{request.robot} does not train the same model as this '
+                                    f'server: {error} (here: {request.robot}, there: the server)')
+        other = self.members.get(request.robot)
+        if other is not None and other.incarnation != request.incarnation and other.alive:
+            age = now - other.heard
+            return RegisterResponse(
+                False, f"a robot named '{request.robot}' is alive (heard {age:.1f} s ago); give each "
+                'robot a name of its own. If it was restarted, it is let in once its former life is '
+                f'silent for {self.heartbeat_limit:g} s', retry=True)
+        return None
+
+    def _known_push(self, request: RegisterRequest) -> Receipt | None:
+        """What this server, or its former life, has taken of the last push of this life."""
+        member = self.members.get(request.robot)
+        if member is not None and member.incarnation == request.incarnation:
+            self._close_push(member, member.push.close())
+            return member.push.known()
+        incarnation, receipt = self.former_pushes.get(request.robot, (None, None))
+        return receipt if incarnation == request.incarnation else None
+
+    def _admit(self, request: RegisterRequest, now: float) -> Member:
+        robot, incarnation = request.robot, request.incarnation
+        former = self.members.get(robot)
+        receiver = Receiver(self.partition, frozenset({Kind.PUSH}), self._apply,
+                            incarnation ^ self.incarnation, floor=request.attempt + 1)
+        if former is not None and former.incarnation == incarnation:
+            receiver.floor = max(receiver.floor, former.push.floor)
+        member = Member(robot, incarnation, receiver,
+                        Mirror(self.partition, self.backend, self.master),
+                        np.zeros(self.partition.rows, np.int64),
+                        np.zeros(self.partition.rows, np.int64), self.method.bound, now)
+        member.link.max_chunk = self.max_chunk
+        if former is not None:
+            member.attempt = former.attempt
+        self.members[robot] = member
+        return member
+
+    def on_heartbeat(self, robot: str, incarnation: int, now: float) -> list[Action]:
+        """A robot is alive. One that is away must register again; see `is_member`."""
+        member = self.members.get(robot)
+        if member is not None and member.incarnation == incarnation and member.alive:
+            member.heard = now
+        return []
+
+    def on_leave(self, robot: str, incarnation: int, now: float) -> list[Action]:
+        """A worker says that it stops."""
+        member = self.members.get(robot)
+        if member is None or member.incarnation != incarnation or not member.alive:
+            return []
+        self._drop(member, STOPPED)
+        return [*self._release(now), *self._finish()]
+
+    def is_member(self, robot: str, incarnation: int) -> bool:
+        """Whether this life of the robot is known and not away."""
+        member = self.members.get(robot)
+        return member is not None and member.incarnation == incarnation and member.state != AWAY
+
+    def _drop(self, member: Member, state: str) -> None:
+        member.state, member.sender = state, None
+        member.waiting_for = []
+
+    def active(self) -> list[Member]:
+        """Members that count."""
+        return [m for m in self.members.values() if m.state in (WAITING, PULLING, TRAINING)]
+
+    def _start_iteration(self, bound: float) -> int:
+        """Highest iteration at which a newcomer holds up nobody and may itself compute."""
+        slowest = [m.slowest for m in self.active()]
+        if not slowest:
+            return self.iteration
+        newest = max(m.iteration for m in self.active())
+        return newest if math.isinf(bound) else int(min(newest, min(slowest) + bound - 1))
+
+    # -- pushes ----------------------------------------------------------------------------------
+
+    def _apply(self, transfer: TransferId, ids: np.ndarray, codec: Codec, data: np.ndarray) -> None:
+        if codec is not self.codec:
+            raise RemoteProtocolError(f"push has codec '{codec.name}'; the fleet uses "
+                                      f"'{self.codec.name}'")
+        self.update.apply(self.partition, self.backend, self.master, ids, codec, data,
+                          max(len(self.active()), 1))
+
+    def _member(self, robot: str) -> Member | None:
+        member = self.members.get(robot)
+        return member if member is not None and member.alive else None
+
+    def on_chunk(self, robot: str, chunk: Chunk, now: float) -> list[Action]:
+        """Rows of a worker's push."""
+        member = self._member(robot)
+        if member is None or member.state != TRAINING:
+            return []
+        ack = member.push.on_chunk(chunk)
+        return [Send(robot, ack)] if ack is not None else []
+
+    def on_end(self, robot: str, end: End, now: float) -> list[Action]:
+        """A worker has closed its push: it waits for its pull."""
+        member = self._member(robot)
+        if member is None:
+            return []
+        if not (end.mta_duration >= 0 and math.isfinite(end.mta_duration)):
+            raise RemoteProtocolError(f'end of transfer has MTA duration {end.mta_duration}')
+        closed = member.push.on_end(end)
+        if closed is None:
+            return []
+        receipt, taken = closed
+        actions: list[Action] = [Send(robot, receipt)]
+        if taken is not None and member.state == TRAINING:
+            self._close_push(member, taken)
+            member.push_mta = end.mta_duration
+            member.state, member.bound = WAITING, member.told
+            actions += self._release(now)
+        return actions
+
+    def _close_push(self, member: Member, taken: np.ndarray) -> None:
+        if taken.size == 0 or member.push.transfer is None:
+            return
+        complete = self.partition.rows_complete(taken)
+        iteration = member.push.transfer.iteration
+        member.versions[complete] = np.maximum(member.versions[complete], iteration)
+        member.iteration = max(member.iteration, iteration)
+        member.slowest = int(member.versions.min())
+        member.rows_pushed = int(complete.sum())
+        self.updated_at[complete] = np.maximum(self.updated_at[complete], iteration)
+        self.iteration = max(self.iteration, iteration)
+
+    # -- who may go on ---------------------------------------------------------------------------
+
+    @property
+    def mta_time(self) -> float:
+        """Seconds that the fleet affords for a transfer: the slowest member's last MTA duration."""
+        return max((max(m.push_mta, m.pull_mta) for m in self.active()), default=0.0)
+
+    def _release(self, now: float) -> list[Action]:
+        """Start the pull of every waiting member that the method lets go on."""
+        active = self.active()
+        if self.stopping:
+            return self._drain(now)
+        slowest = {m.robot: m.slowest for m in active}
+        # A member told of a tighter bound complies from its next push on; until then the old holds.
+        bound = max((m.bound for m in active), default=self.method.bound)
+        method = SyncMethod(self.method.name, max(bound, self.method.bound), self.method.adaptive)
+        actions: list[Action] = []
+        for member in active:
+            if member.state == WAITING:
+                member.waiting_for = method.held_up_by(member.iteration, slowest)
+                if not member.waiting_for:
+                    actions += self._start_pull(member, now)
+        return actions
+
+    def _start_pull(self, member: Member, now: float) -> list[Action]:
+        pending = member.mirror.measure()
+        candidates = pending > 0
+        if self.method.adaptive:
+            scores = plans.importance(pending, self.updated_at - self.updated_at.min(),
+                                      self.f1, self.f2)
+            # Not in the paper: what a worker reads is bounded like what it writes.
+            overdue = candidates & (member.iteration - member.pulled_at >= self.method.bound)
+            plan = plans.adaptive(self.partition, self.method, scores, overdue, candidates,
+                                  self.mta_time)
+        else:
+            plan = plans.everything(self.partition, np.flatnonzero(candidates))
+        member.pulled_at[~candidates] = member.iteration
+        command = Command(member.iteration + 1, self.mta_time,
+                          member.iteration - min(m.slowest for m in self.active()),
+                          str(self.method))
+        member.told = self.method.bound
+        return self._transfer(member, Kind.PULL, plan, self.codec,
+                              lambda ids: member.mirror.encode(self.codec, ids), command, now)
+
+    def _transfer(self, member: Member, kind: Kind, plan: plans.Plan, codec: Codec, encode,
+                  command: Command, now: float) -> list[Action]:
+        member.attempt += 1
+        transfer = TransferId(member.incarnation ^ self.incarnation, kind, member.iteration,
+                              member.attempt)
+        if member.state != JOINING:
+            member.state = PULLING
+        member.sender = Sender(transfer, self.partition, plan, codec, encode, member.link, now,
+                               command)
+        return self._poll(member, now)
+
+    def _snapshot(self, member: Member, now: float) -> list[Action]:
+        member.state = JOINING
+        return self._transfer(member, Kind.SNAPSHOT, plans.everything(self.partition), RAW,
+                              member.mirror.encode_snapshot, Command(), now)
+
+    def on_ack(self, robot: str, ack: Ack, now: float) -> list[Action]:
+        """Chunks of a pull have arrived."""
+        member = self._member(robot)
+        if member is None or member.sender is None:
+            return []
+        member.sender.on_ack(ack, now)
+        return self._poll(member, now)
+
+    def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:
+        """A worker has closed a pull or snapshot and says what it took."""
+        member = self._member(robot)
+        if member is None or member.sender is None or not member.sender.on_receipt(receipt, now):
+            return []
+        sender, member.sender = member.sender, None
+        if sender.transfer.kind in (Kind.SNAPSHOT, Kind.FINAL):
+            return self._stored(member, sender, now)
+        complete = self.partition.rows_complete(sender.taken())
+        member.rows_pulled = int(complete.sum())
+        member.mirror.taken(self.codec, sender.taken_chunks())
+        member.pulled_at[complete] = member.iteration
+        member.pull_mta = sender.mta_duration
+        member.state = TRAINING
+        return []
+
+    def _stored(self, member: Member, sender: Sender, now: float) -> list[Action]:
+        """A snapshot is there: it was the member's last, or it counts from now on.
+
+        It starts at an iteration at which it stalls nobody.
+        """
+        member.mirror.stored(sender.taken_chunks())
+        if sender.transfer.kind == Kind.FINAL:
+            self._drop(member, STOPPED)
+            return self._finish()
+        member.iteration = member.slowest = self._start_iteration(self.method.bound)
+        member.versions[:] = member.iteration
+        member.pulled_at[:] = member.iteration
+        member.state = WAITING
+        return self._release(now)
+
+    # -- control ---------------------------------------------------------------------------------
+
+    def set_sync(self, text: str, now: float) -> list[Action]:
+        """Change the method of a running fleet. Raises `ConfigError` with nothing changed."""
+        self.method = parse_sync(text)
+        return self._release(now)
+
+    def stop(self, now: float) -> list[Action]:
+        """End the run: when every worker has pushed what it computes, all get the same final model."""
+        if self.stopping:
+            return []
+        self.stopping = True
+        return [*self._drain(now), *self._finish()]
+
+    def _drain(self, now: float) -> list[Action]:
+        """Once nobody computes any more, bring every worker to L = A exactly and tell it to stop."""
+        living = [m for m in self.members.values() if m.alive]
+        if any(m.state in (JOINING, PULLING, TRAINING) and not m.draining for m in living):
+            return []
+        actions: list[Action] = []
+        for member in living:
+            if member.state == WAITING:
+                member.draining = True
+                rows = np.flatnonzero(member.mirror.measure() > 0)
+                actions += self._transfer(member, Kind.FINAL,
+                                          plans.everything(self.partition, rows), RAW,
+                                          member.mirror.encode_snapshot,
+                                          Command(sync=str(self.method), stop=True), now)
+        return actions
+
+    def _finish(self) -> list[Action]:
+        over = self.stopping and not any(m.alive for m in self.members.values())
+        return [Stop()] if over else []
+
+    def state(self) -> ServerState:
+        """Return what a restarted server needs beside the master rows to go on."""
+        pushes = {name: (m.incarnation, known) for name, m in self.members.items()
+                  if (known := m.push.known()) is not None}
+        return ServerState(self.iteration, str(self.method), self.updated_at.copy(),
+                           {**self.former_pushes, **pushes})
+
+    def load_state(self, state: ServerState) -> None:
+        """Take up where a former life left off; before any worker has registered."""
+        if state.updated_at.shape != self.updated_at.shape:
+            raise ConfigError(f'the state is of a model of {state.updated_at.size} rows; this one has '
+                              f'{self.partition.rows}')
+        self.method = parse_sync(state.sync)
+        self.iteration, self.former_pushes = state.iteration, dict(state.pushes)
+        self.updated_at[:] = state.updated_at
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _poll(self, member: Member, now: float) -> list[Action]:
+        if member.sender is None:
+            return []
+        return [Send(member.robot, message) for message in member.sender.poll(now)]
+
+    def on_time(self, now: float) -> list[Action]:
+        """Carry out what is due: retransmissions, time-outs, missing heartbeats."""
+        actions: list[Action] = []
+        lost = False
+        for member in self.members.values():
+            if member.alive and now >= member.heard + self.heartbeat_limit:
+                self._drop(member, AWAY)
+                lost = True
+            elif member.alive and member.sender is not None and now >= member.sender.deadline:
+                actions += self._poll(member, now)
+        if lost:
+            actions += [*self._release(now), *self._finish()]
+        return actions
+
+    @property
+    def deadline(self) -> float:
+        """Time at which `on_time` is due; infinity: never."""
+        times = [m.heard + self.heartbeat_limit for m in self.members.values() if m.alive]
+        times += [m.sender.deadline for m in self.members.values() if m.alive and m.sender]
+        return min(times, default=math.inf)

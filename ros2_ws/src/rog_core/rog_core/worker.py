@@ -1,0 +1,303 @@
+"""Worker: one robot's side of the protocol, as a state machine.
+
+Source: ROG, Section IV-A, Algorithm 1, on a channel that loses, doubles and reorders. States:
+
+    REGISTERING -> JOINING (snapshot) -> COMPUTING -> PUSHING -> WAITING -> PULLING -> COMPUTING ...
+    any -> REGISTERING when the server was restarted or has lost sight of this worker; any -> STOPPED
+
+Events come in as method calls with the present time (seconds, any monotonic clock); each returns the
+actions that the shell must carry out. `deadline` tells when `on_time` is due.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import plan as plans
+from .accumulator import Accumulator
+from .codec import RAW, Codec, get_codec
+from .errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from .link import LinkEstimate
+from .messages import (Ack, Action, Chunk, Command, Compute, End, Kind, Receipt, RegisterRequest,
+                       RegisterResponse, Send, Stop, TransferId)
+from .receiver import Receiver
+from .sender import DONE, Sender
+from .sync import SyncMethod, parse_sync
+
+REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
+PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
+REGISTER_INTERVAL = 1.0  # seconds between registration attempts
+
+
+@dataclass
+class WorkerStatistics:
+    """Counters for people. Times in seconds, sizes in bytes."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    rows_pushed: int = 0
+    rows_pulled: int = 0
+    compute_time: float = 0.0
+    communicate_time: float = 0.0
+    stall_time: float = 0.0
+
+
+_TIME_OF = {COMPUTING: 'compute_time', PUSHING: 'communicate_time', PULLING: 'communicate_time',
+            WAITING: 'stall_time'}
+
+
+class WorkerMachine:
+    """See the module. ``incarnation``: random 64-bit identity of this life of the worker."""
+
+    def __init__(self, robot: str, incarnation: int, accumulator: Accumulator, codec: str = 'onebit',
+                 f1: float = 1.0, f2: float = 1.0, max_chunk: int = 14000) -> None:
+        self.robot, self.incarnation, self.accumulator = robot, incarnation, accumulator
+        self.codec: Codec = get_codec(codec)
+        self.f1, self.f2 = f1, f2
+        self.partition = accumulator.partition
+        self.link = LinkEstimate(max_chunk)
+        self.statistics = WorkerStatistics()
+        self.state = REGISTERING
+        self.iteration = 0               # iteration computed, or being computed
+        self.command = Command()
+        self.method: SyncMethod = parse_sync('bsp')
+        self.server = 0                  # incarnation of the server that has accepted us
+        self.push: Sender | None = None
+        self.pull: Receiver | None = None
+        self.pushed_at = np.zeros(self.partition.rows, np.int64)
+        self.last_pushed_rows = 0
+        self.last_pulled_rows = 0
+        self._attempt = 0
+        self._busy = False               # a gradient is being computed
+        self._next: int | None = None    # iteration granted while a gradient was being computed
+        self._unknown = 0                # reports in a row of a server that does not know us
+        self._register_at = math.inf
+        self._since = 0.0                # time of the last change of state
+
+    # -- registration ----------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[Action]:
+        """Begin: ask the server to let this worker join."""
+        self._since = now
+        return self._register(now)
+
+    def _register(self, now: float) -> list[Action]:
+        self._enter(REGISTERING, now)
+        self._register_at = now + REGISTER_INTERVAL
+        parameters = tuple((p.name, p.shape) for p in self.partition.parameters)
+        return [Send(self.robot, RegisterRequest(
+            self.robot, self.incarnation, self.iteration, self._attempt,
+            self.partition.granularity, self.codec.name, self.partition.digest, parameters))]
+
+    def on_register_response(self, response: RegisterResponse, now: float) -> list[Action]:
+        """Take the server's answer. A final refusal stops the worker with the server's reason."""
+        if self.state != REGISTERING:
+            return []
+        if not response.accepted:
+            if response.retry:
+                return []
+            self._enter(STOPPED, now)
+            self._register_at = math.inf
+            return [Stop(response.reason)]
+        self.server = response.incarnation
+        self._set_sync(response.sync)
+        self._register_at = math.inf
+        self._resolve_push(response.push)
+        if self.pull is None or self.pull.incarnation != self.session:
+            self.pull = Receiver(self.partition, frozenset({Kind.PULL, Kind.SNAPSHOT, Kind.FINAL}), self._apply,
+                                 self.session)
+        self.pull.floor = response.attempt
+        self._unknown = 0
+        self._enter(JOINING, now)
+        return []
+
+    @property
+    def session(self) -> int:
+        """Identity of the present lives of worker and server, carried by every transfer."""
+        return self.incarnation ^ self.server
+
+    def on_server_status(self, incarnation: int, known: bool, now: float) -> list[Action]:
+        """Take the server's heartbeat; ``known``: it counts this life of ours as a member.
+
+        A server that was restarted, or that gave us up, is asked again to let us join.
+        """
+        if self.state in (REGISTERING, STOPPED):
+            return []
+        missed = not known or incarnation != self.server
+        self._unknown = self._unknown + 1 if missed else 0
+        # One such report may have been under way while the server let us in.
+        return self._register(now) if self._unknown >= 2 else []
+
+    def _resolve_push(self, receipt: Receipt | None) -> None:
+        """An open push ends with what the server says it has of it; the rest stays with us."""
+        if self.push is None:
+            return
+        if self.push.state != DONE:
+            match = receipt is not None and receipt.transfer == self.push.transfer
+            self.push.abort(receipt if match else None)
+        self.accumulator.put_back(self.codec, self.push.untaken())
+        self.push = None
+
+    def _set_sync(self, text: str) -> None:
+        try:
+            self.method = parse_sync(text)
+        except ConfigError as error:
+            raise RemoteProtocolError(f'the server asks for a method that this worker does not know: '
+                                      f'{error}') from error
+
+    # -- computing and pushing -------------------------------------------------------------------
+
+    def on_gradient(self, now: float) -> list[Action]:
+        """The gradient of the last `Compute` is in the accumulator: push."""
+        if not self._busy:
+            raise LocalProtocolError('on_gradient without a Compute action before it')
+        self._busy = False
+        if self._next is not None:
+            self.iteration, self._next = self._next, None
+        if self.state != COMPUTING:  # it stays in the accumulator; a join is under way
+            return []
+        self._attempt += 1
+        transfer = TransferId(self.session, Kind.PUSH, self.iteration, self._attempt)
+        self.push = Sender(transfer, self.partition, self._push_plan(), self.codec,
+                           lambda ids: self.accumulator.take(self.codec, ids), self.link, now)
+        self._enter(PUSHING, now)
+        return self._poll(now)
+
+    def _push_plan(self) -> plans.Plan:
+        if not self.method.adaptive:
+            return plans.everything(self.partition)
+        age = self.pushed_at.max() - self.pushed_at
+        scores = plans.importance(self.accumulator.mean_magnitude(), age, self.f1, self.f2)
+        overdue = self.iteration - self.pushed_at >= self.method.bound
+        return plans.adaptive(self.partition, self.method, scores, overdue,
+                              np.ones(self.partition.rows, bool), self.command.mta_time)
+
+    def on_ack(self, ack: Ack, now: float) -> list[Action]:
+        """Chunks of our push have arrived."""
+        if self.push is None:
+            return []
+        self.push.on_ack(ack, now)
+        return self._poll(now)
+
+    def on_receipt(self, receipt: Receipt, now: float) -> list[Action]:
+        """The server has closed our push and says what it took."""
+        if self.state != PUSHING or self.push is None or not self.push.on_receipt(receipt, now):
+            return []
+        complete = self.partition.rows_complete(self.push.taken())
+        self.pushed_at[complete] = self.iteration
+        self.last_pushed_rows = int(complete.sum())
+        self.statistics.rows_pushed += self.last_pushed_rows
+        self._resolve_push(None)
+        self._enter(WAITING, now)
+        return []
+
+    # -- pulling ---------------------------------------------------------------------------------
+
+    def _apply(self, transfer: TransferId, ids: np.ndarray, codec: Codec, data: np.ndarray) -> None:
+        store = self.accumulator
+        if transfer.kind in (Kind.SNAPSHOT, Kind.FINAL):
+            RAW.store(store.backend, self.partition, store.weights, ids, data)
+        else:
+            codec.add(store.backend, self.partition, store.weights, ids, data)
+
+    def _admitted_anew(self, transfer: TransferId) -> bool:
+        """A snapshot in the middle of our work: the server took a late registration for a new one."""
+        assert self.pull is not None
+        return (transfer.kind == Kind.SNAPSHOT and self.state in (COMPUTING, PUSHING)
+                and transfer.incarnation == self.session and self.pull.is_new(transfer))
+
+    def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
+        """Rows from the server."""
+        if self.pull is None or self.state in (REGISTERING, STOPPED):
+            return []
+        if self._admitted_anew(chunk.transfer):
+            return self._register(now)
+        before = self.pull.bytes_received
+        ack = self.pull.on_chunk(chunk)
+        self.statistics.bytes_received += self.pull.bytes_received - before
+        if self.state == WAITING and ack is not None:
+            self._enter(PULLING, now)
+        return [Send(self.robot, ack)] if ack is not None else []
+
+    def on_end(self, end: End, now: float) -> list[Action]:
+        """The server has closed a pull or snapshot and says how to go on."""
+        if self.pull is None or self.state == REGISTERING:
+            return []
+        if self._admitted_anew(end.transfer):
+            return self._register(now)
+        if self.state == PUSHING and not self.pull.is_closed(end.transfer):
+            return []  # our push's receipt is still on its way; the end comes again
+        closed = self.pull.on_end(end)
+        if closed is None:
+            return []
+        receipt, taken = closed
+        actions: list[Action] = [Send(self.robot, receipt)]
+        if taken is None or self.state == STOPPED:
+            return actions
+        self.last_pulled_rows = int(self.partition.rows_complete(taken).sum())
+        self.statistics.rows_pulled += self.last_pulled_rows
+        command = end.command
+        if command.stop:
+            self._enter(STOPPED, now)
+            return [*actions, Stop()]
+        if end.transfer.kind == Kind.PULL:
+            actions += self._go_on(command, now)
+        return actions
+
+    def _go_on(self, command: Command, now: float) -> list[Action]:
+        self._set_sync(command.sync)
+        self.command = command
+        if self.state == JOINING:
+            self.pushed_at[:] = command.next_iteration - 1
+        self._enter(COMPUTING, now)
+        if self._busy:  # the gradient under way becomes that of the iteration granted now
+            self._next = command.next_iteration
+            return []
+        self.iteration, self._busy = command.next_iteration, True
+        return [Compute(self.iteration)]
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _poll(self, now: float) -> list[Action]:
+        if self.push is None:
+            return []
+        before = self.push.bytes_sent
+        actions: list[Action] = [Send(self.robot, m) for m in self.push.poll(now)]
+        self.statistics.bytes_sent += self.push.bytes_sent - before
+        return actions
+
+    def on_time(self, now: float) -> list[Action]:
+        """Carry out what is due."""
+        if self.state == REGISTERING:
+            return self._register(now) if now >= self._register_at else []
+        return self._poll(now) if self.state == PUSHING else []
+
+    @property
+    def deadline(self) -> float:
+        """Time at which `on_time` is due; infinity: never."""
+        if self.state == REGISTERING:
+            return self._register_at
+        if self.state == PUSHING and self.push is not None:
+            return self.push.deadline
+        return math.inf
+
+    def leave(self, now: float) -> None:
+        """Stop here and now, on the user's word."""
+        self._enter(STOPPED, now)
+
+    def _enter(self, state: str, now: float) -> None:
+        self.settle(now)
+        self.state = state
+
+    def settle(self, now: float) -> None:
+        """Book the time since the last change of state."""
+        name = _TIME_OF.get(self.state)
+        if name is not None:
+            setattr(self.statistics, name,
+                    getattr(self.statistics, name) + max(now - self._since, 0.0))
+        self._since = now
+
+
