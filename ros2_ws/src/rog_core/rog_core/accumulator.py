@@ -54,8 +54,7 @@ class Accumulator:
 
     def mean_magnitude(self) -> np.ndarray:
         """Mean |pending| per row, float32 (rows,)."""
-        lengths = np.diff(self.partition.row_offsets)
-        return self.partition.row_sum(self.magnitude) / lengths
+        return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
 
     def take(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Encode segments and take what the bytes say off ``pending``."""

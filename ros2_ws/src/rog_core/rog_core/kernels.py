@@ -295,3 +295,24 @@ def varint_decode(data, limit, out):
         out[i] = identity
         previous = identity
     return 0 if at == data.size else 1
+
+
+def warm_up() -> None:
+    """Compile every kernel, or load it from the cache, before time matters."""
+    flat, one = np.zeros(9, np.float32), np.float32(0)
+    offsets, ids = np.array([0, 9]), np.zeros(1, np.int64)
+    magnitude, codes, data = flat[:1].copy(), np.zeros(1, np.uint16), np.zeros(4, np.uint8)
+    all_finite(flat)
+    accumulate(flat, flat, flat, flat.copy(), one, one, one, offsets, magnitude)
+    difference_magnitude(flat, flat, offsets, magnitude)
+    onebit_encode(flat.copy(), offsets, ids, codes, data)
+    onebit_encode_difference(flat, flat, offsets, ids, codes, data)
+    onebit_add(flat.copy(), offsets, ids, one, data)
+    onebit_codes(offsets[1:], data, codes)
+    gather(flat, offsets, ids, flat.copy())
+    gather_difference(flat, flat, offsets, ids, flat.copy())
+    scatter_add(flat.copy(), offsets, ids, one, flat)
+    scatter_set(flat.copy(), offsets, ids, flat)
+    cut(ids, offsets[1:], 100, ids.copy())
+    varint_encode(ids, data)
+    varint_decode(data[:1], 1, ids)

@@ -26,7 +26,7 @@ class Mirror:
         """Mean |A - L| per row, float32 (rows,); also kept per segment for the encoder."""
         self.magnitude = self.backend.difference_magnitude(self.master, self.rows,
                                                            self.partition.offsets)
-        return self.partition.row_sum(self.magnitude) / np.diff(self.partition.row_offsets)
+        return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Encode A - L of segments; L stays until the worker has taken them."""

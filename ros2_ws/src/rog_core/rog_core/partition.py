@@ -1,6 +1,6 @@
 """Rows: how a model is cut into the units of transmission and of staleness.
 
-Source: ROG (MICRO 2022), Section III-A, "The choice of granularity"; row rule of the published code.
+Source: ROG (MICRO 2022), Section III-A, "The choice of granularity"; row rule as published.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Parameter:
 class RowPartition:
     """Rows and segments of a model on flat float32 storage, in model order.
 
-    ``row_offsets`` int64 (rows + 1,), ``offsets`` int64 (segments + 1,) in elements;
-    ``segment_row`` int64 (segments,) is the row of each segment.
+    ``row_offsets`` int64 (rows + 1,), ``offsets`` int64 (segments + 1,) in elements, ``row_lengths``
+    and ``lengths`` their differences; ``segment_row`` int64 (segments,) is the row of each segment,
+    ``first_segment`` and ``segments_of_row`` int64 (rows,) the segments of each row.
     """
 
     parameters: tuple[Parameter, ...]
@@ -53,6 +54,9 @@ class RowPartition:
     offsets: np.ndarray = field(init=False, repr=False, compare=False)
     segment_row: np.ndarray = field(init=False, repr=False, compare=False)
     segments_of_row: np.ndarray = field(init=False, repr=False, compare=False)
+    lengths: np.ndarray = field(init=False, repr=False, compare=False)
+    row_lengths: np.ndarray = field(init=False, repr=False, compare=False)
+    first_segment: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.granularity not in GRANULARITIES:
@@ -75,7 +79,10 @@ class RowPartition:
         set_field(self, 'row_offsets', ends)
         set_field(self, 'segment_row', rows)
         set_field(self, 'segments_of_row', parts)
+        set_field(self, 'first_segment', np.cumsum(parts) - parts)
         set_field(self, 'offsets', np.concatenate([starts, ends[-1:]]))
+        set_field(self, 'lengths', np.diff(self.offsets))
+        set_field(self, 'row_lengths', lengths)
 
     def _row_lengths(self, parameter: Parameter) -> np.ndarray:
         if self.granularity == 'element':
@@ -117,16 +124,17 @@ class RowPartition:
         """Sum a value per segment to a value per row."""
         if self.rows == self.segments:
             return per_segment
-        return np.add.reduceat(per_segment, np.cumsum(self.segments_of_row) - self.segments_of_row)
+        return np.add.reduceat(per_segment, self.first_segment)
 
     def require_same(self, other: RowPartition) -> None:
-        """Raise `PartitionMismatchError` naming the first difference between self (ours) and other."""
+        """Raise `PartitionMismatchError` naming the first difference of self (ours) and other."""
         if self.digest == other.digest:
             return
         if self.granularity != other.granularity:
             raise PartitionMismatchError(f"granularity is '{self.granularity}' here but "
                                          f"'{other.granularity}' there")
-        for number, (ours, theirs) in enumerate(zip(self.parameters, other.parameters)):
+        for number, (ours, theirs) in enumerate(zip(self.parameters, other.parameters,
+                                                   strict=False)):
             if ours != theirs:
                 raise PartitionMismatchError(
                     f'parameter {number} is {ours} here but {theirs} there')

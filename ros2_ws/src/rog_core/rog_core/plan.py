@@ -42,7 +42,7 @@ def _expand(partition: RowPartition, rows: np.ndarray) -> np.ndarray:
     if partition.rows == partition.segments:
         return rows
     counts = partition.segments_of_row[rows]
-    first = (np.cumsum(partition.segments_of_row) - partition.segments_of_row)[rows]
+    first = partition.first_segment[rows]
     step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(first, counts) + step
 

@@ -1,0 +1,28 @@
+"""Every run has a DDS domain of its own, on the loopback interface."""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 100)
+os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+os.environ["ROS_PYTHON_CHECK_FIELDS"] = "1"  # read by rosidl when a message package is imported
+os.environ["PYTHONUNBUFFERED"] = "1"
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest  # noqa: E402
+from support import Bench  # noqa: E402
+
+
+def pytest_report_header(config):
+    import rclpy
+
+    return f"rclpy: {rclpy.__file__}, domain {os.environ['ROS_DOMAIN_ID']}"
+
+
+@pytest.fixture
+def bench():
+    """A context with an executor; nodes made with it are destroyed at the end."""
+    made = Bench()
+    yield made
+    made.close()

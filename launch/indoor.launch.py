@@ -1,0 +1,7 @@
+"""ros2 launch rog_bringup indoor.launch.py: train the indoor fleet; --show-args lists every knob."""
+
+from rog_bringup.fleet_launch import fleet_launch
+
+
+def generate_launch_description():
+    return fleet_launch('indoor')

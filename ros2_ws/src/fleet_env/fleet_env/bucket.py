@@ -1,0 +1,74 @@
+"""A link that follows a trace, as a first-in first-out server of bytes. Sans-I/O: time comes in."""
+
+import math
+
+from fleet_env.trace import LinkTrace
+
+_MBIT_PER_BYTE = 8e-6
+
+
+class TokenBucket:
+    """Says when each packet that is offered to the link has left it.
+
+    The tokens are what the trace lets through. They are not saved up while the link is idle, so
+    the bytes that leave in any interval never exceed the integral of the rate over it plus the
+    packet that was under way at its start. The link is work conserving and keeps the order.
+    Every call costs O(log n) in the samples of the trace.
+
+    :param trace: rate of the link; a rate of 0 lets nothing through.
+    :param start: time, on the caller's clock in seconds, at which the trace begins.
+    """
+
+    def __init__(self, trace: LinkTrace, start: float = 0.0):
+        self.trace = trace
+        self.start = start
+        self._now = -math.inf
+        self._departure = -math.inf
+        # Mbit that the link will have carried, counted from `start`, when it falls idle.
+        self._busy_until = -math.inf
+
+    def offer(self, nbytes: int, now: float) -> float:
+        """Queue ``nbytes`` at time ``now``; return the time at which the last of them has left.
+
+        Infinite when the link is dead for ever. A ``now`` before an earlier one counts as that
+        earlier one.
+
+        :raises ValueError: when ``nbytes`` is negative.
+        """
+        if nbytes < 0:
+            raise ValueError(f'nbytes is {nbytes}; it must be at least 0')
+        now = self._advance(now)
+        if nbytes:
+            begin = max(self._busy_until, self.trace.carried(now - self.start))
+            self._busy_until = begin + nbytes * _MBIT_PER_BYTE
+            left = self.start + self.trace.time_to_carry(self._busy_until)
+            self._departure = max(left, self._departure, now)
+        return max(self._departure, now)
+
+    def backlog_bytes(self, now: float) -> float:
+        """Bytes that were offered and have not left at time ``now``."""
+        now = self._advance(now)
+        if now >= self._departure:
+            return 0.0
+        waiting = self._busy_until - self.trace.carried(now - self.start)
+        return max(waiting, 0.0) / _MBIT_PER_BYTE
+
+    def rate_at(self, now: float) -> float:
+        """Rate of the link at time ``now``, Mbit/s; 0 is no link."""
+        return float(self.trace.rate_at(now - self.start))
+
+    def idle_at(self) -> float:
+        """Time at which everything offered so far has left; infinite for a dead link."""
+        return self._departure
+
+    def clear(self, now: float) -> None:
+        """Forget what has not left at time ``now``: the sender gave it up."""
+        now = self._advance(now)
+        if now < self._departure:
+            self._departure = now
+            self._busy_until = self.trace.carried(now - self.start)
+
+    def _advance(self, now: float) -> float:
+        # Before `start` the link has carried nothing, and carries nothing.
+        self._now = max(self._now, now, self.start)
+        return self._now

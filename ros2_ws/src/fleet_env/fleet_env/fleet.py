@@ -1,0 +1,154 @@
+"""What a fleet file says, as frozen dataclasses.
+
+The metadata of every field is the documentation of the file and what it is checked against:
+``help`` and ``unit``, the bounds ``low`` and ``high`` (``above``: greater than), ``choices``,
+``pattern`` with ``form`` (how a value looks), ``empty`` (whether an empty text is allowed).
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet_env.power import PowerModel
+
+
+def _(default: Any, help: str, unit: str = '', **checks: Any) -> Any:
+    """Declare one setting; without a default it must be given."""
+    metadata = {'help': help, 'unit': unit, **checks}
+    if default is ...:
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """What is trained and how."""
+
+    task: str = _('rog_tasks.cruda:Cruda', 'class of the task',
+                  pattern=r'[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*',
+                  form='package.module:Class')
+    task_options: dict[str, Any] = field(default_factory=dict, metadata={
+        'help': 'keyword arguments of the task', 'unit': ''})
+    sync: str = _('rsp:4', 'synchronisation method and its threshold')
+    codec: str = _('onebit', 'code of the rows on the air')
+    granularity: str = _('row', 'unit of transmission',
+                         choices=('model', 'layer', 'row', 'element'))
+    learning_rate: float = _(0.005, 'learning rate of the averaged gradient', above=0.0)
+    momentum: float = _(0.9, 'momentum', low=0.0, below=1.0)
+    nesterov: bool = _(True, "look ahead by one step of the momentum (Nesterov)")
+    weight_decay: float = _(0.0, 'weight decay', low=0.0)
+    batch_size: int = _(24, 'samples in a batch of one robot', low=1)
+    evaluate_every: int = _(10, 'iterations between evaluations; 0 for none', low=0)
+    pace: float = _(0.0, 'least duration of one gradient computation, which emulates a slower '
+                         'robot; 0 for none', 's', low=0.0)
+
+
+@dataclass(frozen=True)
+class LinkConfig:
+    """The link between a robot and the server; the sender follows its trace in both directions."""
+
+    trace: str = _('outdoor', 'a built-in trace (indoor, outdoor), or a file of "seconds Mbit/s" '
+                              'lines, relative to the fleet file')
+    scale: float = _(1.0, 'factor on the rate, to fit the size of the model', above=0.0)
+    emulate: bool = _(True, 'let the sender follow the trace; false on real robots')
+    offset: float = _(0.0, 'where in the trace a robot starts. For the fleet: from one robot to '
+                           'the next. For a robot: from the start of the trace', 's', low=0.0)
+    latency: float = _(0.0, 'delay added to every packet', 's', low=0.0, high=10.0)
+
+
+@dataclass(frozen=True)
+class HeartbeatConfig:
+    """How it is noticed that a robot, or the server, has gone."""
+
+    period: float = _(0.5, 'time between heartbeats', 's', above=0.0)
+    limit: float = _(3.0, 'silence after which a peer counts as gone', 's', above=0.0)
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """DDS and the packets on it."""
+
+    domain_id: int = _(0, 'DDS domain', low=0, high=232)
+    interface: str = _('lo', 'network interface of the machine')
+    chunk_bytes: int = _(14000, 'most bytes in one chunk of rows', 'B', low=256, high=65000)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The parameter server."""
+
+    name: str = _('server', 'name of its node', pattern=r'[a-z][a-z0-9_]*',
+                  form='lower case, digits and underscores (REP-144)')
+    checkpoint_every: float = _(10.0, 'time between checkpoints; 0 for none', 's', low=0.0)
+
+
+@dataclass(frozen=True)
+class RobotConfig:
+    """One robot, with everything that the fleet sets for all already filled in."""
+
+    name: str = _(..., "the robot's name and namespace", pattern=r'[a-z][a-z0-9_]*',
+                  form='lower case, digits and underscores (REP-144)')
+    link: LinkConfig = LinkConfig()
+    pace: float = _(0.0, 'least duration of one gradient computation; default training.pace', 's',
+                    low=0.0)
+    power: PowerModel = PowerModel()
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """A fleet file; the order of the robots is their rank."""
+
+    name: str = _(..., 'name of the fleet', pattern=r'[A-Za-z0-9][\w.-]*',
+                  form='letters, digits, dot, dash, underscore')
+    robots: tuple[RobotConfig, ...] = _(..., 'the robots')
+    description: str = _('', 'what this fleet is for', empty=True)
+    seed: int = _(0, 'seed of everything random', low=0, high=2**31 - 1)
+    minutes: float = _(1.5, 'duration of the training', 'min', above=0.0)
+    training: TrainingConfig = TrainingConfig()
+    link: LinkConfig = LinkConfig()
+    heartbeat: HeartbeatConfig = HeartbeatConfig()
+    network: NetworkConfig = NetworkConfig()
+    server: ServerConfig = ServerConfig()
+    power: PowerModel = PowerModel()
+    file: str = field(default='', compare=False, repr=False)
+    """Path of the file that it was read from; not a setting."""
+
+    def robot(self, name: str) -> RobotConfig:
+        """Return the robot called ``name``.
+
+        :raises KeyError: names the robots that there are.
+        """
+        for robot in self.robots:
+            if robot.name == name:
+                return robot
+        raise KeyError(f'no robot {name!r}; there are {", ".join(r.name for r in self.robots)}')
+
+    def rank(self, name: str) -> int:
+        """Position of the robot called ``name``, from 0."""
+        return self.robots.index(self.robot(name))
+
+    def robot_link(self, index: int) -> LinkConfig:
+        """Return the link of robot ``index`` where its entry says nothing about it."""
+        return dataclasses.replace(self.link, offset=self.link.offset * index)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a fleet file holds, every setting written out.
+
+        A robot's entry holds only what differs from the fleet's, so that an override of the
+        fleet's setting reaches every robot that has none of its own.
+        """
+        data = dataclasses.asdict(self)
+        del data['file']
+        data['robots'] = []
+        for index, robot in enumerate(self.robots):
+            entry: dict[str, Any] = {'name': robot.name}
+            for key, common in (('link', self.robot_link(index)), ('power', self.power)):
+                theirs = dataclasses.asdict(getattr(robot, key))
+                ours = dataclasses.asdict(common)
+                differs = {k: v for k, v in theirs.items() if v != ours[k]}
+                if differs:
+                    entry[key] = differs
+            if robot.pace != self.training.pace:
+                entry['pace'] = robot.pace
+            data['robots'].append(entry)
+        return data

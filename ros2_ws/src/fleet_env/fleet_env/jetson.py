@@ -1,0 +1,51 @@
+"""Measured power where jetson-stats (``jtop``) is installed; the state model everywhere else."""
+
+import logging
+from types import TracebackType
+from typing import Any
+
+from fleet_env.power import EnergyMeter, PowerModel
+
+_log = logging.getLogger(__name__)
+
+
+class JetsonEnergyMeter(EnergyMeter):
+    """An :class:`EnergyMeter` whose power is the board's own, read from a running ``jtop``.
+
+    :param jtop: an open ``jtop.jtop`` client, or anything whose ``power['tot']['power']`` is mW.
+
+    The power is read at every call, and holds since the call before: ask at least once a second.
+    """
+
+    def __init__(self, jtop: Any, now: float, state: str = 'stalled'):
+        super().__init__(PowerModel(), now, state)
+        self._jtop = jtop
+
+    def _watts(self) -> float:
+        return float(self._jtop.power['tot']['power']) / 1000.0
+
+    def close(self) -> None:
+        """Stop reading the board's sensors."""
+        self._jtop.close()
+
+    def __enter__(self) -> 'JetsonEnergyMeter':
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+def open_meter(model: PowerModel, now: float, state: str = 'stalled') -> EnergyMeter:
+    """Return a meter of the board's power if jetson-stats runs here, else one of ``model``."""
+    try:
+        from jtop import jtop
+    except ImportError:
+        return EnergyMeter(model, now, state)
+    try:
+        client = jtop()
+        client.start()
+        return JetsonEnergyMeter(client, now, state)
+    except Exception as error:  # jtop raises its own types when its service does not run
+        _log.warning('jetson-stats does not answer (%s); power comes from the state model', error)
+        return EnergyMeter(model, now, state)

@@ -1,0 +1,75 @@
+"""Electrical power and energy of a robot: power per state, integrated over time. Sans-I/O."""
+
+from dataclasses import dataclass, field
+
+STATES = ('computing', 'communicating', 'stalled')
+
+
+@dataclass(frozen=True)
+class PowerModel:
+    """Power in W that a robot draws in each state; defaults as published for ROG (Jetson NX)."""
+
+    computing: float = field(default=13.35, metadata={
+        'help': 'power while computing', 'unit': 'W', 'low': 0.0})
+    communicating: float = field(default=4.25, metadata={
+        'help': 'power while sending or receiving', 'unit': 'W', 'low': 0.0})
+    stalled: float = field(default=4.04, metadata={
+        'help': 'power while waiting for others', 'unit': 'W', 'low': 0.0})
+
+    def watts(self, state: str) -> float:
+        """Power in ``state``, one of :data:`STATES`.
+
+        :raises ValueError: for any other state.
+        """
+        if state not in STATES:
+            raise ValueError(f'no state {state!r}; there are {", ".join(STATES)}')
+        return float(getattr(self, state))
+
+
+class EnergyMeter:
+    """Integrates changes of state into seconds and joules.
+
+    :param model: power per state.
+    :param now: time of the start, seconds on the caller's clock; time may not go back (an earlier
+        time than the last counts as the last).
+    :param state: state at the start.
+    """
+
+    def __init__(self, model: PowerModel, now: float, state: str = 'stalled'):
+        model.watts(state)
+        self.model = model
+        self.state = state
+        self._now = now
+        self._seconds = dict.fromkeys(STATES, 0.0)
+        self._joules = 0.0
+
+    def enter(self, state: str, now: float) -> None:
+        """Be in ``state`` from ``now`` on."""
+        self.model.watts(state)
+        self._integrate(now)
+        self.state = state
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """Seconds spent in each state until ``now``."""
+        self._integrate(now)
+        return dict(self._seconds)
+
+    def energy(self, now: float) -> float:
+        """Energy until ``now``, J."""
+        self._integrate(now)
+        return self._joules
+
+    def power(self, now: float) -> float:
+        """Power at ``now``, W."""
+        self._integrate(now)
+        return self._watts()
+
+    def _watts(self) -> float:
+        return self.model.watts(self.state)
+
+    def _integrate(self, now: float) -> None:
+        passed = now - self._now
+        if passed > 0:
+            self._seconds[self.state] += passed
+            self._joules += passed * self._watts()
+            self._now = now

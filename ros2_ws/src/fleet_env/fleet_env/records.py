@@ -1,0 +1,227 @@
+"""Run records: what a run writes while it goes on (``run.jsonl``), whatever runs it.
+
+``run.jsonl`` holds one JSON object per line, in the order of writing. Every object has
+
+    kind    start, iteration, evaluation, status, fault or stop
+    t       seconds since the run began
+    robot   name of the robot; empty for the fleet or the server
+
+and the fields of the class of that name below, whose metadata gives unit and meaning. A number that
+is unknown is NaN in Python and ``null`` in the file. Every line is appended by one write, so that
+several processes may write to one file. The schema's version is :data:`SCHEMA`; a reader refuses
+another. :mod:`fleet_env.summary` describes ``summary.json``.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import typing
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from fleet_env.errors import RecordError
+
+SCHEMA = 'rog-run/1'
+RUN_FILE = 'run.jsonl'
+_NAN = float('nan')
+
+
+def _(help: str, unit: str = '', default: Any = ...) -> Any:
+    metadata = {'help': help, 'unit': unit}
+    return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What every event has."""
+
+    t: float = _('time since the run began', 's')
+    robot: str = _('name of the robot; empty for the fleet or the server')
+
+
+@dataclass(frozen=True)
+class Start(Event):
+    """The run, or one robot in it, has begun."""
+
+    task: str = _('class of the task')
+    sync: str = _('synchronisation method')
+    seed: int = _('seed of everything random')
+    fleet: str = _('name of the fleet', default='')
+    robots: list[str] = field(default_factory=list, metadata={
+        'help': 'names of the robots, in order of rank', 'unit': ''})
+    wall_time: str = _('date and time of the beginning, ISO 8601; empty in virtual time',
+                       default='')
+    schema: str = _('version of this schema', default=SCHEMA)
+
+
+@dataclass(frozen=True)
+class Iteration(Event):
+    """One robot has finished one iteration; the durations and amounts are of this iteration."""
+
+    iteration: int = _('iterations finished')
+    loss: float = _('loss of the batch')
+    compute_s: float = _('computing', 's')
+    communicate_s: float = _('pushing and pulling', 's')
+    stall_s: float = _('waiting for others', 's')
+    rows_pushed: int = _('rows of the push that the server has taken', default=0)
+    rows_pulled: int = _('rows of the pull that the robot has taken', default=0)
+    rows_total: int = _('rows of the model', default=0)
+    bytes_sent: int = _('payload sent', 'B', default=0)
+    bytes_received: int = _('payload received', 'B', default=0)
+    staleness: int = _("iterations from the fleet's slowest row to this robot", default=0)
+    bandwidth: float = _('measured throughput', 'Mbit/s', default=_NAN)
+    link_rate: float = _('rate of the emulated link', 'Mbit/s', default=_NAN)
+
+
+@dataclass(frozen=True)
+class Evaluation(Event):
+    """The model that the robot holds was evaluated."""
+
+    iteration: int = _('iterations finished')
+    metric: float = _('the metric of the task, 0 to 1')
+    phase: str = _('clean: before the shift; before: after the shift, not adapted; online: while '
+                   'training; after: at the end', default='online')
+
+
+@dataclass(frozen=True)
+class Status(Event):
+    """A state was entered, or a report is due."""
+
+    state: str = _('joining, computing, pushing, waiting, pulling, away, stopped')
+    power: float = _('electrical power', 'W', default=_NAN)
+    energy: float = _('electrical energy since the start', 'J', default=_NAN)
+    detail: str = _('for people: who is waited for, for example', default='')
+
+
+@dataclass(frozen=True)
+class Fault(Event):
+    """Something went wrong, and the run goes on."""
+
+    what: str = _('a short name: peer_lost, rejoined, refused, link_down, ...')
+    detail: str = _('for people: what happened and what was done', default='')
+
+
+@dataclass(frozen=True)
+class Stop(Event):
+    """The run, or one robot in it, has ended."""
+
+    reason: str = _('finished, interrupted, failed: and why')
+    iterations: int = _('iterations finished', default=0)
+
+
+EVENTS: dict[str, type[Event]] = {kind.__name__.lower(): kind for kind in (
+    Start, Iteration, Evaluation, Status, Fault, Stop)}
+
+
+class RunWriter:
+    """Appends events to ``run.jsonl`` in ``directory``, which is made if need be.
+
+    :raises RecordError: when the file cannot be opened.
+    """
+
+    def __init__(self, directory: str | PathLike[str]):
+        self.path = Path(directory) / RUN_FILE
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RecordError(f'cannot be opened: {error.strerror}', str(self.path)) from error
+
+    def write(self, event: Event) -> None:
+        """Append ``event`` as one line, in one write."""
+        fields = {key: _to_json(value) for key, value in dataclasses.asdict(event).items()}
+        line = {'kind': type(event).__name__.lower(), **fields}
+        data = json.dumps(line, allow_nan=False).encode() + b'\n'
+        written = os.write(self._file, data)
+        if written != len(data):
+            raise RecordError(f'only {written} of {len(data)} bytes were written; is the disk '
+                              'full?', str(self.path))
+
+    def close(self) -> None:
+        """Close the file; nothing is buffered, so nothing is lost without it."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> 'RunWriter':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_run(directory: str | PathLike[str]) -> list[Event]:
+    """Read the events of a run, in order of writing.
+
+    A last line without its newline is left out: its writer was cut off.
+
+    :raises RecordError: names file and line of anything else that is not an event.
+    """
+    path = Path(directory) / RUN_FILE
+    try:
+        text = path.read_text(encoding='utf-8')
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f'cannot be read: {error}', str(path)) from error
+    complete = text[:text.rfind('\n') + 1]
+    return [_event(line, str(path), number)
+            for number, line in enumerate(complete.split('\n')[:-1], start=1)]
+
+
+def parse_fields(cls: type, data: Any, file: str, line: int = 0, skip: tuple[str, ...] = ()) \
+        -> dict[str, Any]:
+    """Check the JSON object ``data`` against the dataclass ``cls`` and return its fields.
+
+    :raises RecordError: names the field that is missing, unknown or of the wrong type.
+    """
+    if not isinstance(data, dict):
+        raise RecordError(f'{cls.__name__} must be an object', file, line)
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    out = {}
+    for key, value in data.items():
+        if key in skip:
+            continue
+        if key not in known:
+            raise RecordError(f'{cls.__name__} has no field {key!r}', file, line)
+        kind = hints[key]
+        if kind is float:
+            value = _NAN if value is None else value
+            good = isinstance(value, int | float) and not isinstance(value, bool)
+            value = float(value) if good else value
+        elif kind in (int, str):
+            good = isinstance(value, kind) and not isinstance(value, bool)
+        else:
+            good = isinstance(value, typing.get_origin(kind) or kind)
+        if not good:
+            raise RecordError(f'{key!r} of {cls.__name__} is {value!r}, which is not {kind}',
+                              file, line)
+        out[key] = value
+    for key, declared in known.items():
+        required = declared.default is dataclasses.MISSING \
+            and declared.default_factory is dataclasses.MISSING
+        if required and key not in out and key not in skip:
+            raise RecordError(f'{cls.__name__} lacks the field {key!r}', file, line)
+    if 'schema' in known and out.get('schema', SCHEMA) != SCHEMA:
+        raise RecordError(f'has schema {out["schema"]!r}, this reader knows {SCHEMA!r}', file, line)
+    return out
+
+
+def _event(line: str, file: str, number: int) -> Event:
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise RecordError(f'is not JSON ({error}); remove the line if its writer was cut off',
+                          file, number) from error
+    kind = data.get('kind') if isinstance(data, dict) else None
+    if not isinstance(kind, str) or kind not in EVENTS:
+        raise RecordError(f'has kind {kind!r}; known are {", ".join(EVENTS)}', file, number)
+    return EVENTS[kind](**parse_fields(EVENTS[kind], data, file, number, skip=('kind',)))
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

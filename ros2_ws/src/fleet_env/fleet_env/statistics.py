@@ -1,0 +1,76 @@
+"""What describes a link: how fast, how often it changes, how long it stays bad.
+
+The measures are those that the ROG paper and the records in facts.md are described by, so that a
+generated trace, a recorded one and a published figure can be laid side by side.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleet_env.trace import LinkTrace
+
+PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
+
+
+@dataclass(frozen=True)
+class TraceStatistics:
+    """Rates in Mbit/s, times in seconds, shares from 0 to 1."""
+
+    mean: float
+    std: float
+    percentiles: dict[int, float]
+    below_5: float
+    below_10: float
+    autocorrelation: dict[float, float]
+    """Correlation of the rate with itself so many seconds later."""
+    change_20: float
+    """Mean time until the rate has moved by 20 % from where the last such change left it."""
+    change_40: float
+    spell_mean: float
+    """Mean length of a spell below 10 Mbit/s; 0 when there is none."""
+    spell_max: float
+
+
+def describe(trace: LinkTrace, step: float = 0.1,
+             lags: tuple[float, ...] = (0.5, 10.0)) -> TraceStatistics:
+    """Measure one period of ``trace``, sampled every ``step`` seconds.
+
+    Change intervals and spells depend on the step: compare traces at the same one.
+    """
+    rates = trace.rate_at((np.arange(max(round(trace.period / step), 1)) + 0.5) * step)
+    starts, ends = _runs(rates < 10)
+    spells = (ends - starts) * step
+    return TraceStatistics(
+        mean=float(rates.mean()), std=float(rates.std()),
+        percentiles={p: float(np.percentile(rates, p)) for p in PERCENTILES},
+        below_5=float((rates < 5).mean()), below_10=float((rates < 10).mean()),
+        autocorrelation={lag: autocorrelation(rates, round(lag / step)) for lag in lags},
+        change_20=change_interval(rates, 0.2, step), change_40=change_interval(rates, 0.4, step),
+        spell_mean=float(spells.mean()) if len(spells) else 0.0,
+        spell_max=float(spells.max()) if len(spells) else 0.0)
+
+
+def autocorrelation(rates: np.ndarray, lag: int) -> float:
+    """Correlation of ``rates`` (n,) with itself ``lag`` samples later; NaN when undefined."""
+    if not 0 < lag < len(rates) - 1 or rates[:-lag].std() == 0 or rates[lag:].std() == 0:
+        return float('nan')
+    return float(np.corrcoef(rates[:-lag], rates[lag:])[0, 1])
+
+
+def change_interval(rates: np.ndarray, share: float, step: float) -> float:
+    """Mean seconds between changes by more than ``share`` of the rate; infinite without any.
+
+    A change is counted when the rate differs by more than ``share`` from the rate at the last
+    counted change.
+    """
+    reference, last, changes = float(rates[0]), 0, 0
+    for i, rate in enumerate(rates.tolist()):
+        if abs(rate - reference) > share * reference:
+            reference, last, changes = rate, i, changes + 1
+    return last * step / changes if changes else float('inf')
+
+
+def _runs(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
+    return edges[::2], edges[1::2]

@@ -1,0 +1,141 @@
+"""``summary.json``: the outcome of a run, the same from all ways to run a fleet.
+
+    schema       rog-run/1
+    sync         synchronisation method, for example rsp:4
+    task         class of the task
+    seed         seed of everything random
+    fleet        name of the fleet
+    duration_s   duration of the training, s
+    robots       robot name -> the fields of RobotSummary
+    notes        anything else that is worth keeping; free form
+
+Keys are sorted and nothing depends on the wall clock: equal outcomes are equal files.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from fleet_env.errors import RecordError
+from fleet_env.records import SCHEMA, parse_fields
+
+SUMMARY_FILE = 'summary.json'
+_NAN = float('nan')
+
+
+def _(help: str, unit: str = '', default: Any = 0) -> Any:
+    return field(default=default, metadata={'help': help, 'unit': unit})
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The metric of the task, 0 to 1, at three times; NaN (``null``) where it was not measured."""
+
+    clean: float = _('on data that nothing has spoilt, before the shift', default=_NAN)
+    before: float = _('on spoilt data, before adaptation', default=_NAN)
+    after: float = _('on spoilt data, at the end', default=_NAN)
+
+
+@dataclass(frozen=True)
+class RobotSummary:
+    """What one robot did in the whole run."""
+
+    iterations: int = _('iterations finished')
+    compute_s: float = _('computing', 's', 0.0)
+    communicate_s: float = _('pushing and pulling', 's', 0.0)
+    stall_s: float = _('waiting for others', 's', 0.0)
+    energy_j: float = _('electrical energy', 'J', 0.0)
+    bytes_sent: int = _('payload sent', 'B')
+    bytes_received: int = _('payload received', 'B')
+    rows_pushed_mean: float = _('rows that a push got across, on average', default=0.0)
+    accuracy: Accuracy = Accuracy()
+    evaluations: list[tuple[float, int, float]] = field(default_factory=list, metadata={
+        'help': '(t_s, iteration, metric) of each evaluation while training', 'unit': ''})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The outcome of a run."""
+
+    sync: str
+    task: str
+    seed: int
+    duration_s: float
+    robots: dict[str, RobotSummary]
+    fleet: str = ''
+    notes: dict[str, Any] = field(default_factory=dict)
+    schema: str = SCHEMA
+
+
+def write_summary(directory: str | PathLike[str], summary: Summary) -> Path:
+    """Write ``summary.json`` into ``directory``, whole or not at all; return its path."""
+    path = Path(directory) / SUMMARY_FILE
+    text = json.dumps(_finite(dataclasses.asdict(summary)), indent=2, sort_keys=True) + '\n'
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix='.summary-')
+        try:
+            with os.fdopen(handle, 'w', encoding='utf-8') as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise RecordError(f'cannot be written: {error.strerror}', str(path)) from error
+    return path
+
+
+def read_summary(directory: str | PathLike[str]) -> Summary:
+    """Read ``summary.json`` of a run.
+
+    :raises RecordError: names the file, and the field that is missing, unknown or wrong.
+    """
+    path = Path(directory) / SUMMARY_FILE
+    try:
+        data = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError) as error:
+        raise RecordError(f'cannot be read: {error}', str(path)) from error
+    values = parse_fields(Summary, data, str(path))
+    values['robots'] = {name: _robot(entry, str(path)) for name, entry in values['robots'].items()}
+    return Summary(**values)
+
+
+def _robot(data: Any, file: str) -> RobotSummary:
+    nested = ('accuracy', 'evaluations')
+    values = parse_fields(RobotSummary, data, file, skip=nested)
+    entries = data.get('evaluations', [])
+    if not isinstance(entries, list):
+        raise RecordError(f'evaluations is {entries!r}, which is no list', file)
+    evaluations = []
+    for entry in entries:
+        if not (isinstance(entry, list) and len(entry) == 3
+                and all(isinstance(x, int | float) or x is None for x in entry)
+                and isinstance(entry[1], int)):
+            raise RecordError(f'evaluation {entry!r} is not [t_s, iteration, metric]', file)
+        t, iteration, metric = entry
+        evaluations.append((_number(t), iteration, _number(metric)))
+    accuracy = Accuracy(**parse_fields(Accuracy, data.get('accuracy', {}), file))
+    return RobotSummary(**values, accuracy=accuracy, evaluations=evaluations)
+
+
+def _number(value: float | None) -> float:
+    return _NAN if value is None else float(value)
+
+
+def _finite(value: Any) -> Any:
+    """Return ``value`` with every float that JSON lacks (NaN, infinite) as None."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

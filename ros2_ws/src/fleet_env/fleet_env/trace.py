@@ -1,0 +1,169 @@
+"""A link trace: the rate of a link over time, piecewise constant and repeated for ever.
+
+A trace file has two columns, seconds and Mbit/s; ``#`` starts a comment. A sample holds until the
+next one. A sample of 0 means no link, never "no limit".
+"""
+
+import math
+from os import PathLike, fspath
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fleet_env.errors import TraceError
+
+Floats = NDArray[np.float64]
+
+
+class LinkTrace:
+    """Rate of a link, piecewise constant, cyclic with ``period``.
+
+    :param times: (n,) seconds, strictly increasing; made to start at 0.
+    :param rates: (n,) Mbit/s, finite and at least 0; 0 is no link.
+    :param period: seconds after which the trace repeats; by default the last sample lasts as long
+        as the one before it (1 s for a single sample).
+    :raises TraceError: when samples are missing, not finite, negative or out of order.
+    """
+
+    def __init__(self, times: ArrayLike, rates: ArrayLike, period: float | None = None):
+        t = np.array(times, dtype=np.float64)
+        r = np.array(rates, dtype=np.float64)
+        if t.ndim != 1 or t.shape != r.shape:
+            raise TraceError(f'times {t.shape} and rates {r.shape} must be equally long lists')
+        if not len(t):
+            raise TraceError('the trace has no samples; give at least one "seconds Mbit/s" line')
+        if not (np.isfinite(t).all() and np.isfinite(r).all()):
+            raise TraceError('times and rates must be finite')
+        if (r < 0).any():
+            raise TraceError('a rate is negative; 0 means no link')
+        if (np.diff(t) <= 0).any():
+            raise TraceError('times must increase from sample to sample')
+        t -= t[0]
+        if period is None:
+            period = float(t[-1] + (t[-1] - t[-2])) if len(t) > 1 else 1.0
+        if not (math.isfinite(period) and period > t[-1]):
+            raise TraceError(f'period {period} s must be finite and beyond the last sample')
+        self.times: Floats = t
+        self.rates: Floats = r
+        self.period = float(period)
+        self._ends: Floats = np.append(t[1:], self.period)
+        # Mbit carried from 0 to the start of each sample, and to the end of the period.
+        self._carried: Floats = np.concatenate(([0.0], np.cumsum(r * (self._ends - t))))
+        for array in (self.times, self.rates, self._ends, self._carried):
+            array.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def __repr__(self) -> str:
+        return f'LinkTrace({len(self)} samples, {self.period:g} s, mean {self.mean:.4g} Mbit/s)'
+
+    @property
+    def mean(self) -> float:
+        """Mean rate over one period, Mbit/s."""
+        return float(self._carried[-1] / self.period)
+
+    def rate_at(self, t: ArrayLike) -> Floats:
+        """Rate at the times ``t`` (any shape, seconds, negative ones too), Mbit/s, same shape."""
+        phase = np.mod(np.asarray(t, dtype=np.float64), self.period)
+        return self.rates[np.searchsorted(self.times, phase, side='right') - 1]
+
+    def carried(self, t: float) -> float:
+        """Mbit that the link carries from 0 to ``t`` seconds; O(log n)."""
+        cycles, phase = divmod(t, self.period)
+        i = int(np.searchsorted(self.times, phase, side='right')) - 1
+        partial = self._carried[i] + self.rates[i] * (phase - self.times[i])
+        return float(cycles * self._carried[-1] + partial)
+
+    def time_to_carry(self, mbit: float) -> float:
+        """Earliest time in seconds by which ``mbit`` Mbit were carried since 0; O(log n).
+
+        Infinite when the link is dead for ever. Inverse of :meth:`carried`.
+        """
+        per_period = float(self._carried[-1])
+        if mbit <= 0:
+            return 0.0
+        if per_period == 0 or not math.isfinite(mbit):
+            return math.inf
+        cycles = math.ceil(mbit / per_period) - 1
+        rest = min(mbit - cycles * per_period, per_period)
+        # The first boundary at which enough was carried ends a sample with a positive rate.
+        i = max(int(np.searchsorted(self._carried, rest, side='left')) - 1, 0)
+        missing = rest - float(self._carried[i])
+        within = min(missing / float(self.rates[i]), float(self._ends[i] - self.times[i])) \
+            if missing > 0 else 0.0
+        return cycles * self.period + float(self.times[i]) + within
+
+    def scaled(self, factor: float) -> 'LinkTrace':
+        """Return the same trace with every rate times ``factor`` (0 or more)."""
+        if not (math.isfinite(factor) and factor >= 0):
+            raise TraceError(f'scale factor {factor} must be finite and at least 0')
+        return LinkTrace(self.times, self.rates * factor, self.period)
+
+    def shifted(self, offset: float) -> 'LinkTrace':
+        """Return the trace as it is seen when one starts ``offset`` seconds into it."""
+        if not math.isfinite(offset):
+            raise TraceError(f'offset {offset} s must be finite')
+        offset %= self.period
+        if offset in (0.0, self.period):  # a tiny negative offset rounds up to the period
+            return self
+        first = int(np.searchsorted(self.times, offset, side='right')) - 1
+        starts = np.concatenate(([0.0], self.times[first + 1:] - offset,
+                                 self.times[:first + 1] + (self.period - offset)))
+        rates = np.concatenate((self.rates[first:], self.rates[:first + 1]))
+        keep = starts < self.period
+        keep[1:] &= np.diff(starts) > 0
+        return LinkTrace(starts[keep], rates[keep], self.period)
+
+
+def read_trace(path: str | PathLike[str]) -> LinkTrace:
+    """Read a trace file of ``seconds Mbit/s`` lines.
+
+    :raises TraceError: names the file and the line: unreadable, empty, not two numbers, not
+        finite, negative, not in order of time.
+    """
+    name = fspath(path)
+    try:
+        text = Path(path).read_text(encoding='utf-8')
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f'cannot be read: {error}', name) from error
+    times: list[float] = []
+    rates: list[float] = []
+    for number, raw in enumerate(text.splitlines(), start=1):
+        fields = raw.split('#', 1)[0].split()
+        if fields:
+            t, rate = _sample(fields, name, number)
+            if times and t <= times[-1]:
+                raise TraceError(f'time {t:g} s does not come after {times[-1]:g} s; sort the '
+                                 'lines by time', name, number)
+            times.append(t)
+            rates.append(rate)
+    if not times:
+        raise TraceError('holds no samples; write lines of "seconds Mbit/s"', name)
+    return LinkTrace(times, rates)
+
+
+def write_trace(path: str | PathLike[str], trace: LinkTrace, comment: str = '') -> None:
+    """Write ``trace`` so that :func:`read_trace` gives it back; ``comment`` goes on top."""
+    lines = [f'# {line}' for line in comment.splitlines()]
+    lines += [f'{float(t)!r} {float(rate)!r}'
+              for t, rate in zip(trace.times, trace.rates, strict=True)]
+    Path(path).write_text('\n'.join(lines) + '\n', encoding='utf-8')
+
+
+def _sample(fields: list[str], name: str, number: int) -> tuple[float, float]:
+    if len(fields) != 2:
+        raise TraceError(f'{len(fields)} columns where "seconds Mbit/s" is expected', name, number)
+    values = []
+    for what, field in zip(('time', 'rate'), fields, strict=True):
+        try:
+            value = float(field)
+        except ValueError:
+            raise TraceError(f'{what} {field!r} is not a number', name, number) from None
+        if not math.isfinite(value):
+            raise TraceError(f'{what} {field!r} is not finite', name, number)
+        values.append(value)
+    if values[1] < 0:
+        raise TraceError(f'rate {fields[1]} is negative; 0 means no link', name, number)
+    return values[0], values[1]

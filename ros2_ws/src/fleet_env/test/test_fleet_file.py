@@ -1,0 +1,193 @@
+"""Fleet files: what they mean, and how a wrong one is refused."""
+
+import dataclasses
+
+import pytest
+import yaml
+from fleet_env.errors import FleetFileError
+from fleet_env.fleet import FleetConfig
+from fleet_env.fleet_file import (
+    dump_fleet,
+    known_fleets,
+    link_trace,
+    load_fleet,
+    read_fleet,
+    with_overrides,
+)
+
+GOOD = '''\
+name: garden
+description: three robots under trees
+minutes: 2
+training:
+  sync: rsp:4
+  learning_rate: 1e-3
+  pace: 0.1
+  task_options: {fog: 0.4, split: iid}
+link: {trace: indoor, scale: 0.1, offset: 60}
+heartbeat: {period: 0.2, limit: 2}
+robots:
+  - name: robot1
+  - name: robot2
+    pace: 0.5
+    link: {trace: mine.txt, scale: 2}
+    power: {computing: 9}
+  - name: robot3
+    link: {offset: 7}
+'''
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / 'mine.txt').write_text('0 4\n1 2\n')
+    file = tmp_path / 'garden.yaml'
+    file.write_text(GOOD)
+    return file
+
+
+def test_what_a_robot_leaves_out_comes_from_the_fleet(path, tmp_path):
+    fleet = read_fleet(path)
+    one, two, three = fleet.robots
+    assert (one.link.trace, one.link.scale, one.link.offset) == ('indoor', .1, 0)
+    assert (two.link.trace, two.link.scale, two.link.offset) == (str(tmp_path / 'mine.txt'), 2, 60)
+    assert three.link.offset == 7
+    assert [robot.pace for robot in fleet.robots] == [.1, .5, .1]
+    assert two.power.computing == 9 and two.power.stalled == 4.04
+    assert fleet.training.learning_rate == .001
+    assert fleet.training.task_options == {'fog': .4, 'split': 'iid'}
+    assert fleet.rank('robot3') == 2
+    with pytest.raises(KeyError, match='robot1, robot2, robot3'):
+        fleet.robot('robot9')
+
+
+def test_only_name_and_robots_are_needed(tmp_path):
+    file = tmp_path / 'f.yaml'
+    file.write_text('name: small\nrobots: [{name: robot1}]\n')
+    fleet = read_fleet(file)
+    assert fleet.network.interface == 'lo' and fleet.training.sync == 'rsp:4'
+
+
+def test_a_fleet_cannot_be_changed(path):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        read_fleet(path).seed = 3
+
+
+def test_a_written_fleet_reads_back(path, tmp_path):
+    fleet = read_fleet(path)
+    file = tmp_path / 'elsewhere' / 'f.yaml'
+    file.parent.mkdir()
+    file.write_text(dump_fleet(fleet))
+    assert read_fleet(file) == fleet
+    assert yaml.safe_load(dump_fleet(fleet)) == fleet.to_dict()
+
+
+def test_every_setting_says_what_it_is():
+    def check(cls):
+        for field in dataclasses.fields(cls):
+            if field.metadata:
+                assert field.metadata['help'], f'{cls.__name__}.{field.name}'
+            elif dataclasses.is_dataclass(field.type):
+                check(field.type)
+    check(FleetConfig)
+
+
+@pytest.mark.parametrize('old, new, line, words', [
+    ('minutes: 2', 'minuts: 2', 3, "unknown key 'minuts'; did you mean 'minutes'"),
+    ('  sync:', '  synk:', 5, "'training.synk'; did you mean 'sync'"),
+    ('    pace: 0.5', '    pase: 0.5', 14, 'pase.*pace'),
+    ('scale: 2', 'scale: fast', 15, 'link.scale must be a number'),
+    ('scale: 0.1', 'scale: 0', 9, 'greater than 0'),
+    ('minutes: 2', 'minutes: true', 3, 'minutes must be a number, not True'),
+    ('minutes: 2', 'minutes: .inf', 3, 'finite'),
+    ('minutes: 2', 'seed: 1.5', 3, 'seed must be a whole number'),
+    ('minutes: 2', 'seed: -1', 3, 'at least 0'),
+    ('minutes: 2', 'minutes:', 3, 'not nothing'),
+    ('sync: rsp:4', 'sync: 4', 5, 'sync must be text'),
+    ('sync: rsp:4', 'sync: ""', 5, 'sync is empty'),
+    ('sync: rsp:4', 'granularity: rows', 5, "did you mean 'row'"),
+    ('sync: rsp:4', 'task: cruda', 5, 'package.module:Class'),
+    ('sync: rsp:4', 'momentum: 1', 5, 'less than 1'),
+    ('sync: rsp:4', 'nesterov: maybe', 5, 'true or false'),
+    ('sync: rsp:4', 'batch_size: 0', 5, 'at least 1'),
+    ('{fog: 0.4, split: iid}', '7', 8, 'must be a mapping'),
+    ('minutes: 2', 'network: {domain_id: 233}', 3, 'at most 232'),
+    ('minutes: 2', 'name: again', 3, 'second time'),
+    ('name: robot3', 'name: robot2', 17, 'two robots.*line 13'),
+    ('name: robot3', 'name: Robot3', 17, 'REP-144'),
+    ('name: robot3', 'name: server', 17, 'name of the server'),
+    ('- name: robot3', '- pace: 1', 17, 'no name'),
+    ('limit: 2', 'limit: 0.1', 10, 'longer than heartbeat.period'),
+    ('mine.txt', 'none.txt', 15, 'no file .*none.txt'),
+    ('minutes: 2', 'minutes: [', 5, 'not valid YAML'),
+    ('name: garden', 'x: 1', 1, 'unknown key'),
+    ('link: {trace: indoor', 'link: &a {x: *a, trace: indoor', 0, 'nested too deeply'),
+])
+def test_a_wrong_file_is_refused_with_line_and_key(path, old, new, line, words):
+    assert old in GOOD
+    path.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(FleetFileError, match=words) as caught:
+        read_fleet(path)
+    assert caught.value.file == str(path) and caught.value.line == line
+
+
+@pytest.mark.parametrize('text, words', [
+    ('', 'is empty'), ('- a\n', 'mapping'), ('robots: [{name: a}]\n', "'name' is missing"),
+    ('name: a\n', "'robots' is missing"), ('name: a\nrobots: []\n', 'at least one'),
+    ('name: a\nrobots: 3\n', 'list'), ('name: a\nrobots: [a]\n', 'mapping'), ('a: "\x00"', 'YAML')])
+def test_a_file_that_is_no_fleet_is_refused(path, text, words):
+    path.write_text(text)
+    with pytest.raises(FleetFileError, match=words):
+        read_fleet(path)
+
+
+def test_fleets_are_found_by_name(path, tmp_path, monkeypatch):
+    monkeypatch.delenv('ROG_FLEET_PATH', raising=False)
+    assert load_fleet('garden', [tmp_path]).file == str(path)
+    with pytest.raises(FleetFileError, match="did you mean 'garden'"):
+        load_fleet('gardn', [tmp_path])
+    with pytest.raises(FleetFileError, match='known are garden'):
+        load_fleet('x', [tmp_path])
+    with pytest.raises(FleetFileError, match='cannot be read'):
+        load_fleet('./garden.yaml')
+    own = tmp_path / 'own'
+    own.mkdir()
+    (own / 'garden.yaml').write_text('name: own\nrobots: [{name: robot1}]\n')
+    monkeypatch.setenv('ROG_FLEET_PATH', str(own))
+    assert load_fleet('garden', [tmp_path]).name == 'own'
+    assert list(known_fleets([tmp_path])) == ['garden']
+
+
+def test_overrides_reach_robots_that_have_no_value_of_their_own(path):
+    fleet = read_fleet(path)
+    changed = with_overrides(fleet, {
+        'training.sync': 'bsp', 'link.scale': '0.5', 'seed': '7', 'training.nesterov': 'false',
+        'training.pace': 0.3, 'robots.robot3.power.stalled': 1, 'training.task_options.fog': .2})
+    assert changed.training.sync == 'bsp' and changed.seed == 7
+    assert changed.training.nesterov is False
+    assert [robot.link.scale for robot in changed.robots] == [.5, 2, .5]
+    assert [robot.pace for robot in changed.robots] == [.3, .5, .3]
+    assert changed.robots[2].power.stalled == 1 and changed.robots[2].link.offset == 7
+    assert changed.training.task_options == {'fog': .2, 'split': 'iid'}
+    assert fleet == read_fleet(path)
+    assert with_overrides(fleet, {}) == fleet
+
+
+@pytest.mark.parametrize('dotted, value, words', [
+    ('training.synk', 'bsp', "override training.synk: .*did you mean 'sync'"),
+    ('trainin.sync', 'bsp', "did you mean 'training'"),
+    ('training.batch_size', 'many', 'whole number'),
+    ('training.batch_size', '0', 'at least 1'),
+    ('robots.robot7.pace', '1', "no robot 'robot7'"),
+    ('seed.x', '1', 'holds no keys'),
+    ('robots', '3', 'list'),
+])
+def test_a_wrong_override_is_refused_by_name(path, dotted, value, words):
+    with pytest.raises(FleetFileError, match=words):
+        with_overrides(read_fleet(path), {dotted: value})
+
+
+def test_a_link_follows_its_trace_scaled_and_shifted(path):
+    fleet = read_fleet(path)
+    assert link_trace(fleet.robots[1].link).rate_at([0, 1]).tolist() == [8, 4]
+    one, three = (link_trace(fleet.robots[i].link) for i in (0, 2))
+    assert three.rate_at(1.05) == one.rate_at(8.05)

@@ -1,0 +1,143 @@
+"""Run records read back as they were written, and say where they are broken."""
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from fleet_env.errors import RecordError
+from fleet_env.records import (
+    EVENTS,
+    SCHEMA,
+    Evaluation,
+    Fault,
+    Iteration,
+    RunWriter,
+    Start,
+    Status,
+    Stop,
+    read_run,
+)
+from fleet_env.summary import Accuracy, RobotSummary, Summary, read_summary, write_summary
+
+EVENTS_OF_A_RUN = [
+    Start(0.0, '', 'a:B', 'rsp:4', 3, 'indoor', ['robot1']),
+    Iteration(1.5, 'robot1', 1, 2.3, 1.0, .4, .1, rows_pushed=300, bandwidth=12.5, link_rate=20.0),
+    Evaluation(1.6, 'robot1', 1, .5),
+    Status(1.7, 'robot1', 'waiting', 4.04, 20.0, 'robot2'),
+    Fault(2.0, '', 'peer_lost', 'robot2 is silent for 3 s'),
+    Stop(3.0, '', 'finished', 1),
+]
+
+
+def test_events_read_back(tmp_path):
+    with RunWriter(tmp_path / 'new' / 'run') as writer:
+        for event in EVENTS_OF_A_RUN:
+            writer.write(event)
+    assert read_run(tmp_path / 'new' / 'run') == EVENTS_OF_A_RUN
+    assert {type(event) for event in EVENTS_OF_A_RUN} == set(EVENTS.values())
+
+
+def test_unknown_numbers_are_null_in_the_file(tmp_path):
+    with RunWriter(tmp_path) as writer:
+        writer.write(Status(0.0, 'robot1', 'joining'))
+    assert json.loads((tmp_path / 'run.jsonl').read_text())['power'] is None
+    (event,) = read_run(tmp_path)
+    assert isinstance(event, Status) and math.isnan(event.power)
+
+
+def test_several_writers_share_a_file(tmp_path):
+    def write(name):
+        with RunWriter(tmp_path) as writer:
+            for i in range(200):
+                writer.write(Fault(float(i), name, 'x' * 500))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, ['a', 'b', 'c', 'd']))
+    events = read_run(tmp_path)
+    for name in 'abcd':
+        assert [event.t for event in events if event.robot == name] == list(range(200))
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path):
+    with RunWriter(tmp_path) as writer:
+        writer.write(EVENTS_OF_A_RUN[-1])
+    with (tmp_path / 'run.jsonl').open('a') as file:
+        file.write('{"kind": "st')
+    assert read_run(tmp_path) == EVENTS_OF_A_RUN[-1:]
+
+
+@pytest.mark.parametrize('line, words', [
+    ('{"kind": ', 'not JSON'), ('3', 'kind None'), ('{"kind": "party"}', 'known are start'),
+    ('{"kind": "stop", "t": 1, "robot": ""}', "lacks the field 'reason'"),
+    ('{"kind": "stop", "t": "x", "robot": "", "reason": ""}', "'t' of Stop"),
+    ('{"kind": "stop", "t": 1, "robot": "", "reason": "", "x": 1}', "no field 'x'"),
+    ('{"kind": "stop", "t": 1, "robot": "", "reason": "", "iterations": true}', 'iterations'),
+    ('{"kind": "start", "t": 0, "robot": "", "task": "", "sync": "", "seed": 1, "schema": "x/9"}',
+     SCHEMA),
+])
+def test_a_broken_line_is_named(tmp_path, line, words):
+    with RunWriter(tmp_path) as writer:
+        writer.write(EVENTS_OF_A_RUN[0])
+    with (tmp_path / 'run.jsonl').open('a') as file:
+        file.write(line + '\n')
+    with pytest.raises(RecordError, match=words) as caught:
+        read_run(tmp_path)
+    assert caught.value.line == 2 and 'run.jsonl, line 2' in str(caught.value)
+
+
+def test_a_missing_run_is_refused(tmp_path):
+    with pytest.raises(RecordError, match='cannot be read'):
+        read_run(tmp_path)
+    with pytest.raises(RecordError, match='cannot be read'):
+        read_summary(tmp_path)
+
+
+def test_a_run_needs_a_folder(tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(RecordError, match='cannot be opened'):
+        RunWriter(tmp_path / 'file')
+
+
+SUMMARY = Summary('rsp:4', 'a:B', 3, 90.0, {
+    'robot1': RobotSummary(7, 1.0, 2.0, .5, 30.0, 10, 20, 99.5, Accuracy(.98, .5, .97),
+                           [(1.5, 1, .6), (3.0, 2, .7)]),
+    'robot2': RobotSummary()}, fleet='indoor', notes={'why': 'test'})
+
+
+def test_a_summary_reads_back(tmp_path):
+    path = write_summary(tmp_path / 'run', SUMMARY)
+    back = read_summary(tmp_path / 'run')
+    assert back.robots['robot1'] == SUMMARY.robots['robot1']
+    assert math.isnan(back.robots['robot2'].accuracy.clean)
+    assert (back.sync, back.seed, back.schema, back.notes) == ('rsp:4', 3, SCHEMA, {'why': 'test'})
+    assert [file.name for file in path.parent.iterdir()] == ['summary.json']
+
+
+def test_equal_summaries_are_equal_files(tmp_path):
+    one, two = write_summary(tmp_path / 'a', SUMMARY), write_summary(tmp_path / 'b', SUMMARY)
+    assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize('change, words', [
+    (lambda d: d.pop('sync'), "lacks the field 'sync'"),
+    (lambda d: d.update(schema='rog-run/7'), 'rog-run/7'),
+    (lambda d: d.update(robots=[]), "'robots'"),
+    (lambda d: d['robots'].update(robot1=[]), 'must be an object'),
+    (lambda d: d['robots']['robot1'].update(evaluations=[[1, 2]]), 'iteration, metric'),
+    (lambda d: d['robots']['robot1'].update(evaluations=3), 'evaluations'),
+    (lambda d: d['robots']['robot1'].update(iterations='x'), 'iterations'),
+    (lambda d: d['robots']['robot1']['accuracy'].update(x=1), "no field 'x'"),
+])
+def test_a_broken_summary_is_refused(tmp_path, change, words):
+    path = write_summary(tmp_path, SUMMARY)
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(RecordError, match=words):
+        read_summary(tmp_path)
+
+
+def test_a_summary_that_is_no_json_is_refused(tmp_path):
+    (tmp_path / 'summary.json').write_text('{')
+    with pytest.raises(RecordError, match='cannot be read'):
+        read_summary(tmp_path)

@@ -1,0 +1,92 @@
+"""`rog fleet`: start a fleet on this machine, look at its settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from fleet_env.fleet import FleetConfig
+from fleet_env.fleet_file import dump_fleet, load_fleet, with_overrides
+from fleet_env.summary import SUMMARY_FILE, read_summary
+from rog_bringup import FLEETS
+from rog_core.sync import parse_sync
+
+from .plot import draw
+from .processes import FleetProcesses
+from .view import outcome, watch
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    parser = verbs.add_parser('fleet', help='start a fleet on this machine, look at its settings')
+    sub = parser.add_subparsers(dest='action', required=True, metavar='ACTION')
+    up = sub.add_parser('up', help='start server and robots as processes of this machine, and watch')
+    up.add_argument('fleet', help='indoor, outdoor or the path of a fleet file')
+    up.add_argument('--sync', help='synchronisation method: bsp, ssp:S, asp or rsp:T')
+    up.add_argument('--minutes', help='duration of the training')
+    up.add_argument('--seed', help='seed of everything random')
+    up.add_argument('--out', type=Path, help='directory for the results (default: runs/...)')
+    up.add_argument('--set', action='append', default=[], metavar='KEY=VALUE',
+                    help='change a setting of the fleet file, e.g. training.pace=0.5')
+    up.add_argument('--plain', action='store_true', help='one line per report, no live table')
+    up.add_argument('--resume', action='store_true', help='go on from the checkpoint in --out')
+    up.set_defaults(run=_up)
+    show = sub.add_parser('show', help='print a fleet file with every setting written out')
+    show.add_argument('fleet')
+    show.set_defaults(run=_show)
+
+
+def _show(options: argparse.Namespace) -> int:
+    print(dump_fleet(load_fleet(options.fleet, [FLEETS])), end='')
+    return 0
+
+
+def _chosen(options: argparse.Namespace) -> FleetConfig:
+    changes = {'training.sync': options.sync, 'minutes': options.minutes, 'seed': options.seed}
+    overrides = {key: value for key, value in changes.items() if value is not None}
+    for text in options.set:
+        key, equals, value = text.partition('=')
+        if not equals:
+            raise argparse.ArgumentTypeError(f'--set {text}: write KEY=VALUE')
+        overrides[key] = value
+    fleet = with_overrides(load_fleet(options.fleet, [FLEETS]), overrides)
+    parse_sync(fleet.training.sync)
+    return fleet
+
+
+def _up(options: argparse.Namespace) -> int:
+    try:
+        fleet = _chosen(options)
+    except argparse.ArgumentTypeError as error:
+        print(f'rog: {error}', file=sys.stderr)
+        return 2
+    stamp = time.strftime('%Y%m%d-%H%M%S')
+    out = options.out or Path('runs') / f'{fleet.name}-{fleet.training.sync.replace(":", "")}-{stamp}'
+    out = out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    if (out / SUMMARY_FILE).exists() and not options.resume:
+        print(f'rog: {out} already holds a run; choose another --out, or --resume it', file=sys.stderr)
+        return 2
+    (out / 'fleet.yaml').write_text(dump_fleet(fleet))
+    os.environ['ROS_DOMAIN_ID'] = str(_domain(fleet))
+    with FleetProcesses(fleet, out, options.resume) as processes:
+        watch(processes, fleet, plain=options.plain or not sys.stdout.isatty())
+    failed = processes.failures()
+    for name, code in failed.items():
+        print(f'rog: {name} ended with exit code {code}; its log: {processes.log(name)}',
+              file=sys.stderr)
+    if not (out / SUMMARY_FILE).exists():
+        print(f'rog: the run left no {SUMMARY_FILE}; see {processes.log("server")}', file=sys.stderr)
+        return 1
+    outcome(read_summary(out), fleet)
+    pictures = draw(out)
+    print(f'\nResults in {out}: run.jsonl, {SUMMARY_FILE}, '
+          f'{", ".join(p.name for p in pictures)}, checkpoint.safetensors')
+    return 1 if failed else 0
+
+
+def _domain(fleet: FleetConfig) -> int:
+    return int(os.environ.get('ROS_DOMAIN_ID') or fleet.network.domain_id)

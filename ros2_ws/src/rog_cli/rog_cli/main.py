@@ -1,0 +1,33 @@
+"""The `rog` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from fleet_env.errors import FleetFileError, RecordError, TraceError
+from rog_core.errors import RogError
+
+from . import fleet, plot, status
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; errors of the user are one line and exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog='rog', description='Train one model on a team of robots over bad Wi-Fi.')
+    verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
+    for module in (fleet, status, plot):
+        module.add_to(verbs)
+    options = parser.parse_args(arguments)
+    try:
+        return options.run(options)
+    except (FleetFileError, TraceError, RecordError, RogError) as error:
+        print(f'rog: {error}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""`rog status`: a live table of the fleets in this DDS domain, on any machine."""
+
+from __future__ import annotations
+
+import argparse
+
+from .view import Monitor, show
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    parser = verbs.add_parser('status', help='a live table of the fleet, on any machine')
+    parser.add_argument('--once', action='store_true',
+                        help='print the table once, as soon as there is something to show')
+    parser.add_argument('--timeout', type=float, default=10.0, metavar='S',
+                        help='seconds to wait for a fleet (default: 10)')
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    with Monitor() as monitor:
+        return show(monitor, options.once, options.timeout)

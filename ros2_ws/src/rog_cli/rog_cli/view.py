@@ -1,0 +1,187 @@
+"""What a person sees of a fleet: the live table while it trains, the outcome at the end."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+import rclpy
+from fleet_env.fleet import FleetConfig
+from fleet_env.summary import Summary
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.signals import SignalHandlerOptions
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rog_msgs.msg import FleetStatus, TrainingStatus
+from rog_ros import qos
+
+from .processes import FleetProcesses
+
+COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting': 'yellow',
+          'away': 'red', 'stopped': 'dim'}
+
+
+class Monitor:
+    """A node that listens to the status topics of the fleet."""
+
+    def __init__(self) -> None:
+        rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+        self.node = rclpy.create_node(f'rog_status_{os.getpid()}')
+        self._executor = SingleThreadedExecutor()
+        self._executor.add_node(self.node)
+        self.fleet: Any = None
+        self.robots: dict[str, Any] = {}
+        self._heard: dict[str, float] = {}
+        self._subscribed: set[str] = set()
+        self.node.create_subscription(FleetStatus, '/rog/fleet_status', self._on_fleet, qos.STATUS)
+
+    def listen(self, robot: str) -> None:
+        """Listen to a robot's status."""
+        if robot not in self._subscribed:
+            self._subscribed.add(robot)
+            self.node.create_subscription(TrainingStatus, f'/{robot}/training_status',
+                                          self._on_robot, qos.STATUS)
+
+    def _on_fleet(self, message: Any) -> None:
+        self.fleet = message
+        for robot in message.robots:
+            self.listen(robot.robot)
+
+    def _on_robot(self, message: Any) -> None:
+        self.robots[message.robot] = message
+        self._heard[message.robot] = time.monotonic()
+
+    def spin(self, seconds: float) -> None:
+        """Take what arrives for a while."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._executor.spin_once(timeout_sec=left)
+
+    def table(self) -> Table:
+        """Return the live table."""
+        fleet = self.fleet
+        if fleet is None:
+            title = 'waiting for the parameter server'
+        else:
+            title = (f'{fleet.sync}   {fleet.state}   {fleet.elapsed:.0f} s   minimum '
+                     f'{100 * fleet.mta:.0f} % of {fleet.rows_total} rows, MTA time '
+                     f'{1e3 * fleet.mta_time:.0f} ms')
+        table = Table(title=title, title_justify='left')
+        for column in ('robot', 'state', 'iteration', 'loss', 'accuracy', 'staleness', 'rows pushed',
+                       'rows pulled', 'link Mbit/s', 'compute s', 'communicate s', 'stall s', 'J'):
+            table.add_column(column, justify='left' if column in ('robot', 'state') else 'right')
+        known = {r.robot: r for r in fleet.robots} if fleet is not None else {}
+        for name in sorted({*self.robots, *known}):
+            table.add_row(*self._row(name, self.robots.get(name), known.get(name)))
+        return table
+
+    @staticmethod
+    def _row(name: str, robot: Any, seen: Any) -> list[str]:
+        state = robot.state if robot is not None else '?'
+        if seen is not None and seen.state == 'away':
+            state = 'away'
+        text = f'{state} for {seen.waiting_for}' if seen is not None and seen.waiting_for else state
+        color = COLORS.get(state, 'white')
+        if robot is None:
+            return [name, f'[{color}]{text}[/]', *[''] * 11]
+        measured = f'{robot.bandwidth:.2f}'
+        link = measured if math.isnan(robot.link_rate) else f'{robot.link_rate:.2f}'
+        return [name, f'[{color}]{text}[/]', str(robot.iteration), _number(robot.loss, '.3f'),
+                _number(100 * robot.accuracy, '.1f', ' %'), str(robot.staleness),
+                f'{robot.rows_pushed}/{robot.rows_total}', f'{robot.rows_pulled}', link,
+                f'{robot.compute_time:.1f}', f'{robot.communicate_time:.1f}',
+                f'{robot.stall_time:.1f}', f'{robot.energy:.0f}']
+
+    def line(self) -> str:
+        """Return the state of the fleet in one line."""
+        if self.fleet is None:
+            return 'waiting for the parameter server'
+        robots = '   '.join(
+            f'{n}: {r.iteration} {r.state} loss {_number(r.loss, ".3f")} accuracy '
+            f'{_number(100 * r.accuracy, ".1f", " %")} rows {r.rows_pushed}/{r.rows_total} '
+            f'stall {r.stall_time:.1f} s' for n, r in sorted(self.robots.items()))
+        return f'{self.fleet.elapsed:5.0f} s {self.fleet.sync}   {robots}'
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._executor.remove_node(self.node)
+        self.node.destroy_node()
+        rclpy.try_shutdown()
+
+
+def _number(value: float, form: str, unit: str = '') -> str:
+    return '-' if math.isnan(value) else format(value, form) + unit
+
+
+def show(monitor: Monitor, once: bool, timeout: float) -> int:
+    """Show the table, once or until Ctrl+C. Exit code 1 when no fleet was found in time."""
+    until = time.monotonic() + timeout
+    while monitor.fleet is None or not monitor.robots:
+        monitor.spin(0.2)
+        if time.monotonic() >= until:
+            domain = os.environ.get('ROS_DOMAIN_ID') or '0'
+            print(f'rog: no parameter server in DDS domain {domain} within {timeout:g} s; is '
+                  'ROS_DOMAIN_ID the same as the fleet\'s?', file=sys.stderr)
+            return 1
+    if once:
+        monitor.spin(0.5)
+        Console().print(monitor.table())
+        return 0
+    with Live(monitor.table(), refresh_per_second=4) as live:
+        while monitor.fleet.state != 'stopped':
+            monitor.spin(0.25)
+            live.update(monitor.table())
+    return 0
+
+
+def watch(processes: FleetProcesses, fleet: FleetConfig, plain: bool) -> None:
+    """Show a fleet that runs on this machine until its run is over; Ctrl+C ends it in order."""
+    with Monitor() as monitor:
+        for robot in fleet.robots:
+            monitor.listen(robot.name)
+        try:
+            if plain:
+                _watch_plain(processes, monitor)
+            else:
+                with Live(monitor.table(), refresh_per_second=4) as live:
+                    while processes.running():
+                        monitor.spin(0.25)
+                        live.update(monitor.table())
+        except KeyboardInterrupt:
+            print('stopping the fleet; Ctrl+C again ends it at once')
+            processes.stop()
+            while processes.running():
+                monitor.spin(0.25)
+
+
+def _watch_plain(processes: FleetProcesses, monitor: Monitor) -> None:
+    while processes.running():
+        monitor.spin(5.0 if monitor.robots else 1.0)
+        print(monitor.line(), flush=True)
+
+
+def outcome(summary: Summary, fleet: FleetConfig) -> None:
+    """Print the table of results."""
+    table = Table(title=f'{fleet.name}, {summary.sync}, {summary.duration_s:.0f} s of training',
+                  title_justify='left')
+    for column in ('robot', 'before the shift', 'after the shift', 'adapted', 'iterations',
+                   'compute', 'communicate', 'stall', 'energy J', 'rows per push'):
+        table.add_column(column, justify='left' if column == 'robot' else 'right')
+    for name, robot in summary.robots.items():
+        total = robot.compute_s + robot.communicate_s + robot.stall_s or math.nan
+        accuracy = robot.accuracy
+        table.add_row(name, *(_number(100 * a, '.1f', ' %')
+                              for a in (accuracy.clean, accuracy.before, accuracy.after)),
+                      str(robot.iterations),
+                      *(f'{t:.1f} s {_number(100 * t / total, ".0f", " %")}'
+                        for t in (robot.compute_s, robot.communicate_s, robot.stall_s)),
+                      f'{robot.energy_j:.0f}', f'{robot.rows_pushed_mean:.0f}')
+    Console(width=None if sys.stdout.isatty() else 140).print(table)

@@ -1,0 +1,190 @@
+"""CPU cost of one worker iteration and of the server's part of it, as a ratio to memcpy.
+
+The real machines run against each other in this process, chunk by chunk with acknowledgements, on one
+core: 17.4 M elements in 33,324 rows, codec onebit, rsp:4 with every row sent. Prints one JSON line.
+Published artifact: 660 to 875 ms (worker) and 630 to 1000 ms (server) per worker-iteration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from convmlp import convmlp_m
+from rog_core.accumulator import Accumulator
+from rog_core.backend import NumpyBackend
+from rog_core.messages import Ack, Chunk, Compute, End, Receipt, RegisterRequest, Send
+from rog_core.partition import RowPartition, partition_of
+from rog_core.server import ServerMachine
+from rog_core.worker import WorkerMachine
+
+SYNC = 'rsp:4'
+FAST = 1e9      # bytes/s: a link that never makes anybody wait
+BUDGET = 1e3    # s: the MTA time lets every row go
+
+
+def model() -> RowPartition:
+    """ConvMLP-M with a head of 117 x 4294: 33,324 rows and 17.4 M elements, as in the published runs."""
+    shapes = [(n, (117, 4294) if n == 'head.weight' else (117,) if n == 'head.bias' else s)
+              for n, s in convmlp_m()]
+    return partition_of(shapes, 'row', 'onebit')
+
+
+class Clock:
+    """Adds up the time spent in the calls of each side."""
+
+    def __init__(self):
+        self.spent: dict[str, float] = {}
+
+    def measure(self, name, call, *arguments):
+        begin = time.perf_counter()
+        result = call(*arguments)
+        self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - begin
+        return result
+
+
+class Pair:
+    """One server and robots that answer at once; messages are delivered in order."""
+
+    def __init__(self, partition: RowPartition, robots: int, max_chunk: int) -> None:
+        self.partition, self.now, self.clock = partition, 0.0, Clock()
+        self.noise = np.random.default_rng(1)
+        backend = NumpyBackend()
+        master = self.noise.standard_normal(partition.elements, np.float32)
+        self.server = ServerMachine(partition, backend, master, 1, SYNC, 'onebit', 1e9,
+                                    max_chunk=max_chunk)
+        # One robot is real. The others only fill the server's tables.
+        store = Accumulator(partition, backend, np.zeros(partition.elements, np.float32))
+        self.worker = WorkerMachine('robot0', 2, store, 'onebit', max_chunk=max_chunk)
+        self.gradient = self.noise.standard_normal(partition.elements, np.float32)
+        self.worker.link.rate = FAST
+        for other in range(1, robots):
+            self._admit(f'robot{other}', 100 + other)
+        self.deliver(self.worker.start(0.0))
+        assert self.worker.state == 'computing', self.worker.state
+        for other in self.server.members.values():
+            if other.robot != 'robot0':
+                other.slowest = 1 << 30  # holds up nobody
+
+    def _admit(self, robot: str, incarnation: int) -> None:
+        request = RegisterRequest(robot, incarnation, 0, 0, 'row', 'onebit', self.partition.digest,
+                                  tuple((p.name, p.shape) for p in self.partition.parameters))
+        assert self.server.on_register(request, 0.0)[0].accepted
+        member = self.server.members[robot]
+        member.mirror.rows[:] = self.server.master
+        member.sender, member.state = None, 'training'
+
+    def deliver(self, actions) -> None:
+        """Carry messages to and fro until both sides are silent."""
+        queue = [('robot', action) for action in actions]
+        calls = {Chunk: 'on_chunk', Ack: 'on_ack', End: 'on_end', Receipt: 'on_receipt'}
+        while queue:
+            batch, queue = queue, []
+            for sender, action in batch:
+                self.now += 1e-6
+                if not isinstance(action, Send):
+                    assert isinstance(action, Compute)
+                    continue
+                message = action.message
+                if isinstance(message, RegisterRequest):
+                    response, more = self.server.on_register(message, self.now)
+                    self.server.members['robot0'].link.rate = FAST
+                    self.worker.on_register_response(response, self.now)
+                    queue += [('server', a) for a in more]
+                elif sender == 'robot':
+                    call = getattr(self.server, calls[type(message)])
+                    queue += [('server', a) for a in self.clock.measure(
+                        'server', call, 'robot0', message, self.now)]
+                else:
+                    call = getattr(self.worker, calls[type(message)])
+                    name = 'worker' if isinstance(message, (Ack, Receipt)) else 'apply'
+                    queue += [('robot', a) for a in self.clock.measure(
+                        name, call, message, self.now)]
+
+    def iterate(self) -> dict[str, float]:
+        """One iteration: seconds in the worker, in its apply of the pull, and in the server."""
+        self.clock.spent = {}
+        self.worker.command = type(self.worker.command)(mta_time=BUDGET)
+        self.server.members['robot0'].push_mta = BUDGET
+        self.worker.link.rate = self.server.members['robot0'].link.rate = FAST
+        measure = self.clock.measure
+        measure('worker', self.worker.accumulator.accumulate, self.gradient, 1e-3)
+        actions = measure('worker', self.worker.on_gradient, self.now)
+        self.deliver(actions)
+        assert self.worker.last_pushed_rows == self.partition.rows
+        assert self.worker.last_pulled_rows >= 0.99 * self.partition.rows
+        return self.clock.spent
+
+
+def push_cost(pair: Pair) -> float:
+    """Seconds of the server per push, without what it does for the pull."""
+    chunks, original = [], pair.server.on_chunk
+
+    def record(robot, chunk, now):
+        begin = time.perf_counter()
+        result = original(robot, chunk, now)
+        chunks.append(time.perf_counter() - begin)
+        return result
+
+    pair.server.on_chunk = record  # type: ignore[method-assign]
+    pair.iterate()
+    pair.server.on_chunk = original  # type: ignore[method-assign]
+    return sum(chunks)
+
+
+def copy_time(array: np.ndarray) -> float:
+    out = np.empty_like(array)
+    begin = time.perf_counter()
+    np.copyto(out, array)
+    out[0] = 0
+    warm = time.perf_counter()
+    np.copyto(out, array)
+    return min(time.perf_counter() - warm, warm - begin)
+
+
+def measure(partition: RowPartition, max_chunk: int, repeats: int) -> dict[str, float]:
+    pair = Pair(partition, 2, max_chunk)
+    pair.iterate()
+    runs, copies = [], []
+    for _ in range(repeats):
+        copies.append(copy_time(pair.gradient))
+        runs.append(pair.iterate())
+    copy = statistics.median(copies)
+    result = {'memcpy_ms': 1e3 * copy}
+    for side in ('worker', 'server', 'apply'):
+        seconds = statistics.median(r[side] for r in runs)
+        result |= {f'{side}_ms': 1e3 * seconds, f'{side}_ratio': seconds / copy}
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--repeats', type=int, default=9)
+    parser.add_argument('--members', type=int, default=32, help='0: leave the push cost out')
+    options = parser.parse_args()
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-1]})
+    partition = model()
+    line: dict = {'bench': 'hot_path', 'elements': partition.elements, 'rows': partition.rows}
+    for name, max_chunk in (('chunk_14000', 14000), ('chunk_1200', 1200)):
+        result = measure(partition, max_chunk, options.repeats)
+        line[name] = {key: round(value, 2) for key, value in result.items()}
+    line['targets'] = {'worker_ratio': 6, 'server_ratio': 8}
+    if options.members:
+        for members in (2, options.members):
+            pair = Pair(partition, members, 14000)
+            pair.iterate()
+            cost = statistics.median(push_cost(pair) for _ in range(5))
+            line[f'push_ms_{members}_members'] = round(1e3 * cost, 2)
+            del pair
+    print(json.dumps(line))
+
+
+if __name__ == '__main__':
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()

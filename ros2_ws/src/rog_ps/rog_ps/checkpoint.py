@@ -1,0 +1,87 @@
+"""Checkpoint: model and strategy state in one safetensors file, replaced whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from rog_core.messages import Kind, Receipt, TransferId
+from rog_core.partition import RowPartition
+from rog_core.server import ServerState
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+FILE = 'checkpoint.safetensors'
+SCHEMA = 'rog-checkpoint/1'
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be written or read; the text says which and why."""
+
+
+def _receipt_to_json(incarnation: int, receipt: Receipt) -> list:
+    t = receipt.transfer
+    return [incarnation, t.incarnation, int(t.kind), t.iteration, t.attempt, receipt.chunks,
+            receipt.taken.hex()]
+
+
+def _receipt_from_json(entry: list) -> tuple[int, Receipt]:
+    incarnation, session, kind, iteration, attempt, chunks, taken = entry
+    transfer = TransferId(int(session), Kind(kind), int(iteration), int(attempt))
+    return int(incarnation), Receipt(transfer, int(chunks), bytes.fromhex(taken))
+
+
+def write(directory: Path, partition: RowPartition, master: np.ndarray, state: ServerState,
+          elapsed: float) -> Path:
+    """Write the checkpoint into ``directory`` and return its path.
+
+    Every parameter is a tensor of its own name, so any safetensors reader can load the model.
+    """
+    sizes = np.cumsum([p.size for p in partition.parameters])[:-1]
+    tensors = {p.name: part.reshape(p.shape)
+               for p, part in zip(partition.parameters, np.split(master, sizes))}
+    tensors['rog/updated_at'] = state.updated_at
+    meta = {'schema': SCHEMA, 'digest': partition.digest, 'iteration': state.iteration,
+            'sync': state.sync, 'elapsed_s': elapsed,
+            'pushes': {n: _receipt_to_json(*push) for n, push in state.pushes.items()}}
+    path = directory / FILE
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=directory, prefix='.checkpoint-')
+        try:
+            with os.fdopen(handle, 'wb') as file:
+                file.write(save(tensors, {'rog': json.dumps(meta)}))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise CheckpointError(f'{path} cannot be written: {error.strerror}') from error
+    return path
+
+
+def read(directory: Path, partition: RowPartition) -> tuple[np.ndarray, ServerState, float]:
+    """Read master rows, strategy state and elapsed seconds of a run of the same model."""
+    path = directory / FILE
+    try:
+        with safe_open(str(path), 'numpy') as file:
+            meta = json.loads((file.metadata() or {})['rog'])
+            if meta['schema'] != SCHEMA:
+                raise CheckpointError(f'{path} has schema {meta["schema"]}, this version reads '
+                                      f'{SCHEMA}')
+            if meta['digest'] != partition.digest:
+                raise CheckpointError(f'{path} is of another model or granularity; choose another '
+                                      'out directory, or start without resume')
+            master = np.concatenate([file.get_tensor(p.name).reshape(-1)
+                                     for p in partition.parameters]).astype(np.float32)
+            updated_at = file.get_tensor('rog/updated_at')
+        pushes = {n: _receipt_from_json(entry) for n, entry in meta['pushes'].items()}
+        return master, ServerState(meta['iteration'], meta['sync'], updated_at, pushes), \
+            float(meta['elapsed_s'])
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f'{path} cannot be read: {error}') from error

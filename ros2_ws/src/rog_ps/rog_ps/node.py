@@ -1,0 +1,355 @@
+"""Parameter-server node: the ROS 2 shell around `rog_core.ServerMachine`."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from fleet_env import records
+from fleet_env.fleet import LinkConfig
+from rclpy.node import Node
+from rog_core.backend import get_backend
+from rog_core.errors import ConfigError, RemoteProtocolError, StaleMessageError
+from rog_core.member import AWAY
+from rog_core.messages import Ack, Action, Chunk, End, Send, Stop
+from rog_core.optimizer import flatten, trainable
+from rog_core.partition import partition_of
+from rog_core.server import ServerMachine
+from rog_core.sync import parse_sync
+from rog_msgs.msg import (
+    FleetStatus,
+    RobotStatus,
+    RowAck,
+    RowChunk,
+    TrainingStatus,
+    TransferEnd,
+    TransferReceipt,
+)
+from rog_msgs.srv import Register, SaveCheckpoint, SetSync
+from rog_ros import qos
+from rog_ros.alarm import Alarm
+from rog_ros.convert import from_ros, payload_bytes, request_from_ros, response_to_ros, to_ros
+from rog_ros.parameters import SERVER, declare
+from rog_ros.shaped import ShapedLink
+from rog_tasks.task import Task, load_task
+from std_srvs.srv import Trigger
+
+from . import checkpoint
+from .recorder import Recorder
+
+STATES = {'pulling': 'training'}  # what people see of the machine's states
+
+
+class _Peer:
+    """Topics of one robot, and the emulated link towards it."""
+
+    def __init__(self, node: ParameterServerNode, robot: str, link: ShapedLink) -> None:
+        self.link = link
+        base = f'/{robot}/'
+        self.out: dict[type, Any] = {
+            Chunk: node.create_publisher(RowChunk, base + 'pull', qos.CHUNK),
+            Ack: node.create_publisher(RowAck, base + 'push_ack', qos.CHUNK),
+            End: node.create_publisher(TransferEnd, base + 'pull_end', qos.CONTROL)}
+        self.receipts = node.create_publisher(TransferReceipt, base + 'push_receipt', qos.CONTROL)
+        for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
+                                     (TransferEnd, 'push_end', qos.CONTROL),
+                                     (TransferReceipt, 'pull_receipt', qos.CONTROL)):
+            node.create_subscription(kind, base + topic,
+                                     lambda message, robot=robot: node.on_message(robot, message),
+                                     profile)
+        node.create_subscription(TrainingStatus, base + 'training_status', node.on_status,
+                                 qos.STATUS)
+
+    def send(self, value: Any, now: float) -> None:
+        publisher = self.out.get(type(value), self.receipts)
+        message = to_ros(value)
+        self.link.send(payload_bytes(value), lambda: publisher.publish(message), now)
+
+
+class ParameterServerNode(Node):
+    """Carries out what the server machine asks for; keeps records and checkpoints."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__('parameter_server', namespace='/rog', **options)
+        self.settings = settings = declare(self, SERVER)
+        parse_sync(settings.sync)  # before the task is loaded, which takes seconds
+        self.done = False
+        self.reason = 'finished'
+        self.out = Path(settings.out) if settings.out else None
+        self._links = {r['name']: LinkConfig(**r['link']) for r in json.loads(settings.robots)}
+        self._peers: dict[str, _Peer] = {}
+        self._dropped = 0
+        self._began: float | None = None   # when the first robot joined
+        self._elapsed_before = 0.0         # in former lives of the server
+        self._finish_by = math.inf
+        self._away: set[str] = set()
+        self.task: Task = load_task(settings.task, json.loads(settings.task_options),
+                                    seed=settings.seed)
+        self.machine = self._build_machine()
+        self._recorder = self._build_recorder()
+        self._status = self.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
+        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
+        for robot in self._links:
+            self._peer(robot)
+        self.create_service(Register, 'register', self._on_register)
+        self.create_service(SaveCheckpoint, 'save_checkpoint', self._on_save)
+        self.create_service(SetSync, 'set_sync', self._on_set_sync)
+        self.create_service(Trigger, 'stop', self._on_stop)
+        self._alarm = Alarm(self, self._on_time)
+        self.create_timer(settings.heartbeat_period, self._heartbeat)
+        if self.out is not None and settings.checkpoint_every:
+            self.create_timer(settings.checkpoint_every, self._save)
+        self._heartbeat()
+
+    # -- building ------------------------------------------------------------------------------------
+
+    def _build_machine(self) -> ServerMachine:
+        settings = self.settings
+        model = self.task.model()
+        partition = partition_of([(n, p.shape) for n, p in trainable(model)], settings.granularity,
+                                 settings.codec)
+        state = None
+        if settings.resume and self.out is not None and (self.out / checkpoint.FILE).exists():
+            master, state, self._elapsed_before = checkpoint.read(self.out, partition)
+            self.get_logger().info(f'going on from {self.out / checkpoint.FILE}, '
+                                   f'iteration {state.iteration}')
+        else:
+            self.get_logger().info(f'preparing the model of {settings.task}')
+            self.task.pretrain(model)
+            master = flatten(model)
+        self._clean = self._before = math.nan
+        if state is None:
+            model.eval()
+            self._clean = float(self.task.evaluate_clean(model))
+            self._before = float(self.task.evaluate(model))
+            self.get_logger().info(f'accuracy {self._clean:.3f} before the shift, '
+                                   f'{self._before:.3f} after it')
+        backend = get_backend('numpy')
+        machine = ServerMachine(partition, backend, backend.from_host(master),
+                                secrets.randbits(63), settings.sync, settings.codec,
+                                settings.heartbeat_limit, settings.importance_magnitude,
+                                settings.importance_age, settings.chunk_bytes)
+        if state is not None:
+            machine.load_state(state)
+        return machine
+
+    def _build_recorder(self) -> Recorder | None:
+        if self.out is None:
+            return None
+        settings = self.settings
+        start = records.Start(self._elapsed_before, '', settings.task, settings.sync, settings.seed,
+                              settings.fleet, list(self._links),
+                              time.strftime('%Y-%m-%dT%H:%M:%S%z'))
+        recorder = Recorder(self.out, start)
+        if not math.isnan(self._before):
+            recorder.baseline(self._clean, self._before)
+        return recorder
+
+    def _peer(self, robot: str) -> _Peer:
+        if robot not in self._peers:
+            link = self._links.get(robot)
+            shaped = ShapedLink() if link is None else ShapedLink.from_config(
+                link, self.settings.link_epoch)
+            self._peers[robot] = _Peer(self, robot, shaped)
+        return self._peers[robot]
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training, over all lives of the server."""
+        now = 0.0 if self._began is None else time.monotonic() - self._began
+        return self._elapsed_before + now
+
+    # -- events --------------------------------------------------------------------------------------
+
+    def _on_register(self, request: Any, response: Any) -> Any:
+        now = time.monotonic()
+        try:
+            wanted = request_from_ros(request)
+        except RemoteProtocolError as error:
+            response.accepted, response.reason = False, str(error)
+            return response
+        if self._links and wanted.robot not in self._links:
+            response.accepted = False
+            response.reason = (f"'{wanted.robot}' is not in the fleet file; it lists "
+                               f"{', '.join(self._links)}")
+            return response
+        peer = self._peer(wanted.robot)
+        answer, actions = self.machine.on_register(wanted, now)
+        if answer.accepted:
+            self._began = self._began or now
+            self.get_logger().info(f'{wanted.robot} joins at iteration {answer.iteration}')
+            if wanted.robot in self._away:
+                self._away.discard(wanted.robot)
+                self._fault(wanted.robot, 'rejoined', f'at iteration {answer.iteration}')
+        else:
+            self.get_logger().warning(f'refused {wanted.robot}: {answer.reason}')
+        assert peer is not None
+        self._act(actions)
+        self._publish_status()
+        return response_to_ros(answer, response)
+
+    def on_message(self, robot: str, message: Any) -> None:
+        """Take a message of a robot's transfer."""
+        machine = self.machine
+        try:
+            value = from_ros(message)
+            handle = {Chunk: machine.on_chunk, Ack: machine.on_ack, End: machine.on_end}.get(
+                type(value), machine.on_receipt)
+            actions = handle(robot, value, time.monotonic())  # type: ignore[operator]
+        except StaleMessageError:
+            return  # expected around every restart
+        except RemoteProtocolError as error:
+            self._dropped += 1
+            self.get_logger().warning(f'dropped a message of {robot}: {error}',
+                                      throttle_duration_sec=5.0)
+            return
+        self._act(actions)
+
+    def on_status(self, message: Any) -> None:
+        """Take a robot's status: heartbeat, record, and its word that it stops."""
+        now = time.monotonic()
+        if self._recorder is not None and not self.done:
+            self._recorder.status(self.elapsed, message)
+        if message.state == 'stopped':
+            self._act(self.machine.on_leave(message.robot, message.incarnation, now))
+        else:
+            self._act(self.machine.on_heartbeat(message.robot, message.incarnation, now))
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        for peer in self._peers.values():
+            peer.link.release(now)
+        self._act(self.machine.on_time(now))
+
+    def _heartbeat(self) -> None:
+        if self.settings.minutes and self.elapsed >= 60 * self.settings.minutes:
+            self.request_stop('finished')
+        if time.monotonic() >= self._finish_by or self._all_final():
+            self._finish()
+        self._report_away()
+        self._publish_status()
+        self._diagnose()
+
+    # -- actions -------------------------------------------------------------------------------------
+
+    def _act(self, actions: list[Action]) -> None:
+        now = time.monotonic()
+        for action in actions:
+            if isinstance(action, Send):
+                self._peers[action.robot].send(action.message, now)
+            elif isinstance(action, Stop):
+                # The robots still evaluate the final model; their last status ends the record.
+                self._finish_by = min(self._finish_by, now + 2 * self.settings.heartbeat_limit)
+        self._alarm.set(min([self.machine.deadline, *(p.link.deadline for p in self._peers.values())]))
+
+    def request_stop(self, reason: str) -> None:
+        """End the run in order: everybody gets the final model, then the records are closed."""
+        if self.machine.stopping:
+            return
+        self.reason = reason
+        self.get_logger().info(f'stopping: {reason}')
+        self._act(self.machine.stop(time.monotonic()))
+        self._publish_status()
+
+    def _all_final(self) -> bool:
+        if math.isinf(self._finish_by) or self._recorder is None:
+            return not math.isinf(self._finish_by)
+        expected = {m.robot for m in self.machine.members.values() if m.state != AWAY}
+        return expected <= self._recorder.final_statuses()
+
+    def _finish(self) -> None:
+        if self.done:
+            return
+        self.done = True
+        if self.out is not None:
+            self._save()
+        if self._recorder is not None:
+            path = self._recorder.stop(self.elapsed, self.reason)
+            self.get_logger().info(f'wrote {path}')
+
+    def _report_away(self) -> None:
+        for member in self.machine.members.values():
+            if member.state == AWAY and member.robot not in self._away:
+                self._away.add(member.robot)
+                self.get_logger().warning(f'{member.robot} is away: no heartbeat for '
+                                          f'{self.settings.heartbeat_limit:g} s')
+                self._fault(member.robot, 'peer_lost', 'no heartbeat; the others go on')
+
+    def _fault(self, robot: str, what: str, detail: str) -> None:
+        if self._recorder is not None and not self.done:
+            self._recorder.fault(self.elapsed, robot, what, detail)
+
+    # -- control services ----------------------------------------------------------------------------
+
+    def _save(self, directory: Path | None = None) -> Path | None:
+        target = directory or self.out
+        if target is None:
+            raise checkpoint.CheckpointError('give a path; the server has no out directory')
+        machine = self.machine
+        return checkpoint.write(target, machine.partition, machine.backend.to_host(machine.master),
+                                machine.state(), self.elapsed)
+
+    def _on_save(self, request: Any, response: Any) -> Any:
+        try:
+            response.message = str(self._save(Path(request.path) if request.path else None))
+            response.success = True
+        except checkpoint.CheckpointError as error:
+            response.success, response.message = False, str(error)
+        return response
+
+    def _on_set_sync(self, request: Any, response: Any) -> Any:
+        try:
+            self._act(self.machine.set_sync(request.sync, time.monotonic()))
+            response.success, response.message = True, str(self.machine.method)
+        except ConfigError as error:
+            response.success, response.message = False, str(error)
+        return response
+
+    def _on_stop(self, request: Any, response: Any) -> Any:
+        self.request_stop('stopped by request')
+        response.success, response.message = True, 'stopping'
+        return response
+
+    # -- status --------------------------------------------------------------------------------------
+
+    def _publish_status(self) -> None:
+        now = time.monotonic()
+        machine = self.machine
+        active = machine.active()
+        message = FleetStatus(
+            incarnation=machine.incarnation, sync=str(machine.method), model=machine.partition.digest,
+            state='stopped' if self.done else 'stopping' if machine.stopping else 'training',
+            rows_total=machine.partition.rows, fastest=machine.iteration,
+            slowest=min((m.slowest for m in active), default=0), mta=machine.method.minimum,
+            mta_time=float(machine.mta_time), elapsed=float(self.elapsed))
+        message.robots = [RobotStatus(
+            robot=m.robot, state=STATES.get(m.state, m.state), iteration=m.iteration,
+            slowest_row=m.slowest, rows_pushed=m.rows_pushed, rows_pulled=m.rows_pulled,
+            heartbeat_age=float(now - m.heard), mta_duration=float(max(m.push_mta, m.pull_mta)),
+            bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for))
+            for m in machine.members.values()]
+        message.header.stamp = self.get_clock().now().to_msg()
+        self._status.publish(message)
+
+    def _diagnose(self) -> None:
+        """Health for people and monitors: who is away, and what was refused (REP-107)."""
+        away = [m.robot for m in self.machine.members.values() if m.state == AWAY]
+        status = DiagnosticStatus(
+            name=f'{self.get_fully_qualified_name()}: fleet', hardware_id='rog',
+            level=DiagnosticStatus.WARN if away else DiagnosticStatus.OK,
+            message=f'away: {", ".join(away)}' if away else f'{len(self.machine.active())} robots')
+        status.values = [KeyValue(key='messages refused', value=str(self._dropped)),
+                         KeyValue(key='sync', value=str(self.machine.method))]
+        message = DiagnosticArray(status=[status])
+        message.header.stamp = self.get_clock().now().to_msg()
+        self._diagnostics.publish(message)
+
+    def destroy_node(self) -> None:
+        """Release the thread, then the node."""
+        self._alarm.close()
+        super().destroy_node()

@@ -1,0 +1,21 @@
+from setuptools import find_packages, setup
+
+package_name = 'rog_ps'
+
+setup(
+    name=package_name,
+    version='0.1.0',
+    packages=find_packages(exclude=['test']),
+    data_files=[
+        ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
+        ('share/' + package_name, ['package.xml']),
+    ],
+    install_requires=['safetensors'],
+    extras_require={'test': ['pytest']},
+    zip_safe=True,
+    maintainer='The ROG founders',
+    maintainer_email='rog@example.org',
+    description='Parameter-server node of ROG.',
+    license='Apache-2.0',
+    entry_points={'console_scripts': ['parameter_server = rog_ps.main:main']},
+)

@@ -1,0 +1,131 @@
+"""Between rog_msgs and the values of rog_core. No meaning is added and no check is left out here."""
+
+from __future__ import annotations
+
+import array
+from typing import Any
+
+import numpy as np
+from rog_core.errors import RemoteProtocolError
+from rog_core.messages import (
+    Ack,
+    Chunk,
+    Command,
+    End,
+    Kind,
+    Receipt,
+    RegisterRequest,
+    RegisterResponse,
+    TransferId,
+)
+from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
+from rog_msgs.srv import Register
+
+HEADER_BYTES = 40  # of a serialised RowChunk beside ids and values; for the emulated link
+
+
+def _octets(data: Any) -> array.array:
+    out = array.array('B')
+    out.frombytes(memoryview(data).cast('B'))
+    return out
+
+
+def _uint8(field: Any) -> np.ndarray:
+    return np.frombuffer(memoryview(field), np.uint8)
+
+
+def _transfer(message: Any) -> TransferId:
+    try:
+        kind = Kind(message.kind)
+    except ValueError:
+        raise RemoteProtocolError(f'message has kind {message.kind}, which this version does not '
+                                  'know') from None
+    return TransferId(message.incarnation, kind, message.iteration, message.attempt)
+
+
+def _identity(transfer: TransferId) -> dict[str, int]:
+    return {'incarnation': transfer.incarnation, 'kind': int(transfer.kind),
+            'iteration': transfer.iteration, 'attempt': transfer.attempt}
+
+
+def to_ros(message: Chunk | Ack | End | Receipt) -> Any:
+    """Return the rog_msgs message of a value of rog_core."""
+    identity = _identity(message.transfer)
+    if isinstance(message, Chunk):
+        return RowChunk(**identity, sequence=message.sequence, codec=message.codec,
+                        segments=message.segments, ids=_octets(message.ids),
+                        values=_octets(message.values))
+    if isinstance(message, Ack):
+        return RowAck(**identity, next_expected=message.next_expected,
+                      received_mask=message.received_mask)
+    if isinstance(message, Receipt):
+        return TransferReceipt(**identity, chunks=message.chunks, taken=_octets(message.taken))
+    command = message.command
+    return TransferEnd(**identity, chunks=message.chunks, duration=float(message.duration),
+                       mta_duration=float(message.mta_duration), mta_time=float(command.mta_time),
+                       next_iteration=command.next_iteration, staleness=int(command.staleness),
+                       sync=command.sync, stop=command.stop)
+
+
+def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
+    """Return the value of rog_core of a message. Raises `RemoteProtocolError` for an unknown kind."""
+    transfer = _transfer(message)
+    if isinstance(message, RowChunk):
+        return Chunk(transfer, message.sequence, message.codec, message.segments,
+                     _uint8(message.ids), _uint8(message.values))
+    if isinstance(message, RowAck):
+        return Ack(transfer, message.next_expected, message.received_mask)
+    if isinstance(message, TransferReceipt):
+        return Receipt(transfer, message.chunks, bytes(memoryview(message.taken)))
+    return End(transfer, message.chunks, message.duration, message.mta_duration,
+               Command(message.next_iteration, message.mta_time, message.staleness, message.sync,
+                       message.stop))
+
+
+def payload_bytes(message: Chunk | Ack | End | Receipt) -> int:
+    """Bytes that a message takes on the air, without what DDS and UDP add."""
+    if isinstance(message, Chunk):
+        return HEADER_BYTES + message.ids.size + message.values.size
+    return HEADER_BYTES + (len(message.taken) if isinstance(message, Receipt) else 0)
+
+
+def request_to_ros(request: RegisterRequest) -> Any:
+    """Return the service request of a registration."""
+    return Register.Request(
+        protocol=request.protocol, robot=request.robot, incarnation=request.incarnation,
+        iteration=request.iteration, attempt=request.attempt, granularity=request.granularity,
+        codec=request.codec, digest=request.digest, names=[n for n, _ in request.parameters],
+        shapes=['x'.join(map(str, shape)) for _, shape in request.parameters])
+
+
+def request_from_ros(request: Any) -> RegisterRequest:
+    """Return the registration that a service request holds; `RemoteProtocolError` if malformed."""
+    if len(request.names) != len(request.shapes):
+        raise RemoteProtocolError(f'registration names {len(request.names)} parameters but gives '
+                                  f'{len(request.shapes)} shapes')
+    try:
+        shapes = [tuple(int(n) for n in s.split('x')) if s else () for s in request.shapes]
+    except ValueError:
+        raise RemoteProtocolError('registration has a shape that is not numbers joined by x') from None
+    return RegisterRequest(request.robot, request.incarnation, request.iteration, request.attempt,
+                           request.granularity, request.codec, request.digest,
+                           tuple(zip(request.names, shapes)), request.protocol)
+
+
+def response_to_ros(response: RegisterResponse, message: Any) -> Any:
+    """Fill the service response of a registration."""
+    message.accepted, message.reason = response.accepted, response.reason
+    message.retry, message.incarnation = response.retry, response.incarnation
+    message.iteration, message.attempt = response.iteration, response.attempt
+    message.sync = response.sync
+    if response.push is not None:
+        message.push = to_ros(response.push)
+    return message
+
+
+def response_from_ros(message: Any) -> RegisterResponse:
+    """Return the answer that a service response holds."""
+    push = from_ros(message.push) if message.push.chunks else None
+    assert push is None or isinstance(push, Receipt)
+    return RegisterResponse(message.accepted, message.reason, message.retry, message.incarnation,
+                            message.iteration, message.attempt, message.sync, push)

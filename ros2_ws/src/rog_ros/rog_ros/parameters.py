@@ -1,0 +1,128 @@
+"""Node parameters: declared once, filled from the fleet file by `rog fleet up` and the launch files.
+
+The fleet file is the single source of a fleet's settings; a node's parameters are what it says,
+flattened, and a default where there is no fleet file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig
+from fleet_env.power import PowerModel
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rclpy.node import Node
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One parameter: default (its type is the parameter's), description with unit, bounds."""
+
+    default: Any
+    description: str
+    low: float | None = None
+    high: float | None = None
+
+
+COMMON = {
+    'task': Knob('rog_tasks.cruda:Cruda', 'Task to train, package.module:Class.'),
+    'task_options': Knob('{}', 'Options of the task, a JSON object.'),
+    'seed': Knob(0, 'Seed of model, data and batches.', 0, 2 ** 31 - 1),
+    'granularity': Knob('row', 'Unit of transmission and staleness: model, layer, row or element.'),
+    'codec': Knob('onebit', 'Code of the rows on the wire: raw or onebit.'),
+    'heartbeat_period': Knob(0.5, 'Time between status reports, s.', 0.05, 60.0),
+    'heartbeat_limit': Knob(3.0, 'Silence after which a peer counts as gone, s.', 0.2, 3600.0),
+    'chunk_bytes': Knob(14000, 'Most bytes of rows in one chunk, B.', 256, 65000),
+    'link_epoch': Knob(0.0, 'Wall-clock time at which the traces of emulated links begin, s.'),
+    'importance_magnitude': Knob(1.0, 'Weight f1 of the gradient magnitude in a row\'s importance.',
+                                 0.0, 1e6),
+    'importance_age': Knob(1.0, 'Weight f2 of the age in a row\'s importance.', 0.0, 1e6),
+}
+
+WORKER = COMMON | {
+    'rank': Knob(0, 'Rank of this robot, selects its share of the data.', 0, 65535),
+    'world': Knob(1, 'Number of robots that share the data.', 1, 65536),
+    'learning_rate': Knob(0.002, 'Learning rate.', 0.0, 1e6),
+    'momentum': Knob(0.9, 'Nesterov momentum.', 0.0, 1.0),
+    'weight_decay': Knob(0.0, 'Weight decay.', 0.0, 1e6),
+    'batch_size': Knob(24, 'Samples in a batch.', 1, 2 ** 31 - 1),
+    'evaluate_every': Knob(10, 'Iterations between evaluations; 0 for none but the last.',
+                           0, 2 ** 31 - 1),
+    'pace': Knob(0.0, 'Least duration of one gradient computation, s; emulates a slower robot.',
+                 0.0, 3600.0),
+    'device': Knob('cpu', 'PyTorch device that computes the gradients: cpu, cuda or cuda:N.'),
+    'link': Knob('{"emulate": false}', 'Link to the server as in a fleet file, a JSON object.'),
+    'power': Knob('{}', 'Power per state, W, as in a fleet file, a JSON object.'),
+    'server_namespace': Knob('/rog', 'Namespace of the parameter server.'),
+}
+
+SERVER = COMMON | {
+    'sync': Knob('rsp:4', 'Synchronisation method: bsp, ssp:S, asp or rsp:T.'),
+    'minutes': Knob(0.0, 'Duration of the run, min; 0 until it is stopped.', 0.0, 1e6),
+    'robots': Knob('[]', 'Robots of the fleet with their links, a JSON list of objects with name '
+                         'and link. Empty: anybody may join, over a real link.'),
+    'out': Knob('', 'Directory for run.jsonl, summary.json and the checkpoint; empty for none.'),
+    'checkpoint_every': Knob(10.0, 'Time between checkpoints, s; 0 for none.', 0.0, 1e6),
+    'resume': Knob(False, 'Go on from the checkpoint in the out directory, if there is one.'),
+    'fleet': Knob('', 'Name of the fleet, for the records.'),
+}
+
+
+def declare(node: Node, knobs: dict[str, Knob]) -> SimpleNamespace:
+    """Declare the parameters on a node and return their values by name."""
+    values = {}
+    for name, knob in knobs.items():
+        descriptor = ParameterDescriptor(name=name, description=knob.description, read_only=True)
+        if isinstance(knob.default, float) and knob.low is not None:
+            descriptor.floating_point_range = [
+                FloatingPointRange(from_value=float(knob.low), to_value=float(knob.high))]
+        elif isinstance(knob.default, int) and knob.low is not None:
+            descriptor.integer_range = [
+                IntegerRange(from_value=int(knob.low), to_value=int(knob.high), step=1)]
+        values[name] = node.declare_parameter(name, knob.default, descriptor).value
+    return SimpleNamespace(**values)
+
+
+def _common(fleet: FleetConfig, epoch: float) -> dict[str, Any]:
+    training = fleet.training
+    return {'task': training.task, 'task_options': json.dumps(training.task_options),
+            'seed': fleet.seed, 'granularity': training.granularity, 'codec': training.codec,
+            'heartbeat_period': fleet.heartbeat.period, 'heartbeat_limit': fleet.heartbeat.limit,
+            'chunk_bytes': fleet.network.chunk_bytes, 'link_epoch': epoch}
+
+
+def _json(settings: Any) -> str:
+    return json.dumps(dataclasses.asdict(settings))
+
+
+def worker_parameters(fleet: FleetConfig, robot: RobotConfig, epoch: float) -> dict[str, Any]:
+    """Parameters of a robot's worker node."""
+    training = fleet.training
+    return _common(fleet, epoch) | {
+        'rank': fleet.rank(robot.name), 'world': len(fleet.robots),
+        'learning_rate': training.learning_rate, 'momentum': training.momentum,
+        'weight_decay': training.weight_decay, 'batch_size': training.batch_size,
+        'evaluate_every': training.evaluate_every, 'pace': robot.pace,
+        'link': _json(robot.link), 'power': _json(robot.power)}
+
+
+def server_parameters(fleet: FleetConfig, epoch: float, out: str) -> dict[str, Any]:
+    """Parameters of the parameter-server node."""
+    robots = [{'name': r.name, 'link': dataclasses.asdict(r.link)} for r in fleet.robots]
+    return _common(fleet, epoch) | {
+        'sync': fleet.training.sync, 'minutes': fleet.minutes, 'robots': json.dumps(robots),
+        'out': out, 'checkpoint_every': fleet.server.checkpoint_every, 'fleet': fleet.name}
+
+
+def link_of(text: str) -> LinkConfig:
+    """Link settings of a JSON object, those that are missing by default."""
+    return LinkConfig(**json.loads(text))
+
+
+def power_of(text: str) -> PowerModel:
+    """Power settings of a JSON object, those that are missing by default."""
+    return PowerModel(**json.loads(text))

@@ -1,0 +1,57 @@
+"""An emulated link at the sender: messages leave as a token bucket lets them. Off on real robots."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Callable
+
+from fleet_env.bucket import TokenBucket
+from fleet_env.fleet import LinkConfig
+from fleet_env.fleet_file import link_trace
+from fleet_env.trace import LinkTrace
+
+
+class ShapedLink:
+    """First-in first-out link that follows a trace, plus a fixed delay; without a trace, no delay.
+
+    ``latency`` in seconds. ``epoch``: wall-clock time at which the trace begins, the same in every
+    process of a fleet, so that both directions of a link fade together.
+    """
+
+    def __init__(self, trace: LinkTrace | None = None, latency: float = 0.0,
+                 epoch: float = 0.0) -> None:
+        self.latency = latency
+        start = time.monotonic() - (time.time() - epoch if epoch else 0.0)
+        self._bucket = TokenBucket(trace, start) if trace is not None else None
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+
+    @classmethod
+    def from_config(cls, link: LinkConfig, epoch: float) -> ShapedLink:
+        """Build the link that a fleet file describes."""
+        return cls(link_trace(link), link.latency, epoch) if link.emulate else cls()
+
+    def send(self, nbytes: int, publish: Callable[[], None], now: float) -> None:
+        """Call ``publish`` once the link has carried ``nbytes``."""
+        if self._bucket is None:
+            publish()
+            return
+        at = self._bucket.offer(nbytes, now) + self.latency
+        heapq.heappush(self._queue, (at, next(self._count), publish))
+
+    def release(self, now: float) -> None:
+        """Publish what has left the link by now."""
+        while self._queue and self._queue[0][0] <= now:
+            heapq.heappop(self._queue)[2]()
+
+    @property
+    def deadline(self) -> float:
+        """Time at which `release` has something to do; infinity: never."""
+        return self._queue[0][0] if self._queue else math.inf
+
+    def rate(self, now: float) -> float:
+        """Rate now, Mbit/s; NaN for a real link."""
+        return math.nan if self._bucket is None else self._bucket.rate_at(now)

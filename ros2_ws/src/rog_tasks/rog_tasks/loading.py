@@ -1,0 +1,36 @@
+"""Finds what a text ``package.module:name`` means."""
+
+import importlib
+import re
+from typing import Any
+
+from rog_tasks.errors import TaskError
+
+_SPEC = re.compile(r'([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)')
+
+
+def load_object(spec: str, what: str) -> Any:
+    """Import ``package.module:name`` and return the object of that name.
+
+    :param what: what the object is to the user, for messages: ``task``, ``model``.
+    :raises TaskError: when the text has another form, the module is not found or fails to import,
+        or holds no such name.
+    """
+    match = _SPEC.fullmatch(spec)
+    if not match:
+        raise TaskError(f'{what} {spec!r} must look like package.module:name')
+    module_name, name = match.groups()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name + '.').startswith(error.name + '.'):
+            raise TaskError(f'{what} {spec!r}: there is no module {error.name!r}; is it installed, '
+                            'or its folder on PYTHONPATH?') from error
+        raise TaskError(f'{what} {spec!r}: {module_name} needs the module {error.name!r}, which is '
+                        'not installed') from error
+    except Exception as error:
+        raise TaskError(f'{what} {spec!r}: importing {module_name} failed with '
+                        f'{type(error).__name__}: {error}') from error
+    if not hasattr(module, name):
+        raise TaskError(f'{what} {spec!r}: {module_name} has no {name!r}')
+    return getattr(module, name)

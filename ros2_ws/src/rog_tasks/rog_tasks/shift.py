@@ -1,0 +1,53 @@
+"""Fog and brightness, as DeepTest (Tian et al., ICSE 2018) spoils images.
+
+All functions take and give images (N, C, H, W), float, 0 (black) to 1 (white), and change nothing
+in place.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def brighten(images: Tensor, amount: float) -> Tensor:
+    """Add ``amount`` (-1 to 1) to every pixel and clip to 0..1; negative darkens."""
+    return (images + amount).clamp(0, 1)
+
+
+def fog(images: Tensor, strength: float, generator: torch.Generator, cells: int = 3) -> Tensor:
+    """Blend each image with its own bank of fog.
+
+    The density of the fog is a smooth random field, between half of ``strength`` and all of it: at
+    density d a pixel p becomes (1 - d) p + d, white.
+
+    :param strength: 0 (clear) to 1 (white-out).
+    :param cells: random values along each side of the field; fewer make larger banks.
+    """
+    coarse = torch.rand(len(images), 1, cells, cells, generator=generator).to(images)
+    field = torch.nn.functional.interpolate(coarse, size=images.shape[-2:], mode='bilinear',
+                                            align_corners=True)
+    density = strength * (0.5 + 0.5 * field)
+    return images * (1 - density) + density
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The change of the world that spoils a recogniser: fog, then brightness."""
+
+    fog: float
+    """Strength of the fog, 0 to 1."""
+    brightness: float
+    """Added to every pixel, -1 to 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fog <= 1:
+            raise ValueError(f'fog is {self.fog}; it must lie between 0 (clear) and 1 (white-out)')
+        if not -1 <= self.brightness <= 1:
+            raise ValueError(f'brightness is {self.brightness}; it must lie between -1 and 1')
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Spoil ``images``; every image gets its own fog from ``generator``."""
+        if self.fog:
+            images = fog(images, self.fog, generator)
+        return brighten(images, self.brightness)

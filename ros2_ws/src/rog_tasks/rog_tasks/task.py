@@ -1,0 +1,147 @@
+"""What a fleet trains: the interface of a task, and how one is loaded by name.
+
+A task is made from a seed and options, on every machine alike: equal arguments must give equal
+models and equal batches, because robots and server never exchange data, only rows of parameters.
+"""
+
+import difflib
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rog_tasks.errors import TaskError
+from rog_tasks.loading import load_object
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_REQUIRED = ('model', 'batches', 'loss', 'evaluate')
+
+
+class Task(ABC):
+    """A model, its data, its loss and its metric.
+
+    A class of one's own may derive from this one, or just have ``model``, ``batches``, ``loss`` and
+    ``evaluate``. Options arrive as keyword arguments of the constructor, and ``seed`` where the
+    constructor takes it.
+    """
+
+    batch_size: int = 24
+    """Samples in a batch of one robot; set from the fleet file before ``batches`` is called."""
+
+    @abstractmethod
+    def model(self) -> 'nn.Module':
+        """Return a new model, initialised the same for the same seed.
+
+        Only parameters are exchanged: buffers (batch normalisation's statistics) stay local.
+        """
+
+    @abstractmethod
+    def batches(self, rank: int, world: int) -> Iterator[Any]:
+        """Yield the batches of robot ``rank`` of ``world``, without end, the same for the seed."""
+
+    @abstractmethod
+    def loss(self, model: 'nn.Module', batch: Any) -> 'Tensor':
+        """Return the loss of ``model`` on one batch, a scalar that can be differentiated."""
+
+    @abstractmethod
+    def evaluate(self, model: 'nn.Module') -> float:
+        """Return the metric in the world as it is now, 0 to 1; leaves the model as it was."""
+
+    def pretrain(self, model: 'nn.Module') -> None:  # noqa: B027 (nothing is a fair default)
+        """Bring a new model, in place, to its state before online training; server only."""
+
+    def evaluate_clean(self, model: 'nn.Module') -> float:
+        """Return the metric in the world before it changed, 0 to 1; NaN where it never did."""
+        return math.nan
+
+
+class _Plain(Task):
+    """A task of a class that does not derive from :class:`Task`."""
+
+    def __init__(self, inner: Any):
+        self._inner = inner
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == 'batch_size':
+            self._inner.batch_size = value
+
+    def model(self) -> 'nn.Module':
+        return self._inner.model()
+
+    def batches(self, rank: int, world: int) -> Iterator[Any]:
+        return self._inner.batches(rank, world)
+
+    def loss(self, model: 'nn.Module', batch: Any) -> 'Tensor':
+        return self._inner.loss(model, batch)
+
+    def evaluate(self, model: 'nn.Module') -> float:
+        return self._inner.evaluate(model)
+
+    def pretrain(self, model: 'nn.Module') -> None:
+        if hasattr(self._inner, 'pretrain'):
+            self._inner.pretrain(model)
+
+    def evaluate_clean(self, model: 'nn.Module') -> float:
+        if hasattr(self._inner, 'evaluate_clean'):
+            return self._inner.evaluate_clean(model)
+        return math.nan
+
+
+def load_task(spec: str, options: Mapping[str, Any] | None = None, seed: int = 0,
+              batch_size: int | None = None) -> Task:
+    """Make the task that ``spec``, ``package.module:Class``, names.
+
+    :param options: keyword arguments of its constructor.
+    :param seed: passed as ``seed`` where the constructor takes it.
+    :param batch_size: samples in a batch; by default the task's own.
+    :raises TaskError: says what is wrong: no such module or class, a method that is missing, an
+        option that the constructor does not know, or the error that it ended with.
+    """
+    cls = load_object(spec, 'task')
+    if not inspect.isclass(cls):
+        raise TaskError(f'task {spec!r} is no class')
+    missing = [name for name in _REQUIRED if not callable(getattr(cls, name, None))
+               or name in getattr(cls, '__abstractmethods__', ())]
+    if missing:
+        raise TaskError(f'task {spec!r} does not implement {", ".join(missing)}; a task has '
+                        f'{", ".join(_REQUIRED)}')
+    if batch_size is not None and batch_size < 1:
+        raise TaskError(f'batch_size is {batch_size}; it must be at least 1')
+    arguments = _arguments(cls, spec, dict(options or {}), seed)
+    try:
+        made = cls(**arguments)
+    except TaskError as error:
+        raise TaskError(f'task {spec!r}: {error}') from error
+    except Exception as error:
+        raise TaskError(f'task {spec!r}: its constructor failed with {type(error).__name__}: '
+                        f'{error}') from error
+    task = made if isinstance(made, Task) else _Plain(made)
+    if batch_size is not None:
+        task.batch_size = batch_size
+    return task
+
+
+def _arguments(cls: type, spec: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
+    parameters = inspect.signature(cls).parameters
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    known = [name for name, p in parameters.items()
+             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for option in options:
+        if option == 'seed':
+            raise TaskError(f"task {spec!r}: the seed is the fleet's and no option of the task")
+        if option not in known and not anything:
+            near = difflib.get_close_matches(option, known, 1)
+            there = [name for name in known if name != 'seed']
+            hint = f'did you mean {near[0]!r}?' if near else \
+                f'it knows {", ".join(there)}' if there else 'it has no options'
+            raise TaskError(f'task {spec!r} has no option {option!r}; {hint}')
+    if 'seed' in known or anything:
+        options['seed'] = seed
+    for name in known:
+        if parameters[name].default is inspect.Parameter.empty and name not in options:
+            raise TaskError(f'task {spec!r} needs the option {name!r}')
+    return options

@@ -1,0 +1,63 @@
+"""Tasks are loaded by name, and one that does not load says why."""
+
+import math
+
+import pytest
+from rog_tasks.errors import TaskError
+from rog_tasks.task import Task, load_task
+
+
+def test_a_class_with_the_four_methods_is_a_task():
+    task = load_task('sample_tasks:Plain', {'size': 3}, seed=1, batch_size=5)
+    assert isinstance(task, Task) and task.batch_size == 5
+    model = task.model()
+    task.pretrain(model)
+    batch = next(task.batches(2, 4))
+    assert batch.shape == (5, 3)
+    assert task.loss(model, batch).ndim == 0
+    assert task.evaluate(model) == .5
+    assert math.isnan(task.evaluate_clean(model))
+
+
+def test_the_task_decides_the_batch_size_where_nobody_else_does():
+    assert next(load_task('sample_tasks:Plain').batches(0, 1)).shape == (8, 2)
+
+
+def test_the_seed_is_passed_to_those_who_take_it():
+    task = load_task('sample_tasks:Seeded', {'x': 1}, seed=9)
+    assert task._inner.seed == 9 and task._inner.options == {'x': 1}
+
+
+@pytest.mark.parametrize('spec, options, words', [
+    ('cruda', {}, 'package.module:name'),
+    ('a.b:', {}, 'package.module:name'),
+    ('no_such_module:Task', {}, "no module 'no_such_module'"),
+    ('rog_tasks.no_such:Task', {}, "no module 'rog_tasks.no_such'"),
+    ('needy_module:Task', {}, "needs the module 'a_package_that_nobody_has'"),
+    ('broken_module:Task', {}, 'RuntimeError: half written'),
+    ('sample_tasks:Nobody', {}, "has no 'Nobody'"),
+    ('sample_tasks:function', {}, 'is no class'),
+    ('sample_tasks:NoLoss', {}, 'does not implement loss'),
+    ('rog_tasks.task:Task', {}, 'does not implement model, batches, loss, evaluate'),
+    ('sample_tasks:Plain', {'sise': 3}, "no option 'sise'; did you mean 'size'"),
+    ('sample_tasks:Plain', {'colour': 3}, 'it knows size'),
+    ('sample_tasks:Plain', {'seed': 3}, 'seed'),
+    ('sample_tasks:Needy', {}, "needs the option 'folder'"),
+    ('sample_tasks:Broken', {}, 'OSError: the disk is on fire'),
+    ('rog_tasks.cruda:Cruda', {'fog': 2}, 'fog is 2.0'),
+    ('rog_tasks.cruda:Cruda', {'fog': 'thick'}, 'fog and brightness'),
+    ('rog_tasks.cruda:Cruda', {'brightness': -3}, 'brightness is -3.0'),
+    ('rog_tasks.cruda:Cruda', {'split': 'half'}, 'iid and dirichlet'),
+    ('rog_tasks.cruda:Cruda', {'data': 'mnist'}, 'digits, cifar100'),
+    ('rog_tasks.cruda:Cruda', {'data_options': {'roof': 1}}, 'roof'),
+    ('rog_tasks.cruda:Cruda', {'data': 'sample_tasks:no_net'}, 'no ImageData'),
+    ('rog_tasks.cruda:Cruda', {'pretrain_epochs': -1}, 'at least 0'),
+])
+def test_a_task_that_does_not_load_says_why(spec, options, words):
+    with pytest.raises(TaskError, match=words):
+        load_task(spec, options)
+
+
+def test_a_batch_has_samples():
+    with pytest.raises(TaskError, match='batch_size'):
+        load_task('sample_tasks:Plain', batch_size=0)

@@ -1,0 +1,272 @@
+"""Worker node: the ROS 2 shell around `rog_core.WorkerMachine`.
+
+One thread runs the executor: messages, timers and heartbeats, and the machine. Another computes
+(`rog_worker.training`); the two meet in `join` and `exchange`, so that neither ever waits for the other
+but there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import threading
+import time
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from fleet_env.jetson import open_meter
+from rclpy.node import Node
+from rog_core.errors import RemoteProtocolError, StaleMessageError
+from rog_core.messages import Ack, Action, Chunk, Compute, End, RegisterRequest, Send, Stop
+from rog_core.worker import (
+    COMPUTING,
+    PULLING,
+    PUSHING,
+    REGISTERING,
+    STOPPED,
+    WorkerMachine,
+)
+from rog_msgs.msg import (
+    FleetStatus,
+    RowAck,
+    RowChunk,
+    TrainingStatus,
+    TransferEnd,
+    TransferReceipt,
+)
+from rog_msgs.srv import Register
+from rog_ros import qos
+from rog_ros.alarm import Alarm
+from rog_ros.convert import from_ros, payload_bytes, request_to_ros, response_from_ros, to_ros
+from rog_ros.parameters import WORKER, declare, link_of, power_of
+from rog_ros.shaped import ShapedLink
+
+POWER_STATE = {COMPUTING: 'computing', PUSHING: 'communicating', PULLING: 'communicating'}
+
+
+class WorkerNode(Node):
+    """Carries out what the worker machine asks for; a `rog_core.optimizer.Link` for the training."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__('worker', **options)
+        self.settings = declare(self, WORKER)
+        self.robot = self.get_namespace().strip('/').replace('/', '_') or 'robot'
+        self.incarnation = secrets.randbits(63)
+        self.machine: WorkerMachine | None = None
+        self.error = ''                       # why the run ended, if not cleanly
+        self.loss = self.accuracy = math.nan  # of the last batch and evaluation
+        self.evaluated_at = 0
+        self._dropped = 0                     # messages refused
+        self._server_heard = time.monotonic()
+        self._request: Any = None
+        self._published = 0.0
+        self._turn = threading.Event()        # the training thread may go on
+        self._granted: int | None = None
+        self._link = ShapedLink.from_config(link_of(self.settings.link), self.settings.link_epoch)
+        self._meter = open_meter(power_of(self.settings.power), time.monotonic())
+        server = self.settings.server_namespace
+        self._out: dict[type, Any] = {
+            Chunk: self.create_publisher(RowChunk, 'push', qos.CHUNK),
+            Ack: self.create_publisher(RowAck, 'pull_ack', qos.CHUNK),
+            End: self.create_publisher(TransferEnd, 'push_end', qos.CONTROL)}
+        self._receipts = self.create_publisher(TransferReceipt, 'pull_receipt', qos.CONTROL)
+        self._status = self.create_publisher(TrainingStatus, 'training_status', qos.STATUS)
+        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
+        self.create_subscription(RowChunk, 'pull', self._on_message, qos.CHUNK)
+        self.create_subscription(RowAck, 'push_ack', self._on_message, qos.CHUNK)
+        self.create_subscription(TransferEnd, 'pull_end', self._on_message, qos.CONTROL)
+        self.create_subscription(TransferReceipt, 'push_receipt', self._on_message, qos.CONTROL)
+        self.create_subscription(FleetStatus, server + '/fleet_status', self._on_fleet, qos.STATUS)
+        self._register = self.create_client(Register, server + '/register')
+        self._alarm = Alarm(self, self._on_time)
+        self._started = self.create_guard_condition(self._on_start)
+        self._ready = self.create_guard_condition(self._on_gradient)
+        self.create_timer(self.settings.heartbeat_period, self._heartbeat)
+        self.create_timer(1.0, self._diagnose)
+
+    # -- the training thread's side (rog_core.optimizer.Link) --------------------------------------
+
+    def join(self, machine: WorkerMachine) -> int | None:
+        """Register and wait for the first iteration; None: the run ended before it."""
+        self.machine = machine
+        self._started.trigger()
+        return self._wait()
+
+    def exchange(self) -> int | None:
+        """Push, pull, and wait for the next iteration; None: the run is over."""
+        self._ready.trigger()
+        return self._wait()
+
+    def _wait(self) -> int | None:
+        self._turn.wait()
+        self._turn.clear()
+        return self._granted
+
+    def _grant(self, iteration: int | None) -> None:
+        self._granted = iteration
+        self._turn.set()
+
+    def leave(self, error: str = '') -> None:
+        """End now, on the user's word or for an error; tells the server."""
+        self.error = self.error or error
+        if self.machine is not None:
+            self.machine.leave(time.monotonic())
+        self.report(state=STOPPED)
+        self._grant(None)
+
+    # -- events --------------------------------------------------------------------------------------
+
+    def _on_start(self) -> None:
+        assert self.machine is not None
+        self._act(self.machine.start(time.monotonic()))
+
+    def _on_gradient(self) -> None:
+        assert self.machine is not None
+        if self.machine.state != STOPPED:
+            self._act(self.machine.on_gradient(time.monotonic()))
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        self._link.release(now)
+        if self.machine is not None:
+            self._act(self.machine.on_time(now))
+
+    def _on_message(self, message: Any) -> None:
+        machine = self.machine
+        if machine is None:
+            return
+        try:
+            value = from_ros(message)
+            handle = {Chunk: machine.on_chunk, Ack: machine.on_ack, End: machine.on_end}.get(
+                type(value), machine.on_receipt)
+            actions = handle(value, time.monotonic())  # type: ignore[operator]
+        except StaleMessageError:
+            return  # expected around every restart
+        except RemoteProtocolError as error:
+            self._dropped += 1
+            self.get_logger().warning(f'dropped a message of the server: {error}',
+                                      throttle_duration_sec=5.0)
+            return
+        self._act(actions)
+
+    def _on_fleet(self, message: Any) -> None:
+        self._server_heard = time.monotonic()
+        if self.machine is None:
+            return
+        mine = [r for r in message.robots if r.robot == self.robot]
+        known = bool(mine) and mine[0].state != 'away'
+        self._act(self.machine.on_server_status(message.incarnation, known, time.monotonic()))
+
+    def _on_registered(self, future: Any) -> None:
+        if future is not self._request or self.machine is None:
+            return  # the answer to a former request
+        if future.exception() is not None:
+            self.get_logger().warning(f'registration failed: {future.exception()}; trying again')
+            return
+        response = response_from_ros(future.result())
+        if not response.accepted:
+            self.get_logger().warning(f'the server refuses: {response.reason}')
+        self._act(self.machine.on_register_response(response, time.monotonic()))
+
+    # -- actions -------------------------------------------------------------------------------------
+
+    def _act(self, actions: list[Action]) -> None:
+        now = time.monotonic()
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
+                self._send_registration(action.message)
+            elif isinstance(action, Send):
+                self._send(action.message, now)
+            elif isinstance(action, Compute):
+                self._grant(action.iteration)
+                self.report()
+            elif isinstance(action, Stop):
+                self.error = action.error
+                self._grant(None)
+        assert self.machine is not None
+        self._meter.enter(POWER_STATE.get(self.machine.state, 'stalled'), now)
+        self._alarm.set(min(self.machine.deadline, self._link.deadline))
+
+    def _send(self, value: Any, now: float) -> None:
+        publisher = self._out.get(type(value), self._receipts)
+        message = to_ros(value)
+        self._link.send(payload_bytes(value), lambda: publisher.publish(message), now)
+
+    def _send_registration(self, request: RegisterRequest) -> None:
+        if not self._register.service_is_ready():
+            self.get_logger().info('waiting for the parameter server at '
+                                   f'{self.settings.server_namespace}', throttle_duration_sec=5.0)
+            return
+        if self._request is not None:
+            self._register.remove_pending_request(self._request)
+        self._request = self._register.call_async(request_to_ros(request))
+        self._request.add_done_callback(self._on_registered)
+
+    # -- status --------------------------------------------------------------------------------------
+
+    def _heartbeat(self) -> None:
+        self.report()
+
+    def report(self, state: str = '') -> None:
+        """Publish the status; it is also the heartbeat."""
+        now = time.monotonic()
+        machine = self.machine
+        message = TrainingStatus(robot=self.robot, incarnation=self.incarnation,
+                                 state=state or REGISTERING, loss=self.loss,
+                                 accuracy=self.accuracy, evaluated_at=self.evaluated_at,
+                                 link_rate=self._link.rate(now), power=self._meter.power(now),
+                                 energy=self._meter.energy(now))
+        message.header.stamp = self.get_clock().now().to_msg()
+        message.header.frame_id = self.robot
+        if machine is not None:
+            machine.settle(now)
+            counted = machine.statistics
+            message.state = state or machine.state
+            message.sync = str(machine.method)
+            message.iteration = max(machine.iteration - (machine.state == COMPUTING), 0)
+            message.staleness = machine.command.staleness
+            message.rows_total = machine.partition.rows
+            message.rows_pushed = machine.last_pushed_rows
+            message.rows_pulled = machine.last_pulled_rows
+            message.bandwidth = machine.link.rate * 8e-6
+            message.compute_time = counted.compute_time
+            message.communicate_time = counted.communicate_time
+            message.stall_time = counted.stall_time
+            message.bytes_sent = counted.bytes_sent
+            message.bytes_received = counted.bytes_received
+        self._status.publish(message)
+
+    def _diagnose(self) -> None:
+        """Health for people and monitors: link, staleness, power (REP-107)."""
+        if self.machine is None:
+            return
+        now = time.monotonic()
+        silent = now - self._server_heard
+        status = DiagnosticStatus(name=f'{self.get_fully_qualified_name()}: training',
+                                  hardware_id=self.robot, level=DiagnosticStatus.OK,
+                                  message=self.machine.state)
+        if silent > self.settings.heartbeat_limit:
+            status.level = DiagnosticStatus.ERROR
+            status.message = f'no word from the server for {silent:.1f} s'
+        elif self.machine.state == REGISTERING:
+            status.level, status.message = DiagnosticStatus.WARN, 'not registered'
+        values = {'staleness (iterations)': self.machine.command.staleness,
+                  'bandwidth (Mbit/s)': round(self.machine.link.rate * 8e-6, 3),
+                  'round trip (ms)': round(self.machine.link.round_trip * 1e3, 1),
+                  'power (W)': round(self._meter.power(now), 2),
+                  'messages refused': self._dropped}
+        status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
+        message = DiagnosticArray(status=[status])
+        message.header.stamp = self.get_clock().now().to_msg()
+        self._diagnostics.publish(message)
+
+    def destroy_node(self) -> None:
+        """Release the threads, then the node."""
+        self._alarm.close()
+        super().destroy_node()
+
+    @property
+    def task_options(self) -> dict[str, Any]:
+        """Options of the task."""
+        return json.loads(self.settings.task_options)
