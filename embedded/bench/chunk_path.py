@@ -2,10 +2,10 @@
 
     python embedded/bench/chunk_path.py [--seconds 3]
 
-Prints one JSON line: messages/s and MB/s of RowChunk messages with 1.3 KB and 32 KB of values, through
-rclpy (a message made, published, received in a callback of a spinning executor) and, in the same run,
-through cyclonedds' ddspy_write and ddspy_take with ready bytes; and the ratio. Both ways keep a window
-of chunks open, as the transport does, so nothing is lost and nothing is counted that did not arrive.
+Prints one JSON line: messages/s and MB/s of RowChunk messages with 1.3 KB and 32 KB of values,
+through rclpy (a message made, published, received in a callback of a spinning executor) and, in the
+same run, through cyclonedds' ddspy_write and ddspy_take with ready bytes; and the ratio. Both ways
+keep a window of chunks open, as the transport does: only what arrived is counted.
 It runs with a sourced ROS 2, too (then without the plain DDS figures unless cyclonedds is there).
 """
 
@@ -49,19 +49,18 @@ def rclpy_receive():
 
     rclpy, node, executor, qos = rclpy_node("bench_receiver")
     acks = node.create_publisher(UInt64, "bench_ack", qos)
-    state = {"count": 0, "sum": 0, "done": False}
+    state = {"count": 0, "sum": 0}
 
     def on_chunk(message):
         state["count"] += 1
         state["sum"] += len(message.values)
         if message.kind == 2:
-            state["done"] = True
+            executor.shutdown(timeout_sec=0)
         if state["count"] % ACK_EVERY == 0:
             acks.publish(UInt64(data=state["count"]))
 
     node.create_subscription(RowChunk, "bench_chunk", on_chunk, qos)
-    while not state["done"]:
-        executor.spin_once()
+    executor.spin()
     acks.wait_for_all_acked()
     rclpy.shutdown()
 

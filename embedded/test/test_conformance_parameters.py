@@ -246,11 +246,11 @@ def started():
 
 def test_parameters_on_the_command_line(started):
     bench = started("--ros-args", "-p", "n:=3", "-p", "x:=1e-3", "-p", "t:=text",
-                    "-p", "l:=[a, b]", "-p", "quoted:='3'", "--param", "other:flag:=true")  # fmt: skip
+                    "-p", "l:=[a, b]", "-p", "quoted:='3'", "--param", "other:f:=true")  # fmt: skip
     node = bench.node("main")
     for name, default, value in (
         ("n", 0, 3), ("x", 0.0, 1e-3), ("t", "", "text"), ("l", [""], ["a", "b"]),
-        ("quoted", "", "3"), ("flag", False, False),
+        ("quoted", "", "3"), ("f", False, False),
     ):  # fmt: skip
         assert node.declare_parameter(name, default).value == value
 

@@ -1,6 +1,8 @@
 """Our own parts: definitions, hashes, CDR."""
 
+import contextlib
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,34 +20,11 @@ from rclpy._message import message_class, wire_type
 from rosbags.typesys import Stores, get_typestore
 from rosbags.typesys.store import Typestore
 
-# What a ROS 2 Jazzy built from source says (the .json files that rosidl installs).
-REAL_HASHES = {
-    "std_msgs/msg/String": "RIHS01_df668c740482bbd48fb39d76a70dfd4bd59db1288021743503259e948f6b1a18",
-    "rmw_dds_common/msg/Gid": "RIHS01_ab6f21cfbb0a6dbb837161e1110c2051a2850ed9f9c53944d7115d9bcebedf71",
-    "std_msgs/msg/Header": "RIHS01_f49fb3ae2cf070f793645ff749683ac6b06203e41c891e17701b1cb597ce6a01",
-    "std_msgs/msg/UInt8MultiArray": "RIHS01_5687e861b8d307a5e48b7515467ae7a5fc2daf805bd0ce6d8e9e604bade9f385",
-    "diagnostic_msgs/msg/DiagnosticArray": "RIHS01_5a8a36efb05fb25070fa0fb3810290c0e6cd4862b54a8fb975a1ee8dc55a333e",
-    "sensor_msgs/msg/Image": "RIHS01_d31d41a9a4c4bc8eae9be757b0beed306564f7526c88ea6a4588fb9582527d47",
-    "sensor_msgs/msg/CameraInfo": "RIHS01_b3dfd68ff46c9d56c80fd3bd4ed22c7a4ddce8c8348f2f59c299e73118e7e275",
-    "rcl_interfaces/msg/Log": "RIHS01_e28ce254ca8abc06abf92773b74602cdbf116ed34fbaf294fb9f81da9f318eac",
-    "rcl_interfaces/msg/ParameterEvent": "RIHS01_043e627780fcad87a22d225bc2a037361dba713fca6a6b9f4b869a5aa0393204",
-    "rmw_dds_common/msg/ParticipantEntitiesInfo": "RIHS01_91a0593bacdcc50ea9bdcf849a938b128412cc1ea821245c663bcd26f83c295e",
-    "rosgraph_msgs/msg/Clock": "RIHS01_692f7a66e93a3c83e71765d033b60349ba68023a8c689a79e48078bcb5c58564",
-    "geometry_msgs/msg/PoseStamped": "RIHS01_10f3786d7d40fd2b54367835614bff85d4ad3b5dab62bf8bca0cc232d73b4cd8",
-    "std_msgs/msg/Empty": "RIHS01_20b625256f32d5dbc0d04fee44f43c41e51c70d3502f84b4a08e7a9c26a96312",
-    "rcl_interfaces/srv/SetParameters_Request": "RIHS01_130d46386b7e84ea9ecf60608a4d83cbe5e5cb7c6cc5b712b7a4e3a6c254e932",
-    "rcl_interfaces/srv/SetParameters_Response": "RIHS01_7a0e8140a0b8d98308fa81a5403a766e610af29a239caf54b7553227906fc266",
-    "rcl_interfaces/srv/ListParameters_Request": "RIHS01_a1b0b5d6b967a5b8ac5bc8563c3ea678f349e312a6a4967227c5a96bc5ce38df",
-    "rcl_interfaces/srv/ListParameters_Response": "RIHS01_31b937b82de3612426be79f231e386259f97e8dc843e3f2845288b4bfa296bdd",
-    "rcl_interfaces/srv/DescribeParameters_Request": "RIHS01_05dd1c2bc87dec2627105c8070d6f9725c781a4f2ab852975bf105462b82b644",
-    "rcl_interfaces/srv/DescribeParameters_Response": "RIHS01_ad6747319613c6131589e062e095b469a46cc764f7d0f12a001a49e6cd893995",
-    "std_srvs/srv/SetBool_Request": "RIHS01_c62fbb99d94e1b25e8ef9e109f9581956bb1b3361a45a4e5810c36a90d29932e",
-    "std_srvs/srv/SetBool_Response": "RIHS01_d0814e7f7b4880ab77e9c57426c7aa1562ab69f11eef8e2e968812f9cbd0b059",
-    "std_srvs/srv/Empty_Request": "RIHS01_458eaf200a3f63d9cc53d19436edebc0c140ef4c93ca75d5bd4ce19fd7759e35",
-    "std_srvs/srv/Empty_Response": "RIHS01_0a2858b3f60df644a61d0fa44cfc923a3d3628e0ad9c8ad8534b1a2c92a413dc",
-    "std_srvs/srv/Trigger_Request": "RIHS01_d010825374ce8918e72bfd826c82603e60f45419e932ea976f807b74a863a199",
-    "std_srvs/srv/Trigger_Response": "RIHS01_2d946c21e2fc3f1e9ca6986a8191d85fcc70097a8bb7771a053564bc47009cdf",
-}
+REAL_HASHES = dict(
+    line.split()
+    for line in (Path(__file__).parent / "real_hashes.txt").read_text().splitlines()
+    if not line.startswith("#")
+)
 
 TYPES = [
     "std_msgs/msg/Header",
@@ -217,10 +196,8 @@ def test_malformed_cdr_raises_one_kind_of_error(message, cut, changes):
 @given(data=st.binary(max_size=200), name=st.sampled_from(TYPES))
 def test_noise_raises_one_kind_of_error(data, name):
     for header in (b"", b"\0\1\0\0", b"\0\0\0\0"):
-        try:
+        with contextlib.suppress(CdrError):
             message_class(name)._deserialize(header + data)
-        except CdrError:
-            pass
 
 
 def test_lengths_are_checked_before_memory_is_used():

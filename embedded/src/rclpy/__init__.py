@@ -1,8 +1,8 @@
 """rclpy's API over DDS, for machines without a ROS 2 installation.
 
-Where ROS 2 is sourced, its own rclpy is found first and nothing of this package is imported. What is
-here is the part of the API that our nodes use, with rclpy's names and behaviour (ROS 2 Jazzy), and
-the wire format of rmw_cyclonedds_cpp: nodes of both kinds form one graph.
+Where ROS 2 is sourced, its own rclpy is found first and nothing of this package is imported. What
+is here is the part of the API that our nodes use, with rclpy's names and behaviour (ROS 2 Jazzy),
+and the wire format of rmw_cyclonedds_cpp: nodes of both kinds form one graph.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def spin(node: Node, executor: Executor | None = None) -> None:
     try:
         executor.add_node(node)
         while executor.context.ok():
-            executor.spin_once()
+            executor._spin_some()
     finally:
         executor.remove_node(node)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -40,10 +40,10 @@ class CdrError(ValueError):
 class _Writer:
     """Source lines of one function, and what is known about the position at the end of them."""
 
-    def __init__(self, endian: str) -> None:
+    def __init__(self, endian: Literal["<", ">"]) -> None:
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"array": array, "CdrError": CdrError, "np": np}
-        self.endian = endian
+        self.endian: Literal["<", ">"] = endian
         self.indent = "    "
         self.base, self.off = 8, 0
         self.static: int | None = 0  # the position, as long as it does not depend on the data
@@ -204,11 +204,16 @@ class _Serializer(_Writer):
 
 
 class _Deserializer(_Writer):
-    """`deserialize(body) -> message`: unpack runs of scalars, check every length."""
+    """`deserialize(data, size) -> message`: unpack runs of scalars, check every length.
 
-    def __init__(self, endian: str, classes: Callable[[str], type]) -> None:
+    Here positions count from the start of the data: the header's 4 bytes come before the body, to
+    which alignment refers.
+    """
+
+    def __init__(self, endian: Literal["<", ">"], classes: Callable[[str], type]) -> None:
         super().__init__(endian)
         self.classes = classes
+        self.static = len(HEADER_LE)
 
     def flush(self) -> None:
         if self.format:
@@ -216,13 +221,13 @@ class _Deserializer(_Writer):
             where = "pos" if self.static is None else str(self.static - size)
             unpack = self.name("unpack", packer.unpack_from)
             targets = "".join(f"{a}, " for a in self.args)
-            self.emit(f"{targets.rstrip()} = {unpack}(body, {where})" if targets else "")
+            self.emit(f"{targets.rstrip()} = {unpack}(data, {where})" if targets else "")
             if self.static is None:
                 self.emit(f"pos += {size}")
             self.args = []
 
     def emit_align(self, size: int) -> None:
-        self.emit(f"pos += -pos & {size - 1}")
+        self.emit(f"pos += 4 - pos & {size - 1}")
 
     def take(self, length: str, value: str, *targets: str) -> None:
         """Bytes pos to `end` as `value`, after a check."""
@@ -239,9 +244,9 @@ class _Deserializer(_Writer):
         self.dynamic()
         self.take(
             length,
-            "body[pos:end - 1]",
+            "data[pos:end - 1]",
             f"{target} = str({{value}}, 'utf-8') if {length} else ''",
-            f"if {length} and body[end - 1]: raise CdrError('a string does not end with NUL')",
+            f"if {length} and data[end - 1]: raise CdrError('a string does not end with NUL')",
         )
         self.forget(1)
 
@@ -300,7 +305,7 @@ class _Deserializer(_Writer):
         size = struct.calcsize("=" + FORMATS[field.base])
         count = self.count(field)
         if size > self.base or self.off % size:
-            self.emit(f"if {count}: pos += -pos & {size - 1}")
+            self.emit(f"if {count}: pos += 4 - pos & {size - 1}")
         swap = self.endian == ">" and size > 1
         if field.base == "bool":
             lines = [f"{target} = [b != 0 for b in {{value}}]"]
@@ -311,9 +316,12 @@ class _Deserializer(_Writer):
             native = self.name("dtype", np.dtype(field.base))
             lines = [f"{target} = np.frombuffer({{value}}, {dtype}).astype({native})"]
         else:
-            lines = [f"{target} = array({ARRAY_CODES[field.base]!r}, bytes({{value}}))"]
+            lines = [
+                f"{target} = array({ARRAY_CODES[field.base]!r})",
+                f"{target}.frombytes(memoryview(data)[pos:end])",
+            ]
             lines += [f"{target}.byteswap()"] if swap else []
-        self.take(f"{count} * {size}", "body[pos:end]", *lines)
+        self.take(f"{count} * {size}", "data[pos:end]", *lines)
         self.forget(min(4, size) if field.kind == "sequence" else size)
 
 
@@ -345,26 +353,26 @@ def make_deserializer(
     :param classes: gives the message class of a type name
     """
 
-    def body_reader(endian: str) -> Callable[[memoryview, int], Any]:
+    def body_reader(endian: Literal["<", ">"]) -> Callable[[bytes, int], Any]:
         writer = _Deserializer(endian, classes)
         writer.message(definition, "m")
         writer.flush()
         writer.dynamic()
         writer.emit("if size - pos > 3: raise CdrError('data is left over')")
         writer.emit("return m")
-        return _compile(writer, "deserialize(body, size)", definition.name)
+        return _compile(writer, "deserialize(data, size)", definition.name)
 
-    readers: dict[bytes, Callable[[memoryview, int], Any]] = {}
+    readers: dict[bytes, Callable[[bytes, int], Any]] = {}
 
     def deserialize(data: bytes) -> Any:
-        kind = bytes(data[:2])
+        kind = data[:2]
         reader = readers.get(kind)
         if reader is None:
             if kind not in (b"\x00\x00", b"\x00\x01"):
-                raise CdrError(f"no CDR of {definition.name}: encapsulation {kind.hex()}")
+                raise CdrError(f"no CDR of {definition.name}: encapsulation {kind.hex()!r}")
             reader = readers[kind] = body_reader("<" if kind[1] else ">")
         try:
-            return reader(memoryview(data)[4:], len(data) - 4)
+            return reader(data, len(data))
         except _MALFORMED as error:
             raise CdrError(f"no CDR of {definition.name}: {error}") from error
 

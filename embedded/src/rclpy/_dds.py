@@ -1,9 +1,9 @@
 """DDS entities as plain handles: the part of Cyclone's C interface that this package uses.
 
-Handles instead of the objects of `cyclonedds`: those delete themselves when Python collects them, in
-any order, also while the interpreter ends, which crashes. Here whoever creates an entity deletes it.
-Calls go through ctypes, which releases the GIL, so a writer that a slow link blocks does not stop the
-other threads; only ddspy_take, which never blocks, holds it.
+Handles instead of the objects of `cyclonedds`: those delete themselves when Python collects them,
+in any order, also while the interpreter ends, which crashes. Here whoever creates an entity deletes
+it. Calls go through ctypes, which releases the GIL, so a writer that a slow link blocks does not
+stop the other threads; only ddspy_take, which never blocks, holds it.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def read_endpoints(builtin_reader: int) -> list[tuple[bytes, bytes, str, str, An
 
     def endpoint(
         key: Any, owner: Any, _h: Any, topic: str, kind: str, qos: Any, info: Any, _t: Any
-    ):  # type: ignore[no-untyped-def]
+    ) -> Any:
         return (bytes(key), bytes(owner), topic, kind, qos, info)
 
     def convert(pointer: Any) -> Qos:

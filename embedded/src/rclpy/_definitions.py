@@ -36,7 +36,7 @@ class UnknownTypeError(LookupError):
 class Field:
     """One field of a message.
 
-    :param base: a primitive's name as in a .msg file, or a full type name such as std_msgs/msg/Header
+    :param base: a primitive's name as in a .msg file, or a full name such as std_msgs/msg/Header
     :param kind: scalar, array (of `size` elements) or sequence (of at most `size` elements, 0: any)
     :param string_bound: longest string, 0: any
     """

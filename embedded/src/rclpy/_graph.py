@@ -1,7 +1,7 @@
 """The ROS graph: our nodes as others see them, and theirs as we see them.
 
-DDS knows participants, writers and readers. Which node they belong to is said by each participant in
-`ros_discovery_info`, a transient local topic that it writes again whenever its nodes change.
+DDS knows participants, writers and readers. Which node they belong to is said by each participant
+in `ros_discovery_info`, a transient local topic that it writes again whenever its nodes change.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ class Graph:
             found = [(n.name, n.namespace, "/") for n in self._nodes]
             for gid, message in self._remote.items():
                 enclave = _enclave(alive[gid])
-                for node in message.node_entities_info_seq:
-                    found.append((node.node_name, node.node_namespace, enclave))
+                nodes = message.node_entities_info_seq
+                found += [(n.node_name, n.node_namespace, enclave) for n in nodes]
             return found
 
     def endpoints(self) -> list[Endpoint]:
@@ -195,8 +195,7 @@ class Graph:
             for topic in (_dds.BUILTIN_PUBLICATION, _dds.BUILTIN_SUBSCRIPTION):
                 reader = self._builtin_reader(topic)
                 is_writer = topic == _dds.BUILTIN_PUBLICATION
-                for raw in _dds.read_endpoints(reader):
-                    found.append(Endpoint(*raw, is_writer))
+                found += [Endpoint(*raw, is_writer) for raw in _dds.read_endpoints(reader)]
         return found
 
     def endpoints_of(self, name: str, namespace: str) -> list[Endpoint] | None:

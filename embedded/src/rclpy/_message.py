@@ -1,7 +1,7 @@
 """Message classes, made from definitions, that behave as those of rosidl_generator_py.
 
-Fields are checked whenever they are assigned (rosidl does so with ROS_PYTHON_CHECK_FIELDS=1; without
-it a wrong type surfaces at `publish`, or not at all), so a mistake shows up here first.
+Fields are checked whenever they are assigned (rosidl does so with ROS_PYTHON_CHECK_FIELDS=1;
+without it a wrong type surfaces at `publish`, or not at all), so a mistake shows up here first.
 `uint8[]` and other sequences of numbers are `array.array`, arrays of fixed size are numpy arrays.
 """
 
@@ -44,7 +44,7 @@ Check = Callable[[Any], Any]
 class Message:
     """Base of all message classes."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
     _definition: Definition
     _fields: tuple[str, ...] = ()
     _serialize: Callable[[Any], bytes]
@@ -295,7 +295,7 @@ def _make_property(name: str, check: Check) -> property:
 
 
 @cache
-def message_class(name: str) -> type[Message]:
+def message_class(name: str) -> Any:
     """Return the class of a type such as std_msgs/msg/String or std_srvs/srv/Empty_Request."""
     definition = lookup(name)
     package, folder, type_name = name.split("/")
@@ -322,7 +322,7 @@ def message_class(name: str) -> type[Message]:
 
 
 @cache
-def service_class(name: str) -> type:
+def service_class(name: str) -> Any:
     """Return the class of a service type such as std_srvs/srv/SetBool: it holds two classes."""
     package, folder, type_name = name.split("/")
     namespace = {

@@ -62,7 +62,7 @@ def _bad_braces(name: str) -> Problem | None:
 
 
 def topic_problem(name: str) -> Problem | None:
-    """Return what is wrong with a topic or service name that may be relative or have substitutions."""
+    """Return what is wrong with a name that may be relative or have substitutions."""
     if not name:
         return "must not be empty", 0
     tilde = name.find("~", 1)

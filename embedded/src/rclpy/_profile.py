@@ -14,10 +14,8 @@ MAX_DOMAIN_ID = 232  # beyond, the ports of the DDS standard exceed 65535
 
 # For messages of several MB; without `min` the kernel's limit is accepted silently.
 _BUFFERS = '<Internal><SocketReceiveBufferSize min="default" max="8MiB"/></Internal>'
-_LOOPBACK = (
-    '<Interfaces><NetworkInterface address="127.0.0.1" multicast="false"/></Interfaces>'
-    "<AllowMulticast>false</AllowMulticast>"
-)
+_LOOPBACK = '<Interfaces><NetworkInterface address="127.0.0.1" multicast="false"/></Interfaces>'
+_UNICAST = "<AllowMulticast>false</AllowMulticast>"
 
 
 class ConfigurationError(RuntimeError):
@@ -71,10 +69,13 @@ def discovery_range() -> str:
 def cyclone_config() -> str:
     """Return the configuration for dds_create_domain: ours, then the user's CYCLONEDDS_URI."""
     reach = discovery_range()
+    user = os.environ.get("CYCLONEDDS_URI", "")
     peers = [p for p in os.environ.get("ROS_STATIC_PEERS", "").split(";") if p.strip()]
     if reach == "LOCALHOST":
         peers.insert(0, "localhost")
-    general = {"LOCALHOST": _LOOPBACK, "OFF": "<AllowMulticast>false</AllowMulticast>"}
+    general = _UNICAST if reach in ("LOCALHOST", "OFF") else ""
+    if reach == "LOCALHOST" and not user:
+        general += _LOOPBACK  # the user's file may name interfaces, and none may be named twice
     # The limits are those of rmw_cyclonedds_cpp, so that both find each other.
     discovery = (
         "<ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>32"
@@ -85,14 +86,12 @@ def cyclone_config() -> str:
             f"<ParticipantIndex>none</ParticipantIndex><Tag>ros_discovery_off_{os.getpid()}</Tag>"
         )
         peers = []
-    if peers and reach != "SYSTEM_DEFAULT":
+    if peers:
         listed = "".join(f"<Peer address={quoteattr(p.strip())}/>" for p in peers)
         discovery += f"<Peers>{listed}</Peers>"
     parts = [_BUFFERS]
     if reach != "SYSTEM_DEFAULT":
-        if reach in general:
-            parts.append(f"<General>{general[reach]}</General>")
+        parts.append(f"<General>{general}</General>" if general else "")
         parts.append(f"<Discovery>{discovery}</Discovery>")
     own = f"<CycloneDDS><Domain>{''.join(parts)}</Domain></CycloneDDS>"
-    user = os.environ.get("CYCLONEDDS_URI", "")
     return f"{own},{user}" if user else own

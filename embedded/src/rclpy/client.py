@@ -100,17 +100,10 @@ class Client(ServicePair):
                     del self._pending_requests[sequence]
                     return
 
-    def _fill(self) -> bool:
-        # Every client of the service gets every reply: drop those of others before they cost.
-        while super()._fill():
-            start = len(HEADER_LE)
-            data = self._pending[0][0]
-            if data[start : start + 8] == self._prefix:
-                return True
-            self._pending.popleft()
-        return False
-
     def _invoke(self, sample: tuple[bytes, Any]) -> None:
+        start = len(HEADER_LE)
+        if sample[0][start : start + 8] != self._prefix:
+            return  # the answer to another client
         _, sequence, response = self._split(self.srv_type.Response, sample[0], self.srv_name)
         with self._lock:
             future = self._pending_requests.pop(sequence, None)

@@ -1,405 +1,71 @@
-"""Executors: they wait for work and run the callbacks.
-
-One DDS wait set per executor. Readers report "data available" once; from then on the executor takes
-from them until they are empty, in turn, one sample each, so a busy topic starves neither timers nor
-other topics. While there is work, new events are looked for once a millisecond; without work the
-executor sleeps in the wait set until DDS, a timer or `wake` (from any thread) ends it.
-"""
+"""The two executors; what they share is in _executor.py."""
 
 from __future__ import annotations
 
 import inspect
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from rclpy import _dds
+from rclpy._executor import (
+    POLL_NS,
+    ConditionReachedException,
+    Executor,
+    ExternalShutdownException,
+    ShutdownException,
+    TimeoutException,
+    Work,
+)
 from rclpy._reader import Entity, ReaderEntity
 from rclpy.context import Context
-from rclpy.guard_condition import GuardCondition
-from rclpy.task import Future, Task
-from rclpy.timer import Timer
-from rclpy.utilities import get_default_context, timeout_sec_to_nsec
-
-_POLL_NS = 1_000_000
-_READER_EVENTS = _dds.DATA_AVAILABLE | _dds.SUBSCRIPTION_MATCHED
-
-
-class TimeoutException(Exception):
-    """There was no work in time."""
-
-
-class ShutdownException(Exception):
-    """The executor was shut down."""
-
-
-class ExternalShutdownException(Exception):
-    """The context was shut down, for example by a signal."""
-
-
-class ConditionReachedException(Exception):
-    """What was waited for has happened."""
-
-
-Work = Callable[[], None]
-
-
-class Executor:
-    """Base of the executors.
-
-    :param context: by default the default context
-    """
-
-    def __init__(self, *, context: Context | None = None) -> None:
-        self._context = get_default_context() if context is None else context
-        self._nodes: list[Any] = []
-        self._lock = threading.RLock()
-        self._is_shutdown = False
-        self._waitset = _dds.WaitSet()
-        self._keys: dict[int, ReaderEntity] = {}
-        self._attached: dict[ReaderEntity, int] = {}
-        self._next_key = 1
-        self._entities_changed = True
-        self._timer_list: list[Timer] = []
-        self._timers_stale = True
-        self._timer_due = _dds.INFINITE
-        self._active: deque[ReaderEntity] = deque()
-        self._triggered: deque[GuardCondition] = deque()
-        self._tasks: deque[Task] = deque()
-        self._recheck_timers = False
-        self._last_poll = 0
-        self._running = 0
-        self._idle = threading.Condition(self._lock)
-        self._spinning = threading.RLock()
-        self._context._executors.add(self)
-
-    # What rclpy offers.
-
-    @property
-    def context(self) -> Context:
-        """The context that it belongs to."""
-        return self._context
-
-    def create_task(self, callback: Any, *args: Any, **kwargs: Any) -> Task:
-        """Run a function or coroutine in the executor; returns its future."""
-        task = Task(callback, args, kwargs, executor=self)
-        self._resume_task(task)
-        return task
-
-    def add_node(self, node: Any) -> bool:
-        """Run the node's callbacks from now on; False when that is so already."""
-        with self._lock:
-            if node in self._nodes:
-                return False
-            self._nodes.append(node)
-        node.executor = self
-        self._changed()
-        return True
-
-    def remove_node(self, node: Any) -> None:
-        """Stop running the node's callbacks."""
-        with self._lock:
-            if node not in self._nodes:
-                return
-            self._nodes.remove(node)
-        node._left(self)
-        self._changed()
-
-    def get_nodes(self) -> list[Any]:
-        """Return the nodes whose callbacks are run."""
-        with self._lock:
-            return list(self._nodes)
-
-    def wake(self) -> None:
-        """Have the executor look for work, because something has changed."""
-        self._entities_changed = True
-        self._waitset.wake()
-
-    def shutdown(self, timeout_sec: float | None = None) -> bool:
-        """Stop; wait until running callbacks have ended. False when they have not in time."""
-        self._is_shutdown = True
-        self._waitset.wake()
-        with self._idle:
-            wait = None if timeout_sec is None or timeout_sec < 0 else timeout_sec
-            if not self._idle.wait_for(lambda: self._running <= self._own_running(), wait):
-                return False
-            nodes, self._nodes = self._nodes, []
-        for node in nodes:
-            node._left(self)
-        # Whoever spins still uses the wait set; it goes when the spinning ends.
-        if self._spinning.acquire(blocking=False):
-            self._waitset.close()
-            self._spinning.release()
-        return True
-
-    def _own_running(self) -> int:
-        """Callbacks that run in this very thread: shutdown() must not wait for its caller."""
-        return getattr(self._local, "depth", 0)
-
-    _local = threading.local()
-
-    def spin(self) -> None:
-        """Run callbacks until shutdown."""
-        while self._context.ok() and not self._is_shutdown:
-            self.spin_once()
-
-    def spin_once(self, timeout_sec: float | None = None) -> None:
-        """Wait for one piece of work and run it.
-
-        :param timeout_sec: seconds to wait, for ever when None or negative, not at all when 0
-        """
-        self._spin_once(timeout_sec, None)
-
-    def spin_until_future_complete(self, future: Future, timeout_sec: float | None = None) -> None:
-        """Run callbacks until the future is done, or the timeout is over."""
-        future.add_done_callback(lambda _: self._waitset.wake())
-        end = None if timeout_sec is None or timeout_sec < 0 else time.monotonic() + timeout_sec
-        while self._context.ok() and not future.done() and not self._is_shutdown:
-            if future.cancelled():
-                return
-            left = None if end is None else max(0.0, end - time.monotonic())
-            self._spin_once(left, future.done)
-            if end is not None and time.monotonic() >= end:
-                return
-
-    def spin_once_until_future_complete(
-        self, future: Future, timeout_sec: float | None = None
-    ) -> None:
-        """Wait for one piece of work and run it, or return because the future is done."""
-        future.add_done_callback(lambda _: self._waitset.wake())
-        self._spin_once(timeout_sec, future.done)
-
-    def can_execute(self, entity: Entity) -> bool:
-        """Whether the entity's callback may run now."""
-        return entity.callback_group.can_execute(entity)
-
-    def __enter__(self) -> Executor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-
-    # Waking up. These are called from any thread.
-
-    def _changed(self) -> None:
-        self._entities_changed = self._timers_stale = True
-        self._waitset.wake()
-
-    def _timers_changed(self) -> None:
-        self._timers_stale = True
-        self._waitset.wake()
-
-    def _trigger(self, guard: GuardCondition) -> None:
-        self._triggered.append(guard)
-        self._waitset.wake()
-
-    def _resume_task(self, task: Task) -> None:
-        self._tasks.append(task)
-        self._waitset.wake()
-
-    # Finding work. Only the spinning thread comes here.
-
-    def _spin_once(self, timeout_sec: float | None, condition: Callable[[], bool] | None) -> None:
-        raise NotImplementedError
-
-    def _raise_error(self) -> None:
-        """Raise what a callback in another thread has raised."""
-
-    def _next_work(self, timeout_sec: float | None, condition: Callable[[], bool] | None) -> Work:
-        """Wait for work. Its callback group is taken; whoever gets the work runs it."""
-        timeout = timeout_sec_to_nsec(timeout_sec)
-        end = -1 if timeout < 0 else time.monotonic_ns() + timeout
-        polled = False
-        while True:
-            if self._is_shutdown:
-                raise ShutdownException()
-            if not self._context.ok():
-                raise ExternalShutdownException()
-            if condition is not None and condition():
-                raise ConditionReachedException()
-            self._raise_error()
-            if self._entities_changed:
-                self._sync()
-            now = time.monotonic_ns()
-            if now - self._last_poll > _POLL_NS:
-                self._wait(0)
-                self._last_poll = now
-            work = self._pick(now)
-            if work is not None:
-                return work
-            wait = _dds.INFINITE if end < 0 else end - now
-            if wait <= 0:
-                if polled:
-                    raise TimeoutException()
-                polled = True  # something may have come in since the last look
-                wait = 0
-            self._wait(max(0, min(wait, self._until_timer(now))))
-
-    def _wait(self, timeout_ns: int) -> None:
-        for key in self._waitset.wait(timeout_ns):
-            entity = self._keys.get(key)
-            if entity is not None:
-                entity._on_event(_dds.take_status(entity._reader, _READER_EVENTS))
-                if entity._fresh and not entity._queued:
-                    entity._queued = True
-                    self._active.append(entity)
-
-    def _sync(self) -> None:
-        """Watch the readers that the nodes have now."""
-        self._entities_changed = False
-        self._timers_stale = True
-        with self._lock:
-            wanted = {e for node in self._nodes for e in node._readers() if not e._destroyed}
-            triggered = [g for n in self._nodes for g in n._guards if g._triggered]
-        for entity in [e for e in self._attached if e not in wanted]:
-            del self._keys[self._attached.pop(entity)]
-            self._waitset.detach(entity._reader)
-            if entity._queued:
-                self._active.remove(entity)
-                entity._queued = False
-        for entity in wanted - self._attached.keys():
-            try:
-                self._waitset.attach(entity._reader, self._next_key)
-            except _dds.DdsError:
-                continue  # destroyed by another thread just now
-            self._keys[self._next_key] = entity
-            self._attached[entity] = self._next_key
-            self._next_key += 1
-            entity._fresh = entity._queued = True
-            self._active.append(entity)
-        for guard in triggered:
-            if guard not in self._triggered:
-                self._triggered.append(guard)
-
-    def _until_timer(self, now: int) -> int:
-        """Nanoseconds to the next timer that may be called."""
-        self._timer_due = _dds.INFINITE
-        for timer in self._timer_list:
-            if (
-                not timer._canceled
-                and not timer._simulated
-                and (timer._next > now or self.can_execute(timer))
-            ):
-                self._timer_due = min(self._timer_due, timer._next)
-        return self._timer_due - now
-
-    def _pick(self, now: int) -> Work | None:
-        if self._tasks:
-            task = self._tasks.popleft()
-            return lambda: self._run_task(task)
-        if self._timers_stale:
-            self._collect_timers()
-        if self._recheck_timers:
-            self._recheck_timers = False
-            self._timer_due = 0
-        if now >= self._timer_due:
-            work = self._pick_timer(now)
-            if work is not None:
-                return work
-        if self._triggered:
-            work = self._pick_guard()
-            if work is not None:
-                return work
-        return self._pick_sample() if self._active else None
-
-    def _collect_timers(self) -> None:
-        self._timers_stale = False
-        with self._lock:
-            self._timer_list = [t for n in self._nodes for t in n._timers if not t._destroyed]
-        for timer in self._timer_list:
-            timer._sync_clock()
-        self._timer_due = 0
-
-    def _pick_timer(self, now: int) -> Work | None:
-        ready = [t for t in self._timer_list if t.is_ready()]
-        for timer in sorted(ready, key=lambda t: t._next):
-            if timer.callback_group.beginning_execution(timer):
-                timer._advance()
-                self._timer_due = 0
-                self._started()
-                return lambda: self._run(timer, None)
-        self._until_timer(now)
-        return None
-
-    def _pick_guard(self) -> Work | None:
-        for guard in list(self._triggered):
-            if guard._destroyed or not guard._triggered:
-                self._triggered.remove(guard)
-            elif guard.callback_group.beginning_execution(guard):
-                self._triggered.remove(guard)
-                guard._triggered = False
-                self._started()
-                return lambda: self._run(guard, None)
-        return None
-
-    def _pick_sample(self) -> Work | None:
-        for _ in range(len(self._active)):
-            entity = self._active[0]
-            if not entity.callback_group.can_execute(entity):
-                self._active.rotate(-1)
-            elif not entity._fill():
-                self._active.popleft()._queued = False
-            elif entity.callback_group.beginning_execution(entity):
-                self._active.rotate(-1)
-                sample = entity._pending.popleft()
-                self._started()
-                return lambda: self._run(entity, sample)
-        return None
-
-    # Running it, in whatever thread.
-
-    def _run(self, entity: Entity, argument: Any) -> None:
-        """Run a callback; its exception is the caller's to raise."""
-        local = self._local
-        local.depth = getattr(local, "depth", 0) + 1
-        coroutine = None
-        try:
-            if not entity._destroyed:
-                coroutine = entity._invoke(argument)  # type: ignore[attr-defined]
-                if not inspect.iscoroutine(coroutine):
-                    coroutine = None
-        finally:
-            local.depth -= 1
-            if coroutine is None:
-                self._finished(entity)
-        if coroutine is not None:
-            self._run_coroutine(entity, coroutine)
-
-    def _run_coroutine(self, entity: Entity, coroutine: Any) -> None:
-        """The callback is a coroutine: its group stays taken until it has ended."""
-        task = Task(lambda: None, executor=self)
-        task._handler = coroutine
-        task._on_end = lambda: self._finished(entity)  # type: ignore[attr-defined]
-        self._run_task(task)
-
-    def _run_task(self, task: Task) -> None:
-        task()
-        if not task.done():
-            return  # it waits for a future, which will schedule it again
-        ended = getattr(task, "_on_end", None)
-        if ended is not None:
-            ended()
-        error = task.exception()
-        if error is not None:
-            raise error
-
-    def _started(self) -> None:
-        self._running += 1
-
-    def _finished(self, entity: Entity) -> None:
-        entity.callback_group.ending_execution(entity)
-        self._running -= 1
-        if self._is_shutdown:
-            with self._idle:
-                self._idle.notify_all()
 
 
 class SingleThreadedExecutor(Executor):
     """Runs callbacks in the thread that spins."""
+
+    def _spin_some(self) -> None:
+        with self._spinning:
+            self._spin_once(None, None)
+            while self._active and self._active[-1]._pending and not self._interrupted():
+                if not self._drain(self._active[-1]):
+                    return
+
+    def _interrupted(self) -> bool:
+        """Whether there is, or may be, other work than the next sample."""
+        return (
+            not self._context._ok
+            or self._is_shutdown
+            or self._entities_changed
+            or self._timers_stale
+            or bool(self._tasks)
+            or bool(self._triggered)
+            or time.monotonic_ns() >= min(self._timer_due, self._last_poll + POLL_NS)
+        )
+
+    def _drain(self, entity: ReaderEntity) -> bool:
+        """Work on the samples at hand without the detour through _next_work for each.
+
+        False when a coroutine that waits for something has the callback group.
+        """
+        if not entity.callback_group.beginning_execution(entity):
+            return False
+        self._started()
+        coroutine = None
+        self._local.depth = getattr(self._local, "depth", 0) + 1
+        try:
+            while coroutine is None and entity._pending and not self._interrupted():
+                result = entity._invoke(entity._pending.popleft())
+                coroutine = result if inspect.iscoroutine(result) else None
+        finally:
+            self._local.depth -= 1
+            if coroutine is None:
+                self._finished(entity)
+        if coroutine is not None:
+            self._run_coroutine(entity, coroutine)
+        return True
 
     def _spin_once(self, timeout_sec: float | None, condition: Callable[[], bool] | None) -> None:
         with self._spinning:

@@ -10,11 +10,11 @@ from rclpy._message import message_class
 
 PARAMETER_SEPARATOR_STRING = "."
 
-_SEQUENCES = (list, tuple)
-_NUMBERS = (list, tuple, array.array)
+_SEQUENCES: Any = (list, tuple)
+_NUMBERS: Any = (list, tuple, array.array)
 
 
-def _all(value: Any, kinds: tuple[type, ...], element: type) -> bool:
+def _all(value: Any, kinds: Any, element: type) -> bool:
     return isinstance(value, kinds) and all(isinstance(v, element) for v in value)
 
 

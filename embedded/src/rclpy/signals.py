@@ -1,9 +1,9 @@
 """SIGINT and SIGTERM shut the contexts down.
 
 As in rclpy: SIGINT also raises KeyboardInterrupt in the main thread (Python's own handler is called
-first), SIGTERM makes `spin` raise ExternalShutdownException. A Python handler only runs when the main
-thread executes Python, and that may sit in DDS; so signals are read from a wakeup file descriptor by
-a thread of their own, which shuts down and thereby wakes everyone.
+first), SIGTERM makes `spin` raise ExternalShutdownException. A Python handler only runs when the
+main thread executes Python, and that may sit in DDS; so signals are read from a wakeup file
+descriptor by a thread of their own, which shuts down and thereby wakes everyone.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Future:
             self._executor = (lambda: None) if executor is None else weakref.ref(executor)
 
     def add_done_callback(self, callback: Callable[[Future], Any]) -> None:
-        """Call back with the future when it is done: in its executor if it has one, else at once."""
+        """Call back with the future when it is done, in its executor if it has one."""
         with self._lock:
             if not self._done:
                 self._callbacks.append(callback)

@@ -15,8 +15,8 @@ from rclpy.exceptions import InvalidHandle, ROSInterruptException
 class Timer(Entity):
     """Calls back periodically. Made by Node.create_timer.
 
-    It counts in steady time, so setting the system's clock does not disturb it; with use_sim_time it
-    follows /clock. A timer that falls behind skips calls, it does not catch up.
+    It counts in steady time, so setting the system's clock does not disturb it; with use_sim_time
+    it follows /clock. A timer that falls behind skips calls, it does not catch up.
     """
 
     def __init__(

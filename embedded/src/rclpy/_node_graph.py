@@ -1,0 +1,116 @@
+"""What a node sees of the graph. Base of Node."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rclpy import _graph, _names
+
+
+class NodeNameNonExistentError(RuntimeError):
+    """There is no node of this name."""
+
+
+class NodeGraph:
+    """Queries about nodes, topics and services in the domain."""
+
+    _context: Any
+
+    def _resolve(self, name: str, only_expand: bool, is_service: bool) -> str:
+        raise NotImplementedError
+
+    def get_topic_names_and_types(self, no_demangle: bool = False) -> list[tuple[str, list[str]]]:
+        """Return all topics in the domain and their types."""
+        return _graph.topics_and_types(self._context.graph.endpoints(), no_demangle)
+
+    def get_service_names_and_types(self) -> list[tuple[str, list[str]]]:
+        """Return all services in the domain and their types."""
+        return _graph.services_and_types(self._context.graph.endpoints())
+
+    def _endpoints_of(self, name: str, namespace: str) -> list[_graph.Endpoint]:
+        found = self._context.graph.endpoints_of(name, namespace)
+        if found is None:
+            raise NodeNameNonExistentError(
+                f"Cannot get endpoints for nonexistent node: {_names.join(namespace, name)}"
+            )
+        return found
+
+    def get_publisher_names_and_types_by_node(
+        self, node_name: str, node_namespace: str, no_demangle: bool = False
+    ) -> list[tuple[str, list[str]]]:
+        """Return the topics that a node publishes."""
+        found = [e for e in self._endpoints_of(node_name, node_namespace) if e.is_writer]
+        return _graph.topics_and_types(found, no_demangle)
+
+    def get_subscriber_names_and_types_by_node(
+        self, node_name: str, node_namespace: str, no_demangle: bool = False
+    ) -> list[tuple[str, list[str]]]:
+        """Return the topics that a node subscribes to."""
+        found = [e for e in self._endpoints_of(node_name, node_namespace) if not e.is_writer]
+        return _graph.topics_and_types(found, no_demangle)
+
+    def get_service_names_and_types_by_node(
+        self, node_name: str, node_namespace: str
+    ) -> list[tuple[str, list[str]]]:
+        """Return the services that a node offers."""
+        found = self._endpoints_of(node_name, node_namespace)
+        return _graph.services_and_types(
+            [e for e in found if not e.is_writer and e.topic.startswith("rq/")]
+        )
+
+    def get_client_names_and_types_by_node(
+        self, node_name: str, node_namespace: str
+    ) -> list[tuple[str, list[str]]]:
+        """Return the services that a node may call."""
+        found = self._endpoints_of(node_name, node_namespace)
+        return _graph.services_and_types(
+            [e for e in found if e.is_writer and e.topic.startswith("rq/")]
+        )
+
+    def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
+        """Return name and namespace of every node in the domain."""
+        return [(name, namespace) for name, namespace, _ in self._context.graph.nodes()]
+
+    def get_node_names_and_namespaces_with_enclaves(self) -> list[tuple[str, str, str]]:
+        """Return name, namespace and enclave of every node in the domain."""
+        return self._context.graph.nodes()
+
+    def get_node_names(self) -> list[str]:
+        """Return the name of every node in the domain."""
+        return [name for name, _, _ in self._context.graph.nodes()]
+
+    def get_fully_qualified_node_names(self) -> list[str]:
+        """Return the fully qualified name of every node in the domain."""
+        return [_names.join(ns, name) for name, ns, _ in self._context.graph.nodes()]
+
+    def _count(self, dds_topic: str, is_writer: bool) -> int:
+        endpoints = self._context.graph.endpoints()
+        return sum(e.topic == dds_topic and e.is_writer == is_writer for e in endpoints)
+
+    def count_publishers(self, topic_name: str) -> int:
+        """Return the number of publishers of a topic in the domain."""
+        return self._count(_names.topic_to_dds(self._resolve(topic_name, True, False)), True)
+
+    def count_subscribers(self, topic_name: str) -> int:
+        """Return the number of subscriptions to a topic in the domain."""
+        return self._count(_names.topic_to_dds(self._resolve(topic_name, True, False)), False)
+
+    def count_clients(self, service_name: str) -> int:
+        """Return the number of clients of a service in the domain."""
+        return self._count(_names.request_to_dds(self._resolve(service_name, True, True)), True)
+
+    def count_services(self, service_name: str) -> int:
+        """Return the number of servers of a service in the domain."""
+        return self._count(_names.request_to_dds(self._resolve(service_name, True, True)), False)
+
+    def wait_for_node(self, fully_qualified_node_name: str, timeout: float) -> bool:
+        """Wait until a node is in the graph; False after the timeout (in seconds)."""
+        end = time.monotonic() + timeout
+        with self._context.graph.watch() as wait:
+            while fully_qualified_node_name not in self.get_fully_qualified_node_names():
+                left = end - time.monotonic()
+                if left <= 0 or not self._context.ok():
+                    return False
+                wait(left)
+        return True
