@@ -12,7 +12,9 @@ from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import dump_fleet, load_fleet, with_overrides
 from fleet_env.summary import SUMMARY_FILE, read_summary
 from rog_bringup import FLEETS
+from rog_core.codec import get_codec
 from rog_core.sync import parse_sync
+from rog_ros.environment import dds_environment
 
 from .plot import draw
 from .processes import FleetProcesses
@@ -54,12 +56,14 @@ def _chosen(options: argparse.Namespace) -> FleetConfig:
         overrides[key] = value
     fleet = with_overrides(load_fleet(options.fleet, [FLEETS]), overrides)
     parse_sync(fleet.training.sync)
+    get_codec(fleet.training.codec)
     return fleet
 
 
 def _up(options: argparse.Namespace) -> int:
     try:
         fleet = _chosen(options)
+        environment = dds_environment(fleet)
     except argparse.ArgumentTypeError as error:
         print(f'rog: {error}', file=sys.stderr)
         return 2
@@ -71,7 +75,7 @@ def _up(options: argparse.Namespace) -> int:
         print(f'rog: {out} already holds a run; choose another --out, or --resume it', file=sys.stderr)
         return 2
     (out / 'fleet.yaml').write_text(dump_fleet(fleet))
-    os.environ['ROS_DOMAIN_ID'] = str(_domain(fleet))
+    os.environ.update(environment)  # for the processes and for the live view
     with FleetProcesses(fleet, out, options.resume) as processes:
         watch(processes, fleet, plain=options.plain or not sys.stdout.isatty())
     failed = processes.failures()
@@ -87,6 +91,3 @@ def _up(options: argparse.Namespace) -> int:
           f'{", ".join(p.name for p in pictures)}, checkpoint.safetensors')
     return 1 if failed else 0
 
-
-def _domain(fleet: FleetConfig) -> int:
-    return int(os.environ.get('ROS_DOMAIN_ID') or fleet.network.domain_id)

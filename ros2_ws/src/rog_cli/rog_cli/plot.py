@@ -38,7 +38,11 @@ def draw(directory: Path) -> list[Path]:
         axis.sharex(axes[0])
     for index, robot in enumerate(robots):
         color = f'C{index}'
-        _accuracy(axes[0], _of(events, Evaluation, robot), robot, color)
+        measured = _of(events, Evaluation, robot)
+        axes[0].plot([0, *(e.t for e in measured)],
+                     [100 * m for m in (summary.robots[robot].accuracy.before,
+                                        *(e.metric for e in measured))],
+                     marker='.', lw=1, color=color, label=robot)
         steps = _of(events, Iteration, robot)
         axes[1].plot([e.t for e in steps], [e.link_rate for e in steps], color=color, lw=1)
         axes[2].plot([e.t for e in steps],
@@ -47,14 +51,14 @@ def draw(directory: Path) -> list[Path]:
     if accuracy is not None:
         for value, text in ((accuracy.clean, 'before the shift'), (accuracy.before, 'after it')):
             axes[0].axhline(100 * value, color='gray', ls=':', lw=1)
-            axes[0].annotate(text, (0, 100 * value), xytext=(2, 2), textcoords='offset points',
-                             fontsize=8, color='gray')
+            axes[0].annotate(text, (1, 100 * value), xycoords=('axes fraction', 'data'), xytext=(-2, 2),
+                             textcoords='offset points', fontsize=8, color='gray', ha='right')
     for fault in (e for e in events if isinstance(e, Fault)):
         axes[0].axvline(fault.t, color='red', lw=.8, ls='--')
         axes[0].annotate(f'{fault.robot} {fault.what}', (fault.t, 0), rotation=90, fontsize=7,
                          xycoords=('data', 'axes fraction'), color='red', ha='right', va='bottom')
     axes[0].set_ylabel('accuracy, %')
-    axes[0].legend(loc='lower right', fontsize=8)
+    axes[0].legend(loc='center right', fontsize=8)
     axes[1].set_ylabel('link, Mbit/s')
     axes[2].set_ylabel('rows in a push, %')
     axes[2].set_ylim(0, 105)
@@ -71,11 +75,6 @@ def _of(events: list[Event], kind: type, robot: str) -> list[Any]:
     return [e for e in events if isinstance(e, kind) and e.robot == robot]
 
 
-def _accuracy(axis: Any, evaluations: list[Any], robot: str, color: str) -> None:
-    axis.plot([e.t for e in evaluations], [100 * e.metric for e in evaluations], marker='.', lw=1,
-              color=color, label=robot)
-
-
 def _time_shares(axis: Any, summary: Any, robots: list[str]) -> None:
     """Seconds per iteration that computing, communicating and stalling take (ROG, figure 1)."""
     left = [0.0] * len(robots)
@@ -88,4 +87,4 @@ def _time_shares(axis: Any, summary: Any, robots: list[str]) -> None:
         left = [a + b for a, b in zip(left, values)]
     axis.invert_yaxis()
     axis.set_xlabel('s per iteration')
-    axis.legend(fontsize=8, ncols=3, loc='lower right')
+    axis.legend(fontsize=8, ncols=3, loc='lower right', bbox_to_anchor=(1, 1), frameon=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from fleet_env.fleet import FleetConfig
-from rog_core.kernels import warm_up
+from rog_core.warm_up import warm_up
 from rog_ros.parameters import server_parameters, worker_parameters
 
 

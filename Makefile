@@ -1,0 +1,49 @@
+# One command each; `make help` lists them. Everything is installed in .venv, nothing outside.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(abspath $(VENV))/bin
+PACKAGES := embedded ros2_ws/src/fleet_env ros2_ws/src/rog_core ros2_ws/src/rog_tasks \
+            ros2_ws/src/rog_ros ros2_ws/src/rog_ps ros2_ws/src/rog_worker ros2_ws/src/rog_cli launch
+FLEET ?= outdoor
+SCHEDULES ?= 10000
+
+.PHONY: help setup demo test bench lint soak clean
+
+help:
+	@echo "make setup   install everything into .venv"
+	@echo "make demo    train a fleet of three robots on this machine, and watch (FLEET=indoor|outdoor|FILE)"
+	@echo "make test    build and test every package with colcon"
+	@echo "make bench   measure, and write docs/benchmarks.md"
+	@echo "make lint    ruff and mypy"
+	@echo "make soak    the property tests with $(SCHEDULES) schedules (SCHEDULES=N)"
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: constraints.txt requirements.txt $(addsuffix /setup.py,$(PACKAGES))
+	@$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info < (3, 14), "Python 3.10 to 3.13 is needed; set PYTHON="'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -U pip setuptools wheel
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -r requirements.txt
+	$(BIN)/pip install -q --no-build-isolation --no-deps $(addprefix -e ,$(PACKAGES))
+	@touch $@
+
+demo: setup
+	@$(BIN)/rog fleet up $(FLEET)
+
+test: setup
+	@PATH="$(BIN):$$PATH" $(BIN)/python tools/test.py
+
+soak: setup
+	ROG_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -q ros2_ws/src/rog_core/test/test_invariants.py
+
+bench: setup
+	@$(BIN)/python tools/bench.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(wildcard ros2_ws/src/*/[a-z]*_[a-z]*/) launch/rog_bringup embedded/src/rclpy
+
+clean:
+	rm -rf build install log

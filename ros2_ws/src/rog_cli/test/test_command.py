@@ -1,0 +1,107 @@
+"""The rog command as a person uses it: exit codes, messages, files."""
+
+import pytest
+from fleet_env.records import Evaluation, Fault, Iteration, RunWriter, Start
+from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
+from rog_cli.main import main
+
+
+def run(capsys, *arguments):
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize('fleet', ['indoor', 'outdoor'])
+def test_show_writes_a_fleet_file_that_says_the_same(capsys, tmp_path, fleet):
+    code, text, _ = run(capsys, 'fleet', 'show', fleet)
+    assert code == 0
+    path = tmp_path / 'copy.yaml'
+    path.write_text(text)
+    assert run(capsys, 'fleet', 'show', str(path)) == (0, text, '')
+
+
+@pytest.mark.parametrize(('arguments', 'says'), [
+    (['nowhere'], ["no fleet is called 'nowhere'", 'indoor']),
+    (['indoor', '--sync', 'rps:4'], ["'rps:4' is unknown", 'rsp:T']),
+    (['indoor', '--sync', 'rsp:0'], ['rsp:0', '1 to']),
+    (['indoor', '--sync', 'ssp'], ['ssp:4']),
+    (['indoor', '--sync', 'bsp:3'], ['takes no threshold']),
+    (['indoor', '--minutes', '-1'], ['minutes', 'greater than 0']),
+    (['indoor', '--set', 'training.paec=1'], ['training.paec', "did you mean 'pace'"]),
+    (['indoor', '--set', 'pace'], ['KEY=VALUE']),
+    (['indoor', '--set', 'training.codec=zip'], ["'zip' is unknown", 'onebit']),
+    (['indoor', '--set', 'network.domain_id=300'], ['network.domain_id', '232']),
+    (['indoor', '--set', 'network.interface=wlan77'], ['wlan77', 'it has lo']),
+])
+def test_a_bad_choice_is_refused_before_anything_starts(capsys, tmp_path, arguments, says):
+    out = tmp_path / 'out'
+    code, _, error = run(capsys, 'fleet', 'up', *arguments, '--out', str(out))
+    assert code == 2
+    for part in says:
+        assert part in error
+    assert not out.exists()
+
+
+def test_a_fleet_file_with_a_wrong_key_names_its_line(capsys, tmp_path):
+    path = tmp_path / 'mine.yaml'
+    path.write_text('name: mine\nrobots:\n  - name: a\ntraining:\n  snyc: bsp\n')
+    code, _, error = run(capsys, 'fleet', 'up', str(path), '--out', str(tmp_path / 'out'))
+    assert code == 2
+    assert 'mine.yaml, line 5' in error and 'sync' in error
+
+
+def test_an_out_directory_with_a_run_in_it_is_left_alone(capsys, tmp_path):
+    record(tmp_path)
+    before = (tmp_path / 'summary.json').read_text()
+    code, _, error = run(capsys, 'fleet', 'up', 'indoor', '--out', str(tmp_path))
+    assert code == 2 and 'already holds a run' in error
+    assert (tmp_path / 'summary.json').read_text() == before
+
+
+def record(directory):
+    with RunWriter(directory) as writer:
+        writer.write(Start(0.0, '', 'a:B', 'rsp:4', 1, 'toy', ['robot1', 'robot2']))
+        for robot in ('robot1', 'robot2'):
+            for k in range(5):
+                writer.write(Iteration(k * 1.0, robot, k, 1.0 / (k + 1), .5, .2, .1, 10 + k, 5, 20,
+                                       bandwidth=3.0, link_rate=4.0))
+                writer.write(Evaluation(k * 1.0, robot, k, k / 5))
+        writer.write(Fault(2.5, 'robot2', 'peer_lost', 'no heartbeat'))
+    robot = RobotSummary(5, 2.5, 1.0, .5, 20.0, 1000, 900, 12.0, Accuracy(.9, .5, .8), [(1.0, 1, .6)])
+    write_summary(directory, Summary('rsp:4', 'a:B', 1, 5.0, {'robot1': robot, 'robot2': robot}, 'toy'))
+
+
+def test_plot_draws_a_run_from_its_records(capsys, tmp_path):
+    record(tmp_path)
+    code, text, _ = run(capsys, 'plot', str(tmp_path))
+    assert code == 0
+    assert text.split() == [str(tmp_path / 'run.png'), str(tmp_path / 'run.svg')]
+    assert (tmp_path / 'run.png').read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
+    assert '<svg' in (tmp_path / 'run.svg').read_text()
+
+
+def test_plot_of_a_directory_without_a_run_says_so(capsys, tmp_path):
+    code, _, error = run(capsys, 'plot', str(tmp_path))
+    assert code == 2 and 'run.jsonl' in error
+
+
+def test_plot_names_the_line_that_is_broken(capsys, tmp_path):
+    record(tmp_path)
+    lines = (tmp_path / 'run.jsonl').read_text().splitlines()
+    lines[3] = lines[3][:20]
+    (tmp_path / 'run.jsonl').write_text('\n'.join(lines) + '\n')
+    code, _, error = run(capsys, 'plot', str(tmp_path))
+    assert code == 2 and 'run.jsonl, line 4' in error
+
+
+def test_status_without_a_fleet_says_which_domain_it_looked_in(capsys, monkeypatch):
+    monkeypatch.setenv('ROS_DOMAIN_ID', '97')
+    code, _, error = run(capsys, 'status', '--once', '--timeout', '0.3')
+    assert code == 1 and 'domain 97' in error
+
+
+def test_a_verb_is_needed():
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
