@@ -1,7 +1,8 @@
 """Parameter shapes of ConvMLP-M, the model of the published ROG runs, as (name, shape).
 
 Written down from the architecture of SHI-Labs/Convolutional-MLPs (blocks 3-6-3, widths 128-256-512,
-MLP ratio 3, 64 channels, 3 convolution blocks). 100 classes: 226 tensors, 33,307 rows, 16.95 M elements.
+MLP ratio 3, 64 channels, 3 convolution blocks). 100 classes: 226 tensors, 33,307 rows, 16.95 M
+elements.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from .backend import Array, Backend
-from .codec import Codec
+from .codec import Codec, Part, in_model_order
 from .errors import GradientError
 from .partition import RowPartition
 
@@ -60,7 +60,7 @@ class Accumulator:
         """Encode segments and take what the bytes say off ``pending``."""
         return codec.take(self.backend, self.partition, self.pending, ids, self.magnitude[ids])
 
-    def put_back(self, codec: Codec, parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    def put_back(self, codec: Codec, parts: list[Part]) -> None:
         """Return (segments, encoded values) that the server did not take."""
-        for ids, values in parts:
-            codec.add(self.backend, self.partition, self.pending, ids, values)
+        ids, values = in_model_order(codec, self.partition, parts)
+        codec.add(self.backend, self.partition, self.pending, ids, values)

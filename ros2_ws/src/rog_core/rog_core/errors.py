@@ -10,7 +10,7 @@ class ConfigError(RogError, ValueError):
 
 
 class LocalProtocolError(RogError):
-    """This program called a machine in an order that the protocol does not allow."""
+    """The program called a machine in an order that the protocol does not allow."""
 
 
 class RemoteProtocolError(RogError):

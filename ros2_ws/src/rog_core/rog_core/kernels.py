@@ -9,12 +9,16 @@ and the server that apply the same chunk get the same bits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import llvmlite.ir as ir
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import extending, njit, types
 
 _SUM = {'reassoc', 'nsz', 'contract'}
+LINE = 16  # float32 of a cache line
+
+intrinsic: Any = extending.intrinsic  # its type says nothing of what calling the result takes
 
 
 @intrinsic
@@ -28,6 +32,37 @@ def _sign_byte(typing_context, array, index):
         negative = builder.icmp_signed('<', vector, ir.Constant(eight, [0] * 8))
         return builder.bitcast(negative, ir.IntType(8))
     return types.uint8(array, index), generate
+
+
+@intrinsic
+def _sign_byte_of_difference(typing_context, left, right, index):
+    """Sign bits of eight consecutive differences left - right (1: negative)."""
+    def generate(context, builder, signature, arguments):
+        eight = ir.VectorType(ir.FloatType(), 8)
+        operands = []
+        for kind, value in zip(signature.args[:2], arguments[:2], strict=True):
+            floats = context.make_array(kind)(context, builder, value)
+            pointer = builder.gep(floats.data, [arguments[2]])
+            operands.append(builder.load(builder.bitcast(pointer, eight.as_pointer()), align=4))
+        integers = ir.VectorType(ir.IntType(32), 8)
+        difference = builder.bitcast(builder.fsub(*operands), integers)
+        negative = builder.icmp_signed('<', difference, ir.Constant(integers, [0] * 8))
+        return builder.bitcast(negative, ir.IntType(8))
+    return types.uint8(left, right, index), generate
+
+
+@intrinsic
+def _prefetch(typing_context, array, index):
+    """Ask for the cache line of an element that will be used soon; rows are far apart in memory."""
+    def generate(context, builder, signature, arguments):
+        floats = context.make_array(signature.args[0])(context, builder, arguments[0])
+        pointer = builder.gep(floats.data, [arguments[1]])
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        function = builder.module.declare_intrinsic('llvm.prefetch', [pointer.type], kind)
+        builder.call(function, [pointer, *(ir.Constant(number, n) for n in (0, 2, 1))])
+        return context.get_dummy_value()
+    return types.void(array, index), generate
 
 
 @intrinsic
@@ -60,7 +95,7 @@ def all_finite(values):
 
 @njit(nogil=True, cache=True, fastmath=_SUM)
 def accumulate(gradient, weights, momentum, pending, rate, mu, decay, offsets, magnitude):
-    """One step of Nesterov momentum added to ``pending``; ``magnitude[s]`` = sum of its absolutes."""
+    """One step of Nesterov momentum added to ``pending``; ``magnitude[s]`` = sum |pending|."""
     for s in range(offsets.size - 1):
         lo, hi = offsets[s], offsets[s + 1]
         g, m, p, w = gradient[lo:hi], momentum[lo:hi], pending[lo:hi], weights[lo:hi]
@@ -119,10 +154,19 @@ def _scale_of(low, high):
 
 
 @njit(nogil=True, cache=True)
+def _prefetch_row(values, offsets, ids, i):
+    """Ask for the row ``ids[i]``, if there is one."""
+    if i < ids.size:
+        for k in range(offsets[ids[i]], offsets[ids[i] + 1], LINE):
+            _prefetch(values, k)
+
+
+@njit(nogil=True, cache=True)
 def onebit_encode(values, offsets, ids, codes, out):
     """Write bfloat16 scale and sign bits of the given segments; take +-scale off ``values``."""
     at = 0
     for i in range(ids.size):
+        _prefetch_row(values, offsets, ids, i + 1)
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
         out[at], out[at + 1] = codes[i] & 255, codes[i] >> 8
         scale = _scale_of(out[at], out[at + 1])
@@ -143,23 +187,19 @@ def onebit_encode(values, offsets, ids, codes, out):
 def onebit_encode_difference(master, mirror, offsets, ids, codes, out):
     """Write bfloat16 scale and sign bits of master - mirror of the given segments."""
     at = 0
-    longest = 8
     for i in range(ids.size):
-        longest = max(longest, offsets[ids[i] + 1] - offsets[ids[i]])
-    row = np.empty(longest, np.float32)
-    for i in range(ids.size):
+        _prefetch_row(master, offsets, ids, i + 1)
+        _prefetch_row(mirror, offsets, ids, i + 1)
         a = master[offsets[ids[i]]:offsets[ids[i] + 1]]
         b = mirror[offsets[ids[i]]:offsets[ids[i] + 1]]
-        for k in range(a.size):
-            row[k] = a[k] - b[k]
         out[at], out[at + 1] = codes[i] & 255, codes[i] >> 8
         at += 2
         whole = a.size & ~7
         for k in range(0, whole, 8):
-            out[at] = _sign_byte(row, k)
+            out[at] = _sign_byte_of_difference(a, b, k)
             at += 1
         if whole < a.size:
-            out[at] = _sign_tail(row[:a.size], whole)
+            out[at] = _sign_tail(a[whole:] - b[whole:], 0)
             at += 1
 
 
@@ -168,6 +208,7 @@ def onebit_add(values, offsets, ids, factor, data):
     """Add factor * (+scale where the bit is 0, -scale where it is 1) to the given segments."""
     at = 0
     for i in range(ids.size):
+        _prefetch_row(values, offsets, ids, i + 1)
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
         scale = factor * _scale_of(data[at], data[at + 1])
         at += 2
@@ -181,12 +222,21 @@ def onebit_add(values, offsets, ids, factor, data):
 
 
 @njit(nogil=True, cache=True)
-def onebit_codes(lengths, data, codes):
-    """Read the bfloat16 scale of every segment of data in the one-bit format."""
-    at = 0
-    for i in range(lengths.size):
-        codes[i] = np.uint16(data[at]) | np.uint16(data[at + 1]) << 8
-        at += 2 + (lengths[i] + 7) // 8
+def onebit_check(lengths, ids, data):
+    """Whether ``data`` is the one-bit format of the segments.
+
+    Returns -1 if so, -2 if its length does not fit, else the position of a segment whose scale is
+    NaN, infinite or negative.
+    """
+    at, bad = 0, -1
+    for i in range(ids.size):
+        if at + 2 > data.size:
+            return -2
+        # Positive bfloat16 have bits 0x0000 to 0x7f7f; above come infinity, NaN, the negative ones.
+        if bad == -1 and (np.uint16(data[at]) | np.uint16(data[at + 1]) << 8) > 0x7f7f:
+            bad = i
+        at += 2 + (lengths[ids[i]] + 7) // 8
+    return bad if at == data.size else -2
 
 
 @njit(nogil=True, cache=True)
@@ -254,19 +304,34 @@ def scatter_set(values, offsets, ids, dense):
 
 
 @njit(nogil=True, cache=True)
-def varint_encode(ids, out):
-    """LEB128 of the first id and the differences that follow; returns the bytes written."""
-    at, previous = 0, np.int64(0)
-    for i in range(ids.size):
-        rest = np.int64(ids[i]) - previous
-        previous = np.int64(ids[i])
-        while rest > 127:
-            out[at] = np.uint8(rest & 127 | 128)
-            rest >>= 7
+def reorder(data, starts, sizes, out):
+    """Copy pieces of bytes, given by first byte and size, into ``out`` one after the other."""
+    at = 0
+    for i in range(starts.size):
+        out[at:at + sizes[i]] = data[starts[i]:starts[i] + sizes[i]]
+        at += sizes[i]
+
+
+@njit(nogil=True, cache=True)
+def varint_encode(ids, starts, out, ends):
+    """LEB128 of the first id of every chunk and of the differences that follow in it.
+
+    Chunk c begins at ``ids[starts[c]]``; its bytes end before ``out[ends[c]]``.
+    """
+    at = 0
+    for c in range(starts.size):
+        stop = starts[c + 1] if c + 1 < starts.size else ids.size
+        previous = np.int64(0)
+        for i in range(starts[c], stop):
+            rest = np.int64(ids[i]) - previous
+            previous = np.int64(ids[i])
+            while rest > 127:
+                out[at] = np.uint8(rest & 127 | 128)
+                rest >>= 7
+                at += 1
+            out[at] = np.uint8(rest)
             at += 1
-        out[at] = np.uint8(rest)
-        at += 1
-    return at
+        ends[c] = at
 
 
 @njit(nogil=True, cache=True)
@@ -295,24 +360,3 @@ def varint_decode(data, limit, out):
         out[i] = identity
         previous = identity
     return 0 if at == data.size else 1
-
-
-def warm_up() -> None:
-    """Compile every kernel, or load it from the cache, before time matters."""
-    flat, one = np.zeros(9, np.float32), np.float32(0)
-    offsets, ids = np.array([0, 9]), np.zeros(1, np.int64)
-    magnitude, codes, data = flat[:1].copy(), np.zeros(1, np.uint16), np.zeros(4, np.uint8)
-    all_finite(flat)
-    accumulate(flat, flat, flat, flat.copy(), one, one, one, offsets, magnitude)
-    difference_magnitude(flat, flat, offsets, magnitude)
-    onebit_encode(flat.copy(), offsets, ids, codes, data)
-    onebit_encode_difference(flat, flat, offsets, ids, codes, data)
-    onebit_add(flat.copy(), offsets, ids, one, data)
-    onebit_codes(offsets[1:], data, codes)
-    gather(flat, offsets, ids, flat.copy())
-    gather_difference(flat, flat, offsets, ids, flat.copy())
-    scatter_add(flat.copy(), offsets, ids, one, flat)
-    scatter_set(flat.copy(), offsets, ids, flat)
-    cut(ids, offsets[1:], 100, ids.copy())
-    varint_encode(ids, data)
-    varint_decode(data[:1], 1, ids)

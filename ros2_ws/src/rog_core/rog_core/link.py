@@ -1,14 +1,16 @@
-"""What a sender knows of its link: delivery rate and round-trip time, from its own acknowledgements."""
+"""What a sender knows of its link, from its own acknowledgements: delivery rate, round trip."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
-MIN_CHUNK = 1280       # bytes of a chunk that fits one datagram on any link
+MIN_CHUNK = 1260       # bytes of ids and values; with its header the message fits 1300 bytes
 CHUNK_TIME = 0.004     # seconds that a chunk should take
 QUEUE_TIME = 0.02      # seconds of data that may be on their way beyond the round trip
 MIN_RTO, MAX_RTO = 0.05, 2.0
+MIN_RATE = 1e3         # bytes/s
 
 
 @dataclass
@@ -24,7 +26,10 @@ class LinkEstimate:
     rate: float = 250e3
     round_trip: float = 0.05
     delivered: int = 0
-    _floor: deque = field(default_factory=lambda: deque(maxlen=64), repr=False)
+    shortest: float = 0.0     # shortest of the last 64 round trips; 0 before the first
+    backoff: float = 1.0      # factor on the time-out since the last one that fired
+    _trips: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
+    _backed_off: float = -math.inf  # time
 
     @property
     def chunk_bytes(self) -> int:
@@ -34,18 +39,36 @@ class LinkEstimate:
     @property
     def window_bytes(self) -> int:
         """Bytes that may be unacknowledged."""
-        shortest = min(self._floor, default=0.0)
-        return int(max(1.25 * self.rate * (shortest + QUEUE_TIME), 2 * self.chunk_bytes))
+        return int(max(1.25 * self.rate * (self.shortest + QUEUE_TIME), 2 * self.chunk_bytes))
 
     @property
     def timeout(self) -> float:
         """Seconds after which an unacknowledged chunk counts as lost."""
-        return min(max(3 * self.round_trip, MIN_RTO), MAX_RTO)
+        return min(max(3 * self.round_trip, MIN_RTO) * self.backoff, MAX_RTO)
 
     def sample(self, nbytes: int, sent_at: float, delivered_then: int, now: float) -> None:
-        """Take the acknowledgement of a chunk sent once, when ``delivered_then`` bytes had arrived."""
+        """Take the acknowledgement of a chunk that was sent once.
+
+        ``delivered_then``: bytes that had arrived when it was sent.
+        """
         elapsed = max(now - sent_at, 1e-6)
         self.delivered += nbytes
-        self._floor.append(elapsed)
-        self.round_trip += (elapsed - self.round_trip) / 8
+        self._trips.append(elapsed)
+        self.shortest = min(self._trips)
+        # After a time-out the old estimate was wrong, and the first trip known for sure is right.
+        weight = 1 / 8 if self.backoff == 1 else 1.0
+        self.round_trip += (elapsed - self.round_trip) * weight
+        self.backoff = 1.0
         self.rate += ((self.delivered - delivered_then) / elapsed - self.rate) / 8
+
+    def timed_out(self, now: float) -> None:
+        """A chunk was not acknowledged in time: send less, and wait longer, until one is.
+
+        Without it a link that turns slower than its time-out is never measured again, as only
+        chunks sent once tell the round trip, and repetitions fill it for ever. Counts once per
+        time-out.
+        """
+        if now >= self._backed_off + self.timeout:
+            self._backed_off = now
+            self.rate = max(self.rate / 2, MIN_RATE)
+            self.backoff = min(2 * self.backoff, MAX_RTO / MIN_RTO)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Union
 
 import numpy as np
 
@@ -21,6 +20,11 @@ class Kind(IntEnum):
     PULL = 1      # model updates to the worker, added to its rows
     SNAPSHOT = 2  # model values to a worker that joins, stored in its rows
     FINAL = 3     # the same at the end of a run: after it the worker holds the final model
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it carries model values: raw, in the segments of `RowPartition.raw_cut`."""
+        return self in (Kind.SNAPSHOT, Kind.FINAL)
 
 
 @dataclass(frozen=True, order=True)
@@ -124,12 +128,12 @@ class RegisterResponse:
     push: Receipt | None = None
 
 
-TransferMessage = Union[Chunk, Ack, End, Receipt]
+TransferMessage = Chunk | Ack | End | Receipt
 
 
 @dataclass(frozen=True)
 class Send:
-    """Action: hand the message to the transport. ``robot`` is the peer's or the own robot's name."""
+    """Action: hand the message to the transport. ``robot``: the peer's or the own robot's name."""
 
     robot: str
     message: TransferMessage | RegisterRequest
@@ -149,4 +153,4 @@ class Stop:
     error: str = ''
 
 
-Action = Union[Send, Compute, Stop]
+Action = Send | Compute | Stop

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from .backend import Array, Backend
-from .codec import RAW, Codec
+from .codec import RAW, Codec, Part, in_model_order
 from .partition import RowPartition
 
 
@@ -34,15 +34,15 @@ class Mirror:
                                 self.magnitude[ids])
 
     def encode_snapshot(self, ids: np.ndarray) -> np.ndarray:
-        """Encode A of segments as it is."""
-        return RAW.snapshot(self.backend, self.partition, self.master, ids)
+        """Encode A of segments (of the raw cut) as it is."""
+        return RAW.snapshot(self.backend, self.partition.raw_cut, self.master, ids)
 
-    def taken(self, codec: Codec, parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    def taken(self, codec: Codec, parts: list[Part]) -> None:
         """The worker has added these (segments, encoded values)."""
-        for ids, values in parts:
-            codec.add(self.backend, self.partition, self.rows, ids, values)
+        ids, values = in_model_order(codec, self.partition, parts)
+        codec.add(self.backend, self.partition, self.rows, ids, values)
 
-    def stored(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    def stored(self, parts: list[Part]) -> None:
         """The worker has stored these (segments, raw values)."""
-        for ids, values in parts:
-            RAW.store(self.backend, self.partition, self.rows, ids, values)
+        ids, values = in_model_order(RAW, self.partition.raw_cut, parts)
+        RAW.store(self.backend, self.partition.raw_cut, self.rows, ids, values)

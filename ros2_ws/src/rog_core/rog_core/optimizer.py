@@ -1,7 +1,7 @@
 """RogOptimizer: replace a program's optimizer, and its model is trained by the fleet.
 
-Source: ROG, Section V. `step()` accumulates the gradient, pushes, pulls and applies; it returns once
-the synchronisation method lets this worker go on.
+Source: ROG, Section V. `step()` accumulates the gradient, pushes, pulls and applies; it returns
+once the synchronisation method lets this worker go on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Link(Protocol):
         """Start the machine; return the first iteration to compute, None if the run is over."""
 
     def exchange(self) -> int | None:
-        """The gradient is in the accumulator; return the next iteration, None if the run is over."""
+        """Share what is in the accumulator; return the next iteration, None if the run is over."""
 
 
 def _as_array(tensor: torch.Tensor) -> Array:
@@ -39,10 +39,10 @@ def _as_array(tensor: torch.Tensor) -> Array:
 class RogOptimizer(torch.optim.Optimizer):
     """SGD with Nesterov momentum whose gradients and weights are shared by the fleet.
 
-    ``model``: its parameters that require a gradient must be float32 on one device; they become views
-    of one flat tensor. ``lr``, ``momentum`` and ``weight_decay`` stand in ``param_groups``, so learning
-    rate schedules work. ``incarnation``: random 64-bit identity of this life. After `step`,
-    ``iteration`` is the one to compute next; ``stopped`` says that the run is over.
+    ``model``: its parameters that require a gradient must be float32 on one device; they become
+    views of one flat tensor. ``lr``, ``momentum`` and ``weight_decay`` stand in ``param_groups``,
+    so learning rate schedules work. ``incarnation``: random 64-bit identity of this life. After
+    `step`, ``iteration`` is the one to compute next; ``stopped`` says that the run is over.
     """
 
     def __init__(self, model: torch.nn.Module, link: Link, *, robot: str, incarnation: int,
@@ -89,7 +89,7 @@ class RogOptimizer(torch.optim.Optimizer):
 
     def _collect(self) -> None:
         """Take in gradients that the program has put elsewhere than in our views."""
-        for parameter, part in zip(self._parameters, self._slices):
+        for parameter, part in zip(self._parameters, self._slices, strict=True):
             view = self._gradient[part].view(parameter.shape)
             if parameter.grad is None:
                 view.zero_()
@@ -99,7 +99,10 @@ class RogOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Push the gradient, pull the fleet's updates. Raises `GradientError` if it is not finite."""
+        """Push the gradient, pull the fleet's updates.
+
+        Raises `GradientError`, with nothing changed, if it is not finite.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -121,8 +124,8 @@ def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
         raise ConfigError('the model has no parameters that require a gradient')
     for name, parameter in named:
         if parameter.dtype != torch.float32 or parameter.device != named[0][1].device:
-            raise ConfigError(f'parameter {name} is {parameter.dtype} on {parameter.device}; all must '
-                              f'be float32 on one device ({named[0][1].device})')
+            raise ConfigError(f'parameter {name} is {parameter.dtype} on {parameter.device}; all '
+                              f'must be float32 on one device ({named[0][1].device})')
     return named
 
 
@@ -135,5 +138,5 @@ def unflatten(model: torch.nn.Module, weights: np.ndarray) -> None:
     """Store a flat float32 array in the trainable parameters of a model."""
     parts = torch.from_numpy(np.asarray(weights)).split([p.numel() for _, p in trainable(model)])
     with torch.no_grad():
-        for (_, parameter), part in zip(trainable(model), parts):
+        for (_, parameter), part in zip(trainable(model), parts, strict=True):
             parameter.copy_(part.view(parameter.shape))

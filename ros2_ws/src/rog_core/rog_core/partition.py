@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -42,9 +43,10 @@ class Parameter:
 class RowPartition:
     """Rows and segments of a model on flat float32 storage, in model order.
 
-    ``row_offsets`` int64 (rows + 1,), ``offsets`` int64 (segments + 1,) in elements, ``row_lengths``
-    and ``lengths`` their differences; ``segment_row`` int64 (segments,) is the row of each segment,
-    ``first_segment`` and ``segments_of_row`` int64 (rows,) the segments of each row.
+    ``row_offsets`` int64 (rows + 1,), ``offsets`` int64 (segments + 1,) in elements,
+    ``row_lengths`` and ``lengths`` their differences; ``segment_row`` int64 (segments,) is the row
+    of each segment, ``first_segment`` and ``segments_of_row`` int64 (rows,) the segments of each
+    row.
     """
 
     parameters: tuple[Parameter, ...]
@@ -92,6 +94,18 @@ class RowPartition:
             return np.array([parameter.size], np.int64)
         rows = parameter.shape[0]
         return np.full(rows, parameter.size // rows, np.int64)
+
+    @cached_property
+    def raw_cut(self) -> RowPartition:
+        """The same rows, cut so that a segment of raw float32 fits a datagram.
+
+        Model values (snapshots) travel raw whatever the codec is. A segment cut for one bit would
+        be 32 kB then: 23 IP fragments, which a link that loses a few percent never carries.
+        """
+        size = SEGMENT_ELEMENTS['raw']
+        if self.segment_elements <= size:
+            return self
+        return RowPartition(self.parameters, self.granularity, size)
 
     @property
     def rows(self) -> int:

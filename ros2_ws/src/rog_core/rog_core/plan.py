@@ -19,7 +19,8 @@ class Plan:
 
     Inside a window segments ascend, so that their ids cost about a byte each on the wire; the order
     among them is the price, and a window is at most 1/32 of the model. ``mandatory`` windows, the
-    first ones, are sent whatever time it takes; the others only within ``budget`` seconds.
+    first ones, are sent whatever time it takes, in model order; the others only within ``budget``
+    seconds.
     """
 
     windows: list[np.ndarray]
@@ -58,29 +59,47 @@ def importance(mean_magnitude: np.ndarray, age: np.ndarray, f1: float, f2: float
     """Algorithm 3: f1 * mean|gradient| + f2 * age, per row.
 
     The magnitude is divided by its mean over the rows, so that f1 and f2 mean the same for every
-    model and learning rate. ``age`` in iterations: worker mode, how long the row has not been pushed
-    (max(iters) - iters); server mode, how fresh it is (iters - min(iters)).
+    model and learning rate. ``age`` in iterations: worker mode, how long the row has not been
+    pushed (max(iters) - iters); server mode, how fresh it is (iters - min(iters)).
     """
     mean = float(mean_magnitude.mean()) or 1.0
     return f1 / mean * mean_magnitude + f2 * age
+
+
+def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Positions by descending score, those in ``first`` before all others, ties in their order.
+
+    One sort of integers, several times faster than `numpy.lexsort`: 1 bit not first, 32 bits score
+    (as float32), 31 bits position. The bits of a float sort like integers once negative ones are
+    inverted.
+    """
+    bits = scores.astype(np.float32).view(np.int32).astype(np.int64)
+    ascending = np.where(bits < 0, -1 - (bits & 0x7fffffff), bits) + (1 << 31)
+    key = (~first).astype(np.uint64) << np.uint64(63)
+    key |= ((1 << 32) - 1 - ascending).astype(np.uint64) << np.uint64(31)
+    key |= np.arange(scores.size, dtype=np.uint64)
+    key.sort()
+    return (key & np.uint64(0x7fffffff)).astype(np.int64)
 
 
 def adaptive(partition: RowPartition, method: SyncMethod, scores: np.ndarray, overdue: np.ndarray,
              candidates: np.ndarray, budget: float) -> Plan:
     """ATP: overdue rows first, then the others by descending score; the minimum is mandatory.
 
-    ``overdue`` (bool, (rows,)): rows that would break the staleness bound if they did not travel now.
-    ``candidates`` (bool, (rows,)): rows that may travel at all. ``budget``: MTA time in seconds.
-    Equal scores keep model order, so the plan is deterministic.
+    ``overdue`` (bool, (rows,)): rows that would break the staleness bound if they did not travel
+    now. ``candidates`` (bool, (rows,)): rows that may travel at all. ``budget``: MTA time in
+    seconds. Equal scores keep model order, so the plan is deterministic.
     """
     rows = np.flatnonzero(candidates)
     if rows.size == 0:
         return Plan([], 0, 0, budget)
     late = overdue[rows]
-    order = rows[np.lexsort((-scores[rows], ~late))]
+    order = rows[_descending(scores[rows], late)]
     least = max(int(np.ceil(method.minimum * partition.rows)), int(late.sum()))
     least = min(least, rows.size)
     size = window_size(partition)
-    first = _windows(_expand(partition, order[:least]), size)
+    # Mandatory rows travel whatever time it takes, so among themselves the model's order is as
+    # good, and it is kinder to the memory bus and to the ids.
+    first = _windows(_expand(partition, np.sort(order[:least])), size)
     rest = _windows(_expand(partition, order[least:]), size)
     return Plan(first + rest, len(first), rows.size, budget)

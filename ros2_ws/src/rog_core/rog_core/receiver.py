@@ -23,12 +23,13 @@ Apply = Callable[[TransferId, np.ndarray, Codec, np.ndarray], None]
 
 @dataclass
 class Receiver:
-    """Takes chunks of the peer's ``incarnation``; ``apply(transfer, ids, codec, data)`` adds them."""
+    """Takes chunks of the session ``incarnation``; ``apply(transfer, ids, codec, data)`` adds."""
 
     partition: RowPartition
     kinds: frozenset[Kind]
     apply: Apply
     incarnation: int
+    codec: Codec                     # of pushes and pulls; model values are always raw
     transfer: TransferId | None = None
     receipt: Receipt | None = None   # of the transfer, once it is closed
     bytes_received: int = 0
@@ -45,11 +46,9 @@ class Receiver:
         if not 0 <= chunk.sequence < MAX_CHUNKS:
             raise RemoteProtocolError(f'chunk has sequence number {chunk.sequence}')
         if chunk.transfer != self.transfer or not self._has(chunk.sequence):
-            ids = decode_ids(chunk.ids, chunk.segments, self.partition)
-            codec = codec_on_wire(chunk.codec)
-            if chunk.transfer.kind in (Kind.SNAPSHOT, Kind.FINAL) and codec is not RAW:
-                raise RemoteProtocolError(f'model values in codec {codec.name}; they must be raw')
-            codec.check(self.partition, ids, chunk.values)
+            codec, partition = self._codec_of(chunk), self._partition_of(chunk.transfer)
+            ids = decode_ids(chunk.ids, chunk.segments, partition)
+            codec.check(partition, ids, chunk.values)
             self._open(chunk.transfer)
             self.apply(chunk.transfer, ids, codec, chunk.values)
             self._mark(chunk.sequence)
@@ -90,7 +89,7 @@ class Receiver:
         return self.receipt is not None and self.transfer == transfer
 
     def known(self) -> Receipt | None:
-        """Return what has been taken of the present transfer, closed or not; None: no transfer yet."""
+        """Return what has been taken of the present transfer, closed or not; None: none yet."""
         if self.transfer is None:
             return None
         return self.receipt or self._current_receipt(len(self._flags))
@@ -117,6 +116,18 @@ class Receiver:
         if transfer.kind not in self.kinds:
             raise RemoteProtocolError(f'message of kind {int(transfer.kind)} in this direction')
 
+    def _codec_of(self, chunk: Chunk) -> Codec:
+        # Checked here and not where it is applied: a refused chunk must not open its transfer.
+        codec = codec_on_wire(chunk.codec)
+        expected = RAW if Kind(chunk.transfer.kind).is_model else self.codec
+        if codec is not expected:
+            raise RemoteProtocolError(f"chunk of a {Kind(chunk.transfer.kind).name} has codec "
+                                      f"'{codec.name}'; it must be '{expected.name}'")
+        return codec
+
+    def _partition_of(self, transfer: TransferId) -> RowPartition:
+        return self.partition.raw_cut if Kind(transfer.kind).is_model else self.partition
+
     def _is_open(self, transfer: TransferId) -> bool:
         if transfer.attempt < self.floor:
             return False
@@ -140,9 +151,11 @@ class Receiver:
         self._next = len(self._flags) if gap < 0 else gap
 
     def _mask(self) -> int:
+        if self._next == len(self._flags):  # nothing is missing: the common case
+            return 0
         after = self._flags[self._next + 1:self._next + 65]
-        return int.from_bytes(np.packbits(np.frombuffer(after, np.uint8), bitorder='little').tobytes(),
-                              'little')
+        bits = np.packbits(np.frombuffer(after, np.uint8), bitorder='little')
+        return int.from_bytes(bits.tobytes(), 'little')
 
     def _current_receipt(self, chunks: int) -> Receipt:
         assert self.transfer is not None

@@ -1,22 +1,24 @@
 """Sender of one transfer: SendWithTimeout over an unreliable datagram channel.
 
-Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission), with acknowledgements of our own in
-place of a socket time-out. The window of unacknowledged bytes is kept full until the budget (the MTA
-time) is over; if the mandatory windows have not arrived by then, only they go on. The transfer then
-ends with an End that is repeated until its Receipt is there. States:
+Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission), with acknowledgements of our own
+in place of a socket time-out. The window of unacknowledged bytes is kept full until the budget (the
+MTA time) is over; if the mandatory windows have not arrived by then, only they go on. The transfer
+then ends with an End that is repeated until its Receipt is there. States:
 
     SENDING -> CLOSING (End sent, waiting for the Receipt) -> DONE
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from .codec import Codec, cut, encode_ids
+from .codec import Codec, Part, cut, encode_ids
 from .errors import RemoteProtocolError
 from .link import LinkEstimate
 from .messages import Ack, Chunk, Command, End, Receipt, TransferId
@@ -27,12 +29,13 @@ SENDING, CLOSING, DONE = 'sending', 'closing', 'done'
 DUPLICATES = 3  # a chunk is lost when this many sent after it have arrived
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class _Sent:
     """A chunk and what became of it."""
 
     chunk: Chunk
     segments: np.ndarray
+    nbytes: int
     order: int = -1           # position in the order of sending, -1: not sent yet
     sent_at: float = 0.0
     delivered_then: int = 0
@@ -40,9 +43,9 @@ class _Sent:
     arrived: bool = False
     lost: bool = False
 
-    @property
-    def nbytes(self) -> int:
-        return self.chunk.ids.size + self.chunk.values.size
+    def on_way(self, order: int) -> bool:
+        """Whether what was sent as number ``order`` is neither acknowledged nor given up."""
+        return self.order == order and not self.arrived and not self.lost
 
 
 @dataclass
@@ -73,6 +76,9 @@ class Sender:
     _in_flight: int = 0       # bytes
     _order: int = 0
     _newest: int = -1         # highest order that has arrived
+    _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)  # by order; some have arrived
+    _expiry: list[tuple[float, int, _Sent]] = field(default_factory=list)  # heap by time-out
+    _lost: list[int] = field(default_factory=list)  # heap of chunks to be sent again
     _resend_end: float = 0.0
     _end_interval: float = 0.0
     _end: End | None = None
@@ -88,20 +94,21 @@ class Sender:
         claimed = ack.next_expected
         if ack.received_mask:
             claimed += 1 + ack.received_mask.bit_length()
-        if claimed > self._fresh:
-            raise RemoteProtocolError(f'acknowledgement claims {claimed} chunks, {self._fresh} were sent')
+        if ack.next_expected < 0 or claimed > self._fresh:
+            raise RemoteProtocolError(f'acknowledgement claims {claimed} chunks, '
+                                      f'{self._fresh} were sent')
         self._arrive(range(self._first_missing(), ack.next_expected), now)
-        bits = ack.received_mask
-        self._arrive((ack.next_expected + 1 + k for k in range(bits.bit_length()) if bits >> k & 1),
-                     now)
+        if bits := ack.received_mask:
+            self._arrive((ack.next_expected + 1 + k for k in range(bits.bit_length())
+                          if bits >> k & 1), now)
 
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
         """Take the receipt; returns whether it closed the transfer now."""
         if receipt.transfer != self.transfer or self.state != CLOSING:
             return False
         if receipt.chunks != self._fresh or len(receipt.taken) != (self._fresh + 7) // 8:
-            raise RemoteProtocolError(f'receipt speaks of {receipt.chunks} chunks, {self._fresh} were '
-                                      'sent')
+            raise RemoteProtocolError(f'receipt speaks of {receipt.chunks} chunks, '
+                                      f'{self._fresh} were sent')
         self.receipt, self.state = receipt, DONE
         return True
 
@@ -112,7 +119,7 @@ class Sender:
         self.receipt, self.state = Receipt(self.transfer, self._fresh, taken), DONE
 
     def poll(self, now: float) -> list[Chunk | End]:
-        """Return the messages to send now. Call it after every event and when `deadline` is reached."""
+        """Return the messages to send now. Call it after every event and at `deadline`."""
         if self.state == SENDING:
             out = self._send(now)
             if self._finished(now):
@@ -135,12 +142,18 @@ class Sender:
             return math.inf
         if self.state == CLOSING:
             return self._resend_end
-        oldest = min((s.sent_at + self._timeout(s) for s in self._unarrived()), default=math.inf)
+        oldest = self._next_expiry()
         if math.isfinite(self.plan.budget):
             over = self.started + self.plan.budget
             limits = (over, over + self.link.timeout)
             oldest = min([oldest, *(t for t in limits if t > self._last_poll)])
         return oldest
+
+    def _next_expiry(self) -> float:
+        """Time at which the next chunk on its way counts as lost."""
+        while self._expiry and not self._expiry[0][2].on_way(self._expiry[0][1]):
+            heapq.heappop(self._expiry)
+        return self._expiry[0][0] if self._expiry else math.inf
 
     # -- outcome ---------------------------------------------------------------------------------
 
@@ -148,12 +161,12 @@ class Sender:
         """Segments that the receiver has taken, int64; for a sender that is DONE."""
         return self._select(True)
 
-    def untaken(self) -> list[tuple[np.ndarray, np.ndarray]]:
+    def untaken(self) -> list[Part]:
         """(segments, encoded values) of the chunks that were encoded but not taken."""
         flags = self._flags()
         return [(s.segments, s.chunk.values) for i, s in enumerate(self._chunks) if not flags[i]]
 
-    def taken_chunks(self) -> list[tuple[np.ndarray, np.ndarray]]:
+    def taken_chunks(self) -> list[Part]:
         """(segments, encoded values) of the chunks that were taken."""
         flags = self._flags()
         return [(s.segments, s.chunk.values) for i, s in enumerate(self._chunks) if flags[i]]
@@ -177,11 +190,7 @@ class Sender:
             self._low += 1
         return self._low
 
-    def _unarrived(self):
-        low = self._first_missing()
-        return (s for s in self._chunks[low:self._fresh] if not s.arrived and not s.lost)
-
-    def _arrive(self, sequences, now: float) -> None:
+    def _arrive(self, sequences: Iterable[int], now: float) -> None:
         for sequence in sequences:
             sent = self._chunks[sequence]
             if sent.arrived:
@@ -200,15 +209,26 @@ class Sender:
         if self._minimum_arrived() and math.isinf(self.mta_duration):
             self.mta_duration = now - self.started
 
-    def _timeout(self, sent: _Sent) -> float:
-        return min(self.link.timeout * 2 ** (sent.tries - 1), 4.0)
+    def _give_up(self, sent: _Sent) -> None:
+        sent.lost = True
+        self._in_flight -= sent.nbytes
+        heapq.heappush(self._lost, sent.chunk.sequence)
 
     def _mark_lost(self, now: float) -> None:
-        for sent in self._unarrived():
-            passed_over = self._newest - sent.order >= DUPLICATES
-            if passed_over or now >= sent.sent_at + self._timeout(sent):
-                sent.lost = True
-                self._in_flight -= sent.nbytes
+        """Give up what was passed over or is out of time.
+
+        Looks at the oldest in flight only, so that the cost of a message does not grow with the
+        window.
+        """
+        flight = self._flight
+        while flight and (flight[0][0] <= self._newest - DUPLICATES
+                          or not flight[0][1].on_way(flight[0][0])):
+            order, sent = flight.popleft()
+            if sent.on_way(order):
+                self._give_up(sent)
+        while self._next_expiry() <= now:
+            self._give_up(heapq.heappop(self._expiry)[2])
+            self.link.timed_out(now)
 
     def _minimum_arrived(self) -> bool:
         return self._window >= self.plan.mandatory and self._mandatory_arrived == self._mandatory
@@ -216,15 +236,17 @@ class Sender:
     def _over(self, now: float) -> bool:
         return now >= self.started + self.plan.budget
 
-    def _send(self, now: float) -> list:
+    def _send(self, now: float) -> list[Chunk | End]:
         self._last_poll = now
         self._mark_lost(now)
-        out: list[Chunk] = []
+        out: list[Chunk | End] = []
         limited = self._over(now)
-        low = self._first_missing()
-        end = self._mandatory if limited else self._fresh
-        for sent in self._chunks[low:end]:
-            if sent.lost and not sent.arrived and self._room(sent.nbytes):
+        while self._lost and not (limited and self._lost[0] >= self._mandatory):
+            sent = self._chunks[self._lost[0]]
+            if not sent.arrived and not self._room(sent.nbytes):
+                return out
+            heapq.heappop(self._lost)
+            if not sent.arrived:
                 out.append(self._transmit(sent, now))
         while self._room(0):
             if self._fresh == len(self._chunks) and not self._encode_window(limited):
@@ -243,6 +265,8 @@ class Sender:
         sent.sent_at, sent.delivered_then = now, self.link.delivered
         sent.tries += 1
         sent.lost = False
+        self._flight.append((sent.order, sent))
+        heapq.heappush(self._expiry, (now + self.link.timeout, sent.order, sent))
         self._in_flight += sent.nbytes
         self.bytes_sent += sent.nbytes
         return sent.chunk
@@ -255,27 +279,28 @@ class Sender:
         ids = windows[self._window]
         self._window += 1
         values = self.encode(ids)
-        sizes = self.codec.sizes(np.diff(self.partition.offsets)[ids])
+        sizes = self.codec.sizes(self.partition.lengths[ids])
         starts = cut(ids, sizes, self.link.chunk_bytes)
         ends = np.concatenate([[0], np.cumsum(sizes)])
-        stops = np.append(starts[1:], ids.size)
-        for a, b in zip(starts, stops):
-            part = ids[a:b]
-            chunk = Chunk(self.transfer, len(self._chunks), self.codec.number, part.size,
-                          encode_ids(part), values[ends[a]:ends[b]])
-            self._chunks.append(_Sent(chunk, part))
+        stops = [*starts[1:].tolist(), ids.size]
+        cuts = zip(starts.tolist(), stops, encode_ids(ids, starts), strict=True)
+        for first, stop, id_bytes in cuts:
+            part, data = ids[first:stop], values[ends[first]:ends[stop]]
+            chunk = Chunk(self.transfer, len(self._chunks), self.codec.number, part.size, id_bytes,
+                          data)
+            self._chunks.append(_Sent(chunk, part, id_bytes.size + data.size))
         if mandatory:
             self._mandatory = len(self._chunks)
         return True
 
     def _finished(self, now: float) -> bool:
-        if self._arrived == self._fresh == len(self._chunks) and self._window == len(self.plan.windows):
+        everything = self._window == len(self.plan.windows)
+        if everything and self._arrived == self._fresh == len(self._chunks):
             return True
         if not (self._over(now) and self._minimum_arrived()):
             return False
         # What is still on its way gets one round trip to arrive, so that little is sent twice.
-        on_way = any(True for _ in self._unarrived())
-        return not on_way or now >= self.started + self.plan.budget + self.link.timeout
+        return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
     def _close(self, now: float) -> None:
         self.state = CLOSING

@@ -2,10 +2,12 @@
 
 Source: ROG, Section IV-A, Algorithm 2, with membership. A member is
 
-    JOINING (snapshot under way) -> WAITING -> PULLING -> TRAINING (computes, then pushes) -> WAITING
+    JOINING (snapshot under way) -> WAITING
+    WAITING -> PULLING -> TRAINING (computes, then pushes) -> WAITING
     any -> AWAY when its heartbeat is missing; AWAY -> JOINING when it registers again; -> STOPPED
 
-Only members that are WAITING, PULLING or TRAINING count: for staleness, for the mean, for the MTA time.
+Only members that are WAITING, PULLING or TRAINING count: for staleness, for the mean, for the MTA
+time.
 """
 
 from __future__ import annotations
@@ -20,8 +22,21 @@ from .backend import Array, Backend
 from .codec import RAW, Codec, get_codec
 from .errors import ConfigError, PartitionMismatchError, RemoteProtocolError
 from .member import AWAY, JOINING, PULLING, STOPPED, TRAINING, WAITING, Member
-from .messages import (PROTOCOL, Ack, Action, Chunk, Command, End, Kind, Receipt, RegisterRequest,
-                       RegisterResponse, Send, Stop, TransferId)
+from .messages import (
+    PROTOCOL,
+    Ack,
+    Action,
+    Chunk,
+    Command,
+    End,
+    Kind,
+    Receipt,
+    RegisterRequest,
+    RegisterResponse,
+    Send,
+    Stop,
+    TransferId,
+)
 from .mirror import Mirror
 from .partition import RowPartition, partition_of
 from .receiver import Receiver
@@ -88,13 +103,13 @@ class ServerMachine:
 
     def _refusal(self, request: RegisterRequest, now: float) -> RegisterResponse | None:
         if request.protocol != PROTOCOL:
-            return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, this '
-                                    f'server {PROTOCOL}; install the same version on both')
+            return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, '
+                                    f'this server {PROTOCOL}; install the same version on both')
         if self.stopping:
             return RegisterResponse(False, 'the run is over; the server is stopping')
         if request.codec != self.codec.name:
-            return RegisterResponse(False, f"{request.robot} has codec '{request.codec}', this server "
-                                    f"'{self.codec.name}'; give both the same")
+            return RegisterResponse(False, f"{request.robot} has codec '{request.codec}', this "
+                                    f"server '{self.codec.name}'; give both the same")
         try:
             theirs = partition_of(request.parameters, request.granularity, request.codec)
             theirs.require_same(self.partition)
@@ -107,9 +122,9 @@ class ServerMachine:
         if other is not None and other.incarnation != request.incarnation and other.alive:
             age = now - other.heard
             return RegisterResponse(
-                False, f"a robot named '{request.robot}' is alive (heard {age:.1f} s ago); give each "
-                'robot a name of its own. If it was restarted, it is let in once its former life is '
-                f'silent for {self.heartbeat_limit:g} s', retry=True)
+                False, f"a robot named '{request.robot}' is alive (heard {age:.1f} s ago); give "
+                'each robot a name of its own. If it was restarted, it is let in once its former '
+                f'life is silent for {self.heartbeat_limit:g} s', retry=True)
         return None
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
@@ -125,7 +140,7 @@ class ServerMachine:
         robot, incarnation = request.robot, request.incarnation
         former = self.members.get(robot)
         receiver = Receiver(self.partition, frozenset({Kind.PUSH}), self._apply,
-                            incarnation ^ self.incarnation, floor=request.attempt + 1)
+                            incarnation ^ self.incarnation, self.codec, floor=request.attempt + 1)
         if former is not None and former.incarnation == incarnation:
             receiver.floor = max(receiver.floor, former.push.floor)
         member = Member(robot, incarnation, receiver,
@@ -134,7 +149,7 @@ class ServerMachine:
                         np.zeros(self.partition.rows, np.int64), self.method.bound, now)
         member.link.max_chunk = self.max_chunk
         if former is not None:
-            member.attempt = former.attempt
+            member.attempt, member.link = former.attempt, former.link
         self.members[robot] = member
         return member
 
@@ -177,9 +192,6 @@ class ServerMachine:
     # -- pushes ----------------------------------------------------------------------------------
 
     def _apply(self, transfer: TransferId, ids: np.ndarray, codec: Codec, data: np.ndarray) -> None:
-        if codec is not self.codec:
-            raise RemoteProtocolError(f"push has codec '{codec.name}'; the fleet uses "
-                                      f"'{self.codec.name}'")
         self.update.apply(self.partition, self.backend, self.master, ids, codec, data,
                           max(len(self.active()), 1))
 
@@ -202,12 +214,14 @@ class ServerMachine:
             return []
         if not (end.mta_duration >= 0 and math.isfinite(end.mta_duration)):
             raise RemoteProtocolError(f'end of transfer has MTA duration {end.mta_duration}')
+        if member.state != TRAINING and not member.push.is_closed(end.transfer):
+            return []  # our pull's receipt is still on its way; the end comes again
         closed = member.push.on_end(end)
         if closed is None:
             return []
         receipt, taken = closed
         actions: list[Action] = [Send(robot, receipt)]
-        if taken is not None and member.state == TRAINING:
+        if taken is not None:
             self._close_push(member, taken)
             member.push_mta = end.mta_duration
             member.state, member.bound = WAITING, member.told
@@ -253,22 +267,28 @@ class ServerMachine:
     def _start_pull(self, member: Member, now: float) -> list[Action]:
         pending = member.mirror.measure()
         candidates = pending > 0
+        budget = self._budget(member)
         if self.method.adaptive:
             scores = plans.importance(pending, self.updated_at - self.updated_at.min(),
                                       self.f1, self.f2)
             # Not in the paper: what a worker reads is bounded like what it writes.
             overdue = candidates & (member.iteration - member.pulled_at >= self.method.bound)
-            plan = plans.adaptive(self.partition, self.method, scores, overdue, candidates,
-                                  self.mta_time)
+            plan = plans.adaptive(self.partition, self.method, scores, overdue, candidates, budget)
         else:
             plan = plans.everything(self.partition, np.flatnonzero(candidates))
         member.pulled_at[~candidates] = member.iteration
-        command = Command(member.iteration + 1, self.mta_time,
+        command = Command(member.iteration + 1, budget,
                           member.iteration - min(m.slowest for m in self.active()),
                           str(self.method))
         member.told = self.method.bound
         return self._transfer(member, Kind.PULL, plan, self.codec,
                               lambda ids: member.mirror.encode(self.codec, ids), command, now)
+
+    def _budget(self, member: Member) -> float:
+        """Seconds beyond the minimum: the MTA time; none for a straggler, so that it catches up."""
+        iterations = [m.iteration for m in self.active()]
+        straggler = member.iteration == min(iterations) < max(iterations)
+        return 0.0 if straggler else self.mta_time
 
     def _transfer(self, member: Member, kind: Kind, plan: plans.Plan, codec: Codec, encode,
                   command: Command, now: float) -> list[Action]:
@@ -277,13 +297,14 @@ class ServerMachine:
                               member.attempt)
         if member.state != JOINING:
             member.state = PULLING
-        member.sender = Sender(transfer, self.partition, plan, codec, encode, member.link, now,
+        partition = self.partition.raw_cut if kind.is_model else self.partition
+        member.sender = Sender(transfer, partition, plan, codec, encode, member.link, now,
                                command)
         return self._poll(member, now)
 
     def _snapshot(self, member: Member, now: float) -> list[Action]:
         member.state = JOINING
-        return self._transfer(member, Kind.SNAPSHOT, plans.everything(self.partition), RAW,
+        return self._transfer(member, Kind.SNAPSHOT, plans.everything(self.partition.raw_cut), RAW,
                               member.mirror.encode_snapshot, Command(), now)
 
     def on_ack(self, robot: str, ack: Ack, now: float) -> list[Action]:
@@ -300,7 +321,7 @@ class ServerMachine:
         if member is None or member.sender is None or not member.sender.on_receipt(receipt, now):
             return []
         sender, member.sender = member.sender, None
-        if sender.transfer.kind in (Kind.SNAPSHOT, Kind.FINAL):
+        if sender.transfer.kind.is_model:
             return self._stored(member, sender, now)
         complete = self.partition.rows_complete(sender.taken())
         member.rows_pulled = int(complete.sum())
@@ -322,7 +343,7 @@ class ServerMachine:
         member.iteration = member.slowest = self._start_iteration(self.method.bound)
         member.versions[:] = member.iteration
         member.pulled_at[:] = member.iteration
-        member.state = WAITING
+        member.state, member.bound = WAITING, self.method.bound
         return self._release(now)
 
     # -- control ---------------------------------------------------------------------------------
@@ -333,14 +354,14 @@ class ServerMachine:
         return self._release(now)
 
     def stop(self, now: float) -> list[Action]:
-        """End the run: when every worker has pushed what it computes, all get the same final model."""
+        """End the run: when every worker has pushed what it computes, all get the final model."""
         if self.stopping:
             return []
         self.stopping = True
         return [*self._drain(now), *self._finish()]
 
     def _drain(self, now: float) -> list[Action]:
-        """Once nobody computes any more, bring every worker to L = A exactly and tell it to stop."""
+        """Once nobody computes any more, bring every worker to L = A exactly and stop it."""
         living = [m for m in self.members.values() if m.alive]
         if any(m.state in (JOINING, PULLING, TRAINING) and not m.draining for m in living):
             return []
@@ -350,7 +371,7 @@ class ServerMachine:
                 member.draining = True
                 rows = np.flatnonzero(member.mirror.measure() > 0)
                 actions += self._transfer(member, Kind.FINAL,
-                                          plans.everything(self.partition, rows), RAW,
+                                          plans.everything(self.partition.raw_cut, rows), RAW,
                                           member.mirror.encode_snapshot,
                                           Command(sync=str(self.method), stop=True), now)
         return actions
@@ -369,8 +390,8 @@ class ServerMachine:
     def load_state(self, state: ServerState) -> None:
         """Take up where a former life left off; before any worker has registered."""
         if state.updated_at.shape != self.updated_at.shape:
-            raise ConfigError(f'the state is of a model of {state.updated_at.size} rows; this one has '
-                              f'{self.partition.rows}')
+            raise ConfigError(f'the state is of a model of {state.updated_at.size} rows; this one '
+                              f'has {self.partition.rows}')
         self.method = parse_sync(state.sync)
         self.iteration, self.former_pushes = state.iteration, dict(state.pushes)
         self.updated_at[:] = state.updated_at

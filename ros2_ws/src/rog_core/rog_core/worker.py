@@ -3,10 +3,11 @@
 Source: ROG, Section IV-A, Algorithm 1, on a channel that loses, doubles and reorders. States:
 
     REGISTERING -> JOINING (snapshot) -> COMPUTING -> PUSHING -> WAITING -> PULLING -> COMPUTING ...
-    any -> REGISTERING when the server was restarted or has lost sight of this worker; any -> STOPPED
+    any -> REGISTERING when the server was restarted or has lost sight of this worker
+    any -> STOPPED
 
-Events come in as method calls with the present time (seconds, any monotonic clock); each returns the
-actions that the shell must carry out. `deadline` tells when `on_time` is due.
+Events come in as method calls with the present time (seconds, any monotonic clock); each returns
+the actions that the shell must carry out. `deadline` tells when `on_time` is due.
 """
 
 from __future__ import annotations
@@ -21,15 +22,29 @@ from .accumulator import Accumulator
 from .codec import RAW, Codec, get_codec
 from .errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from .link import LinkEstimate
-from .messages import (Ack, Action, Chunk, Command, Compute, End, Kind, Receipt, RegisterRequest,
-                       RegisterResponse, Send, Stop, TransferId)
+from .messages import (
+    Ack,
+    Action,
+    Chunk,
+    Command,
+    Compute,
+    End,
+    Kind,
+    Receipt,
+    RegisterRequest,
+    RegisterResponse,
+    Send,
+    Stop,
+    TransferId,
+)
 from .receiver import Receiver
 from .sender import DONE, Sender
 from .sync import SyncMethod, parse_sync
 
 REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
 PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
-REGISTER_INTERVAL = 1.0  # seconds between registration attempts
+REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
+MAX_REGISTER_INTERVAL = 4.0  # it doubles up to here: over a slow link an answer may take longer
 
 
 @dataclass
@@ -45,6 +60,14 @@ class WorkerStatistics:
     stall_time: float = 0.0
 
 
+def _method_of(text: str) -> SyncMethod:
+    try:
+        return parse_sync(text)
+    except ConfigError as error:
+        raise RemoteProtocolError('the server asks for a method that this worker does not know: '
+                                  f'{error}') from error
+
+
 _TIME_OF = {COMPUTING: 'compute_time', PUSHING: 'communicate_time', PULLING: 'communicate_time',
             WAITING: 'stall_time'}
 
@@ -52,8 +75,9 @@ _TIME_OF = {COMPUTING: 'compute_time', PUSHING: 'communicate_time', PULLING: 'co
 class WorkerMachine:
     """See the module. ``incarnation``: random 64-bit identity of this life of the worker."""
 
-    def __init__(self, robot: str, incarnation: int, accumulator: Accumulator, codec: str = 'onebit',
-                 f1: float = 1.0, f2: float = 1.0, max_chunk: int = 14000) -> None:
+    def __init__(self, robot: str, incarnation: int, accumulator: Accumulator,
+                 codec: str = 'onebit', f1: float = 1.0, f2: float = 1.0,
+                 max_chunk: int = 14000) -> None:
         self.robot, self.incarnation, self.accumulator = robot, incarnation, accumulator
         self.codec: Codec = get_codec(codec)
         self.f1, self.f2 = f1, f2
@@ -75,6 +99,7 @@ class WorkerMachine:
         self._next: int | None = None    # iteration granted while a gradient was being computed
         self._unknown = 0                # reports in a row of a server that does not know us
         self._register_at = math.inf
+        self._register_interval = REGISTER_INTERVAL
         self._since = 0.0                # time of the last change of state
 
     # -- registration ----------------------------------------------------------------------------
@@ -86,7 +111,7 @@ class WorkerMachine:
 
     def _register(self, now: float) -> list[Action]:
         self._enter(REGISTERING, now)
-        self._register_at = now + REGISTER_INTERVAL
+        self._register_at = now + self._register_interval
         parameters = tuple((p.name, p.shape) for p in self.partition.parameters)
         return [Send(self.robot, RegisterRequest(
             self.robot, self.incarnation, self.iteration, self._attempt,
@@ -97,20 +122,23 @@ class WorkerMachine:
         if self.state != REGISTERING:
             return []
         if not response.accepted:
-            if response.retry:
+            if response.retry:  # the link is fine, the time is not come
+                self._register_interval = REGISTER_INTERVAL
+                self._register_at = now + REGISTER_INTERVAL
                 return []
             self._enter(STOPPED, now)
             self._register_at = math.inf
             return [Stop(response.reason)]
+        self.method = _method_of(response.sync)
         self.server = response.incarnation
-        self._set_sync(response.sync)
         self._register_at = math.inf
         self._resolve_push(response.push)
         if self.pull is None or self.pull.incarnation != self.session:
-            self.pull = Receiver(self.partition, frozenset({Kind.PULL, Kind.SNAPSHOT, Kind.FINAL}), self._apply,
-                                 self.session)
+            kinds = frozenset({Kind.PULL, Kind.SNAPSHOT, Kind.FINAL})
+            self.pull = Receiver(self.partition, kinds, self._apply, self.session, self.codec)
         self.pull.floor = response.attempt
         self._unknown = 0
+        self._register_interval = REGISTER_INTERVAL
         self._enter(JOINING, now)
         return []
 
@@ -140,13 +168,6 @@ class WorkerMachine:
             self.push.abort(receipt if match else None)
         self.accumulator.put_back(self.codec, self.push.untaken())
         self.push = None
-
-    def _set_sync(self, text: str) -> None:
-        try:
-            self.method = parse_sync(text)
-        except ConfigError as error:
-            raise RemoteProtocolError(f'the server asks for a method that this worker does not know: '
-                                      f'{error}') from error
 
     # -- computing and pushing -------------------------------------------------------------------
 
@@ -198,13 +219,13 @@ class WorkerMachine:
 
     def _apply(self, transfer: TransferId, ids: np.ndarray, codec: Codec, data: np.ndarray) -> None:
         store = self.accumulator
-        if transfer.kind in (Kind.SNAPSHOT, Kind.FINAL):
-            RAW.store(store.backend, self.partition, store.weights, ids, data)
+        if Kind(transfer.kind).is_model:
+            RAW.store(store.backend, self.partition.raw_cut, store.weights, ids, data)
         else:
             codec.add(store.backend, self.partition, store.weights, ids, data)
 
     def _admitted_anew(self, transfer: TransferId) -> bool:
-        """A snapshot in the middle of our work: the server took a late registration for a new one."""
+        """A snapshot in the middle of our work: the server took a late request for a new one."""
         assert self.pull is not None
         return (transfer.kind == Kind.SNAPSHOT and self.state in (COMPUTING, PUSHING)
                 and transfer.incarnation == self.session and self.pull.is_new(transfer))
@@ -230,6 +251,7 @@ class WorkerMachine:
             return self._register(now)
         if self.state == PUSHING and not self.pull.is_closed(end.transfer):
             return []  # our push's receipt is still on its way; the end comes again
+        self._check_command(end)
         closed = self.pull.on_end(end)
         if closed is None:
             return []
@@ -237,7 +259,9 @@ class WorkerMachine:
         actions: list[Action] = [Send(self.robot, receipt)]
         if taken is None or self.state == STOPPED:
             return actions
-        self.last_pulled_rows = int(self.partition.rows_complete(taken).sum())
+        model = Kind(end.transfer.kind).is_model
+        cut = self.partition.raw_cut if model else self.partition
+        self.last_pulled_rows = int(cut.rows_complete(taken).sum())
         self.statistics.rows_pulled += self.last_pulled_rows
         command = end.command
         if command.stop:
@@ -247,8 +271,20 @@ class WorkerMachine:
             actions += self._go_on(command, now)
         return actions
 
+    @staticmethod
+    def _check_command(end: End) -> None:
+        # Before the transfer is closed: a refused end must change nothing.
+        command = end.command
+        if end.transfer.kind != Kind.PULL or command.stop:
+            return
+        _method_of(command.sync)
+        if command.next_iteration < 1:
+            raise RemoteProtocolError(f'end of a pull grants iteration {command.next_iteration}')
+        if not (command.mta_time >= 0 and math.isfinite(command.mta_time)):
+            raise RemoteProtocolError(f'end of a pull has MTA time {command.mta_time}')
+
     def _go_on(self, command: Command, now: float) -> list[Action]:
-        self._set_sync(command.sync)
+        self.method = _method_of(command.sync)
         self.command = command
         if self.state == JOINING:
             self.pushed_at[:] = command.next_iteration - 1
@@ -272,7 +308,10 @@ class WorkerMachine:
     def on_time(self, now: float) -> list[Action]:
         """Carry out what is due."""
         if self.state == REGISTERING:
-            return self._register(now) if now >= self._register_at else []
+            if now < self._register_at:
+                return []
+            self._register_interval = min(2 * self._register_interval, MAX_REGISTER_INTERVAL)
+            return self._register(now)
         return self._poll(now) if self.state == PUSHING else []
 
     @property

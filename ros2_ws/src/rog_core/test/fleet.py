@@ -6,22 +6,30 @@ import heapq
 import itertools
 import math
 import random
+from collections import Counter
 
+import hostile
 import numpy as np
-
+from invariants import Staleness, Versions
 from rog_core.accumulator import Accumulator
 from rog_core.backend import NumpyBackend
 from rog_core.codec import Codec, get_codec
 from rog_core.errors import RemoteProtocolError, StaleMessageError
-from rog_core.messages import (Ack, Chunk, Compute, End, Receipt, RegisterRequest, Send, Stop)
+from rog_core.messages import Ack, Chunk, Compute, End, Receipt, RegisterRequest, Send, Stop
 from rog_core.partition import partition_of
 from rog_core.server import ServerMachine
 from rog_core.update import AveragedUpdate
 from rog_core.worker import STOPPED, WorkerMachine
 
-# A small row, rows of one segment, and a row of several segments; the scalar is a row as well.
-SHAPES = {'onebit': [('conv', (8, 130)), ('bias', (8,)), ('long', (1, 9001)), ('scale', ())],
-          'raw': [('conv', (8, 130)), ('bias', (8,)), ('long', (1, 601)), ('scale', ())]}
+# Enough short rows for several windows, a small row, a scalar, and a row of several segments.
+SHAPES = {
+    'onebit': [('conv', (60, 34)), ('bias', (8,)), ('long', (1, 9001)), ('scale', ()),
+               ('linear', (40, 26))],
+    'raw': [('conv', (60, 17)), ('bias', (8,)), ('long', (1, 601 + 400)), ('scale', ()),
+            ('linear', (40, 26))]}
+
+
+BUFFER = 2.0  # seconds of data that a link queues up before it drops
 
 
 class SummingUpdate(AveragedUpdate):
@@ -29,12 +37,12 @@ class SummingUpdate(AveragedUpdate):
 
     def __init__(self, partition):
         self.applied = np.zeros(partition.elements)
-        self.count = 0
+        self.last_ids = None
 
     def apply(self, partition, backend, master, ids, codec: Codec, data, workers):
         codec.add(backend, partition, master, ids, data, -1.0)
         self.applied += decode(partition, codec, ids, data)
-        self.count += 1
+        self.last_ids = ids
 
 
 def decode(partition, codec, ids, data):
@@ -46,40 +54,48 @@ def decode(partition, codec, ids, data):
 class Robot:
     def __init__(self, name, fleet, incarnation):
         weights = np.full(fleet.partition.elements, 7.0, np.float32)  # wrong until the snapshot
+        self.name = name
         self.store = Accumulator(fleet.partition, NumpyBackend(), weights)
         self.machine = WorkerMachine(name, incarnation, self.store, fleet.codec, max_chunk=2000)
-        self.produced = np.zeros(fleet.partition.elements)
-        self.compute_time = fleet.rng.choice([0.05, 0.1, 0.3])
+        self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
         self.alive = True
+        self.requests = 0
+        self.granted = 0  # iteration whose start was checked last
 
 
 class Fleet:
-    """Event queue, network and faults; every random choice comes from ``rng``."""
+    """Event queue, network and faults; every random choice comes from ``seed``.
+
+    ``rate``: bytes/s of every link and direction; messages queue up behind one another. ``counts``
+    says what has happened, so that a test can tell whether it has tested anything.
+    """
 
     def __init__(self, seed, robots=3, sync='rsp:3', codec='onebit', loss=0.0, duplicate=0.0,
-                 delay=0.02, heartbeat_limit=1.0):
+                 delay=0.02, rate=1e6, heartbeat_limit=1.0):
         self.rng = random.Random(seed)
         self.noise = np.random.default_rng(seed)
         self.partition = partition_of(SHAPES[codec], 'row', codec)
         self.codec, self.loss, self.duplicate, self.delay = codec, loss, duplicate, delay
-        self.sync, self.heartbeat_limit = sync, heartbeat_limit
+        self.sync, self.heartbeat_limit, self.rate = sync, heartbeat_limit, rate
         self.now = 0.0
         self.queue: list = []
         self.count = itertools.count()
-        self.lives = itertools.count(1000)
+        # Random as on robots: a session is the XOR of two of them, which small numbers repeat.
+        self.lives = (self.rng.getrandbits(64) for _ in itertools.count())
+        self.counts: Counter = Counter()
         self.dead_links: set[str] = set()
-        self.server = None
-        self.update = None
+        self.free_at: dict = {}          # (robot, towards the server) -> when the link is free
+        self.history: list = []          # messages that were carried, to be replayed
         self.lost = np.zeros(self.partition.elements)   # gradients that died with a robot or server
         self.produced = np.zeros(self.partition.elements)
-        self.initial = self.noise.standard_normal(self.partition.elements).astype(np.float32)
+        initial = self.noise.standard_normal(self.partition.elements).astype(np.float32)
         self.robots: dict[str, Robot] = {}
         self.lives_of_robots: list[Robot] = []
         self.applied_chunks: set = set()
         self.errors: list = []
-        self.computed: list[tuple[str, int]] = []
+        self.staleness, self.versions = Staleness(), Versions(self.partition)
         self.stopped = False
-        self.start_server(self.initial.copy())
+        self.start_server(initial)
         for k in range(robots):
             self.start_robot(f'robot{k}')
         self.at(0.1, self.heartbeat)
@@ -88,8 +104,8 @@ class Fleet:
 
     def start_server(self, master, state=None):
         self.update = SummingUpdate(self.partition)
-        self.server = ServerMachine(self.partition, NumpyBackend(), master, next(self.lives), self.sync,
-                                    self.codec, self.heartbeat_limit, max_chunk=2000,
+        self.server = ServerMachine(self.partition, NumpyBackend(), master, next(self.lives),
+                                    self.sync, self.codec, self.heartbeat_limit, max_chunk=2000,
                                     update=self.update)
         if state is not None:
             self.server.load_state(state)
@@ -101,6 +117,8 @@ class Fleet:
     def restart_server(self, checkpoint):
         """Crash now, come back with what the checkpoint holds; the rest is lost, or comes again."""
         state, master, applied = checkpoint
+        self.counts['crash'] += 1
+        self.counts['crash that lost updates'] += bool((self.update.applied != applied).any())
         self.lost += self.update.applied - applied
         for robot in self.lives_of_robots:
             for sent in self.open_chunks(robot):
@@ -113,7 +131,7 @@ class Fleet:
 
     @staticmethod
     def in_checkpoint(state, robot, chunk):
-        incarnation, receipt = state.pushes.get(robot.machine.robot, (0, None))
+        incarnation, receipt = state.pushes.get(robot.name, (0, None))
         if incarnation != robot.machine.incarnation or receipt.transfer != chunk.transfer:
             return False
         bits = np.unpackbits(np.frombuffer(receipt.taken, np.uint8), bitorder='little')
@@ -121,13 +139,61 @@ class Fleet:
 
     def start_robot(self, name):
         if name in self.robots:
-            self.robots[name].alive = False
+            self.kill_robot(name)
         robot = self.robots[name] = Robot(name, self, next(self.lives))
         self.lives_of_robots.append(robot)
         self.act(name, robot.machine.start(self.now), robot)
 
     def kill_robot(self, name):
+        self.counts['kill'] += self.robots[name].alive
         self.robots[name].alive = False
+
+    def fade(self, name, seconds):
+        """The link is dead for longer than the heartbeat limit, then it is back."""
+        self.counts['fade'] += 1
+        self.dead_links.add(name)
+        self.at(seconds, lambda: self.dead_links.discard(name))
+
+    def set_sync(self, text):
+        self.counts['set_sync'] += 1
+        self.act(None, self.server.set_sync(text, self.now))
+
+    def replay(self, count):
+        """Messages of the past come again, one in four of them in another robot's name."""
+        for _ in range(count if self.history else 0):
+            name, message, towards_server, server = self.rng.choice(self.history)
+            if isinstance(message, Receipt) and server is not self.server:
+                continue  # see `deliver_to_robot`
+            if self.rng.random() < 0.25:
+                name = self.rng.choice(sorted(self.robots))
+            self.counts['replayed'] += 1
+            if towards_server:
+                self.deliver_to_server(name, message)
+            elif self.robots[name].alive:
+                self.deliver_to_robot(self.robots[name], message, self.server)
+
+    def corrupt(self, count):
+        """Messages that the protocol does not allow; each must be refused with nothing changed."""
+        for _ in range(count if self.history else 0):
+            name, message, towards_server, server = self.rng.choice(self.history[-200:])
+            robot = self.robots[name]
+            if server is not self.server or not robot.alive:
+                continue
+            machine = self.server if towards_server else robot.machine
+            arguments = (name,) if towards_server else ()
+            bad = hostile.corrupted(self.rng, message)
+            before = hostile.fingerprint(self.server, robot.machine)
+            try:
+                getattr(machine, hostile.HANDLER[type(bad)])(*arguments, bad, self.now)
+                # Of a transfer that is over. Acks and receipts also let the sender go on sending.
+                self.counts['corrupt ignored'] += 1
+                if isinstance(bad, (Chunk, End)):
+                    assert hostile.fingerprint(self.server, robot.machine) == before, bad
+            except RemoteProtocolError:
+                self.counts['corrupt refused'] += 1
+                assert hostile.fingerprint(self.server, robot.machine) == before, bad
+
+    # -- what is where
 
     @staticmethod
     def open_chunks(robot):
@@ -152,30 +218,36 @@ class Fleet:
 
     def heartbeat(self):
         for name, robot in self.robots.items():
-            if not robot.alive:
+            if not robot.alive or name in self.dead_links:
                 continue
-            if name not in self.dead_links:
-                state = robot.machine.state
-                if state == STOPPED:
-                    self.act(None, self.server.on_leave(name, robot.machine.incarnation, self.now))
-                else:
-                    self.act(None, self.server.on_heartbeat(name, robot.machine.incarnation, self.now))
-                known = self.server.is_member(name, robot.machine.incarnation)
-                self.act(name, robot.machine.on_server_status(self.server.incarnation, known, self.now),
-                         robot)
+            machine, server = robot.machine, self.server
+            leaves = machine.state == STOPPED
+            tell = server.on_leave if leaves else server.on_heartbeat
+            self.act(None, tell(name, machine.incarnation, self.now))
+            known = server.is_member(name, machine.incarnation)
+            self.act(name, machine.on_server_status(server.incarnation, known, self.now), robot)
         self.at(0.1, self.heartbeat)
 
-    def carry(self, robot, deliver, reliable=False):
-        """Move a message: lost, late, doubled, out of order."""
-        if robot in self.dead_links or (not reliable and self.rng.random() < self.loss):
+    def carry(self, robot, towards_server, nbytes, deliver):
+        """Move a message: queued, lost, late, doubled, out of order."""
+        if robot in self.dead_links or self.rng.random() < self.loss:
+            self.counts['lost'] += 1
             return
-        for _ in range(2 if self.rng.random() < self.duplicate else 1):
-            self.at(self.rng.random() * self.delay, deliver)
+        key = (robot, towards_server)
+        if self.free_at.get(key, 0.0) - self.now > BUFFER:
+            self.counts['dropped'] += 1
+            return
+        self.free_at[key] = max(self.free_at.get(key, 0.0), self.now) + nbytes / self.rate
+        twice = self.rng.random() < self.duplicate
+        self.counts['duplicated'] += twice
+        for _ in range(1 + twice):
+            self.at(self.free_at[key] - self.now + self.rng.random() * self.delay, deliver)
 
     def guard(self, call):
         try:
             return call()
         except StaleMessageError:
+            self.counts['stale'] += 1
             return []
         except RemoteProtocolError as error:
             self.errors.append(error)
@@ -183,57 +255,81 @@ class Fleet:
 
     def act(self, side, actions, robot=None):
         """``side``: the robot whose machine acts, None for the server."""
+        if side is None:
+            self.staleness.grants(self.server)
         for action in actions:
             if isinstance(action, Send):
                 self.send(side, action, robot)
             elif isinstance(action, Compute):
-                self.compute(robot, action.iteration)
+                self.compute(robot)
             elif isinstance(action, Stop):
                 assert not action.error, action.error
                 self.stopped = self.stopped or side is None
 
     def send(self, side, action, robot):
         message, server = action.message, self.server
+        if isinstance(message, RegisterRequest):
+            self.register(message, robot)
+            return
+        if len(self.history) > 400:
+            del self.history[:200]
         name = action.robot
+        self.history.append((name, message, side is not None, server))
+        nbytes = message.ids.size + message.values.size + 50 if isinstance(message, Chunk) else 50
+        self.counts['partial'] += isinstance(message, End) and self.is_partial(side, name)
         if side is None:
             target = self.robots[name]
-
-            def deliver():
-                # A receipt of a server that has crashed is as if it had come before the crash or never.
-                stale = self.server is not server
-                if not target.alive or stale and (isinstance(message, Receipt) or self.rng.random() < .5):
-                    return
-                call = {Chunk: target.machine.on_chunk, End: target.machine.on_end,
-                        Ack: target.machine.on_ack, Receipt: target.machine.on_receipt}[type(message)]
-                self.act(name, self.guard(lambda: call(message, self.now)), target)
-            self.carry(name, deliver)
-        elif isinstance(message, RegisterRequest):
-            robot.requests = getattr(robot, 'requests', 0) + 1
-            number = robot.requests
-
-            def deliver():
-                response, actions = self.server.on_register(message, self.now)
-                self.act(None, actions)
-
-                def answer():
-                    if robot.alive and number == robot.requests:
-                        self.act(name, robot.machine.on_register_response(response, self.now), robot)
-                self.carry(name, answer)
-            self.carry(name, deliver)
+            self.carry(name, False, nbytes,
+                       lambda: self.deliver_to_robot(target, message, server))
         else:
-            def deliver():
-                call = {Chunk: self.server.on_chunk, End: self.server.on_end, Ack: self.server.on_ack,
-                        Receipt: self.server.on_receipt}[type(message)]
-                count = self.update.count
-                self.act(None, self.guard(lambda: call(name, message, self.now)))
-                if self.update.count > count:
-                    self.applied_chunks.add((robot.machine.incarnation, message.transfer,
-                                             message.sequence))
-            self.carry(name, deliver)
+            self.carry(name, True, nbytes, lambda: self.deliver_to_server(name, message))
 
-    def compute(self, robot, iteration):
-        self.computed.append((robot.machine.robot, iteration))
-        self.check_staleness(robot, iteration)
+    def is_partial(self, side, name):
+        """Whether the transfer that ends leaves rows behind because time was over."""
+        machine = self.robots[name].machine
+        sender = self.server.members[name].sender if side is None else machine.push
+        return sender is not None and sender._window < len(sender.plan.windows)
+
+    def deliver_to_robot(self, robot, message, server):
+        # A receipt of a server that has crashed is as if it had come before the crash, or never.
+        stale = self.server is not server
+        if not robot.alive or stale and (isinstance(message, Receipt) or self.rng.random() < .5):
+            return
+        handle = getattr(robot.machine, hostile.HANDLER[type(message)])
+        self.act(robot.name, self.guard(lambda: handle(message, self.now)), robot)
+        granted = robot.machine._next
+        if granted is not None and granted != robot.granted:  # while the last one is computed
+            self.check_start(robot, granted)
+
+    def deliver_to_server(self, name, message):
+        handle = getattr(self.server, hostile.HANDLER[type(message)])
+        self.update.last_ids = None
+        self.act(None, self.guard(lambda: handle(name, message, self.now)))
+        if self.update.last_ids is not None:
+            session = message.transfer.incarnation
+            life = session ^ self.server.incarnation
+            self.applied_chunks.add((life, message.transfer, message.sequence))
+            self.versions.applied(self.server.members[name], message, self.update.last_ids)
+        self.counts['rejected ack'] += isinstance(message, Ack) and bool(self.errors)
+
+    def register(self, message, robot):
+        robot.requests += 1
+        number = robot.requests
+
+        def deliver():
+            response, actions = self.server.on_register(message, self.now)
+            self.act(None, actions)
+
+            def answer():
+                if robot.alive and number == robot.requests:
+                    self.act(robot.name, robot.machine.on_register_response(response, self.now),
+                             robot)
+            self.carry(robot.name, False, 100, answer)
+        self.carry(robot.name, True, 1000, deliver)
+
+    def compute(self, robot):
+        self.counts['compute'] += 1
+        self.check_start(robot, robot.machine.iteration)
 
         def done():
             if not robot.alive or robot.machine.state == STOPPED:
@@ -243,8 +339,9 @@ class Fleet:
             gradient[self.noise.random(gradient.size) < 0.2] = 0
             robot.store.accumulate(gradient, 0.01)
             self.produced += robot.store.pending - before
-            self.act(robot.machine.robot, robot.machine.on_gradient(self.now), robot)
-        self.at(robot.compute_time, done)
+            self.staleness.pushes(robot.machine)
+            self.act(robot.name, robot.machine.on_gradient(self.now), robot)
+        self.at(robot.compute_time * self.rng.uniform(0.5, 1.5), done)
 
     def run(self, seconds):
         until = self.now + seconds
@@ -269,24 +366,23 @@ class Fleet:
 
     # -- invariants
 
-    def check_staleness(self, robot, iteration):
-        """Invariant 3, at the moment a worker begins to compute ``iteration``."""
-        bound = self.server.method.bound
-        for member in self.server.active():
-            ahead = (iteration - 1) - member.versions.min()
-            assert ahead < bound, (robot.machine.robot, iteration, member.robot, member.versions.min())
+    def check_start(self, robot, iteration):
+        """Invariant 3, at the moment a worker may begin to compute ``iteration``."""
+        robot.granted = iteration
+        self.staleness.starts(robot.machine)
+        self.counts['staleness checked'] += self.staleness.check(robot, iteration, self)
 
     def check_mirrors(self):
         """Invariant 1: L_r is bit for bit what r holds, whenever no transfer to r is open."""
-        checked = 0
         for name, member in self.server.members.items():
             robot = self.robots[name]
             if not robot.alive or member.incarnation != robot.machine.incarnation:
                 continue
             if member.state in ('training', 'waiting') and member.sender is None:
                 assert (member.mirror.rows == robot.store.weights).all(), (name, member.state)
-                checked += 1
-        return checked
+                self.counts['mirror checked'] += 1
+                self.counts['mirror checked behind'] += bool(
+                    (member.mirror.rows != self.server.master).any())
 
     def check_conservation(self):
         """Invariant 2: produced = applied + held + what died with a crash; nothing counts twice."""
@@ -294,7 +390,11 @@ class Fleet:
         total = self.update.applied + held + self.lost
         assert np.allclose(total, self.produced, rtol=1e-4, atol=2e-5), \
             np.abs(total - self.produced).max()
+        self.counts['conservation checked'] += bool(self.produced.any())
 
     def check(self):
         self.check_conservation()
-        return self.check_mirrors()
+        self.check_mirrors()
+        for member in self.server.active():
+            self.versions.check(member)
+            self.counts['versions checked'] += 1

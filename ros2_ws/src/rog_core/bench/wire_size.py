@@ -1,0 +1,102 @@
+"""Bytes of one full push of ConvMLP-M, rows in random order of importance, everything counted.
+
+Runs the real Sender and Receiver over a link that loses nothing and adds up the serialised (CDR)
+size of every message: RowChunk, RowAck, TransferEnd, TransferReceipt. Prints one JSON line.
+Sign bits alone: 2.12 MB. Published: 2.12 MB at best, about 5 MB when the rows are scattered.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from convmlp import convmlp_m
+from rog_core import plan as plans
+from rog_core.accumulator import Accumulator
+from rog_core.backend import NumpyBackend
+from rog_core.codec import get_codec
+from rog_core.link import MIN_CHUNK, LinkEstimate
+from rog_core.messages import Ack, Chunk, End, Kind, Receipt, TransferId
+from rog_core.partition import partition_of
+from rog_core.receiver import Receiver
+from rog_core.sender import DONE, Sender
+from rog_core.sync import parse_sync
+
+TARGETS = {'chunk_14000': 2.27e6, 'datagram_1300': 2.36e6, 'id_bytes_per_row': 1.2}
+
+# Per datagram: IPv4 20, UDP 8, RTPS header 20, INFO_TS 12, DATA submessage 24. DDS fragments
+# messages above its maximum (14,720 bytes for Cyclone, so none here); IP fragments what is above an
+# MTU.
+RTPS_UDP, IP, MTU = 8 + 20 + 12 + 24, 20, 1500
+
+
+def cdr_size(message: Chunk | Ack | End | Receipt) -> int:
+    """Size of the rog_msgs message with its 4-byte encapsulation header."""
+    if isinstance(message, Chunk):  # 24 bytes of fixed fields, then two sequences
+        ids = -(-(4 + message.ids.size) // 4) * 4
+        return 4 + 24 + ids + 4 + message.values.size
+    if isinstance(message, Ack):
+        return 4 + 8 + 4 + 4 + 8 + 4 + 1
+    if isinstance(message, End):
+        head = 8 + 4 + 4 + 4 + 1
+        sync = 4 + len(message.command.sync) + 1
+        return 4 + -(-head // 8) * 8 + 3 * 8 + 2 * 4 + sync + 1
+    return 4 + 8 + 4 + 4 + 4 + 4 + 4 + len(message.taken)
+
+
+def on_ethernet(size: int) -> int:
+    """Bytes with RTPS, UDP and IP headers, IP fragments included."""
+    payload = size + RTPS_UDP
+    return payload + IP * -(-payload // (MTU - IP))
+
+
+def push(max_chunk: int, seed: int = 0) -> dict[str, float]:
+    """Messages of one push in chunks of at most ``max_chunk`` bytes of ids and values."""
+    partition, codec, noise = partition_of(convmlp_m()), get_codec('onebit'), \
+        np.random.default_rng(seed)
+    store = Accumulator(partition, NumpyBackend(), np.zeros(partition.elements, np.float32))
+    store.accumulate(noise.standard_normal(partition.elements, np.float32), 1.0)
+    rows = np.ones(partition.rows, bool)
+    plan = plans.adaptive(partition, parse_sync('rsp:4'), noise.random(partition.rows), ~rows, rows,
+                          1e9)
+    link = LinkEstimate(max_chunk, rate=1e8)
+    transfer = TransferId(1, Kind.PUSH, 1, 1)
+    sender = Sender(transfer, partition, plan, codec, lambda ids: store.take(codec, ids), link, 0.0)
+    taken: list[int] = []
+    receiver = Receiver(partition, frozenset({Kind.PUSH}),
+                        lambda transfer, ids, codec, data: taken.extend(ids), 1, codec)
+    messages: list[Chunk | Ack | End | Receipt] = []
+    now = 0.0
+    while sender.state != DONE:
+        now += 1e-3
+        for message in sender.poll(now):
+            messages.append(message)
+            if isinstance(message, Chunk):
+                answer = receiver.on_chunk(message)
+                assert answer is not None
+                sender.on_ack(answer, now + 1e-4)
+                messages.append(answer)
+            else:
+                closed = receiver.on_end(message)
+                assert closed is not None
+                messages.append(closed[0])
+                sender.on_receipt(closed[0], now)
+    assert len(taken) == len(set(taken)) == partition.segments
+    chunks = [m for m in messages if isinstance(m, Chunk)]
+    sizes = [cdr_size(m) for m in messages]
+    return {'bytes': sum(sizes), 'chunks': len(chunks), 'largest_message': max(sizes),
+            'chunk_bytes': sum(cdr_size(m) for m in chunks),
+            'id_bytes_per_row': round(sum(m.ids.size for m in chunks) / partition.rows, 4),
+            'with_rtps_udp_ip': sum(on_ethernet(size) for size in sizes)}
+
+
+def main() -> None:
+    partition = partition_of(convmlp_m())
+    line = {'bench': 'wire_size', 'tensors': len(partition.parameters), 'rows': partition.rows,
+            'elements': partition.elements, 'sign_bits_bytes': -(-partition.elements // 8),
+            'chunk_14000': push(14000), 'datagram_1300': push(MIN_CHUNK), 'targets': TARGETS}
+    print(json.dumps(line))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,80 @@
+"""What the tests know of staleness by themselves, apart from the server's own bookkeeping."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Versions:
+    """Iteration at which each segment of each member was last applied, as seen from outside."""
+
+    def __init__(self, partition):
+        self.partition = partition
+        self.members: list = []  # (member, iteration at which it began, version per segment)
+
+    def entry(self, member):
+        for known in self.members:
+            if known[0] is member:
+                return known
+        self.members.append((member, member.iteration,
+                             np.full(self.partition.segments, member.iteration)))
+        return self.members[-1]
+
+    def applied(self, member, chunk, ids):
+        self.entry(member)[2][ids] = chunk.transfer.iteration
+
+    def check(self, member):
+        """The server never takes a row for newer than its oldest segment."""
+        seen = np.minimum.reduceat(self.entry(member)[2], self.partition.first_segment)
+        assert (member.versions <= seen).all(), (member.robot, member.versions, seen)
+        assert member.slowest == member.versions.min()
+
+
+class Staleness:
+    """Which bound holds for whom, while the method of a running fleet changes.
+
+    The looser bound holds until every member has pushed under the tighter one, and for what was
+    granted until then.
+    """
+
+    def __init__(self):
+        self.pushed_under: dict = {}   # incarnation -> bound at its last push
+        self.complied: dict = {}       # incarnation -> the same, once that push is over
+        self.members: dict = {}        # incarnation -> its member at the server
+        self.granted: dict = {}        # robot name -> (pull, bound that held when it began)
+
+    def pushes(self, machine):
+        life = machine.incarnation
+        bound = self.pushed_under[life] = machine.method.bound
+        self.complied[life] = max(self.complied.get(life, 0), bound)
+
+    def starts(self, machine):
+        life = machine.incarnation
+        if life in self.pushed_under:
+            self.complied[life] = self.pushed_under[life]
+
+    def grants(self, server):
+        """Note the bound that holds for every pull that has begun."""
+        active = server.active()
+        for member in active:
+            life = member.incarnation
+            if self.members.get(life) is not member:  # has just joined, within the present bound
+                self.members[life] = member
+                self.complied[life] = server.method.bound
+                self.pushed_under.pop(life, None)
+        for member in active:
+            pull = member.sender and member.sender.transfer
+            if pull and self.granted.get(member.robot, (None, 0))[0] != pull:
+                bounds = [self.complied[m.incarnation] for m in active]
+                self.granted[member.robot] = pull, max([server.method.bound, *bounds])
+
+    def check(self, robot, iteration, fleet):
+        """Compare the iteration with every row of every member; returns the number of members."""
+        active = fleet.server.active()
+        bound = self.granted[robot.name][1]
+        for member in active:
+            fleet.versions.check(member)
+            ahead = (iteration - 1) - member.versions.min()
+            assert ahead < bound, (robot.name, iteration, member.robot, member.versions.min(),
+                                   bound)
+        return len(active)

@@ -1,0 +1,264 @@
+"""Who may join, what a restarted server remembers, and who is taken for away."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rog_core.accumulator import Accumulator
+from rog_core.backend import NumpyBackend
+from rog_core.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from rog_core.link import MIN_CHUNK
+from rog_core.messages import (
+    Chunk,
+    Command,
+    End,
+    Kind,
+    RegisterRequest,
+    RegisterResponse,
+    Send,
+    Stop,
+    TransferId,
+)
+from rog_core.partition import partition_of
+from rog_core.server import ServerMachine
+from rog_core.worker import WorkerMachine
+
+SHAPES = [('w', (20, 60)), ('b', (8,))]
+PARTITION = partition_of(SHAPES)
+
+
+def server(**changes):
+    options = {'sync': 'rsp:4', 'codec': 'onebit', 'heartbeat_limit': 3.0} | changes
+    return ServerMachine(PARTITION, NumpyBackend(), np.ones(PARTITION.elements, np.float32), 50,
+                         **options)
+
+
+def request(robot='robot1', incarnation=9, shapes=SHAPES, granularity='row', codec='onebit',
+            **changes):
+    partition = partition_of(shapes, granularity, 'onebit')
+    parameters = tuple((p.name, p.shape) for p in partition.parameters)
+    return replace(RegisterRequest(robot, incarnation, 0, 0, granularity, codec, partition.digest,
+                                   parameters), **changes)
+
+
+def worker(**changes):
+    store = Accumulator(PARTITION, NumpyBackend(), np.zeros(PARTITION.elements, np.float32))
+    return WorkerMachine('robot1', 9, store, **changes)
+
+
+REFUSED = {
+    'protocol': (request(protocol=2), 'speaks protocol 2, this server 1; install the same version'),
+    'codec': (request(codec='raw'), "has codec 'raw', this server 'onebit'"),
+    'shape': (request(shapes=[('w', (20, 61)), ('b', (8,))]),
+              r'parameter 0 is w \(20x61\) here but w \(20x60\) there \(here: robot1'),
+    'name': (request(shapes=[('w', (20, 60)), ('c', (8,))]), r'parameter 1 is c \(8\) here but b'),
+    'missing': (request(shapes=[('w', (20, 60))]), r'1 parameters here but 2 there.*is b \(8\)'),
+    'granularity': (request(granularity='layer'), "granularity is 'layer' here but 'row' there"),
+    'unknown granularity': (replace(request(), granularity='tile'), "'tile' is unknown"),
+    'digest': (request(digest='0' * 64), 'digest does not belong to the parameters'),
+    'empty parameter': (replace(request(), parameters=(('w', (0, 3)),)), 'has no elements'),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_a_robot_that_does_not_fit_is_refused_for_good_and_nothing_changes(name):
+    wrong, reason = REFUSED[name]
+    machine = server()
+    response, actions = machine.on_register(wrong, 0.0)
+    assert not response.accepted
+    assert not response.retry
+    assert re.search(reason, response.reason), response.reason
+    assert actions == []
+    assert machine.members == {}
+
+
+def test_a_second_robot_of_the_same_name_is_refused_until_the_first_is_silent():
+    machine = server()
+    assert machine.on_register(request(), 0.0)[0].accepted
+    first = machine.members['robot1']
+    machine.on_heartbeat('robot1', 9, 5.0)
+    response, actions = machine.on_register(request(incarnation=10), 6.0)
+    assert (response.accepted, response.retry, actions) == (False, True, [])
+    assert "named 'robot1' is alive (heard 1.0 s ago)" in response.reason
+    assert machine.members['robot1'] is first
+    machine.on_time(8.0)
+    response, actions = machine.on_register(request(incarnation=10), 8.0)
+    assert response.accepted
+    assert machine.is_member('robot1', 10)
+    assert not machine.is_member('robot1', 9)
+
+
+def test_a_repeated_request_gets_the_same_answer_and_no_second_snapshot():
+    machine = server()
+    first, actions = machine.on_register(request(), 0.0)
+    assert any(isinstance(a.message, Chunk) for a in actions)
+    again, more = machine.on_register(request(), 0.5)
+    assert again == first
+    assert more == []
+
+
+def test_a_snapshot_travels_in_datagrams_however_long_the_rows_are():
+    shapes = [('long', (4, 9001))]
+    partition = partition_of(shapes)
+    machine = ServerMachine(partition, NumpyBackend(), np.ones(partition.elements, np.float32), 50)
+    _, actions = machine.on_register(request(shapes=shapes), 0.0)
+    sizes = [a.message.ids.size + a.message.values.size for a in actions]
+    assert sizes
+    assert max(sizes) <= MIN_CHUNK
+
+
+def test_nobody_joins_a_fleet_that_stops():
+    machine = server()
+    assert machine.stop(0.0) == [Stop()]
+    response, _ = machine.on_register(request(), 0.0)
+    assert (response.accepted, response.retry) == (False, False)
+    assert 'stopping' in response.reason
+
+
+def test_a_silent_member_is_away_and_one_that_beats_is_not():
+    machine = server()
+    machine.on_register(request(), 0.0)
+    machine.on_register(request('robot2', 10), 0.0)
+    machine.on_heartbeat('robot2', 10, 2.0)
+    machine.on_heartbeat('robot1', 8, 2.0)  # a former life does not count
+    assert machine.deadline <= 3.0
+    machine.on_time(3.0)
+    assert not machine.is_member('robot1', 9)
+    assert machine.is_member('robot2', 10)
+
+
+def test_messages_of_unknown_robots_are_ignored():
+    machine = server()
+    transfer = TransferId(9 ^ 50, Kind.PUSH, 1, 1)
+    assert machine.on_end('nobody', End(transfer, 0), 0.0) == []
+    assert machine.on_heartbeat('nobody', 9, 0.0) == []
+    assert machine.on_leave('nobody', 9, 0.0) == []
+    assert not machine.is_member('nobody', 9)
+
+
+def test_an_unknown_method_is_refused_and_the_old_one_stays():
+    machine = server()
+    with pytest.raises(ConfigError, match="'fast' is unknown"):
+        machine.set_sync('fast', 0.0)
+    assert str(machine.method) == 'rsp:4'
+    machine.set_sync('ssp:2', 0.0)
+    assert str(machine.method) == 'ssp:2'
+
+
+def test_a_checkpoint_brings_back_the_strategy_state():
+    machine = server()
+    machine.on_register(request(), 0.0)
+    member = machine.members['robot1']
+    member.state = 'training'
+    transfer = TransferId(9 ^ 50, Kind.PUSH, 6, 1)
+    values = np.array([128, 63, 1] * 1, np.uint8)  # scale 1.0, element 0 negative: the row of 8
+    machine.on_chunk('robot1', Chunk(transfer, 0, 1, 1, np.array([20], np.uint8), values), 0.1)
+    machine.on_end('robot1', End(transfer, 1), 0.2)
+    machine.set_sync('rsp:7', 0.3)
+    state = machine.state()
+    restarted = server()
+    restarted.load_state(state)
+    assert restarted.iteration == 6
+    assert str(restarted.method) == 'rsp:7'
+    assert restarted.updated_at.tolist() == [0] * 20 + [6]
+    response, _ = restarted.on_register(request(attempt=1), 0.0)
+    assert response.push == machine.members['robot1'].push.receipt
+    assert response.push.taken == b'\1'
+    other, _ = restarted.on_register(request('robot2', 11), 0.0)
+    assert other.push is None
+    assert restarted.state().pushes == state.pushes
+
+
+def test_a_checkpoint_of_another_model_is_refused():
+    state = replace(server().state(), updated_at=np.zeros(5, np.int64))
+    with pytest.raises(ConfigError, match='model of 5 rows; this one has 21'):
+        server().load_state(state)
+
+
+# -- the worker's side
+
+
+def test_a_refused_worker_stops_with_the_server_s_reason():
+    machine = worker()
+    machine.start(0.0)
+    response = RegisterResponse(False, 'another model')
+    assert machine.on_register_response(response, 0.1) == [Stop('another model')]
+    assert machine.deadline == np.inf
+
+
+def test_a_worker_asks_again_with_growing_pauses_until_it_is_answered():
+    machine = worker()
+    machine.start(0.0)
+    times = []
+    for _ in range(8):
+        times.append(machine.deadline)
+        assert machine.on_time(times[-1] - 1e-3) == []
+        action, = machine.on_time(times[-1])
+        assert isinstance(action, Send)
+    assert times[:4] == [1, 3, 7, 11]
+    assert np.diff(times).max() == 4
+
+
+def test_a_worker_that_must_wait_for_its_name_asks_every_second():
+    machine = worker()
+    machine.start(0.0)
+    for now in (1.0, 3.0, 7.0):
+        machine.on_time(now)
+    assert machine.on_register_response(RegisterResponse(False, 'alive', retry=True), 7.1) == []
+    assert machine.deadline == pytest.approx(8.1)
+
+
+def joined():
+    """A worker that has just been let in, and its session."""
+    machine = worker()
+    machine.start(0.0)
+    response = RegisterResponse(True, incarnation=50, attempt=1, sync='rsp:4')
+    machine.on_register_response(response, 0.1)
+    assert machine.state == 'joining'
+    return machine, machine.session
+
+
+@pytest.mark.parametrize(('command', 'reason'), [
+    (Command(1, 0.1, 0, 'fast'), 'does not know'), (Command(0, 0.1, 0, 'rsp:4'), 'iteration 0'),
+    (Command(1, float('nan'), 0, 'rsp:4'), 'MTA time nan'),
+    (Command(1, -1.0, 0, 'rsp:4'), 'MTA time -1')])
+def test_a_command_that_cannot_be_followed_is_refused_and_the_transfer_stays_open(command, reason):
+    machine, session = joined()
+    end = End(TransferId(session, Kind.PULL, 0, 2), 0, command=command)
+    with pytest.raises(RemoteProtocolError, match=reason):
+        machine.on_end(end, 0.2)
+    assert (machine.state, str(machine.method)) == ('joining', 'rsp:4')
+    good = replace(end, command=Command(3, 0.1, 0, 'ssp:2'))
+    assert len(machine.on_end(good, 0.3)) == 2
+    assert (machine.state, machine.iteration, str(machine.method)) == ('computing', 3, 'ssp:2')
+
+
+def test_a_server_with_an_unknown_method_is_refused_before_it_is_joined():
+    machine = worker()
+    machine.start(0.0)
+    with pytest.raises(RemoteProtocolError, match='does not know'):
+        machine.on_register_response(RegisterResponse(True, incarnation=50, sync='new'), 0.1)
+    assert (machine.state, machine.server) == ('registering', 0)
+
+
+def test_a_worker_joins_again_when_the_server_says_twice_that_it_is_unknown():
+    machine, _ = joined()
+    assert machine.on_server_status(50, True, 0.2) == []
+    assert machine.on_server_status(50, False, 0.3) == []
+    assert machine.on_server_status(50, True, 0.4) == []
+    assert machine.on_server_status(51, True, 0.5) == []
+    action, = machine.on_server_status(51, True, 0.6)
+    assert isinstance(action.message, RegisterRequest)
+    assert machine.state == 'registering'
+
+
+def test_a_gradient_that_nobody_asked_for_is_the_caller_s_fault():
+    machine, _ = joined()
+    with pytest.raises(LocalProtocolError, match='without a Compute'):
+        machine.on_gradient(0.2)
+
+
+def test_weights_of_another_size_are_the_caller_s_fault():
+    with pytest.raises(ValueError, match='weights have 3 elements; the partition has 1208'):
+        Accumulator(PARTITION, NumpyBackend(), np.zeros(3, np.float32))

@@ -1,0 +1,177 @@
+"""RogOptimizer is SGD with Nesterov momentum, whatever the program does with its gradients."""
+
+import numpy as np
+import pytest
+import torch
+from inproc import InProcessLink
+from rog_core.errors import ConfigError, GradientError
+from rog_core.optimizer import RogOptimizer, flatten, trainable, unflatten
+
+SETTINGS = {'lr': 0.05, 'momentum': 0.9, 'weight_decay': 0.0}
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(12, 100), torch.nn.Tanh(), torch.nn.Linear(100, 3))
+
+
+def batches(count=20):
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(16, 12, generator=generator), torch.randint(3, (16,), generator=generator))
+            for _ in range(count)]
+
+
+def optimizer(network, link=None, codec='raw', **changes):
+    link = link or InProcessLink(codec=codec)
+    return RogOptimizer(network, link, robot='r', incarnation=77, codec=codec, **SETTINGS | changes)
+
+
+def train(network, optim, before_step=lambda network: None, set_to_none=True):
+    losses = []
+    for inputs, targets in batches():
+        optim.zero_grad(set_to_none)
+        loss = torch.nn.functional.cross_entropy(network(inputs), targets)
+        loss.backward()
+        before_step(network)
+        optim.step()
+        losses.append(loss.item())
+    return losses
+
+
+def reference():
+    network = model()
+    train(network, torch.optim.SGD(network.parameters(), nesterov=True, lr=0.05, momentum=0.9))
+    return flatten(network)
+
+
+def replace_gradients(network):
+    for parameter in network.parameters():
+        parameter.grad = parameter.grad.clone()
+
+
+@pytest.mark.parametrize('set_to_none', [True, False])
+@pytest.mark.parametrize('before_step', [lambda network: None, replace_gradients])
+def test_one_worker_with_raw_rows_is_torch_sgd_with_nesterov(set_to_none, before_step):
+    network = model()
+    optim = optimizer(network)
+    assert optim.iteration == 1
+    train(network, optim, before_step, set_to_none)
+    assert optim.iteration == 21
+    assert np.allclose(flatten(network), reference(), rtol=1e-4, atol=1e-5)
+    assert not np.allclose(flatten(network), flatten(model()), atol=1e-3)
+
+
+def test_the_module_s_own_zero_grad_is_handled():
+    network = model()
+    optim = optimizer(network)
+    for inputs, targets in batches():
+        network.zero_grad()
+        assert all(p.grad is None for p in network.parameters())
+        torch.nn.functional.cross_entropy(network(inputs), targets).backward()
+        optim.step()
+    assert np.allclose(flatten(network), reference(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_parameter_without_a_gradient_gets_no_step_from_an_old_one():
+    network = model()
+    optim = optimizer(network, momentum=0.0)
+    network(torch.randn(4, 12)).sum().backward()
+    optim.step()
+    before = flatten(network)
+    network.zero_grad()
+    optim.step()
+    assert np.allclose(flatten(network), before, atol=1e-6)
+
+
+def test_one_bit_rows_train_as_well():
+    network = model()
+    inputs, targets = batches()[0]
+    optim = optimizer(network, codec='onebit')
+    first = torch.nn.functional.cross_entropy(network(inputs), targets).item()
+    for _ in range(100):
+        optim.zero_grad()
+        loss = torch.nn.functional.cross_entropy(network(inputs), targets)
+        loss.backward()
+        optim.step()
+    assert loss.item() < first / 5
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_names_its_row():
+    network = model()
+    link = InProcessLink()
+    optim = optimizer(network, link)
+    train(network, optim)
+    weights, store = flatten(network).copy(), optim.accumulator
+    before = store.momentum.copy(), store.pending.copy(), store.magnitude.copy()
+    for bad in (float('nan'), float('inf')):
+        optim.zero_grad()
+        list(network.parameters())[0].grad[3, 4] = bad
+        with pytest.raises(GradientError, match=r'row 3 of 0.weight \(100x12\)'):
+            optim.step()
+    assert (flatten(network) == weights).all()
+    for ours, then in zip((store.momentum, store.pending, store.magnitude), before):
+        assert (ours == then).all()
+    assert optim.iteration == 21
+    optim.zero_grad()
+    optim.step()
+    assert optim.iteration == 22
+
+
+def test_learning_rate_schedules_work():
+    network = model()
+    optim = optimizer(network)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optim, lambda step: 0.0)
+    before = flatten(network)
+    train(network, optim)
+    schedule.step()
+    assert np.allclose(flatten(network), before, atol=1e-6)
+
+
+def test_a_closure_is_called_with_gradients_enabled():
+    network = model()
+    optim = optimizer(network)
+    inputs, targets = batches()[0]
+
+    def closure():
+        optim.zero_grad()
+        loss = torch.nn.functional.cross_entropy(network(inputs), targets)
+        loss.backward()
+        return loss
+
+    assert optim.step(closure).item() > 0
+
+
+def test_after_the_run_steps_do_nothing():
+    network = model()
+    link = InProcessLink()
+    optim = optimizer(network, link)
+    train(network, optim)
+    optim.zero_grad()
+    link.server.stopping = True
+    optim.step()
+    assert optim.stopped
+    final = flatten(network)
+    assert (final == link.server.master).all()
+    train(network, optim)
+    assert (flatten(network) == final).all()
+
+
+@pytest.mark.parametrize(('changes', 'text'), [
+    ({'lr': -1.0}, 'lr is -1.0'), ({'momentum': float('nan')}, 'momentum is nan'),
+    ({'weight_decay': float('inf')}, 'weight_decay is inf'), ({'granularity': 'tile'}, "'tile'")])
+def test_settings_out_of_range_are_refused(changes, text):
+    with pytest.raises(ConfigError, match=text):
+        optimizer(model(), **changes)
+
+
+def test_models_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match='0.weight is torch.float64'):
+        trainable(model().double())
+    with pytest.raises(ConfigError, match='no parameters'):
+        trainable(model().requires_grad_(False))
+
+
+def test_flatten_and_unflatten_are_inverse():
+    first, second = model(0), model(1)
+    unflatten(second, flatten(first))
+    assert (flatten(second) == flatten(first)).all()

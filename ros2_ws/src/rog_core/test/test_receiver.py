@@ -1,0 +1,168 @@
+"""The receiver takes every chunk once, whatever the channel does, and refuses what is wrong."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rog_core.codec import RAW, encode_ids, get_codec
+from rog_core.errors import RemoteProtocolError, StaleMessageError
+from rog_core.messages import Ack, Chunk, End, Kind, TransferId
+from rog_core.partition import partition_of
+from rog_core.receiver import Receiver
+
+PARTITION = partition_of([('w', (300, 8))])
+SESSION = 0xabcdef
+PUSH = TransferId(SESSION, Kind.PUSH, 7, 3)
+ONEBIT = get_codec('onebit')
+
+
+def chunk(sequence, *ids, transfer=PUSH):
+    ids = np.array(ids or [10 * sequence, 10 * sequence + 5])
+    values = np.tile(np.array([128, 63, 0b10101010], np.uint8), ids.size)  # scale 1.0
+    return Chunk(transfer, sequence, ONEBIT.number, ids.size, encode_ids(ids)[0], values)
+
+
+def receiver(**changes):
+    """A receiver and the list of (transfer, ids) that it applies."""
+    applied = []
+    fields = {'partition': PARTITION, 'kinds': frozenset({Kind.PUSH}), 'incarnation': SESSION,
+              'apply': lambda t, ids, c, d: applied.append((t, ids.tolist())), 'codec': ONEBIT}
+    return Receiver(**fields | changes), applied
+
+
+def flags(receipt):
+    bits = np.unpackbits(np.frombuffer(receipt.taken, np.uint8), bitorder='little')
+    return bits[:receipt.chunks].tolist()
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.integers(0, 5))
+def test_any_order_and_number_of_doubles_applies_each_chunk_once(order, missing):
+    taker, applied = receiver()
+    for sequence in order:
+        ack = taker.on_chunk(chunk(sequence))
+        claimed = set(range(ack.next_expected)) | {
+            ack.next_expected + 1 + k for k in range(64) if ack.received_mask >> k & 1}
+        assert sequence in claimed
+    seen = sorted(set(order))
+    assert claimed == set(seen)
+    assert sorted(ids for _, ids in applied) == [[10 * s, 10 * s + 5] for s in seen]
+    total = max(seen) + 1 + missing
+    receipt, taken = taker.on_end(End(PUSH, total))
+    assert flags(receipt) == [int(s in seen) for s in range(total)]
+    assert sorted(taken.tolist()) == [i for s in seen for i in (10 * s, 10 * s + 5)]
+
+
+def test_a_closed_transfer_takes_no_more_and_repeats_its_receipt():
+    taker, applied = receiver()
+    taker.on_chunk(chunk(0))
+    receipt, taken = taker.on_end(End(PUSH, 2))
+    assert taken.size == 2
+    assert taker.on_chunk(chunk(1)) is None
+    assert taker.on_end(End(PUSH, 2)) == (receipt, None)
+    assert taker.on_end(End(PUSH, 9)) == (receipt, None)
+    assert len(applied) == 1
+
+
+def test_a_former_transfer_is_dropped_and_a_later_one_opens():
+    taker, applied = receiver()
+    taker.on_chunk(chunk(0))
+    taker.on_end(End(PUSH, 1))
+    later, former = replace(PUSH, attempt=4), replace(PUSH, attempt=2)
+    assert taker.on_chunk(chunk(0, transfer=later)) == Ack(later, 1, 0)
+    assert taker.on_chunk(chunk(1, transfer=PUSH)) is None
+    assert taker.on_chunk(chunk(1, transfer=former)) is None
+    assert taker.on_end(End(former, 1)) is None
+    assert [transfer for transfer, _ in applied] == [PUSH, later]
+
+
+def test_transfers_below_the_floor_belong_to_the_past():
+    taker, applied = receiver(floor=4)
+    assert taker.on_chunk(chunk(0)) is None
+    assert taker.on_end(End(PUSH, 1)) is None
+    assert not taker.is_new(PUSH)
+    assert taker.is_new(replace(PUSH, attempt=4))
+    assert not applied
+
+
+def test_the_mask_covers_64_chunks_beyond_a_gap():
+    taker, _ = receiver()
+    taker.on_chunk(chunk(0, 1))
+    assert taker.on_chunk(chunk(2, 2)) == Ack(PUSH, 1, 1)
+    assert taker.on_chunk(chunk(65, 3)) == Ack(PUSH, 1, 1 | 1 << 63)
+    assert taker.on_chunk(chunk(66, 4)) == Ack(PUSH, 1, 1 | 1 << 63)
+    assert taker.on_chunk(chunk(1, 5)) == Ack(PUSH, 3, 1 << 61 | 1 << 62)
+
+
+GOOD = chunk(1, 3, 4, 9)
+REFUSED = {
+    'foreign session': (replace(GOOD, transfer=replace(PUSH, incarnation=1)), 'a foreign robot'),
+    'wrong direction': (replace(GOOD, transfer=replace(PUSH, kind=Kind.PULL)), 'kind 1'),
+    'codec of another fleet': (replace(GOOD, codec=RAW.number), "'raw'; it must be 'onebit'"),
+    'unknown codec': (replace(GOOD, codec=9), 'codec 9'),
+    'negative sequence': (replace(GOOD, sequence=-1), 'sequence number -1'),
+    'sequence without end': (replace(GOOD, sequence=1 << 22), 'sequence number'),
+    'no segments': (replace(GOOD, segments=0), '0 segments'),
+    'more segments than ids': (replace(GOOD, segments=4), '4 segments'),
+    'ids that do not ascend': (replace(GOOD, ids=np.array([3, 0, 1], np.uint8)), 'ascend'),
+    'ids out of range': (replace(GOOD, ids=np.array([3, 255, 127, 1], np.uint8)), 'below 300'),
+    'values cut short': (replace(GOOD, values=GOOD.values[:-1]), '8 bytes of onebit values; 9'),
+    'values too long': (replace(GOOD, values=np.append(GOOD.values, GOOD.values)), '18 bytes'),
+    'scale that is NaN': (replace(GOOD, values=np.array([192, 127, 0] * 3, np.uint8)), 'segment 3'),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+@pytest.mark.parametrize('before', ['nothing', 'open', 'closed'])
+def test_a_refused_chunk_changes_nothing(name, before):
+    bad, reason = REFUSED[name]
+    taker, applied = receiver()
+    if before != 'nothing':
+        taker.on_chunk(chunk(0))
+    if before == 'closed':  # the bad chunk would open the next transfer
+        taker.on_end(End(PUSH, 1))
+        bad = replace(bad, transfer=replace(bad.transfer, attempt=4))
+    state = {k: v for k, v in vars(taker).items() if k not in ('_flags', '_ids')}
+    inside = bytes(taker._flags), len(taker._ids), len(applied)
+    with pytest.raises(RemoteProtocolError, match=reason):
+        taker.on_chunk(bad)
+    assert {k: v for k, v in vars(taker).items() if k not in ('_flags', '_ids')} == state
+    assert (bytes(taker._flags), len(taker._ids), len(applied)) == inside
+
+
+def test_a_former_life_is_told_apart_by_type():
+    with pytest.raises(StaleMessageError):
+        receiver()[0].on_end(End(replace(PUSH, incarnation=SESSION + 1), 1))
+
+
+@pytest.mark.parametrize('chunks', [-1, 1, 1 << 23])
+def test_an_end_that_contradicts_what_has_arrived_is_refused_and_the_transfer_stays_open(chunks):
+    taker, applied = receiver()
+    taker.on_chunk(chunk(0))
+    taker.on_chunk(chunk(1))
+    with pytest.raises(RemoteProtocolError, match='end of transfer'):
+        taker.on_end(End(PUSH, chunks))
+    assert taker.on_chunk(chunk(2)) == Ack(PUSH, 3, 0)
+    assert len(applied) == 3
+
+
+def test_model_values_must_be_raw():
+    snapshot = TransferId(SESSION, Kind.SNAPSHOT, 7, 3)
+    taker, _ = receiver(kinds=frozenset({Kind.SNAPSHOT}))
+    with pytest.raises(RemoteProtocolError, match="SNAPSHOT has codec 'onebit'; it must be 'raw'"):
+        taker.on_chunk(chunk(0, transfer=snapshot))
+
+
+def test_known_says_what_has_been_taken_before_the_end():
+    taker, _ = receiver()
+    assert taker.known() is None
+    assert taker.close().size == 0
+    taker.on_chunk(chunk(2))
+    assert flags(taker.known()) == [0, 0, 1]
+    assert taker.close().tolist() == [20, 25]
+    assert taker.on_chunk(chunk(0)) is None
+    assert taker.close().size == 0
+    restarted, _ = receiver()
+    restarted.restore(taker.known())
+    assert restarted.on_end(End(PUSH, 3)) == (taker.known(), None)

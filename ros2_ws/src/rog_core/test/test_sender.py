@@ -1,0 +1,244 @@
+"""SendWithTimeout: stops at the budget, guarantees the minimum, keeps account of every row."""
+
+import math
+
+import numpy as np
+import pytest
+from rog_core.codec import get_codec
+from rog_core.errors import RemoteProtocolError
+from rog_core.link import MIN_CHUNK, LinkEstimate
+from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId
+from rog_core.partition import partition_of
+from rog_core.plan import Plan
+from rog_core.receiver import Receiver
+from rog_core.sender import CLOSING, DONE, SENDING, Sender
+
+PARTITION = partition_of([('w', (64, 8000))])  # a row is a chunk of about 1 kB
+RAW_LIKE = get_codec('onebit')
+TRANSFER = TransferId(5, Kind.PUSH, 1, 1)
+COMMAND = Command(2, 0.1, 0, 'rsp:4')
+
+
+def sender(windows=64, mandatory=16, budget=math.inf, rate=1e6, now=0.0):
+    """A sender of one row per window, and the list of rows encoded."""
+    encoded = []
+
+    def encode(ids):
+        encoded.extend(ids.tolist())
+        return np.zeros(int(RAW_LIKE.sizes(PARTITION.lengths[ids]).sum()), np.uint8)
+
+    plan = Plan([np.array([i]) for i in range(windows)], mandatory, windows, budget)
+    return Sender(TRANSFER, PARTITION, plan, RAW_LIKE, encode, LinkEstimate(1300, rate=rate), now,
+                  COMMAND), encoded
+
+
+def run(machine, rate=1e6, round_trip=0.01, until=1e3, lose=lambda n: False, dead=(1e9, 1e9)):
+    """Carry the messages over a link of ``rate`` bytes/s in virtual time; returns what was sent."""
+    taker = Receiver(PARTITION, frozenset({Kind.PUSH}), lambda *a: None, 5, RAW_LIKE)
+    now, free, number, sent, events = machine.started, machine.started, 0, [], []
+    while machine.state != DONE and now < until:
+        for message in machine.poll(now):
+            sent.append((now, message))
+            size = message.ids.size + message.values.size if isinstance(message, Chunk) else 50
+            free = max(free, now) + size / rate
+            if not lose(number) and not dead[0] <= now < dead[1]:
+                events.append((free + round_trip, number, message))
+            number += 1
+        events.sort(key=lambda e: e[:2])
+        due = machine.deadline
+        if events and events[0][0] <= due:
+            now, _, message = events.pop(0)
+            if isinstance(message, Chunk):
+                answer = taker.on_chunk(message)
+                if answer is not None:
+                    machine.on_ack(answer, now)
+            else:
+                machine.on_receipt(taker.on_end(message)[0], now)
+        else:
+            assert due < math.inf, 'nothing to wait for'
+            assert due >= now, 'time goes backwards'
+            now = due
+    return sent, now
+
+
+def test_without_a_budget_every_row_arrives_whatever_is_lost():
+    noise = np.random.default_rng(1)
+    machine, encoded = sender()
+    sent, _ = run(machine, lose=lambda n: noise.random() < 0.3)
+    assert sorted(machine.taken().tolist()) == encoded == list(range(64))
+    assert machine.untaken() == []
+    assert len(sent) > 64 * 1.2
+
+
+def test_it_stops_at_the_budget_and_what_was_not_sent_was_never_encoded():
+    machine, encoded = sender(budget=0.4, rate=4e4)
+    sent, now = run(machine, rate=4e4)
+    taken = machine.taken().tolist()
+    assert taken[:16] == list(range(16))
+    assert 16 <= len(taken) <= len(encoded) < 30
+    assert machine._end.chunks == machine.receipt.chunks
+    assert all(isinstance(m, End) for t, m in sent if t > 0.4)
+
+
+def test_the_minimum_goes_on_past_the_budget_and_nothing_else_does():
+    machine, encoded = sender(budget=0.05, rate=2e4)
+    sent, now = run(machine, rate=2e4)
+    assert now > 16 * 1002 / 2e4
+    assert machine.taken().tolist() == encoded == list(range(16))
+    assert machine.mta_duration == pytest.approx(now, rel=0.2)
+
+
+def test_no_budget_at_all_sends_exactly_the_minimum():
+    machine, _ = sender(budget=0.0)
+    run(machine)
+    assert machine.taken().tolist() == list(range(16))
+
+
+def test_an_empty_plan_is_an_end_and_a_receipt():
+    machine, _ = sender(windows=0, mandatory=0)
+    sent, _ = run(machine)
+    assert [type(m) for _, m in sent] == [End]
+    assert sent[0][1] == End(TRANSFER, 0, 0.0, 0.0, COMMAND)
+    assert machine.taken().size == 0
+
+
+def test_the_end_is_repeated_with_growing_pauses_until_its_receipt_is_there():
+    machine, _ = sender(windows=1, mandatory=1)
+    message, = machine.poll(0.0)
+    machine.on_ack(Ack(TRANSFER, 1, 0), 0.01)
+    times, now = [], 0.01
+    for _ in range(8):
+        assert [type(m) for m in machine.poll(now)] == [End]
+        assert machine.poll(now) == []
+        times.append(now)
+        now = machine.deadline
+    pauses = np.diff(times)
+    assert (np.diff(pauses) >= 0).all()
+    assert pauses.max() == 2.0
+    assert machine.on_receipt(Receipt(TRANSFER, 1, b'\1'), now)
+    assert machine.state == DONE
+    assert machine.poll(now + 9) == []
+    assert machine.deadline == math.inf
+
+
+def test_rows_that_the_receipt_does_not_name_stay_with_the_sender():
+    machine, _ = sender(windows=4, mandatory=1, budget=0.1)
+    first = machine.poll(0.0)
+    assert len(first) == 4
+    machine.on_ack(Ack(TRANSFER, 2, 0), 0.05)
+    machine.poll(0.1 + machine.link.timeout)
+    assert machine.state == CLOSING
+    assert machine.on_receipt(Receipt(TRANSFER, 4, bytes([0b1011])), 1.0)
+    assert machine.taken().tolist() == [0, 1, 3]
+    (ids, values), = machine.untaken()
+    assert ids.tolist() == [2]
+    assert values.size == first[2].values.size
+    assert [i.tolist() for i, _ in machine.taken_chunks()] == [[0], [1], [3]]
+
+
+def test_an_aborted_transfer_keeps_everything_or_what_a_receipt_says():
+    for receipt, taken in ((None, []), (Receipt(TRANSFER, 2, bytes([2])), [1]),
+                           (Receipt(TRANSFER, 99, bytes([255] * 13)), [0, 1, 2, 3])):
+        machine, _ = sender(windows=4, mandatory=4)
+        machine.poll(0.0)
+        machine.abort(receipt)
+        assert machine.taken().tolist() == taken
+        assert len(machine.untaken()) == 4 - len(taken)
+
+
+@pytest.mark.parametrize('ack', [Ack(TRANSFER, 3, 0), Ack(TRANSFER, 1, 2), Ack(TRANSFER, -1, 1),
+                                 Ack(TRANSFER, 0, 1 << 63)])
+def test_an_acknowledgement_of_what_was_not_sent_is_refused_with_nothing_changed(ack):
+    machine, _ = sender(windows=2, mandatory=2)
+    machine.poll(0.0)
+    before = machine._arrived, machine._in_flight, machine.link.delivered
+    with pytest.raises(RemoteProtocolError, match='acknowledgement claims'):
+        machine.on_ack(ack, 0.1)
+    assert (machine._arrived, machine._in_flight, machine.link.delivered) == before
+
+
+@pytest.mark.parametrize('receipt', [Receipt(TRANSFER, 3, b'\1'), Receipt(TRANSFER, 2, b''),
+                                     Receipt(TRANSFER, 2, b'\1\1')])
+def test_a_receipt_that_does_not_fit_is_refused_and_the_end_goes_on(receipt):
+    machine, _ = sender(windows=2, mandatory=2)
+    machine.poll(0.0)
+    machine.on_ack(Ack(TRANSFER, 2, 0), 0.1)
+    machine.poll(0.1)
+    with pytest.raises(RemoteProtocolError, match='receipt'):
+        machine.on_receipt(receipt, 0.2)
+    assert machine.state == CLOSING
+
+
+def test_messages_of_another_transfer_or_too_early_are_ignored():
+    machine, _ = sender(windows=2, mandatory=2)
+    machine.poll(0.0)
+    other = TransferId(5, Kind.PUSH, 1, 2)
+    machine.on_ack(Ack(other, 2, 0), 0.1)
+    assert not machine.on_receipt(Receipt(other, 2, b'\3'), 0.1)
+    assert not machine.on_receipt(Receipt(TRANSFER, 2, b'\3'), 0.1)
+    assert (machine.state, machine._arrived) == (SENDING, 0)
+
+
+def test_a_chunk_is_sent_again_when_three_later_ones_have_arrived():
+    machine, _ = sender(windows=5, mandatory=5)
+    assert len(machine.poll(0.0)) == 5
+    machine.on_ack(Ack(TRANSFER, 0, 0b11), 0.01)
+    assert machine.poll(0.01) == []
+    machine.on_ack(Ack(TRANSFER, 0, 0b111), 0.01)
+    assert [c.sequence for c in machine.poll(0.01)] == [0]
+
+
+def test_a_dead_link_is_not_flooded_and_is_found_again_soon_after_it_is_back():
+    machine, _ = sender()
+    sent, now = run(machine, dead=(0.02, 5.0))
+    during = [m for t, m in sent if 0.2 <= t < 5.0]
+    assert 1 <= len(during) < 80
+    assert machine.state == DONE
+    assert now < 5.0 + 2.0 + 1.0
+
+
+def test_no_queue_builds_up_on_a_link_far_slower_than_expected():
+    machine, _ = sender(windows=40, mandatory=40, rate=250e3)
+    sent, now = run(machine, rate=5e3)
+    assert len(machine.taken()) == 40
+    assert len(sent) < 2 * 40
+    assert now < 2 * 40 * 1002 / 5e3
+
+
+def feed(link, rate, seconds, round_trip=0.01, start=0.0):
+    """Acknowledge a chunk at the given rate, sent a round trip earlier."""
+    now = start
+    while now < start + seconds:
+        now += link.chunk_bytes / rate
+        flying = int(rate * round_trip)
+        then = link.delivered + link.chunk_bytes - flying
+        link.sample(link.chunk_bytes, now - round_trip, then, now)
+    return now
+
+
+def test_the_window_grows_on_a_fast_link_and_shrinks_on_one_that_fades():
+    link = LinkEstimate(14000)
+    first = link.window_bytes
+    now = feed(link, 10e6, 1.0)
+    fast, big = link.window_bytes, link.chunk_bytes
+    assert fast > 10 * first
+    assert big == 14000
+    assert link.rate == pytest.approx(10e6, rel=0.1)
+    feed(link, 50e3, 5.0, start=now)
+    assert link.window_bytes < fast / 20
+    assert link.chunk_bytes == MIN_CHUNK
+    assert link.rate == pytest.approx(50e3, rel=0.5)
+
+
+def test_time_outs_back_off_once_each_and_the_next_sure_trip_resets_them():
+    link = LinkEstimate(rate=1e6)
+    first = link.timeout
+    for _ in range(5):
+        link.timed_out(1.0)
+    assert link.timeout == 2 * first
+    assert link.rate == 5e5
+    for k in range(20):
+        link.timed_out(10.0 * (k + 1))
+    assert link.timeout == 2.0
+    link.sample(1000, 300.0, 0, 300.4)
+    assert link.timeout == pytest.approx(1.2)

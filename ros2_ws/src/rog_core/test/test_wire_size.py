@@ -1,0 +1,47 @@
+"""The figures that the issue asks for on the wire; bytes are counted, nothing is timed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rog_core.link import MIN_CHUNK
+from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId
+from wire_size import TARGETS, cdr_size, push
+
+PUSH = TransferId(1, Kind.PUSH, 1, 1)
+MESSAGES = Path(__file__).parents[2] / 'rog_msgs' / 'msg'
+
+
+@pytest.mark.parametrize(('name', 'max_chunk', 'largest'), [
+    ('chunk_14000', 14000, 14040), ('datagram_1300', MIN_CHUNK, 1300)])
+def test_a_full_push_in_random_order_stays_within_its_bytes(name, max_chunk, largest):
+    result = push(max_chunk)
+    assert result['bytes'] <= TARGETS[name]
+    assert result['id_bytes_per_row'] <= TARGETS['id_bytes_per_row']
+    assert result['largest_message'] <= largest
+
+
+def test_counted_sizes_are_those_of_the_serialised_messages():
+    typesys = pytest.importorskip('rosbags.typesys')
+    if not MESSAGES.is_dir():
+        pytest.skip('rog_msgs is not beside this package')
+    store = typesys.get_typestore(typesys.Stores.ROS2_JAZZY)
+    for name in ('RowChunk', 'RowAck', 'TransferEnd', 'TransferReceipt'):
+        text = (MESSAGES / f'{name}.msg').read_text()
+        store.register(typesys.get_types_from_msg(text, f'rog_msgs/msg/{name}'))
+
+    def serialised(name, *fields):
+        return len(store.serialize_cdr(store.types[f'rog_msgs/msg/{name}'](*fields),
+                                       f'rog_msgs/msg/{name}'))
+
+    for ids in range(9):
+        for values in (0, 1, 5):
+            id_bytes, data = np.zeros(ids, np.uint8), np.zeros(values, np.uint8)
+            assert cdr_size(Chunk(PUSH, 0, 1, 1, id_bytes, data)) == serialised(
+                'RowChunk', 1, 1, 0, 1, 0, 1, 1, id_bytes, data)
+    assert cdr_size(Ack(PUSH, 0, 0)) == serialised('RowAck', 1, 1, 0, 0, 1, 0)
+    for sync in ('', 'rsp:4'):
+        assert cdr_size(End(PUSH, 0, command=Command(sync=sync))) == serialised(
+            'TransferEnd', 1, 1, 0, 1, 0, 0., 0., 0., 0, 0, sync, False)
+    assert cdr_size(Receipt(PUSH, 1, bytes(21))) == serialised(
+        'TransferReceipt', 1, 1, 0, 1, 0, np.zeros(21, np.uint8))
