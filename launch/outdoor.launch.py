@@ -1,4 +1,4 @@
-"""ros2 launch rog_bringup outdoor.launch.py: train the outdoor fleet; --show-args lists every knob."""
+"""ros2 launch rog_bringup outdoor.launch.py: train the outdoor fleet; --show-args: all knobs."""
 
 from rog_bringup.fleet_launch import fleet_launch
 

@@ -1,25 +1,39 @@
-"""The launch description of a fleet file: one server, one worker per robot, every knob an argument."""
+"""The launch description of a fleet file: a server, a worker per robot, every knob an argument."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import time
 from typing import Any
 
 from fleet_env.fleet import FleetConfig, TrainingConfig
 from fleet_env.fleet_file import load_fleet, with_overrides
-from launch import LaunchDescription
-from launch.actions import DeclareLaunchArgument, EmitEvent, OpaqueFunction, RegisterEventHandler
+from launch.actions import (
+    DeclareLaunchArgument,
+    LogInfo,
+    OpaqueFunction,
+    RegisterEventHandler,
+    SetEnvironmentVariable,
+    Shutdown,
+    TimerAction,
+)
 from launch.event_handlers import OnProcessExit
-from launch.events import Shutdown
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
+from launch_ros.parameter_descriptions import ParameterValue
+from rog_core.codec import get_codec
+from rog_core.sync import parse_sync
+from rog_core.warm_up import warm_up
+from rog_ros.environment import dds_environment
 from rog_ros.parameters import server_parameters, worker_parameters
 
+from launch import LaunchDescription
 from rog_bringup import FLEETS
 
-_KEEP = ''  # an argument left empty keeps what the fleet file says
+_KEEP = ''      # an argument left empty keeps what the fleet file says
+_PATIENCE = 15.0  # s that processes have to end by themselves, once the run is over or on Ctrl+C
 
 
 def _settings() -> dict[str, tuple[str, str]]:
@@ -48,39 +62,90 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
                               'summary.json and the checkpoint; empty for runs/<fleet>-<time>'),
         DeclareLaunchArgument('only', default_value='', description='start only these, separated '
                               'by commas: server, or names of robots; empty for all'),
-        DeclareLaunchArgument('resume', default_value='false',
+        DeclareLaunchArgument('resume', default_value='false', choices=['true', 'false'],
                               description='go on from the checkpoint in out'),
         *(DeclareLaunchArgument(name, default_value=_KEEP,
                                 description=f'{text}; empty keeps what the fleet file says')
           for name, (_, text) in _settings().items())]
-    return LaunchDescription([*arguments, OpaqueFunction(function=_start)])
+    names = [argument.name for argument in arguments]
+    return LaunchDescription([*arguments, OpaqueFunction(function=_start, args=[names])])
 
 
-def _start(context: Any) -> list[Any]:
+def _start(context: Any, names: list[str]) -> list[Any]:
     def value(name: str) -> str:
         return LaunchConfiguration(name).perform(context).strip()
 
     fleet = load_fleet(value('fleet'), [FLEETS])
-    chosen = {setting: value(name) for name, (setting, _) in _settings().items()
-              if value(name) != _KEEP}
-    fleet = with_overrides(fleet, chosen)
+    fleet = with_overrides(fleet, {setting: value(name)
+                                   for name, (setting, _) in _settings().items()
+                                   if value(name) != _KEEP})
+    parse_sync(fleet.training.sync)
+    get_codec(fleet.training.codec)
     only = [name.strip() for name in value('only').split(',') if name.strip()]
     unknown = set(only) - {'server', *(r.name for r in fleet.robots)}
     if unknown:
         raise RuntimeError(f"only:={value('only')} names {', '.join(sorted(unknown))}; the fleet "
                            f"has server, {', '.join(r.name for r in fleet.robots)}")
+    out = os.path.abspath(value('out') or os.path.join(
+        'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
+    warm_up()  # compile once, not in every process at the same time
+    actions = _misspelt(context, names)
+    actions += [SetEnvironmentVariable(*item) for item in dds_environment(fleet).items()]
+    nodes = _nodes(fleet, only, out, value('resume') == 'true')
+    return [*actions, *nodes, *_Ending(nodes).handlers()]
+
+
+def _nodes(fleet: FleetConfig, only: list[str], out: str, resume: bool) -> list[Node]:
     epoch = time.time()
-    out = value('out') or os.path.abspath(
-        os.path.join('runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
-    actions: list[Any] = []
+    nodes = []
     if not only or 'server' in only:
-        parameters = server_parameters(fleet, epoch, out) | {
-            'resume': value('resume').lower() == 'true'}
-        server = Node(package='rog_ps', executable='parameter_server', output='screen',
-                      parameters=[parameters], sigterm_timeout='15')
-        actions += [server, RegisterEventHandler(OnProcessExit(
-            target_action=server, on_exit=[EmitEvent(event=Shutdown(reason='the run is over'))]))]
-    actions += [Node(package='rog_worker', executable='worker', namespace=robot.name,
-                     output='screen', parameters=[worker_parameters(fleet, robot, epoch)])
-                for robot in fleet.robots if not only or robot.name in only]
-    return actions
+        parameters = server_parameters(fleet, epoch, out) | {'resume': resume}
+        nodes.append(Node(package='rog_ps', executable='parameter_server', output='screen',
+                          parameters=[_typed(parameters)], sigterm_timeout=str(_PATIENCE)))
+    return nodes + [
+        Node(package='rog_worker', executable='worker', namespace=robot.name, output='screen',
+             parameters=[_typed(worker_parameters(fleet, robot, epoch))],
+             sigterm_timeout=str(_PATIENCE))
+        for robot in fleet.robots if not only or robot.name in only]
+
+
+def _typed(parameters: dict[str, Any]) -> dict[str, Any]:
+    # Without its type launch reads a text as YAML, and a directory called 2024 becomes a number.
+    return {name: ParameterValue(value, value_type=str) if isinstance(value, str) else value
+            for name, value in parameters.items()}
+
+
+def _misspelt(context: Any, names: list[str]) -> list[Any]:
+    """Warn of arguments that look like ours: launch itself takes any name and says nothing."""
+    return [LogInfo(msg=f"warning: there is no argument '{given}'; did you mean '{near[0]}'?")
+            for given in context.launch_configurations if given not in names
+            and (near := difflib.get_close_matches(given, names, 1))]
+
+
+class _Ending:
+    """Ends the launch when the run is over, and lets it fail when a process of it has failed."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self._running = list(nodes)
+        self._server = nodes[0] if nodes and nodes[0].node_package == 'rog_ps' else None
+        self._failed: list[str] = []
+
+    def handlers(self) -> list[Any]:
+        return [RegisterEventHandler(OnProcessExit(
+            target_action=node, on_exit=lambda event, context, node=node: self._on_exit(
+                node, event, context))) for node in self._running]
+
+    def _on_exit(self, node: Node, event: Any, context: Any) -> list[Any]:
+        self._running.remove(node)
+        if event.returncode:
+            self._failed.append(f'{event.process_name} (exit code {event.returncode})')
+        if context.is_shutdown:
+            return []
+        if node is self._server and not event.returncode and self._running:
+            # They end on the server's word; one that has never heard of it does not.
+            return [TimerAction(period=_PATIENCE, actions=[Shutdown(reason='the run is over')])]
+        if node is self._server or self._running in ([], [self._server]):
+            if self._failed:  # an exception is what makes `ros2 launch` end with exit code 1
+                raise RuntimeError(f'failed: {", ".join(self._failed)}')
+            return [Shutdown(reason='the run is over')]
+        return []

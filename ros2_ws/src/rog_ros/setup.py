@@ -15,6 +15,6 @@ setup(
     zip_safe=True,
     maintainer='The ROG founders',
     maintainer_email='rog@example.org',
-    description="What ROG's nodes share: QoS profiles, message conversion, parameters, emulated links.",
+    description="What ROG's nodes share: QoS, message conversion, parameters, emulated links.",
     license='Apache-2.0',
 )

@@ -34,8 +34,7 @@ class TrainingConfig:
     granularity: str = _('row', 'unit of transmission',
                          choices=('model', 'layer', 'row', 'element'))
     learning_rate: float = _(0.005, 'learning rate of the averaged gradient', above=0.0)
-    momentum: float = _(0.9, 'momentum', low=0.0, below=1.0)
-    nesterov: bool = _(True, "look ahead by one step of the momentum (Nesterov)")
+    momentum: float = _(0.9, 'Nesterov momentum', low=0.0, below=1.0)
     weight_decay: float = _(0.0, 'weight decay', low=0.0)
     batch_size: int = _(24, 'samples in a batch of one robot', low=1)
     evaluate_every: int = _(10, 'iterations between evaluations; 0 for none', low=0)
@@ -77,9 +76,9 @@ class NetworkConfig:
 class ServerConfig:
     """The parameter server."""
 
-    name: str = _('server', 'name of its node', pattern=r'[a-z][a-z0-9_]*',
-                  form='lower case, digits and underscores (REP-144)')
     checkpoint_every: float = _(10.0, 'time between checkpoints; 0 for none', 's', low=0.0)
+    drain_limit: float = _(5.0, 'longest time that the exact final model may take to reach a robot '
+                                'at the end of a run', 's', above=0.0)
 
 
 @dataclass(frozen=True)

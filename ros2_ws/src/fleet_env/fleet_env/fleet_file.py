@@ -120,8 +120,9 @@ def _robots(node: Located, fleet: FleetConfig, file: str) -> tuple[RobotConfig, 
             first = f' on line {lines[robot.name]}' if lines[robot.name] else ''
             raise entry['name'].error(f'two robots are called {robot.name!r}; the first stands'
                                       f'{first or " above"}. Give each its own name')
-        if robot.name == fleet.server.name:
-            raise entry['name'].error(f'robot {robot.name!r} has the name of the server')
+        if robot.name == 'rog':
+            raise entry['name'].error("'rog' is the namespace of the parameter server; give the robot "
+                                      'another name')
         lines[robot.name] = entry['name'].line
         link = _resolved(robot.link, entry.get('link', item), file)
         robots.append(dataclasses.replace(robot, link=link))

@@ -71,8 +71,9 @@ class FleetProcesses:
             self.processes['server'].send_signal(signal.SIGINT)
 
     def running(self) -> bool:
-        """Whether the run goes on: the server lives."""
-        return self.processes['server'].poll() is None
+        """Whether the run goes on: the server lives, and at least one robot to train with."""
+        robots = [process for name, process in self.processes.items() if name != 'server']
+        return self.processes['server'].poll() is None and any(p.poll() is None for p in robots)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:

@@ -62,18 +62,19 @@ class ServerMachine:
     """See the module. ``master``: flat float32 (elements,) on ``backend``, changed in place.
 
     ``incarnation``: random 64-bit identity of this life. ``heartbeat_limit``: seconds without a
-    heartbeat after which a member is away.
+    heartbeat after which a member is away. ``drain_limit``: seconds that the final model may take.
     """
 
     def __init__(self, partition: RowPartition, backend: Backend, master: Array, incarnation: int,
                  sync: str = 'rsp:4', codec: str = 'onebit', heartbeat_limit: float = 3.0,
                  f1: float = 1.0, f2: float = 1.0, max_chunk: int = 14000,
-                 update: AveragedUpdate | None = None) -> None:
+                 drain_limit: float = math.inf, update: AveragedUpdate | None = None) -> None:
         self.partition, self.backend, self.master = partition, backend, master
         self.incarnation, self.heartbeat_limit = incarnation, heartbeat_limit
         self.method: SyncMethod = parse_sync(sync)
         self.codec: Codec = get_codec(codec)
         self.f1, self.f2, self.max_chunk = f1, f2, max_chunk
+        self.drain_limit = drain_limit
         self.update = update or AveragedUpdate()
         self.members: dict[str, Member] = {}
         self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
@@ -361,7 +362,11 @@ class ServerMachine:
         return [*self._drain(now), *self._finish()]
 
     def _drain(self, now: float) -> list[Action]:
-        """Once nobody computes any more, bring every worker to L = A exactly and stop it."""
+        """Once nobody computes any more, bring every worker to L = A exactly and stop it.
+
+        A link that cannot carry that within ``drain_limit`` leaves the least different rows as
+        they are.
+        """
         living = [m for m in self.members.values() if m.alive]
         if any(m.state in (JOINING, PULLING, TRAINING) and not m.draining for m in living):
             return []
@@ -369,9 +374,10 @@ class ServerMachine:
         for member in living:
             if member.state == WAITING:
                 member.draining = True
-                rows = np.flatnonzero(member.mirror.measure() > 0)
-                actions += self._transfer(member, Kind.FINAL,
-                                          plans.everything(self.partition.raw_cut, rows), RAW,
+                pending = member.mirror.measure()
+                plan = plans.by_score(self.partition.raw_cut, pending, np.flatnonzero(pending > 0),
+                                      self.drain_limit)
+                actions += self._transfer(member, Kind.FINAL, plan, RAW,
                                           member.mirror.encode_snapshot,
                                           Command(sync=str(self.method), stop=True), now)
         return actions

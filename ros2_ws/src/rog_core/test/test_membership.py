@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fleet import Fleet
 from rog_core.accumulator import Accumulator
 from rog_core.backend import NumpyBackend
 from rog_core.errors import ConfigError, LocalProtocolError, RemoteProtocolError
@@ -262,3 +263,18 @@ def test_a_gradient_that_nobody_asked_for_is_the_caller_s_fault():
 def test_weights_of_another_size_are_the_caller_s_fault():
     with pytest.raises(ValueError, match='weights have 3 elements; the partition has 1208'):
         Accumulator(PARTITION, NumpyBackend(), np.zeros(3, np.float32))
+
+
+def test_a_link_too_slow_for_the_final_model_ends_the_run_all_the_same():
+    fleet = Fleet(seed=5, robots=2, sync='rsp:3', rate=20e3)
+    fleet.run(5)
+    fleet.server.drain_limit = 0.1
+    fleet.act(None, fleet.server.stop(fleet.now))
+    fleet.run(20)
+    assert fleet.stopped
+    for name, robot in fleet.robots.items():
+        assert robot.machine.state == 'stopped'
+        # What was brought over in time is the final model; the rest is as the server knows it.
+        same = robot.store.weights == fleet.server.master
+        assert same.any() and not same.all()
+        assert (robot.store.weights == fleet.server.members[name].mirror.rows).all()

@@ -8,9 +8,11 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from rog_core.errors import RogError
 from rog_core.messages import Kind, Receipt, TransferId
 from rog_core.partition import RowPartition
 from rog_core.server import ServerState
+from rog_core.sync import parse_sync
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -18,7 +20,7 @@ FILE = 'checkpoint.safetensors'
 SCHEMA = 'rog-checkpoint/1'
 
 
-class CheckpointError(Exception):
+class CheckpointError(RogError):
     """A checkpoint cannot be written or read; the text says which and why."""
 
 
@@ -42,7 +44,7 @@ def write(directory: Path, partition: RowPartition, master: np.ndarray, state: S
     """
     sizes = np.cumsum([p.size for p in partition.parameters])[:-1]
     tensors = {p.name: part.reshape(p.shape)
-               for p, part in zip(partition.parameters, np.split(master, sizes))}
+               for p, part in zip(partition.parameters, np.split(master, sizes), strict=True)}
     tensors['rog/updated_at'] = state.updated_at
     meta = {'schema': SCHEMA, 'digest': partition.digest, 'iteration': state.iteration,
             'sync': state.sync, 'elapsed_s': elapsed,
@@ -77,11 +79,24 @@ def read(directory: Path, partition: RowPartition) -> tuple[np.ndarray, ServerSt
             if meta['digest'] != partition.digest:
                 raise CheckpointError(f'{path} is of another model or granularity; choose another '
                                       'out directory, or start without resume')
-            master = np.concatenate([file.get_tensor(p.name).reshape(-1)
-                                     for p in partition.parameters]).astype(np.float32)
+            parts = {p.name: file.get_tensor(p.name) for p in partition.parameters}
             updated_at = file.get_tensor('rog/updated_at')
         pushes = {n: _receipt_from_json(entry) for n, entry in meta['pushes'].items()}
-        return master, ServerState(meta['iteration'], meta['sync'], updated_at, pushes), \
-            float(meta['elapsed_s'])
+        state = ServerState(int(meta['iteration']), str(parse_sync(meta['sync'])), updated_at,
+                            pushes)
+        master = _master(partition, parts)
+        if updated_at.shape != (partition.rows,) or updated_at.dtype != np.int64:
+            raise ValueError(f'rog/updated_at has shape {updated_at.shape}')
+        return master, state, float(meta['elapsed_s'])
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f'{path} cannot be read: {error}') from error
+
+
+def _master(partition: RowPartition, parts: dict[str, np.ndarray]) -> np.ndarray:
+    for parameter in partition.parameters:
+        part = parts[parameter.name]
+        if part.shape != tuple(parameter.shape) or part.dtype != np.float32:
+            raise ValueError(f'{parameter.name} is {part.dtype} of shape {part.shape}')
+        if not np.isfinite(part).all():
+            raise ValueError(f'{parameter.name} holds values that are not finite')
+    return np.concatenate([parts[p.name].reshape(-1) for p in partition.parameters])

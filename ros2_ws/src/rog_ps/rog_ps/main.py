@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-import rclpy
-import torch
-from fleet_env.errors import RecordError
-from rog_core.errors import RogError
-from rog_ros.process import fail, init, spin_until
-from rog_tasks.errors import TaskError
-
-from .checkpoint import CheckpointError
-from .node import ParameterServerNode
+from rog_ros.process import run, spin_until
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the node until its time is over or it is stopped; the exit code is 0 for a clean end."""
+    return run(_build, _serve, args)
+
+
+def _build() -> Any:
+    import torch
+    from rog_core.warm_up import warm_up
+
+    from .node import ParameterServerNode
+
     torch.set_num_threads(1)
-    init(args)
-    try:
-        node = ParameterServerNode()
-    except (ValueError, RogError, TaskError, CheckpointError, RecordError) as error:
-        rclpy.try_shutdown()
-        return fail(str(error))
+    node = ParameterServerNode()
+    warm_up()  # compiling while robots wait for an answer would look like a dead server
+    return node
+
+
+def _serve(node: Any) -> int:
     spin_until(node, lambda: node.done, lambda: node.request_stop('interrupted'))
-    node.destroy_node()
-    rclpy.try_shutdown()
+    node.finish()  # at once, if the user would not wait for the robots
     return 0
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env import records
-from fleet_env.fleet import LinkConfig
+from fleet_env.errors import RecordError
 from rclpy.node import Node
 from rog_core.backend import get_backend
 from rog_core.errors import ConfigError, RemoteProtocolError, StaleMessageError
@@ -34,7 +34,7 @@ from rog_msgs.srv import Register, SaveCheckpoint, SetSync
 from rog_ros import qos
 from rog_ros.alarm import Alarm
 from rog_ros.convert import from_ros, payload_bytes, request_from_ros, response_to_ros, to_ros
-from rog_ros.parameters import SERVER, declare
+from rog_ros.parameters import SERVER, declare, robot_name, robots_of, task_options_of
 from rog_ros.shaped import ShapedLink
 from rog_tasks.task import Task, load_task
 from std_srvs.srv import Trigger
@@ -62,8 +62,8 @@ class _Peer:
             node.create_subscription(kind, base + topic,
                                      lambda message, robot=robot: node.on_message(robot, message),
                                      profile)
-        node.create_subscription(TrainingStatus, base + 'training_status', node.on_status,
-                                 qos.STATUS)
+        node.create_subscription(TrainingStatus, base + 'training_status',
+                                 lambda message: node.on_status(robot, message), qos.STATUS)
 
     def send(self, value: Any, now: float) -> None:
         publisher = self.out.get(type(value), self.receipts)
@@ -77,18 +77,21 @@ class ParameterServerNode(Node):
     def __init__(self, **options: Any) -> None:
         super().__init__('parameter_server', namespace='/rog', **options)
         self.settings = settings = declare(self, SERVER)
-        parse_sync(settings.sync)  # before the task is loaded, which takes seconds
+        # Before the task is loaded, which takes seconds, and before anything is written.
+        parse_sync(settings.sync)
+        self._links = robots_of(settings.robots)
         self.done = False
         self.reason = 'finished'
         self.out = Path(settings.out) if settings.out else None
-        self._links = {r['name']: LinkConfig(**r['link']) for r in json.loads(settings.robots)}
+        self._refuse_former_run()
         self._peers: dict[str, _Peer] = {}
         self._dropped = 0
+        self._awake = time.monotonic()     # when this process last did something
         self._began: float | None = None   # when the first robot joined
         self._elapsed_before = 0.0         # in former lives of the server
         self._finish_by = math.inf
         self._away: set[str] = set()
-        self.task: Task = load_task(settings.task, json.loads(settings.task_options),
+        self.task: Task = load_task(settings.task, task_options_of(settings.task_options),
                                     seed=settings.seed)
         self.machine = self._build_machine()
         self._recorder = self._build_recorder()
@@ -103,10 +106,17 @@ class ParameterServerNode(Node):
         self._alarm = Alarm(self, self._on_time)
         self.create_timer(settings.heartbeat_period, self._heartbeat)
         if self.out is not None and settings.checkpoint_every:
-            self.create_timer(settings.checkpoint_every, self._save)
+            self.create_timer(settings.checkpoint_every, self._save_or_say)
+        self._awake = time.monotonic()
         self._heartbeat()
 
-    # -- building ------------------------------------------------------------------------------------
+    # -- building ---
+
+    def _refuse_former_run(self) -> None:
+        out = self.out
+        if out is not None and not self.settings.resume and (out / records.RUN_FILE).exists():
+            raise ConfigError(f'{out} already holds a run; choose another out directory, or go '
+                              'on with it by resume')
 
     def _build_machine(self) -> ServerMachine:
         settings = self.settings
@@ -117,7 +127,7 @@ class ParameterServerNode(Node):
         if settings.resume and self.out is not None and (self.out / checkpoint.FILE).exists():
             master, state, self._elapsed_before = checkpoint.read(self.out, partition)
             self.get_logger().info(f'going on from {self.out / checkpoint.FILE}, '
-                                   f'iteration {state.iteration}')
+                                   f'iteration {state.iteration}, {state.sync}')
         else:
             self.get_logger().info(f'preparing the model of {settings.task}')
             self.task.pretrain(model)
@@ -133,7 +143,8 @@ class ParameterServerNode(Node):
         machine = ServerMachine(partition, backend, backend.from_host(master),
                                 secrets.randbits(63), settings.sync, settings.codec,
                                 settings.heartbeat_limit, settings.importance_magnitude,
-                                settings.importance_age, settings.chunk_bytes)
+                                settings.importance_age, settings.chunk_bytes,
+                                settings.drain_limit)
         if state is not None:
             machine.load_state(state)
         return machine
@@ -141,11 +152,12 @@ class ParameterServerNode(Node):
     def _build_recorder(self) -> Recorder | None:
         if self.out is None:
             return None
+        former = records.read_run(self.out) if (self.out / records.RUN_FILE).exists() else []
         settings = self.settings
         start = records.Start(self._elapsed_before, '', settings.task, settings.sync, settings.seed,
                               settings.fleet, list(self._links),
                               time.strftime('%Y-%m-%dT%H:%M:%S%z'))
-        recorder = Recorder(self.out, start)
+        recorder = Recorder(self.out, start, former)
         if not math.isnan(self._before):
             recorder.baseline(self._clean, self._before)
         return recorder
@@ -164,13 +176,14 @@ class ParameterServerNode(Node):
         now = 0.0 if self._began is None else time.monotonic() - self._began
         return self._elapsed_before + now
 
-    # -- events --------------------------------------------------------------------------------------
+    # -- events ---
 
     def _on_register(self, request: Any, response: Any) -> Any:
         now = time.monotonic()
         try:
             wanted = request_from_ros(request)
-        except RemoteProtocolError as error:
+            robot_name(wanted.robot)
+        except (RemoteProtocolError, ConfigError) as error:
             response.accepted, response.reason = False, str(error)
             return response
         if self._links and wanted.robot not in self._links:
@@ -178,17 +191,17 @@ class ParameterServerNode(Node):
             response.reason = (f"'{wanted.robot}' is not in the fleet file; it lists "
                                f"{', '.join(self._links)}")
             return response
-        peer = self._peer(wanted.robot)
         answer, actions = self.machine.on_register(wanted, now)
         if answer.accepted:
+            self._peer(wanted.robot)
             self._began = self._began or now
             self.get_logger().info(f'{wanted.robot} joins at iteration {answer.iteration}')
             if wanted.robot in self._away:
                 self._away.discard(wanted.robot)
                 self._fault(wanted.robot, 'rejoined', f'at iteration {answer.iteration}')
         else:
-            self.get_logger().warning(f'refused {wanted.robot}: {answer.reason}')
-        assert peer is not None
+            self.get_logger().warning(f'refused {wanted.robot}: {answer.reason}',
+                                      throttle_duration_sec=5.0)
         self._act(actions)
         self._publish_status()
         return response_to_ros(answer, response)
@@ -200,7 +213,7 @@ class ParameterServerNode(Node):
             value = from_ros(message)
             handle = {Chunk: machine.on_chunk, Ack: machine.on_ack, End: machine.on_end}.get(
                 type(value), machine.on_receipt)
-            actions = handle(robot, value, time.monotonic())  # type: ignore[operator]
+            actions = handle(robot, value, time.monotonic())
         except StaleMessageError:
             return  # expected around every restart
         except RemoteProtocolError as error:
@@ -210,42 +223,53 @@ class ParameterServerNode(Node):
             return
         self._act(actions)
 
-    def on_status(self, message: Any) -> None:
+    def on_status(self, robot: str, message: Any) -> None:
         """Take a robot's status: heartbeat, record, and its word that it stops."""
         now = time.monotonic()
-        if self._recorder is not None and not self.done:
-            self._recorder.status(self.elapsed, message)
-        if message.state == 'stopped':
-            self._act(self.machine.on_leave(message.robot, message.incarnation, now))
-        else:
-            self._act(self.machine.on_heartbeat(message.robot, message.incarnation, now))
+        if message.robot != robot or not self.machine.is_member(robot, message.incarnation):
+            return  # somebody else under this name, or one who must register again
+        self._record(lambda recorder: recorder.status(self.elapsed, message))
+        event = self.machine.on_leave if message.state == 'stopped' else self.machine.on_heartbeat
+        self._act(event(robot, message.incarnation, now))
 
     def _on_time(self) -> None:
         now = time.monotonic()
+        self._excuse(now)
         for peer in self._peers.values():
             peer.link.release(now)
         self._act(self.machine.on_time(now))
 
+    def _excuse(self, now: float) -> None:
+        """Count silence anew if this process was held up: heartbeats are waiting to be read."""
+        if now - self._awake > self.settings.heartbeat_period + self.settings.heartbeat_limit / 2:
+            self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')
+            for member in self.machine.members.values():
+                self.machine.on_heartbeat(member.robot, member.incarnation, now)
+        self._awake = now
+
     def _heartbeat(self) -> None:
         if self.settings.minutes and self.elapsed >= 60 * self.settings.minutes:
             self.request_stop('finished')
+        self._excuse(time.monotonic())
         if time.monotonic() >= self._finish_by or self._all_final():
-            self._finish()
+            self.finish()
         self._report_away()
         self._publish_status()
         self._diagnose()
 
-    # -- actions -------------------------------------------------------------------------------------
+    # -- actions ---
 
     def _act(self, actions: list[Action]) -> None:
         now = time.monotonic()
+        self._excuse(now)
         for action in actions:
             if isinstance(action, Send):
                 self._peers[action.robot].send(action.message, now)
             elif isinstance(action, Stop):
                 # The robots still evaluate the final model; their last status ends the record.
                 self._finish_by = min(self._finish_by, now + 2 * self.settings.heartbeat_limit)
-        self._alarm.set(min([self.machine.deadline, *(p.link.deadline for p in self._peers.values())]))
+        self._alarm.set(min([self.machine.deadline,
+                             *(peer.link.deadline for peer in self._peers.values())]))
 
     def request_stop(self, reason: str) -> None:
         """End the run in order: everybody gets the final model, then the records are closed."""
@@ -262,15 +286,19 @@ class ParameterServerNode(Node):
         expected = {m.robot for m in self.machine.members.values() if m.state != AWAY}
         return expected <= self._recorder.final_statuses()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Write the last checkpoint and the outcome; the run is over."""
         if self.done:
             return
         self.done = True
         if self.out is not None:
-            self._save()
+            self._save_or_say()
         if self._recorder is not None:
-            path = self._recorder.stop(self.elapsed, self.reason)
-            self.get_logger().info(f'wrote {path}')
+            try:
+                path = self._recorder.stop(self.elapsed, self.reason)
+                self.get_logger().info(f'wrote {path}')
+            except RecordError as error:
+                self.get_logger().error(str(error))
 
     def _report_away(self) -> None:
         for member in self.machine.members.values():
@@ -281,10 +309,18 @@ class ParameterServerNode(Node):
                 self._fault(member.robot, 'peer_lost', 'no heartbeat; the others go on')
 
     def _fault(self, robot: str, what: str, detail: str) -> None:
-        if self._recorder is not None and not self.done:
-            self._recorder.fault(self.elapsed, robot, what, detail)
+        self._record(lambda recorder: recorder.fault(self.elapsed, robot, what, detail))
 
-    # -- control services ----------------------------------------------------------------------------
+    def _record(self, write: Callable[[Recorder], None]) -> None:
+        """Write to the records, if any. A full disk costs the records, not the training."""
+        if self._recorder is None or self.done:
+            return
+        try:
+            write(self._recorder)
+        except RecordError as error:
+            self.get_logger().error(str(error), throttle_duration_sec=5.0)
+
+    # -- control services ---
 
     def _save(self, directory: Path | None = None) -> Path | None:
         target = directory or self.out
@@ -293,6 +329,12 @@ class ParameterServerNode(Node):
         machine = self.machine
         return checkpoint.write(target, machine.partition, machine.backend.to_host(machine.master),
                                 machine.state(), self.elapsed)
+
+    def _save_or_say(self) -> None:
+        try:
+            self._save()
+        except checkpoint.CheckpointError as error:
+            self.get_logger().error(f'no checkpoint: {error}')
 
     def _on_save(self, request: Any, response: Any) -> Any:
         try:
@@ -315,14 +357,15 @@ class ParameterServerNode(Node):
         response.success, response.message = True, 'stopping'
         return response
 
-    # -- status --------------------------------------------------------------------------------------
+    # -- status ---
 
     def _publish_status(self) -> None:
         now = time.monotonic()
         machine = self.machine
         active = machine.active()
         message = FleetStatus(
-            incarnation=machine.incarnation, sync=str(machine.method), model=machine.partition.digest,
+            incarnation=machine.incarnation, sync=str(machine.method),
+            model=machine.partition.digest,
             state='stopped' if self.done else 'stopping' if machine.stopping else 'training',
             rows_total=machine.partition.rows, fastest=machine.iteration,
             slowest=min((m.slowest for m in active), default=0), mta=machine.method.minimum,

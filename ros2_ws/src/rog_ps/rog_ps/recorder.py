@@ -3,24 +3,90 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fleet_env import records
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
 
+# Counters of a status, from the start of the robot's present life, and their names in the records.
+_COUNTERS = {'compute_time': 'compute_s', 'communicate_time': 'communicate_s',
+             'stall_time': 'stall_s', 'bytes_sent': 'bytes_sent',
+             'bytes_received': 'bytes_received', 'energy': 'energy_j'}
+
+
+@dataclass
+class _Robot:
+    """What the records hold of one robot."""
+
+    life: str = ''                                       # identity of its present life
+    present: Counter = field(default_factory=Counter)    # counted in its present life
+    former: Counter = field(default_factory=Counter)     # counted in its former lives
+    iteration: int = 0
+    evaluated_at: int = 0
+    accuracy: float = math.nan
+    stopped: bool = False
+    pushes: list[int] = field(default_factory=list)
+    evaluations: list[tuple[float, int, float]] = field(default_factory=list)
+
+    def begin_life(self, life: str) -> None:
+        self.former += self.present
+        self.life, self.present, self.stopped = life, Counter(), False
+
+    def iterated(self, event: records.Iteration) -> None:
+        self.iteration = event.iteration
+        self.pushes.append(event.rows_pushed)
+
+    def evaluated(self, event: records.Evaluation) -> None:
+        self.evaluated_at, self.accuracy = event.iteration, event.metric
+        self.evaluations.append((round(event.t, 3), event.iteration, event.metric))
+
+    def summary(self, clean: float, before: float) -> RobotSummary:
+        total = self.former + self.present
+        counted = {name: total[name] for name in _COUNTERS.values()}
+        return RobotSummary(
+            iterations=self.iteration, **counted,
+            rows_pushed_mean=sum(self.pushes) / len(self.pushes) if self.pushes else 0.0,
+            accuracy=Accuracy(clean, before, self.accuracy), evaluations=self.evaluations)
+
 
 class Recorder:
-    """Writes run.jsonl while a run goes on and summary.json at its end. ``t`` in seconds."""
+    """Writes run.jsonl while a run goes on and summary.json at its end. ``t`` in seconds.
 
-    def __init__(self, directory: Path, start: records.Start) -> None:
+    ``former``: events of the same run before the server was restarted; the summary is of all of it.
+    """
+
+    def __init__(self, directory: Path, start: records.Start,
+                 former: Iterable[records.Event] = ()) -> None:
         self.directory, self.start = directory, start
+        self._robots: dict[str, _Robot] = {}
+        self.clean = self.before = math.nan
+        for event in former:
+            self._take_up(event)
         self._writer = records.RunWriter(directory)
         self._writer.write(start)
-        self._last: dict[str, Any] = {}
-        self._evaluations: dict[str, list[tuple[float, int, float]]] = {}
-        self._pushes: dict[str, list[int]] = {}
-        self.clean = self.before = math.nan
+
+    def _take_up(self, event: records.Event) -> None:
+        if isinstance(event, records.Evaluation) and event.phase in ('clean', 'before'):
+            setattr(self, event.phase, event.metric)
+        elif isinstance(event, records.Evaluation):
+            self._robot(event.robot).evaluated(event)
+        elif isinstance(event, records.Iteration):
+            robot = self._robot(event.robot)
+            robot.iterated(event)
+            for name in _COUNTERS.values():
+                robot.present[name] += getattr(event, name, 0)
+        elif isinstance(event, records.Status) and event.robot:
+            robot = self._robot(event.robot)
+            if event.detail != robot.life:
+                robot.begin_life(event.detail)
+            robot.present['energy_j'] = event.energy
+
+    def _robot(self, name: str) -> _Robot:
+        return self._robots.setdefault(name, _Robot())
 
     def baseline(self, clean: float, before: float) -> None:
         """Record the metric before the shift and after it, before any training."""
@@ -30,31 +96,37 @@ class Recorder:
 
     def status(self, t: float, message: Any) -> None:
         """Record what a robot's status adds to its former one."""
-        former = self._last.get(message.robot)
-        same_life = former is not None and former.incarnation == message.incarnation
-        if same_life and message.iteration > former.iteration or not same_life and message.iteration:
-            self._iteration(t, message, former if same_life else None)
-        if same_life and message.evaluated_at > former.evaluated_at \
-                or not same_life and message.evaluated_at:
-            self._evaluations.setdefault(message.robot, []).append(
-                (round(t, 3), message.evaluated_at, message.accuracy))
-            self._writer.write(records.Evaluation(t, message.robot, message.evaluated_at,
-                                                  message.accuracy))
-        if not same_life or former.state != message.state == 'stopped':
-            self._writer.write(records.Status(t, message.robot, message.state, message.power,
-                                              message.energy))
-        self._last[message.robot] = message
+        robot = self._robot(message.robot)
+        life = f'life {message.incarnation:016x}'
+        stopped = message.state == 'stopped'
+        if life != robot.life:
+            robot.begin_life(life)
+            if not stopped:
+                self._state(t, message, life)
+        counted = Counter({there: getattr(message, here) for here, there in _COUNTERS.items()})
+        if message.iteration not in (0, robot.iteration):
+            grown = {name: counted[name] - robot.present[name]
+                     for name in _COUNTERS.values() if name != 'energy_j'}
+            event = records.Iteration(
+                t, message.robot, message.iteration, message.loss, **grown,
+                rows_pushed=message.rows_pushed, rows_pulled=message.rows_pulled,
+                rows_total=message.rows_total, staleness=message.staleness,
+                bandwidth=message.bandwidth, link_rate=message.link_rate)
+            self._writer.write(event)
+            robot.iterated(event)
+            robot.present = counted
+        if message.evaluated_at not in (0, robot.evaluated_at):
+            evaluation = records.Evaluation(t, message.robot, message.evaluated_at,
+                                            message.accuracy)
+            self._writer.write(evaluation)
+            robot.evaluated(evaluation)
+        if stopped and not robot.stopped:
+            self._state(t, message, life)
+            robot.stopped, robot.present = True, counted
 
-    def _iteration(self, t: float, message: Any, former: Any) -> None:
-        def grown(name: str) -> Any:
-            return getattr(message, name) - (getattr(former, name) if former is not None else 0)
-
-        self._pushes.setdefault(message.robot, []).append(message.rows_pushed)
-        self._writer.write(records.Iteration(
-            t, message.robot, message.iteration, message.loss, grown('compute_time'),
-            grown('communicate_time'), grown('stall_time'), message.rows_pushed,
-            message.rows_pulled, message.rows_total, grown('bytes_sent'), grown('bytes_received'),
-            message.staleness, message.bandwidth, message.link_rate))
+    def _state(self, t: float, message: Any, life: str) -> None:
+        self._writer.write(records.Status(t, message.robot, message.state, message.power,
+                                          message.energy, life))
 
     def fault(self, t: float, robot: str, what: str, detail: str) -> None:
         """Record that something went wrong and the run goes on."""
@@ -63,15 +135,9 @@ class Recorder:
     def stop(self, t: float, reason: str) -> Path:
         """End the record; returns the path of summary.json."""
         robots = {}
-        for name, last in sorted(self._last.items()):
-            self._writer.write(records.Stop(t, name, reason, last.iteration))
-            pushes = self._pushes.get(name, [])
-            robots[name] = RobotSummary(
-                last.iteration, last.compute_time, last.communicate_time, last.stall_time,
-                last.energy, last.bytes_sent, last.bytes_received,
-                sum(pushes) / len(pushes) if pushes else 0.0,
-                Accuracy(self.clean, self.before, last.accuracy),
-                self._evaluations.get(name, []))
+        for name, robot in sorted(self._robots.items()):
+            self._writer.write(records.Stop(t, name, reason, robot.iteration))
+            robots[name] = robot.summary(self.clean, self.before)
         self._writer.close()
         start = self.start
         return write_summary(self.directory, Summary(start.sync, start.task, start.seed, t, robots,
@@ -79,4 +145,4 @@ class Recorder:
 
     def final_statuses(self) -> set[str]:
         """Robots whose last status says that they have stopped."""
-        return {name for name, last in self._last.items() if last.state == 'stopped'}
+        return {name for name, robot in self._robots.items() if robot.stopped}

@@ -1,6 +1,7 @@
 """One-shot deadlines for a single-threaded executor.
 
-ROS timers are periodic; the machines ask for moments that move with every event, milliseconds apart.
+ROS timers are periodic; the machines ask for moments that move with every event,
+milliseconds apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Between rog_msgs and the values of rog_core. No meaning is added and no check is left out here."""
+"""Between rog_msgs and the values of rog_core. No meaning is added, no check left out here."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def to_ros(message: Chunk | Ack | End | Receipt) -> Any:
 
 
 def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
-    """Return the value of rog_core of a message. Raises `RemoteProtocolError` for an unknown kind."""
+    """Return the value of rog_core of a message; `RemoteProtocolError` for an unknown kind."""
     transfer = _transfer(message)
     if isinstance(message, RowChunk):
         return Chunk(transfer, message.sequence, message.codec, message.segments,
@@ -106,10 +106,11 @@ def request_from_ros(request: Any) -> RegisterRequest:
     try:
         shapes = [tuple(int(n) for n in s.split('x')) if s else () for s in request.shapes]
     except ValueError:
-        raise RemoteProtocolError('registration has a shape that is not numbers joined by x') from None
+        raise RemoteProtocolError(
+            'registration has a shape that is not numbers joined by x') from None
     return RegisterRequest(request.robot, request.incarnation, request.iteration, request.attempt,
                            request.granularity, request.codec, request.digest,
-                           tuple(zip(request.names, shapes)), request.protocol)
+                           tuple(zip(request.names, shapes, strict=True)), request.protocol)
 
 
 def response_to_ros(response: RegisterResponse, message: Any) -> Any:

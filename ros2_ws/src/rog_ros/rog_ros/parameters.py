@@ -1,4 +1,4 @@
-"""Node parameters: declared once, filled from the fleet file by `rog fleet up` and the launch files.
+"""Node parameters: declared once, filled from the fleet file by `rog fleet up` and launch files.
 
 The fleet file is the single source of a fleet's settings; a node's parameters are what it says,
 flattened, and a default where there is no fleet file.
@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig
+from fleet_env.fleet_file import link_trace
 from fleet_env.power import PowerModel
+from fleet_env.settings import construct, locate
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.node import Node
+from rog_core.codec import CODECS
+from rog_core.errors import ConfigError
+from rog_core.partition import GRANULARITIES
 
 
 @dataclass(frozen=True)
@@ -26,14 +32,16 @@ class Knob:
     description: str
     low: float | None = None
     high: float | None = None
+    choices: tuple[str, ...] = ()
 
 
 COMMON = {
     'task': Knob('rog_tasks.cruda:Cruda', 'Task to train, package.module:Class.'),
     'task_options': Knob('{}', 'Options of the task, a JSON object.'),
     'seed': Knob(0, 'Seed of model, data and batches.', 0, 2 ** 31 - 1),
-    'granularity': Knob('row', 'Unit of transmission and staleness: model, layer, row or element.'),
-    'codec': Knob('onebit', 'Code of the rows on the wire: raw or onebit.'),
+    'granularity': Knob('row', 'Unit of transmission and staleness.',
+                        choices=tuple(GRANULARITIES)),
+    'codec': Knob('onebit', 'Code of the rows on the wire.', choices=tuple(CODECS)),
     'heartbeat_period': Knob(0.5, 'Time between status reports, s.', 0.05, 60.0),
     'heartbeat_limit': Knob(3.0, 'Silence after which a peer counts as gone, s.', 0.2, 3600.0),
     'chunk_bytes': Knob(14000, 'Most bytes of rows in one chunk, B.', 256, 65000),
@@ -67,6 +75,8 @@ SERVER = COMMON | {
                          'and link. Empty: anybody may join, over a real link.'),
     'out': Knob('', 'Directory for run.jsonl, summary.json and the checkpoint; empty for none.'),
     'checkpoint_every': Knob(10.0, 'Time between checkpoints, s; 0 for none.', 0.0, 1e6),
+    'drain_limit': Knob(5.0, 'Longest time that the exact final model may take to reach a robot, s.',
+                        0.01, 1e6),
     'resume': Knob(False, 'Go on from the checkpoint in the out directory, if there is one.'),
     'fleet': Knob('', 'Name of the fleet, for the records.'),
 }
@@ -77,13 +87,19 @@ def declare(node: Node, knobs: dict[str, Knob]) -> SimpleNamespace:
     values = {}
     for name, knob in knobs.items():
         descriptor = ParameterDescriptor(name=name, description=knob.description, read_only=True)
-        if isinstance(knob.default, float) and knob.low is not None:
+        if isinstance(knob.default, float) and knob.low is not None and knob.high is not None:
             descriptor.floating_point_range = [
                 FloatingPointRange(from_value=float(knob.low), to_value=float(knob.high))]
-        elif isinstance(knob.default, int) and knob.low is not None:
+        elif isinstance(knob.default, int) and knob.low is not None and knob.high is not None:
             descriptor.integer_range = [
                 IntegerRange(from_value=int(knob.low), to_value=int(knob.high), step=1)]
-        values[name] = node.declare_parameter(name, knob.default, descriptor).value
+        if knob.choices:
+            descriptor.additional_constraints = 'one of ' + ', '.join(knob.choices)
+        value = node.declare_parameter(name, knob.default, descriptor).value
+        if knob.choices and value not in knob.choices:
+            raise ConfigError(f"parameter {name} is '{value}'; it must be one of "
+                              f"{', '.join(knob.choices)}")
+        values[name] = value
     return SimpleNamespace(**values)
 
 
@@ -115,14 +131,68 @@ def server_parameters(fleet: FleetConfig, epoch: float, out: str) -> dict[str, A
     robots = [{'name': r.name, 'link': dataclasses.asdict(r.link)} for r in fleet.robots]
     return _common(fleet, epoch) | {
         'sync': fleet.training.sync, 'minutes': fleet.minutes, 'robots': json.dumps(robots),
-        'out': out, 'checkpoint_every': fleet.server.checkpoint_every, 'fleet': fleet.name}
+        'out': out, 'checkpoint_every': fleet.server.checkpoint_every,
+        'drain_limit': fleet.server.drain_limit, 'fleet': fleet.name}
+
+
+def _parse(name: str, text: str, kind: type) -> Any:
+    """Return what the JSON of parameter ``name`` holds."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f'parameter {name} is not JSON: {error}') from None
+    if not isinstance(value, kind):
+        words = 'an object, {...}' if kind is dict else 'a list, [...]'
+        raise ConfigError(f'parameter {name} is {text}; it must be {words}')
+    return value
 
 
 def link_of(text: str) -> LinkConfig:
     """Link settings of a JSON object, those that are missing by default."""
-    return LinkConfig(**json.loads(text))
+    return _link('link', _parse('link', text, dict))
+
+
+def _link(name: str, value: Any) -> LinkConfig:
+    link: LinkConfig = construct(LinkConfig, locate(value, f'parameter {name}'), name)
+    if link.emulate:
+        link_trace(link)  # is there, and can be read
+    return link
 
 
 def power_of(text: str) -> PowerModel:
     """Power settings of a JSON object, those that are missing by default."""
-    return PowerModel(**json.loads(text))
+    value = _parse('power', text, dict)
+    power: PowerModel = construct(PowerModel, locate(value, 'parameter power'), 'power')
+    return power
+
+
+def task_options_of(text: str) -> dict[str, Any]:
+    """Options of the task."""
+    options: dict[str, Any] = _parse('task_options', text, dict)
+    return options
+
+
+def robots_of(text: str) -> dict[str, LinkConfig]:
+    """Name -> link of the robots of the fleet; empty: anybody may join."""
+    links: dict[str, LinkConfig] = {}
+    for index, entry in enumerate(_parse('robots', text, list)):
+        at = f'robots[{index}]'
+        if not (isinstance(entry, dict) and set(entry) <= {'name', 'link'} and 'name' in entry):
+            raise ConfigError(f'parameter {at} is {json.dumps(entry)}; it must be an object of '
+                              'name and link')
+        name = robot_name(entry['name'])
+        if name in links:
+            raise ConfigError(f"parameter robots: two robots are called '{name}'; give each its "
+                              'own name')
+        links[name] = _link(f'{at}.link', entry.get('link', {'emulate': False}))
+    return links
+
+
+def robot_name(name: Any) -> str:
+    """Return ``name`` if a robot can be called so: it becomes part of topic names."""
+    if not (isinstance(name, str) and re.fullmatch(r'[A-Za-z]\w*(/[A-Za-z]\w*)*', name, re.ASCII)
+            and '__' not in name):
+        raise ConfigError(f"'{name}' cannot be the name of a robot; it becomes its namespace: "
+                          'letters, digits and single underscores, first a letter, for example '
+                          'robot1')
+    return name

@@ -1,11 +1,13 @@
-"""Running one node as a process: signals, executor, exit code."""
+"""Running one node as a process: signals, executor, errors of the user, exit code."""
 
 from __future__ import annotations
 
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import Any
 
 import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
@@ -13,13 +15,55 @@ from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 
-def init(arguments: Sequence[str] | None) -> None:
-    """Start ROS 2 with signals left to us, so that Ctrl+C can end a run in order."""
-    rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
+def run(build: Callable[[], Any], serve: Callable[[Any], int],
+        arguments: Sequence[str] | None) -> int:
+    """Build a node, serve it, and return the exit code of the process.
+
+    ``build`` imports what takes long (PyTorch), so that Ctrl+C is as clean before as it is later.
+    Errors with which our packages, or rclpy, name a fault of the user are one line.
+    """
+    try:
+        # Signals are left to us, so that Ctrl+C can end a run in order.
+        rclpy.init(args=None if arguments is None else list(arguments),
+                   signal_handler_options=SignalHandlerOptions.NO)
+        node = build()
+    except KeyboardInterrupt:
+        return _end(0)  # before the run has begun: nothing to put in order
+    except Exception as error:
+        if not _is_users(error):
+            traceback.print_exc()
+        return _end(fail(_sentence(error)))
+    try:
+        return serve(node)
+    finally:
+        node.destroy_node()
+        _end(0)
+
+
+def _is_users(error: Exception) -> bool:
+    # rclpy has no common base for what is wrong with arguments, names, parameters or the domain.
+    return type(error).__module__.partition('.')[0] in (
+        'rog_core', 'rog_tasks', 'rog_ps', 'rog_worker', 'rog_ros', 'fleet_env', 'rclpy')
+
+
+def _sentence(error: Exception) -> str:
+    if type(error).__module__.startswith('rclpy._rclpy'):
+        return (f'ROS 2 does not start: {error}. Check the arguments, ROS_DOMAIN_ID (0 to 232) and '
+                'the network interfaces that CYCLONEDDS_URI names')
+    return str(error) if _is_users(error) else f'{type(error).__name__}: {error}'
+
+
+def _end(code: int) -> int:
+    rclpy.try_shutdown()
+    # At exit Python restores the default handlers, and only then are libraries torn down: a Ctrl+C
+    # meanwhile must not turn a clean end into a death by signal.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    return code
 
 
 def spin_until(node: Node, done: Callable[[], bool], interrupt: Callable[[], None]) -> None:
-    """Spin until ``done``; the first SIGINT or SIGTERM calls ``interrupt``, the second ends at once."""
+    """Spin until ``done``; the first SIGINT or SIGTERM calls ``interrupt``, the second ends it."""
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     seen: list[int] = []

@@ -1,4 +1,4 @@
-"""An emulated link at the sender: messages leave as a token bucket lets them. Off on real robots."""
+"""An emulated link at the sender: messages leave as a token bucket lets them; off on robots."""
 
 from __future__ import annotations
 

@@ -6,29 +6,36 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
-import rclpy
-import torch
-from rog_core.errors import RogError
-from rog_core.worker import STOPPED
-from rog_ros.process import fail, init, spin_until
-from rog_tasks.errors import TaskError
-
-from .node import WorkerNode
-from .training import train
+from rog_ros.process import fail, run, spin_until
 
 LINGER = 1.0  # seconds in which the last receipt is repeated if it is asked for again
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the node until the run is over; the exit code is 0 for a clean end."""
+    return run(_build, _serve, args)
+
+
+def _build() -> Any:
+    import torch
+    from rog_core.warm_up import warm_up
+
+    from .node import WorkerNode
+
     torch.set_num_threads(1)
-    init(args)
-    try:
-        node = WorkerNode()
-    except (ValueError, RogError) as error:
-        rclpy.try_shutdown()
-        return fail(str(error))
+    node = WorkerNode()
+    warm_up()  # once the robot has joined, compiling would hold up its heartbeat
+    return node
+
+
+def _serve(node: Any) -> int:
+    from rog_core.errors import RogError
+    from rog_tasks.errors import TaskError
+
+    from .training import train
+
     stop = threading.Event()
     finished = threading.Event()
 
@@ -47,18 +54,13 @@ def main(args: Sequence[str] | None = None) -> int:
         stop.set()
         node.leave()
 
-    thread = threading.Thread(target=compute, name='training', daemon=True)
-    thread.start()
+    threading.Thread(target=compute, name='training', daemon=True).start()
     spin_until(node, finished.is_set, interrupt)
-    node.report(state=STOPPED)
+    node.report(state='stopped')
     if not stop.is_set() and not node.error:
         until = time.monotonic() + LINGER
         spin_until(node, lambda: time.monotonic() >= until, lambda: None)
-    if node.error:
-        node.get_logger().fatal(node.error)
-    node.destroy_node()
-    rclpy.try_shutdown()
-    return 1 if node.error else 0
+    return fail(node.error) if node.error else 0
 
 
 if __name__ == '__main__':

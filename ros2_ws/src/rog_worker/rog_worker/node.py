@@ -1,13 +1,12 @@
 """Worker node: the ROS 2 shell around `rog_core.WorkerMachine`.
 
 One thread runs the executor: messages, timers and heartbeats, and the machine. Another computes
-(`rog_worker.training`); the two meet in `join` and `exchange`, so that neither ever waits for the other
-but there.
+(`rog_worker.training`); the two meet in `join` and `exchange`, so that neither ever waits for the
+other but there.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env.jetson import open_meter
 from rclpy.node import Node
-from rog_core.errors import RemoteProtocolError, StaleMessageError
+from rog_core.errors import ConfigError, RemoteProtocolError, StaleMessageError
 from rog_core.messages import Ack, Action, Chunk, Compute, End, RegisterRequest, Send, Stop
 from rog_core.worker import (
     COMPUTING,
@@ -39,19 +38,21 @@ from rog_msgs.srv import Register
 from rog_ros import qos
 from rog_ros.alarm import Alarm
 from rog_ros.convert import from_ros, payload_bytes, request_to_ros, response_from_ros, to_ros
-from rog_ros.parameters import WORKER, declare, link_of, power_of
+from rog_ros.parameters import WORKER, declare, link_of, power_of, robot_name, task_options_of
 from rog_ros.shaped import ShapedLink
 
+PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
 POWER_STATE = {COMPUTING: 'computing', PUSHING: 'communicating', PULLING: 'communicating'}
 
 
 class WorkerNode(Node):
-    """Carries out what the worker machine asks for; a `rog_core.optimizer.Link` for the training."""
+    """Carries out what the worker machine asks for; a `rog_core.optimizer.Link` for training."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__('worker', **options)
         self.settings = declare(self, WORKER)
-        self.robot = self.get_namespace().strip('/').replace('/', '_') or 'robot'
+        self.robot = self._robot_name()
+        task_options_of(self.settings.task_options)  # said before anything is begun
         self.incarnation = secrets.randbits(63)
         self.machine: WorkerMachine | None = None
         self.error = ''                       # why the run ended, if not cleanly
@@ -60,7 +61,7 @@ class WorkerNode(Node):
         self._dropped = 0                     # messages refused
         self._server_heard = time.monotonic()
         self._request: Any = None
-        self._published = 0.0
+        self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
         self._granted: int | None = None
         self._link = ShapedLink.from_config(link_of(self.settings.link), self.settings.link_epoch)
@@ -85,7 +86,14 @@ class WorkerNode(Node):
         self.create_timer(self.settings.heartbeat_period, self._heartbeat)
         self.create_timer(1.0, self._diagnose)
 
-    # -- the training thread's side (rog_core.optimizer.Link) --------------------------------------
+    def _robot_name(self) -> str:
+        name = self.get_namespace().strip('/')
+        if not name:
+            raise ConfigError("the worker has no namespace, which is its robot's name; give it "
+                              'one, for example --ros-args -r __ns:=/robot1')
+        return robot_name(name)
+
+    # -- the training thread's side (rog_core.optimizer.Link) ---
 
     def join(self, machine: WorkerMachine) -> int | None:
         """Register and wait for the first iteration; None: the run ended before it."""
@@ -115,7 +123,7 @@ class WorkerNode(Node):
         self.report(state=STOPPED)
         self._grant(None)
 
-    # -- events --------------------------------------------------------------------------------------
+    # -- events ---
 
     def _on_start(self) -> None:
         assert self.machine is not None
@@ -140,7 +148,7 @@ class WorkerNode(Node):
             value = from_ros(message)
             handle = {Chunk: machine.on_chunk, Ack: machine.on_ack, End: machine.on_end}.get(
                 type(value), machine.on_receipt)
-            actions = handle(value, time.monotonic())  # type: ignore[operator]
+            actions = handle(value, time.monotonic())
         except StaleMessageError:
             return  # expected around every restart
         except RemoteProtocolError as error:
@@ -165,11 +173,20 @@ class WorkerNode(Node):
             self.get_logger().warning(f'registration failed: {future.exception()}; trying again')
             return
         response = response_from_ros(future.result())
-        if not response.accepted:
-            self.get_logger().warning(f'the server refuses: {response.reason}')
-        self._act(self.machine.on_register_response(response, time.monotonic()))
+        now = time.monotonic()
+        if response.accepted:
+            self._refused_since = math.inf
+        else:
+            self.get_logger().warning(f'the server refuses: {response.reason}',
+                                      throttle_duration_sec=5.0)
+            self._refused_since = min(self._refused_since, now)
+            # A former life of ours is let go after the limit; one that outlives it is another.
+            if now - self._refused_since > PATIENCE * self.settings.heartbeat_limit:
+                self.leave(response.reason)
+                return
+        self._act(self.machine.on_register_response(response, now))
 
-    # -- actions -------------------------------------------------------------------------------------
+    # -- actions ---
 
     def _act(self, actions: list[Action]) -> None:
         now = time.monotonic()
@@ -203,7 +220,7 @@ class WorkerNode(Node):
         self._request = self._register.call_async(request_to_ros(request))
         self._request.add_done_callback(self._on_registered)
 
-    # -- status --------------------------------------------------------------------------------------
+    # -- status ---
 
     def _heartbeat(self) -> None:
         self.report()
@@ -269,4 +286,4 @@ class WorkerNode(Node):
     @property
     def task_options(self) -> dict[str, Any]:
         """Options of the task."""
-        return json.loads(self.settings.task_options)
+        return task_options_of(self.settings.task_options)

@@ -27,10 +27,10 @@ def train(node: WorkerNode, stop: threading.Event) -> None:
     evaluated = 0
     while not (optimizer.stopped or stop.is_set()):
         began = time.monotonic()
-        iteration = optimizer.iteration
-        if settings.evaluate_every and iteration - evaluated >= settings.evaluate_every:
-            evaluate(node, task, model, iteration - 1)
-            evaluated = iteration
+        finished = optimizer.iteration - 1
+        if settings.evaluate_every and finished - evaluated >= settings.evaluate_every:
+            evaluate(node, task, model, finished)
+            evaluated = finished
         optimizer.zero_grad()
         loss = task.loss(model, next(batches))
         loss.backward()

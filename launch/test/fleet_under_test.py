@@ -1,0 +1,164 @@
+"""A fleet of real processes over real DDS, and a node that watches it. Nothing here counts time but
+deadlines, and those are so generous that only a hang reaches them.
+"""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import rclpy
+import yaml
+from fleet_env.fleet_file import read_fleet
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rog_core.warm_up import warm_up
+from rog_msgs.msg import FleetStatus, TrainingStatus
+from rog_ros import qos
+from rog_ros.parameters import server_parameters, worker_parameters
+
+HERE = Path(__file__).parent
+DEADLINE = 60.0  # s
+MODULES = {'server': 'rog_ps.main'}
+
+
+def free_domain():
+    """A DDS domain that nobody on this machine is in: no first participant has its port."""
+    while True:
+        domain = random.randint(1, 100)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind(('127.0.0.1', 7400 + 250 * domain + 10))
+            except OSError:
+                continue
+            return domain
+
+
+def environment(domain):
+    """What a process needs to see the tasks of the tests, and this machine's DDS alone."""
+    path = os.pathsep.join([str(HERE), os.environ.get('PYTHONPATH', '')])
+    return {**os.environ, 'PYTHONPATH': path, 'ROS_DOMAIN_ID': str(domain), 'OMP_NUM_THREADS': '1',
+            'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST', 'PYTHONUNBUFFERED': '1'}
+
+
+def write_fleet(folder, robots=2, minutes=10.0, task='tiny_task:Tiny', sync='rsp:4'):
+    """Write a fleet file for a tiny task over fast links, and return its path."""
+    path = Path(folder) / 'tiny.yaml'
+    path.write_text(yaml.safe_dump({
+        'name': 'tiny', 'minutes': minutes, 'seed': 3,
+        'training': {'task': task, 'sync': sync, 'pace': 0.05, 'learning_rate': 0.02,
+                     'batch_size': 8},
+        'link': {'emulate': False}, 'heartbeat': {'period': 0.2, 'limit': 2.0},
+        'server': {'checkpoint_every': 0.5},
+        'robots': [{'name': f'robot{n + 1}'} for n in range(robots)]}))
+    return path
+
+
+class Fleet:
+    """Processes of a fleet by name (`server`, `robot1`, ...) and what they publish."""
+
+    def __init__(self, folder, **settings):
+        warm_up()  # the processes find the kernels compiled
+        self.folder, self.out = Path(folder), Path(folder) / 'out'
+        self.fleet = read_fleet(write_fleet(folder, **settings))
+        self.domain = free_domain()
+        self.processes = {}
+        self.status, self.robots = None, {}
+        self._context = Context()
+        rclpy.init(context=self._context, domain_id=self.domain)
+        self.node = Node('observer', context=self._context)
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self.node)
+        self.node.create_subscription(FleetStatus, '/rog/fleet_status', self._on_fleet, qos.STATUS)
+        for robot in self.fleet.robots:
+            self.node.create_subscription(TrainingStatus, f'/{robot.name}/training_status',
+                                          self._on_robot, qos.STATUS)
+
+    def _on_fleet(self, message):
+        self.status = message
+
+    def _on_robot(self, message):
+        if message.robot in [robot.name for robot in self.fleet.robots]:
+            self.robots[message.robot] = message
+
+    # -- processes
+
+    def start(self, *names, label='', **parameters):
+        """Start processes; ``parameters`` replace those of the fleet file."""
+        for name in names:
+            if name == 'server':
+                values = server_parameters(self.fleet, 0.0, str(self.out))
+            else:
+                values = worker_parameters(self.fleet, self.fleet.robot(name), 0.0)
+            file = self.folder / f'{label or name}.yaml'
+            file.write_text(yaml.safe_dump({'/**': {'ros__parameters': {**values, **parameters}}}))
+            with self.log_path(label or name).open('ab') as log:
+                self.processes[label or name] = subprocess.Popen(
+                    [sys.executable, '-m', MODULES.get(name, 'rog_worker.main'), '--ros-args', '-r',
+                     f'__ns:=/{"rog" if name == "server" else name}', '--params-file', str(file)],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                    env=environment(self.domain))
+
+    def start_all(self):
+        self.start('server', *(robot.name for robot in self.fleet.robots))
+
+    def log_path(self, name):
+        return self.folder / f'{name}.log'
+
+    def log(self, name):
+        return self.log_path(name).read_text()
+
+    def kill(self, name):
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    def interrupt(self, name):
+        self.processes[name].send_signal(signal.SIGINT)
+
+    def ended(self, name):
+        """Spin until a process ends; its exit code."""
+        self.until(lambda: self.processes[name].poll() is not None, f'{name} ends')
+        return self.processes[name].returncode
+
+    # -- what is published
+
+    def until(self, condition, what):
+        """Spin until the condition holds."""
+        end = time.monotonic() + DEADLINE
+        while not condition():
+            logs = '\n'.join(f'--- {n}\n{self.log(n)[-1500:]}' for n in self.processes)
+            assert time.monotonic() < end, f'did not happen: {what}\n{self.status}\n{logs}'
+            self._executor.spin_once(timeout_sec=0.05)
+
+    def state(self, robot):
+        """State of a robot as the server sees it."""
+        known = {r.robot: r.state for r in self.status.robots} if self.status else {}
+        return known.get(robot, '')
+
+    def iteration(self, robot):
+        return self.robots[robot].iteration if robot in self.robots else 0
+
+    def until_trained(self, *robots, iterations=5):
+        """Spin until each of these robots has finished so many more iterations."""
+        start = {robot: self.iteration(robot) for robot in robots}
+        self.until(lambda: all(self.iteration(r) >= start[r] + iterations for r in robots),
+                   f'{robots} train from {start} on')
+
+    def close(self):
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        self._executor.shutdown()
+        self.node.destroy_node()
+        rclpy.shutdown(context=self._context)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

@@ -1,0 +1,139 @@
+"""What keeps a node from starting: one clear line, a non-zero exit code, and nothing written."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from fleet_under_test import free_domain
+from rog_core.partition import partition_of
+from rog_core.server import ServerState
+from rog_ps import checkpoint
+from rog_ps import main as server
+from rog_worker import main as worker
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """Run the nodes in this process, in a domain of their own."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setenv('ROS_DOMAIN_ID', str(free_domain()))
+    monkeypatch.setenv('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
+    monkeypatch.chdir(tmp_path)
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def run(node, capfd, namespace='/robot1', **parameters):
+    """Run a node that cannot start; its standard error. Parameters are written as JSON."""
+    arguments = ['node', '--ros-args', '-r', f'__ns:={namespace}']
+    for name, value in parameters.items():
+        arguments += ['-p', f'{name}:={json.dumps(value)}']
+    threads = torch.get_num_threads()
+    try:
+        code = node.main(arguments)
+    finally:
+        torch.set_num_threads(threads)
+    out, err = capfd.readouterr()
+    assert code == 1, err
+    assert not os.path.exists('out')
+    return err
+
+
+def refused(err):
+    assert 'Traceback' not in err
+    lines = [line for line in err.splitlines() if line.startswith('error: ')]
+    assert len(lines) == 1, err
+    return lines[0]
+
+
+LINK = {'emulate': True, 'trace': '/no/such/trace'}
+
+
+@pytest.mark.parametrize('parameters, message', [
+    ({'sync': 'rspp:4'}, "synchronisation method 'rspp:4' is unknown; choose bsp"),
+    ({'sync': 'rsp:0'}, 'must be 1 to 1000'),
+    ({'task': 'tiny_task:Nope'}, "tiny_task has no 'Nope'"),
+    ({'task': 'no.such:Task'}, "there is no module 'no'"),
+    ({'task_options': '{"colour": 1}'}, "has no option 'colour'"),
+    ({'task_options': '{colour'}, 'parameter task_options is not JSON'),
+    ({'task_options': '[1]'}, 'parameter task_options is [1]; it must be an object'),
+    ({'robots': '[{"name": "a"'}, 'parameter robots is not JSON'),
+    ({'robots': '{}'}, 'parameter robots is {}; it must be a list'),
+    ({'robots': '[{"link": {}}]'}, 'robots[0]'),
+    ({'robots': '[{"name": "a b"}]'}, "'a b' cannot be the name of a robot"),
+    ({'robots': '[{"name": "a"}, {"name": "a"}]'}, "two robots are called 'a'"),
+    ({'robots': '[{"name": "a", "link": {"trase": "x"}}]'}, "did you mean 'trace'?"),
+    ({'codec': 'zip'}, "parameter codec is 'zip'; it must be one of raw, onebit"),
+    ({'granularity': 'atom'}, "parameter granularity is 'atom'; it must be one of model, layer"),
+    ({'minutes': -1.0}, 'minutes'),
+    ({'seed': 'x'}, 'seed'),
+])
+def test_the_server_refuses(parameters, message, capfd):
+    given = {'task': 'tiny_task:Tiny', 'out': 'out', **parameters}
+    assert message in refused(run(server, capfd, '/rog', **given))
+
+
+@pytest.mark.parametrize('parameters, message', [
+    ({'link': '{'}, 'parameter link is not JSON'),
+    ({'link': json.dumps(LINK)}, '/no/such/trace'),
+    ({'link': '{"scale": -1}'}, 'link.scale is -1'),
+    ({'power': '[]'}, 'parameter power is []; it must be an object'),
+    ({'power': '{"flying": 3}'}, "unknown key 'power.flying'"),
+    ({'task_options': 'x'}, 'parameter task_options is not JSON'),
+    ({'codec': 'zip'}, 'parameter codec'),
+    ({'task': 'tiny_task:Nope'}, "tiny_task has no 'Nope'"),
+    ({'learning_rate': float('nan')}, 'learning_rate'),
+    ({'batch_size': 0}, 'batch_size'),
+])
+def test_a_worker_refuses(parameters, message, capfd):
+    given = {'task': 'tiny_task:Tiny', **parameters}
+    assert message in refused(run(worker, capfd, **given))
+
+
+def test_a_worker_needs_a_namespace_because_it_is_the_robots_name(capfd):
+    assert '__ns:=/robot1' in refused(run(worker, capfd, '/'))
+
+
+@pytest.mark.parametrize('domain', ['300', 'seven'])
+def test_a_domain_that_cannot_be(domain, capfd, monkeypatch):
+    monkeypatch.setenv('ROS_DOMAIN_ID', domain)
+    assert 'ROS_DOMAIN_ID' in refused(run(worker, capfd))
+
+
+def test_a_network_interface_that_is_not_there(capfd, monkeypatch):
+    monkeypatch.setenv('CYCLONEDDS_URI', '<CycloneDDS><Domain><General><Interfaces>'
+                       '<NetworkInterface name="nope0"/>'
+                       '</Interfaces></General></Domain></CycloneDDS>')
+    assert 'CYCLONEDDS_URI' in refused(run(worker, capfd))
+
+
+def make_checkpoint(folder, hidden):
+    partition = partition_of([('0.weight', (hidden, 12)), ('0.bias', (hidden,)),
+                              ('2.weight', (4, hidden)), ('2.bias', (4,))], 'row', 'onebit')
+    state = ServerState(7, 'rsp:4', np.zeros(partition.rows, np.int64), {})
+    checkpoint.write(folder, partition, np.zeros(partition.elements, np.float32), state, 1.0)
+
+
+@pytest.mark.parametrize('spoil, message', [
+    (lambda path: path.write_bytes(path.read_bytes()[:-20]), 'cannot be read'),
+    (lambda path: path.write_bytes(b"\xff" * 100), 'cannot be read'),
+    (lambda path: None, 'another model'),
+])
+def test_a_checkpoint_that_does_not_fit(spoil, message, tmp_path, capfd):
+    folder = tmp_path / 'run'
+    make_checkpoint(folder, hidden=97)
+    spoil(folder / checkpoint.FILE)
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    err = refused(run(server, capfd, '/rog', task='tiny_task:Tiny', out=str(folder), resume=True))
+    assert message in err and checkpoint.FILE in err
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_a_directory_that_already_holds_a_run(tmp_path, capfd):
+    (tmp_path / 'run.jsonl').write_text('')
+    err = refused(run(server, capfd, '/rog', task='tiny_task:Tiny', out=str(tmp_path)))
+    assert 'already holds a run' in err

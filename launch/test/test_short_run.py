@@ -1,0 +1,38 @@
+"""A fleet trains from the beginning to the end."""
+
+import pytest
+import tiny_task
+import torch
+from fleet_env.records import Evaluation, Iteration, read_run
+from fleet_env.summary import read_summary
+from fleet_under_test import Fleet
+from rog_core.optimizer import flatten, unflatten
+from rog_core.partition import partition_of
+from rog_ps import checkpoint
+
+
+def test_a_run_ends_with_the_same_model_everywhere(tmp_path):
+    with Fleet(tmp_path, robots=3, minutes=0.05) as fleet:
+        fleet.start_all()
+        assert {name: fleet.ended(name) for name in fleet.processes} == {
+            'server': 0, 'robot1': 0, 'robot2': 0, 'robot3': 0}
+    summary = read_summary(fleet.out)
+    task = tiny_task.Tiny(seed=3)
+    model = task.model()
+    partition = partition_of([(n, p.shape) for n, p in model.named_parameters()], 'row', 'onebit')
+    untrained = task.evaluate(model)
+    master, state, _ = checkpoint.read(fleet.out, partition)
+    assert not torch.equal(torch.from_numpy(master), torch.from_numpy(flatten(model)))
+    unflatten(model, master)
+    metric = task.evaluate(model)
+    assert metric > untrained
+    assert summary.sync == 'rsp:4' and summary.notes['reason'] == 'finished'
+    assert sorted(summary.robots) == ['robot1', 'robot2', 'robot3']
+    for robot in summary.robots.values():
+        assert robot.accuracy.before == pytest.approx(untrained, abs=1e-6)
+        assert robot.accuracy.after == pytest.approx(metric, abs=1e-6)
+        assert 0 < robot.iterations <= state.iteration
+        assert robot.compute_s > 0 and robot.energy_j > 0 and robot.bytes_sent > 0
+    events = read_run(fleet.out)
+    assert {e.robot for e in events if isinstance(e, Iteration)} == set(summary.robots)
+    assert {e.phase for e in events if isinstance(e, Evaluation)} >= {'before', 'online'}

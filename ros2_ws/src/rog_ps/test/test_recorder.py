@@ -1,0 +1,62 @@
+"""The records of a run say what the robots did, over all lives of robots and server."""
+
+import pytest
+from fleet_env import records
+from fleet_env.summary import read_summary
+from rog_msgs.msg import TrainingStatus
+from rog_ps.recorder import Recorder
+
+START = records.Start(0.0, '', 'tiny:Tiny', 'rsp:4', 1, 'team', ['robot1'])
+
+
+def status(iteration, life=1, state='computing', **fields):
+    return TrainingStatus(robot='robot1', incarnation=life, state=state, iteration=iteration,
+                          loss=0.5, compute_time=float(iteration), energy=2.0 * iteration,
+                          bytes_sent=100 * iteration, rows_pushed=iteration, **fields)
+
+
+def kinds(folder):
+    return [type(event).__name__ for event in records.read_run(folder)]
+
+
+def test_a_run_of_one_robot(tmp_path):
+    recorder = Recorder(tmp_path, START)
+    recorder.baseline(0.9, 0.4)
+    for message in (status(0), status(1), status(1), status(3, evaluated_at=3, accuracy=0.8),
+                    status(3, state='stopped', evaluated_at=3, accuracy=0.8)):
+        recorder.status(5.0, message)
+    recorder.stop(6.0, 'finished')
+    assert kinds(tmp_path) == ['Start', 'Evaluation', 'Evaluation', 'Status', 'Iteration',
+                               'Iteration', 'Evaluation', 'Status', 'Stop']
+    assert recorder.final_statuses() == {'robot1'}
+    robot = read_summary(tmp_path).robots['robot1']
+    assert (robot.iterations, robot.compute_s, robot.energy_j, robot.bytes_sent) == (3, 3, 6, 300)
+    assert robot.rows_pushed_mean == 2.0
+    assert (robot.accuracy.clean, robot.accuracy.before, robot.accuracy.after) == (0.9, 0.4, 0.8)
+    assert robot.evaluations == [(5.0, 3, 0.8)]
+    steps = [e for e in records.read_run(tmp_path) if isinstance(e, records.Iteration)]
+    assert [step.compute_s for step in steps] == [1.0, 2.0]
+
+
+def test_a_robot_that_comes_back_goes_on_counting(tmp_path):
+    recorder = Recorder(tmp_path, START)
+    for message in (status(4), status(0, life=2), status(6, life=2), status(6, 2, 'stopped')):
+        recorder.status(1.0, message)
+    recorder.stop(2.0, 'finished')
+    robot = read_summary(tmp_path).robots['robot1']
+    assert robot.iterations == 6 and robot.compute_s == 10 and robot.energy_j == 20
+
+
+@pytest.mark.parametrize('life, computed', [(1, 7.0), (2, 12.0)])
+def test_a_server_that_comes_back_takes_up_the_records(tmp_path, life, computed):
+    """The robot either lived on (its counters went on) or was started again as well."""
+    first = Recorder(tmp_path, START)
+    first.baseline(0.9, 0.4)
+    first.status(1.0, status(5, evaluated_at=5, accuracy=0.6))
+    second = Recorder(tmp_path, START, records.read_run(tmp_path))
+    second.status(9.0, status(7, life, 'stopped', evaluated_at=7, accuracy=0.7))
+    second.stop(9.0, 'finished')
+    robot = read_summary(tmp_path).robots['robot1']
+    assert robot.compute_s == computed and robot.iterations == 7
+    assert robot.accuracy.before == 0.4 and robot.accuracy.after == 0.7
+    assert [e[1] for e in robot.evaluations] == [5, 7]

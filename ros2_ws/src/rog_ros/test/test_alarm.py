@@ -1,0 +1,66 @@
+"""The alarm rings in the executor, once, at the time that was set last."""
+
+import math
+import time
+
+import pytest
+import rclpy
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rog_ros.alarm import Alarm
+
+
+class Bell:
+    """A node with an alarm."""
+
+    def __init__(self):
+        self.context = Context()
+        rclpy.init(args=[], context=self.context)
+        self.node = Node('bell', context=self.context)
+        self.executor = SingleThreadedExecutor(context=self.context)
+        self.executor.add_node(self.node)
+        self.rung = []
+        self.alarm = Alarm(self.node, lambda: self.rung.append(time.monotonic()))
+
+    def spin(self, done, deadline=30.0):
+        end = time.monotonic() + deadline
+        while not done() and time.monotonic() < end:
+            self.executor.spin_once(timeout_sec=0.01)
+
+
+@pytest.fixture
+def bell():
+    bell = Bell()
+    yield bell
+    bell.alarm.close()
+    bell.executor.shutdown()
+    bell.node.destroy_node()
+    rclpy.shutdown(context=bell.context)
+
+
+def test_it_rings_once_and_not_before_its_time(bell):
+    at = time.monotonic() + 0.05
+    bell.alarm.set(at)
+    bell.spin(lambda: bell.rung)
+    assert len(bell.rung) == 1 and bell.rung[0] >= at
+    bell.spin(lambda: len(bell.rung) > 1, deadline=0.1)
+    assert len(bell.rung) == 1
+
+
+def test_an_earlier_time_replaces_a_later_one_and_the_other_way_round(bell):
+    bell.alarm.set(time.monotonic() + 3600)
+    bell.alarm.set(time.monotonic())
+    bell.spin(lambda: bell.rung)
+    assert len(bell.rung) == 1
+    bell.alarm.set(time.monotonic() + 0.02)
+    bell.alarm.set(math.inf)
+    bell.spin(lambda: len(bell.rung) > 1, deadline=0.1)
+    assert len(bell.rung) == 1
+
+
+def test_after_close_it_is_silent(bell):
+    bell.alarm.set(time.monotonic() + 0.02)
+    bell.alarm.close()
+    bell.spin(lambda: bell.rung, deadline=0.1)
+    assert not bell.rung

@@ -1,0 +1,55 @@
+"""The emulated link keeps the order and the rate of its trace; a real one is not touched."""
+
+import math
+
+import pytest
+from fleet_env.fleet import LinkConfig
+from fleet_env.trace import LinkTrace
+from hypothesis import given
+from hypothesis import strategies as st
+from rog_ros.shaped import ShapedLink
+
+TRACE = LinkTrace([0.0, 1.0, 2.0], [8.0, 0.0, 4.0])  # Mbit/s: 1 MB in the first second, 0, 0.5
+
+
+def drain(link, until=1e9):
+    """Release everything by `until`; the times of release."""
+    while link.deadline <= until:
+        link.release(link.deadline)
+
+
+def test_a_real_link_publishes_at_once_and_has_no_rate():
+    link, out = ShapedLink.from_config(LinkConfig(emulate=False), 0.0), []
+    link.send(10 ** 9, lambda: out.append(1), 0.0)
+    assert out == [1] and math.isinf(link.deadline) and math.isnan(link.rate(0.0))
+
+
+@given(st.lists(st.integers(0, 50_000), min_size=1, max_size=50), st.floats(0, 3))
+def test_messages_leave_in_order_and_no_faster_than_the_rate(sizes, latency):
+    link, out = ShapedLink(TRACE, latency), []
+    now = link._bucket.start
+    for number, size in enumerate(sizes):
+        link.send(size, lambda number=number: out.append((number, link.deadline)), now)
+    drain(link)
+    assert [number for number, _ in out] == list(range(len(sizes)))
+
+
+def test_a_message_takes_the_time_of_its_bytes_and_waits_while_the_link_is_dead():
+    link, out = ShapedLink(TRACE), []
+    start = link._bucket.start
+    for _ in range(3):
+        link.send(500_000, lambda: out.append(link.deadline), start)
+    link.release(start + 0.49)
+    assert not out
+    assert link.deadline == pytest.approx(start + 0.5)
+    link.release(start + 1.5)
+    assert len(out) == 2  # what follows came too late for the first second
+    assert link.deadline == pytest.approx(start + 3.0)
+    link.release(link.deadline)
+    assert len(out) == 3 and math.isinf(link.deadline)
+
+
+def test_latency_is_added_to_what_the_link_takes():
+    link, out = ShapedLink(TRACE, latency=0.2), []
+    link.send(1000, lambda: out.append(1), link._bucket.start)
+    assert link.deadline == pytest.approx(link._bucket.start + 0.2 + 0.001)

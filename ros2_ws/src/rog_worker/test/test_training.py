@@ -1,0 +1,86 @@
+"""What a robot does between two iterations, with a link that grants them one after the other."""
+
+import math
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rog_worker.training import train
+
+
+class Line:
+    """Fits a line; remembers what it was asked for."""
+
+    evaluated = []
+
+    def __init__(self, seed=0):
+        self.seed = seed
+
+    def model(self):
+        return torch.nn.Linear(2, 1)
+
+    def batches(self, rank, world):
+        assert (rank, world) == (1, 3)
+        while True:
+            yield torch.ones(self.batch_size, 2)
+
+    def loss(self, model, batch):
+        assert batch.shape == (5, 2) and model.training
+        return model(batch).square().mean()
+
+    def evaluate(self, model):
+        assert not model.training and not torch.is_grad_enabled()
+        self.evaluated.append(self.seed)
+        return 0.5
+
+
+class Robot:
+    """Stands in for the worker node; the run is over after ``iterations``."""
+
+    def __init__(self, iterations, evaluate_every=0):
+        self.settings = SimpleNamespace(
+            task=f'{__name__}:Line', seed=4, batch_size=5, device='cpu', learning_rate=0.1,
+            momentum=0.9, weight_decay=0.0, granularity='row', codec='raw', chunk_bytes=14000,
+            importance_magnitude=1.0, importance_age=1.0, rank=1, world=3, pace=0.0,
+            evaluate_every=evaluate_every)
+        self.task_options = {}
+        self.robot, self.incarnation, self.machine = 'robot2', 1, None
+        self.error, self.loss, self.accuracy, self.evaluated_at = '', math.nan, math.nan, 0
+        self.iterations, self.now = iterations, 0
+
+    def join(self, machine):
+        self.machine = machine
+        return self.exchange()
+
+    def exchange(self):
+        if self.now:
+            self.machine.iteration = self.now
+        self.now += 1
+        return self.now if self.now <= self.iterations else None
+
+
+@pytest.mark.parametrize('every, times', [(0, 1), (2, 3), (100, 1)])
+def test_it_computes_until_the_run_is_over_and_evaluates_at_the_end(every, times):
+    Line.evaluated.clear()
+    robot = Robot(6, every)
+    train(robot, threading.Event())
+    assert robot.now == 7 and math.isfinite(robot.loss)
+    assert Line.evaluated == [4] * times
+    assert (robot.accuracy, robot.evaluated_at) == (0.5, 6)
+
+
+def test_a_robot_that_is_refused_computes_nothing():
+    Line.evaluated.clear()
+    robot = Robot(0)
+    robot.error = 'the server refuses'
+    train(robot, threading.Event())
+    assert math.isnan(robot.loss) and not Line.evaluated
+
+
+def test_a_robot_that_is_told_to_stop_leaves_at_once():
+    stop = threading.Event()
+    stop.set()
+    robot = Robot(10 ** 9)
+    train(robot, stop)
+    assert robot.now == 1 and math.isnan(robot.accuracy)
