@@ -107,14 +107,14 @@ def test_every_setting_says_what_it_is():
     ('sync: rsp:4', 'granularity: rows', 5, "did you mean 'row'"),
     ('sync: rsp:4', 'task: cruda', 5, 'package.module:Class'),
     ('sync: rsp:4', 'momentum: 1', 5, 'less than 1'),
-    ('sync: rsp:4', 'nesterov: maybe', 5, 'true or false'),
+    ('{trace: indoor', '{emulate: maybe', 9, 'true or false'),
     ('sync: rsp:4', 'batch_size: 0', 5, 'at least 1'),
     ('{fog: 0.4, split: iid}', '7', 8, 'must be a mapping'),
     ('minutes: 2', 'network: {domain_id: 233}', 3, 'at most 232'),
     ('minutes: 2', 'name: again', 3, 'second time'),
     ('name: robot3', 'name: robot2', 17, 'two robots.*line 13'),
     ('name: robot3', 'name: Robot3', 17, 'REP-144'),
-    ('name: robot3', 'name: server', 17, 'name of the server'),
+    ('name: robot3', 'name: rog', 17, 'namespace of the parameter server'),
     ('- name: robot3', '- pace: 1', 17, 'no name'),
     ('limit: 2', 'limit: 0.1', 10, 'longer than heartbeat.period'),
     ('mine.txt', 'none.txt', 15, 'no file .*none.txt'),
@@ -160,10 +160,10 @@ def test_fleets_are_found_by_name(path, tmp_path, monkeypatch):
 def test_overrides_reach_robots_that_have_no_value_of_their_own(path):
     fleet = read_fleet(path)
     changed = with_overrides(fleet, {
-        'training.sync': 'bsp', 'link.scale': '0.5', 'seed': '7', 'training.nesterov': 'false',
+        'training.sync': 'bsp', 'link.scale': '0.5', 'seed': '7', 'robots.robot1.link.emulate': 'false',
         'training.pace': 0.3, 'robots.robot3.power.stalled': 1, 'training.task_options.fog': .2})
     assert changed.training.sync == 'bsp' and changed.seed == 7
-    assert changed.training.nesterov is False
+    assert changed.robots[0].link.emulate is False
     assert [robot.link.scale for robot in changed.robots] == [.5, 2, .5]
     assert [robot.pace for robot in changed.robots] == [.3, .5, .3]
     assert changed.robots[2].power.stalled == 1 and changed.robots[2].link.offset == 7
