@@ -26,7 +26,8 @@ $(VENV)/.ready: constraints.txt requirements.txt $(addsuffix /setup.py,$(PACKAGE
 	$(BIN)/pip install -q -c constraints.txt -U pip setuptools wheel
 	$(BIN)/pip install -q -c constraints.txt torch
 	$(BIN)/pip install -q -c constraints.txt -r requirements.txt
-	$(BIN)/pip install -q --no-build-isolation --no-deps $(addprefix -e ,$(PACKAGES))
+	$(BIN)/pip install -qq --no-build-isolation --no-deps $(addprefix -e ,$(PACKAGES)) 2> $(VENV)/setup.log \
+		|| { cat $(VENV)/setup.log; exit 1; }
 	@touch $@
 
 demo: setup
@@ -43,7 +44,7 @@ bench: setup
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(wildcard ros2_ws/src/*/[a-z]*_[a-z]*/) launch/rog_bringup embedded/src/rclpy
+	$(BIN)/mypy $(wildcard ros2_ws/src/[a-z]*/[a-z]*_[a-z]*/) launch/rog_bringup embedded/src/rclpy
 
 clean:
 	rm -rf build install log

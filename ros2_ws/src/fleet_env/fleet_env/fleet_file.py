@@ -121,8 +121,8 @@ def _robots(node: Located, fleet: FleetConfig, file: str) -> tuple[RobotConfig, 
             raise entry['name'].error(f'two robots are called {robot.name!r}; the first stands'
                                       f'{first or " above"}. Give each its own name')
         if robot.name == 'rog':
-            raise entry['name'].error("'rog' is the namespace of the parameter server; give the robot "
-                                      'another name')
+            raise entry['name'].error("'rog' is the namespace of the parameter server; give the "
+                                      'robot another name')
         lines[robot.name] = entry['name'].line
         link = _resolved(robot.link, entry.get('link', item), file)
         robots.append(dataclasses.replace(robot, link=link))

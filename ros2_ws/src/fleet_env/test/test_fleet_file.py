@@ -160,7 +160,8 @@ def test_fleets_are_found_by_name(path, tmp_path, monkeypatch):
 def test_overrides_reach_robots_that_have_no_value_of_their_own(path):
     fleet = read_fleet(path)
     changed = with_overrides(fleet, {
-        'training.sync': 'bsp', 'link.scale': '0.5', 'seed': '7', 'robots.robot1.link.emulate': 'false',
+        'training.sync': 'bsp', 'link.scale': '0.5', 'seed': '7',
+        'robots.robot1.link.emulate': 'false',
         'training.pace': 0.3, 'robots.robot3.power.stalled': 1, 'training.task_options.fog': .2})
     assert changed.training.sync == 'bsp' and changed.seed == 7
     assert changed.robots[0].link.emulate is False

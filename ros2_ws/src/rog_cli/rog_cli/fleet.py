@@ -25,7 +25,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
     parser = verbs.add_parser('fleet', help='start a fleet on this machine, look at its settings')
     sub = parser.add_subparsers(dest='action', required=True, metavar='ACTION')
-    up = sub.add_parser('up', help='start server and robots as processes of this machine, and watch')
+    up = sub.add_parser('up', help='start server and robots as processes here, and watch')
     up.add_argument('fleet', help='indoor, outdoor or the path of a fleet file')
     up.add_argument('--sync', help='synchronisation method: bsp, ssp:S, asp or rsp:T')
     up.add_argument('--minutes', help='duration of the training')
@@ -68,11 +68,13 @@ def _up(options: argparse.Namespace) -> int:
         print(f'rog: {error}', file=sys.stderr)
         return 2
     stamp = time.strftime('%Y%m%d-%H%M%S')
-    out = options.out or Path('runs') / f'{fleet.name}-{fleet.training.sync.replace(":", "")}-{stamp}'
+    name = f'{fleet.name}-{fleet.training.sync.replace(":", "")}-{stamp}'
+    out = options.out or Path('runs') / name
     out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     if (out / SUMMARY_FILE).exists() and not options.resume:
-        print(f'rog: {out} already holds a run; choose another --out, or --resume it', file=sys.stderr)
+        print(f'rog: {out} already holds a run; choose another --out, or --resume it',
+              file=sys.stderr)
         return 2
     (out / 'fleet.yaml').write_text(dump_fleet(fleet))
     os.environ.update(environment)  # for the processes and for the live view
@@ -83,7 +85,8 @@ def _up(options: argparse.Namespace) -> int:
         print(f'rog: {name} ended with exit code {code}; its log: {processes.log(name)}',
               file=sys.stderr)
     if not (out / SUMMARY_FILE).exists():
-        print(f'rog: the run left no {SUMMARY_FILE}; see {processes.log("server")}', file=sys.stderr)
+        print(f'rog: the run left no {SUMMARY_FILE}; see {processes.log("server")}',
+              file=sys.stderr)
         return 1
     outcome(read_summary(out), fleet)
     pictures = draw(out)

@@ -13,7 +13,7 @@ from fleet_env.summary import read_summary
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
     parser = verbs.add_parser('plot', help='draw the figures of a run')
-    parser.add_argument('directory', type=Path, help='directory that holds run.jsonl and summary.json')
+    parser.add_argument('directory', type=Path, help='directory of run.jsonl and summary.json')
     parser.set_defaults(run=_run)
 
 
@@ -51,13 +51,15 @@ def draw(directory: Path) -> list[Path]:
     if accuracy is not None:
         for value, text in ((accuracy.clean, 'before the shift'), (accuracy.before, 'after it')):
             axes[0].axhline(100 * value, color='gray', ls=':', lw=1)
-            axes[0].annotate(text, (1, 100 * value), xycoords=('axes fraction', 'data'), xytext=(-2, 2),
-                             textcoords='offset points', fontsize=8, color='gray', ha='right')
+            axes[0].annotate(text, (1, 100 * value), xycoords=('axes fraction', 'data'),
+                             xytext=(-2, 2), textcoords='offset points', fontsize=8, color='gray',
+                             ha='right')
     for fault in (e for e in events if isinstance(e, Fault)):
         axes[0].axvline(fault.t, color='red', lw=.8, ls='--')
         axes[0].annotate(f'{fault.robot} {fault.what}', (fault.t, 0), rotation=90, fontsize=7,
                          xycoords=('data', 'axes fraction'), color='red', ha='right', va='bottom')
     axes[0].set_ylabel('accuracy, %')
+    axes[0].set_ylim(top=105)
     axes[0].legend(loc='center right', fontsize=8)
     axes[1].set_ylabel('link, Mbit/s')
     axes[2].set_ylabel('rows in a push, %')
@@ -84,7 +86,7 @@ def _time_shares(axis: Any, summary: Any, robots: list[str]) -> None:
                   for r in robots]
         axis.barh(robots, values, left=left, label=name,
                   color={'compute': 'C2', 'communicate': 'C0', 'stall': 'C3'}[name])
-        left = [a + b for a, b in zip(left, values)]
+        left = [a + b for a, b in zip(left, values, strict=True)]
     axis.invert_yaxis()
     axis.set_xlabel('s per iteration')
     axis.legend(fontsize=8, ncols=3, loc='lower right', bbox_to_anchor=(1, 1), frameon=False)

@@ -34,7 +34,8 @@ class FleetProcesses:
         if name == 'server':
             resume = self.resume or name in self.processes
             module, namespace = 'rog_ps.main', '/rog'
-            parameters = server_parameters(self.fleet, self.epoch, str(self.out)) | {'resume': resume}
+            parameters = server_parameters(self.fleet, self.epoch, str(self.out))
+            parameters['resume'] = resume
         else:
             module, namespace = 'rog_worker.main', f'/{name}'
             parameters = worker_parameters(self.fleet, self.fleet.robot(name), self.epoch)

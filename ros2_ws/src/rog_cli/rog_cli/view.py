@@ -72,8 +72,9 @@ class Monitor:
                      f'{100 * fleet.mta:.0f} % of {fleet.rows_total} rows, MTA time '
                      f'{1e3 * fleet.mta_time:.0f} ms')
         table = Table(title=title, title_justify='left')
-        for column in ('robot', 'state', 'iteration', 'loss', 'accuracy', 'staleness', 'rows pushed',
-                       'rows pulled', 'link Mbit/s', 'compute s', 'communicate s', 'stall s', 'J'):
+        for column in ('robot', 'state', 'iteration', 'loss', 'accuracy', 'staleness',
+                       'rows pushed', 'rows pulled', 'link Mbit/s', 'compute s', 'communicate s',
+                       'stall s', 'J'):
             table.add_column(column, justify='left' if column in ('robot', 'state') else 'right')
         known = {r.robot: r for r in fleet.robots} if fleet is not None else {}
         for name in sorted({*self.robots, *known}):

@@ -68,8 +68,10 @@ def record(directory):
                                        bandwidth=3.0, link_rate=4.0))
                 writer.write(Evaluation(k * 1.0, robot, k, k / 5))
         writer.write(Fault(2.5, 'robot2', 'peer_lost', 'no heartbeat'))
-    robot = RobotSummary(5, 2.5, 1.0, .5, 20.0, 1000, 900, 12.0, Accuracy(.9, .5, .8), [(1.0, 1, .6)])
-    write_summary(directory, Summary('rsp:4', 'a:B', 1, 5.0, {'robot1': robot, 'robot2': robot}, 'toy'))
+    robot = RobotSummary(5, 2.5, 1.0, .5, 20.0, 1000, 900, 12.0, Accuracy(.9, .5, .8),
+                         [(1.0, 1, .6)])
+    robots = {'robot1': robot, 'robot2': robot}
+    write_summary(directory, Summary('rsp:4', 'a:B', 1, 5.0, robots, 'toy'))
 
 
 def test_plot_draws_a_run_from_its_records(capsys, tmp_path):

@@ -82,8 +82,9 @@ def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
     return (key & np.uint64(0x7fffffff)).astype(np.int64)
 
 
-def by_score(partition: RowPartition, scores: np.ndarray, rows: np.ndarray, budget: float) -> Plan:
-    """The given rows by descending score (per row of the model), as far as ``budget`` seconds go."""
+def by_score(partition: RowPartition, scores: np.ndarray, rows: np.ndarray, budget: float
+             ) -> Plan:
+    """The given rows by descending score (per model row), as far as ``budget`` seconds go."""
     order = rows[_descending(scores[rows], np.zeros(rows.size, bool))]
     return Plan(_windows(_expand(partition, order), window_size(partition)), 0, rows.size, budget)
 

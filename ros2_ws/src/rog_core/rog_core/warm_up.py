@@ -7,7 +7,8 @@ import numpy as np
 from .accumulator import Accumulator
 from .backend import NumpyBackend
 from .codec import CODECS
-from .messages import Ack, Action, Chunk, Compute, End, RegisterRequest, Send
+from .dispatch import handler
+from .messages import Action, Compute, RegisterRequest, Send
 from .partition import partition_of
 from .server import ServerMachine
 from .worker import WorkerMachine
@@ -46,7 +47,5 @@ def _deliver(worker: WorkerMachine, server: ServerMachine, of_worker: bool, acti
         return [*((True, a) for a in worker.on_register_response(response, 0.0)),
                 *((False, a) for a in actions)]
     machine = server if of_worker else worker
-    handle = {Chunk: machine.on_chunk, Ack: machine.on_ack, End: machine.on_end}.get(
-        type(message), machine.on_receipt)
     arguments = (action.robot, message, 0.0) if of_worker else (message, 0.0)
-    return [(not of_worker, a) for a in handle(*arguments)]
+    return [(not of_worker, a) for a in handler(machine, message)(*arguments)]

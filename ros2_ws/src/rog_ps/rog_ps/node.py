@@ -14,7 +14,7 @@ from fleet_env import records
 from fleet_env.errors import RecordError
 from rclpy.node import Node
 from rog_core.backend import get_backend
-from rog_core.errors import ConfigError, RemoteProtocolError, StaleMessageError
+from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.member import AWAY
 from rog_core.messages import Ack, Action, Chunk, End, Send, Stop
 from rog_core.optimizer import flatten, trainable
@@ -33,8 +33,9 @@ from rog_msgs.msg import (
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync
 from rog_ros import qos
 from rog_ros.alarm import Alarm
-from rog_ros.convert import from_ros, payload_bytes, request_from_ros, response_to_ros, to_ros
+from rog_ros.convert import payload_bytes, request_from_ros, response_to_ros, to_ros
 from rog_ros.parameters import SERVER, declare, robot_name, robots_of, task_options_of
+from rog_ros.receive import receive
 from rog_ros.shaped import ShapedLink
 from rog_tasks.task import Task, load_task
 from std_srvs.srv import Trigger
@@ -208,20 +209,11 @@ class ParameterServerNode(Node):
 
     def on_message(self, robot: str, message: Any) -> None:
         """Take a message of a robot's transfer."""
-        machine = self.machine
-        try:
-            value = from_ros(message)
-            handle = {Chunk: machine.on_chunk, Ack: machine.on_ack, End: machine.on_end}.get(
-                type(value), machine.on_receipt)
-            actions = handle(robot, value, time.monotonic())
-        except StaleMessageError:
-            return  # expected around every restart
-        except RemoteProtocolError as error:
+        actions = receive(self.machine, message, self.get_logger(), robot)
+        if actions is None:
             self._dropped += 1
-            self.get_logger().warning(f'dropped a message of {robot}: {error}',
-                                      throttle_duration_sec=5.0)
-            return
-        self._act(actions)
+        else:
+            self._act(actions)
 
     def on_status(self, robot: str, message: Any) -> None:
         """Take a robot's status: heartbeat, record, and its word that it stops."""

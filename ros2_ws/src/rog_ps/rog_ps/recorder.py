@@ -83,7 +83,7 @@ class Recorder:
             robot = self._robot(event.robot)
             if event.detail != robot.life:
                 robot.begin_life(event.detail)
-            robot.present['energy_j'] = event.energy
+            robot.present['energy_j'] = event.energy  # type: ignore[assignment]
 
     def _robot(self, name: str) -> _Robot:
         return self._robots.setdefault(name, _Robot())

@@ -18,8 +18,8 @@ def dds_environment(fleet: FleetConfig) -> dict[str, str]:
     name = fleet.network.interface
     known = [interface for _, interface in socket.if_nameindex()]
     if name not in known:
-        raise ConfigError(f"network.interface is '{name}', which this machine does not have; it has "
-                          f"{', '.join(known)}")
+        raise ConfigError(f"network.interface is '{name}', which this machine does not have; "
+                          f"it has {', '.join(known)}")
     wanted = {'ROS_DOMAIN_ID': str(fleet.network.domain_id)}
     if name == 'lo':
         wanted['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'

@@ -75,7 +75,7 @@ SERVER = COMMON | {
                          'and link. Empty: anybody may join, over a real link.'),
     'out': Knob('', 'Directory for run.jsonl, summary.json and the checkpoint; empty for none.'),
     'checkpoint_every': Knob(10.0, 'Time between checkpoints, s; 0 for none.', 0.0, 1e6),
-    'drain_limit': Knob(5.0, 'Longest time that the exact final model may take to reach a robot, s.',
+    'drain_limit': Knob(5.0, 'Longest time that the final model may take to reach a robot, s.',
                         0.01, 1e6),
     'resume': Knob(False, 'Go on from the checkpoint in the out directory, if there is one.'),
     'fleet': Knob('', 'Name of the fleet, for the records.'),

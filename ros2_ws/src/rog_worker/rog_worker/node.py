@@ -16,7 +16,7 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env.jetson import open_meter
 from rclpy.node import Node
-from rog_core.errors import ConfigError, RemoteProtocolError, StaleMessageError
+from rog_core.errors import ConfigError
 from rog_core.messages import Ack, Action, Chunk, Compute, End, RegisterRequest, Send, Stop
 from rog_core.worker import (
     COMPUTING,
@@ -37,8 +37,9 @@ from rog_msgs.msg import (
 from rog_msgs.srv import Register
 from rog_ros import qos
 from rog_ros.alarm import Alarm
-from rog_ros.convert import from_ros, payload_bytes, request_to_ros, response_from_ros, to_ros
+from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros, to_ros
 from rog_ros.parameters import WORKER, declare, link_of, power_of, robot_name, task_options_of
+from rog_ros.receive import receive
 from rog_ros.shaped import ShapedLink
 
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
@@ -141,22 +142,13 @@ class WorkerNode(Node):
             self._act(self.machine.on_time(now))
 
     def _on_message(self, message: Any) -> None:
-        machine = self.machine
-        if machine is None:
+        if self.machine is None:
             return
-        try:
-            value = from_ros(message)
-            handle = {Chunk: machine.on_chunk, Ack: machine.on_ack, End: machine.on_end}.get(
-                type(value), machine.on_receipt)
-            actions = handle(value, time.monotonic())
-        except StaleMessageError:
-            return  # expected around every restart
-        except RemoteProtocolError as error:
+        actions = receive(self.machine, message, self.get_logger(), 'the server')
+        if actions is None:
             self._dropped += 1
-            self.get_logger().warning(f'dropped a message of the server: {error}',
-                                      throttle_duration_sec=5.0)
-            return
-        self._act(actions)
+        else:
+            self._act(actions)
 
     def _on_fleet(self, message: Any) -> None:
         self._server_heard = time.monotonic()

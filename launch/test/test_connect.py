@@ -1,0 +1,42 @@
+"""A training loop of one's own joins a fleet by its optimizer alone."""
+
+import os
+
+import pytest
+import rclpy
+import tiny_task
+import torch
+from fleet_under_test import Fleet
+from rog_worker.connect import connect
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    with Fleet(tmp_path, robots=1) as running:
+        running.start('server')
+        yield running
+
+
+def test_replacing_the_optimizer_trains_with_the_fleet(fleet, monkeypatch):
+    monkeypatch.setitem(os.environ, 'ROS_DOMAIN_ID', str(fleet.domain))
+    task = tiny_task.Tiny(seed=3)
+    model = task.model()
+    with torch.no_grad():
+        model[0].weight.fill_(9.0)  # not what the server has: the snapshot replaces it
+    batches = task.batches(0, 1)
+    assert not rclpy.ok()
+    with connect('robot1') as fleet_connection:
+        optimizer = fleet_connection.optimizer(model, lr=0.02)
+        joined = task.evaluate(model)
+        assert joined == pytest.approx(task.evaluate(task.model()), abs=1e-6)
+        for expected in range(1, 21):
+            assert optimizer.iteration == expected
+            optimizer.zero_grad()
+            task.loss(model, next(batches)).backward()
+            optimizer.step()
+        assert not optimizer.stopped
+        assert task.evaluate(model) > joined
+    assert not rclpy.ok()
+    fleet.until(lambda: fleet.state('robot1') == 'stopped', 'the server knows that it left')
+    fleet.interrupt('server')
+    assert fleet.ended('server') == 0

@@ -1,0 +1,32 @@
+"""From a message on a topic to the machine that it is for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rog_core.dispatch import handler
+from rog_core.errors import RemoteProtocolError, StaleMessageError
+from rog_core.messages import Action
+from rog_core.server import ServerMachine
+from rog_core.worker import WorkerMachine
+
+from .convert import from_ros
+
+
+def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, peer: str
+            ) -> list[Action] | None:
+    """Hand a transfer's message to the machine; None if it was refused, which is logged.
+
+    ``peer``: who sent it, a robot's name or `the server`. Messages of former lives are expected
+    around every restart and dropped in silence.
+    """
+    try:
+        value = from_ros(message)
+        who = (peer,) if isinstance(machine, ServerMachine) else ()
+        return handler(machine, value)(*who, value, time.monotonic())
+    except StaleMessageError:
+        return []
+    except RemoteProtocolError as error:
+        logger.warning(f'dropped a message of {peer}: {error}', throttle_duration_sec=5.0)
+        return None
