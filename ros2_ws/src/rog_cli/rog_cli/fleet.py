@@ -33,6 +33,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     up.add_argument('--out', type=Path, help='directory for the results (default: runs/...)')
     up.add_argument('--set', action='append', default=[], metavar='KEY=VALUE',
                     help='change a setting of the fleet file, e.g. training.pace=0.5')
+    up.add_argument('--only', metavar='NAMES', help='start only these, separated by commas: '
+                    'server, or names of robots; the others run on other machines, or already')
     up.add_argument('--plain', action='store_true', help='one line per report, no live table')
     up.add_argument('--resume', action='store_true', help='go on from the checkpoint in --out')
     up.set_defaults(run=_up)
@@ -64,6 +66,7 @@ def _up(options: argparse.Namespace) -> int:
     try:
         fleet = _chosen(options)
         environment = dds_environment(fleet)
+        names = _names(fleet, options.only)
     except argparse.ArgumentTypeError as error:
         print(f'rog: {error}', file=sys.stderr)
         return 2
@@ -72,18 +75,21 @@ def _up(options: argparse.Namespace) -> int:
     out = options.out or Path('runs') / name
     out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    if (out / SUMMARY_FILE).exists() and not options.resume:
+    with_server = 'server' in names
+    if with_server and (out / SUMMARY_FILE).exists() and not options.resume:
         print(f'rog: {out} already holds a run; choose another --out, or --resume it',
               file=sys.stderr)
         return 2
     (out / 'fleet.yaml').write_text(dump_fleet(fleet))
     os.environ.update(environment)  # for the processes and for the live view
-    with FleetProcesses(fleet, out, options.resume) as processes:
+    with FleetProcesses(fleet, out, names, options.resume) as processes:
         watch(processes, fleet, plain=options.plain or not sys.stdout.isatty())
     failed = processes.failures()
     for name, code in failed.items():
         print(f'rog: {name} ended with exit code {code}; its log: {processes.log(name)}',
               file=sys.stderr)
+    if not with_server:
+        return 1 if failed else 0
     if not (out / SUMMARY_FILE).exists():
         print(f'rog: the run left no {SUMMARY_FILE}; see {processes.log("server")}',
               file=sys.stderr)
@@ -94,3 +100,14 @@ def _up(options: argparse.Namespace) -> int:
           f'{", ".join(p.name for p in pictures)}, checkpoint.safetensors')
     return 1 if failed else 0
 
+
+def _names(fleet: FleetConfig, only: str | None) -> list[str]:
+    """Return what is started here: the server and all robots, or those of ``--only``."""
+    known = ['server', *(robot.name for robot in fleet.robots)]
+    if only is None:
+        return known
+    names = [name.strip() for name in only.split(',') if name.strip()]
+    unknown = sorted(set(names) - set(known))
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(f"--only {only}: the fleet has {', '.join(known)}")
+    return names

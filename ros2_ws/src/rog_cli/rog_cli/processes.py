@@ -20,8 +20,9 @@ from rog_ros.parameters import server_parameters, worker_parameters
 class FleetProcesses:
     """Starts the server and the robots; ends them in order. Logs go to ``out``/logs."""
 
-    def __init__(self, fleet: FleetConfig, out: Path, resume: bool = False) -> None:
-        self.fleet, self.out, self.resume = fleet, out, resume
+    def __init__(self, fleet: FleetConfig, out: Path, names: list[str], resume: bool = False
+                 ) -> None:
+        self.fleet, self.out, self.names, self.resume = fleet, out, names, resume
         self.epoch = time.time()
         self.processes: dict[str, subprocess.Popen] = {}
 
@@ -61,20 +62,22 @@ class FleetProcesses:
 
     def __enter__(self) -> FleetProcesses:
         warm_up()  # compile once, not in every process at the same time
-        self.start('server')
-        for robot in self.fleet.robots:
-            self.start(robot.name)
+        for name in self.names:
+            self.start(name)
         return self
 
     def stop(self) -> None:
-        """Ask the server to end the run; the robots end on its word."""
-        if self.processes['server'].poll() is None:
-            self.processes['server'].send_signal(signal.SIGINT)
+        """Ask the server to end the run, and the robots on its word; without it, the robots."""
+        asked = ['server'] if 'server' in self.processes else self.names
+        for name in asked:
+            if self.processes[name].poll() is None:
+                self.processes[name].send_signal(signal.SIGINT)
 
     def running(self) -> bool:
-        """Whether the run goes on: the server lives, and at least one robot to train with."""
-        robots = [process for name, process in self.processes.items() if name != 'server']
-        return self.processes['server'].poll() is None and any(p.poll() is None for p in robots)
+        """Whether the run goes on here: the server lives, and at least one robot to train with."""
+        alive = {name: process.poll() is None for name, process in self.processes.items()}
+        server = alive.pop('server', True)
+        return server and (any(alive.values()) or not alive)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:

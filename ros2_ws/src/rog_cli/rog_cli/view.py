@@ -14,6 +14,7 @@ from fleet_env.fleet import FleetConfig
 from fleet_env.summary import Summary
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -71,11 +72,13 @@ class Monitor:
             title = (f'{fleet.sync}   {fleet.state}   {fleet.elapsed:.0f} s   minimum '
                      f'{100 * fleet.mta:.0f} % of {fleet.rows_total} rows, MTA time '
                      f'{1e3 * fleet.mta_time:.0f} ms')
-        table = Table(title=title, title_justify='left')
-        for column in ('robot', 'state', 'iteration', 'loss', 'accuracy', 'staleness',
-                       'rows pushed', 'rows pulled', 'link Mbit/s', 'compute s', 'communicate s',
-                       'stall s', 'J'):
-            table.add_column(column, justify='left' if column in ('robot', 'state') else 'right')
+        table = Table(title=title, title_justify='left', box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+                      pad_edge=False, show_edge=False)
+        table.add_column('robot', no_wrap=True)
+        table.add_column('state', overflow='ellipsis')  # gives way on a narrow terminal
+        for column in ('iter', 'loss', 'acc %', 'stale', 'rows\npushed', 'link\nMbit/s',
+                       'compute\ns', 'comm\ns', 'stall\ns', 'J'):
+            table.add_column(column, justify='right', no_wrap=True)
         known = {r.robot: r for r in fleet.robots} if fleet is not None else {}
         for name in sorted({*self.robots, *known}):
             table.add_row(*self._row(name, self.robots.get(name), known.get(name)))
@@ -89,12 +92,12 @@ class Monitor:
         text = f'{state} for {seen.waiting_for}' if seen is not None and seen.waiting_for else state
         color = COLORS.get(state, 'white')
         if robot is None:
-            return [name, f'[{color}]{text}[/]', *[''] * 11]
+            return [name, f'[{color}]{text}[/]', *[''] * 10]
         measured = f'{robot.bandwidth:.2f}'
         link = measured if math.isnan(robot.link_rate) else f'{robot.link_rate:.2f}'
         return [name, f'[{color}]{text}[/]', str(robot.iteration), _number(robot.loss, '.3f'),
-                _number(100 * robot.accuracy, '.1f', ' %'), str(robot.staleness),
-                f'{robot.rows_pushed}/{robot.rows_total}', f'{robot.rows_pulled}', link,
+                _number(100 * robot.accuracy, '.1f'), str(robot.staleness),
+                f'{robot.rows_pushed}/{robot.rows_total}', link,
                 f'{robot.compute_time:.1f}', f'{robot.communicate_time:.1f}',
                 f'{robot.stall_time:.1f}', f'{robot.energy:.0f}']
 
@@ -134,7 +137,7 @@ def show(monitor: Monitor, once: bool, timeout: float) -> int:
             return 1
     if once:
         monitor.spin(0.5)
-        Console().print(monitor.table())
+        Console(width=None if sys.stdout.isatty() else 140).print(monitor.table())
         return 0
     with Live(monitor.table(), refresh_per_second=4) as live:
         while monitor.fleet.state != 'stopped':

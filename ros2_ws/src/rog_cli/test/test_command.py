@@ -30,6 +30,7 @@ def test_show_writes_a_fleet_file_that_says_the_same(capsys, tmp_path, fleet):
     (['indoor', '--minutes', '-1'], ['minutes', 'greater than 0']),
     (['indoor', '--set', 'training.paec=1'], ['training.paec', "did you mean 'pace'"]),
     (['indoor', '--set', 'pace'], ['KEY=VALUE']),
+    (['indoor', '--only', 'robot1,robot9'], ['the fleet has server, robot1']),
     (['indoor', '--set', 'training.codec=zip'], ["'zip' is unknown", 'onebit']),
     (['indoor', '--set', 'network.domain_id=300'], ['network.domain_id', '232']),
     (['indoor', '--set', 'network.interface=wlan77'], ['wlan77', 'it has lo']),
