@@ -30,6 +30,8 @@ def rows(prefix: str, value: object) -> list[str]:
     if isinstance(value, dict):
         return [row for key, item in value.items()
                 for row in rows(f'{prefix} {key}'.strip().replace('_', ' '), item)]
+    if isinstance(value, list):
+        return [row for item in value for row in rows(f'{prefix} {item.pop("bytes", "")}', item)]
     shown = f'{value:.4g}' if isinstance(value, float) else str(value)
     return [f'| {prefix} | {shown} |']
 
