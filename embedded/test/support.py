@@ -73,6 +73,8 @@ class Peer:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A shell that starts the tests in the background has SIGINT ignored, and so would we.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.expect("ready")
 
