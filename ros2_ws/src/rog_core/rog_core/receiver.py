@@ -75,9 +75,7 @@ class Receiver:
                                       f'chunk {len(self._flags) - 1} has arrived')
         self._flags.extend(bytes(end.chunks - len(self._flags)))
         self.receipt = self._current_receipt(end.chunks)
-        taken = np.concatenate(self._ids) if self._ids else np.empty(0, np.int64)
-        self._ids = []
-        return self.receipt, taken
+        return self.receipt, self._collect()
 
     def is_new(self, transfer: TransferId) -> bool:
         """Whether nothing of this transfer, nor of a later one, has arrived yet."""
@@ -96,12 +94,9 @@ class Receiver:
 
     def close(self) -> np.ndarray:
         """Close the present transfer without an end; returns the segments taken of it."""
-        taken = np.concatenate(self._ids) if self._ids else np.empty(0, np.int64)
         if self.transfer is not None and self.receipt is None:
             self.receipt = self._current_receipt(len(self._flags))
-            self._ids = []
-            return taken
-        return np.empty(0, np.int64)
+        return self._collect()
 
     def restore(self, receipt: Receipt) -> None:
         """Take up after a restart: ``receipt`` is the last transfer known, now closed."""
@@ -156,6 +151,11 @@ class Receiver:
         after = self._flags[self._next + 1:self._next + 65]
         bits = np.packbits(np.frombuffer(after, np.uint8), bitorder='little')
         return int.from_bytes(bits.tobytes(), 'little')
+
+    def _collect(self) -> np.ndarray:
+        """Hand over the segments taken since the transfer was opened."""
+        taken, self._ids = self._ids, []
+        return np.concatenate(taken) if taken else np.empty(0, np.int64)
 
     def _current_receipt(self, chunks: int) -> Receipt:
         assert self.transfer is not None

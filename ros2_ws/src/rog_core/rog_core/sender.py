@@ -159,29 +159,24 @@ class Sender:
 
     def taken(self) -> np.ndarray:
         """Segments that the receiver has taken, int64; for a sender that is DONE."""
-        return self._select(True)
+        parts = [ids for ids, _ in self.taken_chunks()]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def untaken(self) -> list[Part]:
         """(segments, encoded values) of the chunks that were encoded but not taken."""
-        flags = self._flags()
-        return [(s.segments, s.chunk.values) for i, s in enumerate(self._chunks) if not flags[i]]
+        return self._parts(taken=False)
 
     def taken_chunks(self) -> list[Part]:
         """(segments, encoded values) of the chunks that were taken."""
-        flags = self._flags()
-        return [(s.segments, s.chunk.values) for i, s in enumerate(self._chunks) if flags[i]]
+        return self._parts(taken=True)
 
-    def _flags(self) -> np.ndarray:
+    def _parts(self, taken: bool) -> list[Part]:
         assert self.receipt is not None
         bits = np.unpackbits(np.frombuffer(self.receipt.taken, np.uint8), bitorder='little')
         flags = np.zeros(len(self._chunks), bool)
         flags[:self._fresh] = bits[:self._fresh]
-        return flags
-
-    def _select(self, taken: bool) -> np.ndarray:
-        flags = self._flags()
-        parts = [s.segments for i, s in enumerate(self._chunks) if flags[i] == taken]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        return [(sent.segments, sent.chunk.values)
+                for sent, flag in zip(self._chunks, flags, strict=True) if flag == taken]
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ class Alarm:
     """Calls ``callback`` in the node's executor at the time last set (monotonic seconds)."""
 
     def __init__(self, node: Node, callback: Callable[[], None]) -> None:
-        self._callback = callback
         self._guard = node.create_guard_condition(callback)
         self._changed = threading.Condition()
         self._at = math.inf
