@@ -23,6 +23,14 @@ def parallel():
     made.close()
 
 
+def returns(call):
+    """Whether the call comes back; it runs in a thread, so that one that does not ends the test."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(DEADLINE)
+    return not thread.is_alive()
+
+
 def test_timer(bench):
     node, calls = bench.node(), []
     timer = node.create_timer(0.001, lambda: calls.append(1))
@@ -76,17 +84,28 @@ def test_guard_condition_wakes_a_sleeping_executor(bench):
     node, calls = bench.node(), []
     guard = node.create_guard_condition(lambda: calls.append(1))
     timer = threading.Timer(0.05, guard.trigger)
-    timer.start()
-    while not calls:
-        bench.executor.spin_once(timeout_sec=DEADLINE)
+
+    def spin():
+        timer.start()
+        while not calls:
+            bench.executor.spin_once()  # has no end of its own: only the trigger wakes it
+
+    assert returns(spin), "the executor sleeps on"
     timer.join()
+    assert calls == [1]
 
 
 def test_spin_once_gives_up_in_time(bench):
-    bench.node()
-    for _ in range(5):  # what the start left to do
-        bench.executor.spin_once(timeout_sec=0)
-    bench.executor.spin_once(timeout_sec=0.01)
+    calls = []
+    bench.node().create_timer(1000.0, lambda: calls.append(1))
+
+    def spin():
+        for _ in range(5):  # what the start left to do
+            bench.executor.spin_once(timeout_sec=0)
+        bench.executor.spin_once(timeout_sec=0.01)
+
+    assert returns(spin), "the executor waits for work that is not due"
+    assert not calls
 
 
 def test_one_piece_of_work_at_a_time(bench):
@@ -306,18 +325,16 @@ def test_threads_lose_no_messages(parallel):
 def test_rate(bench):
     node = bench.node()
     rate = node.create_rate(200)
-    stop = threading.Event()
+    slept = []
 
-    def spin():
-        while not stop.is_set():
-            bench.executor.spin_once(timeout_sec=0.05)
-
-    thread = threading.Thread(target=spin)
-    thread.start()
-    try:
+    def sleep():
         for _ in range(3):
             rate.sleep()
-    finally:
-        stop.set()
-        thread.join()
+            slept.append(1)
+
+    thread = threading.Thread(target=sleep, daemon=True)
+    thread.start()
+    assert not slept  # a rate ticks only while somebody spins
+    bench.spin_until(lambda: len(slept) == 3)
+    thread.join()
     node.destroy_rate(rate)

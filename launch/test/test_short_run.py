@@ -6,7 +6,7 @@ import torch
 from fleet_env.records import Evaluation, Iteration, read_run
 from fleet_env.summary import read_summary
 from fleet_under_test import Fleet
-from rog_core.optimizer import flatten, unflatten
+from rog_core.flat import flatten, unflatten
 from rog_core.partition import partition_of
 from rog_ps import checkpoint
 

@@ -55,7 +55,7 @@ class TokenBucket:
 
     def rate_at(self, now: float) -> float:
         """Rate of the link at time ``now``, Mbit/s; 0 is no link."""
-        return float(self.trace.rate_at(now - self.start))
+        return self.trace.rate(now - self.start)
 
     def idle_at(self) -> float:
         """Time at which everything offered so far has left; infinite for a dead link."""

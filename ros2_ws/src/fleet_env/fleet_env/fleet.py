@@ -40,6 +40,19 @@ class TrainingConfig:
     evaluate_every: int = _(10, 'iterations between evaluations; 0 for none', low=0)
     pace: float = _(0.0, 'least duration of one gradient computation, which emulates a slower '
                          'robot; 0 for none', 's', low=0.0)
+    codec_pace: float = _(0.0, 'duration of compressing and decompressing in one iteration, which '
+                               'virtual time adds to pace', 's', low=0.0)
+    traffic: str = _('', 'published model whose bytes and rows the model trained here stands for '
+                         'on the air (virtual time only); empty for its own', empty=True,
+                     pattern=r'([a-z0-9][a-z0-9._-]*)?', form='convmlp-m, or empty')
+
+
+@dataclass(frozen=True)
+class ChannelConfig:
+    """The radio channel of the fleet (virtual time only; real radios share what they share)."""
+
+    shared: bool = _(True, 'the robots share the air time of one channel; false: each robot has a '
+                           'channel of its own')
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,8 @@ class RobotConfig:
     pace: float = _(0.0, 'least duration of one gradient computation; default training.pace', 's',
                     low=0.0)
     power: PowerModel = PowerModel()
+    codec_pace: float = _(0.0, 'duration of compressing and decompressing in one iteration; '
+                               'default training.codec_pace', 's', low=0.0)
 
 
 @dataclass(frozen=True)
@@ -105,6 +120,7 @@ class FleetConfig:
     minutes: float = _(1.5, 'duration of the training', 'min', above=0.0)
     training: TrainingConfig = TrainingConfig()
     link: LinkConfig = LinkConfig()
+    channel: ChannelConfig = ChannelConfig()
     heartbeat: HeartbeatConfig = HeartbeatConfig()
     network: NetworkConfig = NetworkConfig()
     server: ServerConfig = ServerConfig()
@@ -147,7 +163,8 @@ class FleetConfig:
                 differs = {k: v for k, v in theirs.items() if v != ours[k]}
                 if differs:
                     entry[key] = differs
-            if robot.pace != self.training.pace:
-                entry['pace'] = robot.pace
+            for key in ('pace', 'codec_pace'):
+                if getattr(robot, key) != getattr(self.training, key):
+                    entry[key] = getattr(robot, key)
             data['robots'].append(entry)
         return data

@@ -114,7 +114,8 @@ def _robots(node: Located, fleet: FleetConfig, file: str) -> tuple[RobotConfig, 
         entry = mapping(item, path)
         if 'name' not in entry:
             raise item.error(f'{path} has no name')
-        common = RobotConfig('unnamed', fleet.robot_link(index), fleet.training.pace, fleet.power)
+        common = RobotConfig('unnamed', fleet.robot_link(index), fleet.training.pace, fleet.power,
+                             fleet.training.codec_pace)
         robot: RobotConfig = construct(RobotConfig, item, path, common)
         if robot.name in lines:
             first = f' on line {lines[robot.name]}' if lines[robot.name] else ''

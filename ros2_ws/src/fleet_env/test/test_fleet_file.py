@@ -67,6 +67,27 @@ def test_only_name_and_robots_are_needed(tmp_path):
     assert fleet.network.interface == 'lo' and fleet.training.sync == 'rsp:4'
 
 
+def test_what_only_virtual_time_knows(tmp_path):
+    file = tmp_path / 'f.yaml'
+    file.write_text("""\
+name: small
+channel: {shared: false}
+training: {codec_pace: 0.3, traffic: convmlp-m}
+robots: [{name: robot1}, {name: robot2, codec_pace: 0.7}]
+""")
+    fleet = read_fleet(file)
+    assert not fleet.channel.shared and fleet.training.traffic == 'convmlp-m'
+    assert [robot.codec_pace for robot in fleet.robots] == [.3, .7]
+    changed = with_overrides(fleet, {'channel.shared': 'true', 'training.codec_pace': '0.5',
+                                     'training.traffic': ''})
+    assert changed.channel.shared and changed.training.traffic == ''
+    assert [robot.codec_pace for robot in changed.robots] == [.5, .7]
+    file.write_text(dump_fleet(fleet))
+    assert read_fleet(file) == fleet
+    plain = with_overrides(fleet, {'channel': {}, 'training': {}})
+    assert plain.channel.shared and plain.training.codec_pace == 0
+
+
 def test_a_fleet_cannot_be_changed(path):
     with pytest.raises(dataclasses.FrozenInstanceError):
         read_fleet(path).seed = 3
@@ -109,6 +130,9 @@ def test_every_setting_says_what_it_is():
     ('sync: rsp:4', 'momentum: 1', 5, 'less than 1'),
     ('{trace: indoor', '{emulate: maybe', 9, 'true or false'),
     ('sync: rsp:4', 'batch_size: 0', 5, 'at least 1'),
+    ('sync: rsp:4', 'codec_pace: -1', 5, 'at least 0'),
+    ('sync: rsp:4', 'traffic: Conv MLP', 5, 'convmlp-m'),
+    ('minutes: 2', 'channel: {shared: 3}', 3, 'true or false'),
     ('{fog: 0.4, split: iid}', '7', 8, 'must be a mapping'),
     ('minutes: 2', 'network: {domain_id: 233}', 3, 'at most 232'),
     ('minutes: 2', 'name: again', 3, 'second time'),

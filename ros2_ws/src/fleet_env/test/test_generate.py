@@ -11,10 +11,13 @@ from fleet_env.trace import LinkTrace, read_trace
 
 RECORD = Path('/work/shared/data/traces/rog_outdoors_record.txt')
 
-# facts.md, Links: mean, p5, p25, p50, p75, p95, autocorrelation at .5 s and 10 s.
+# facts.md, Links: mean, percentiles, autocorrelation at .5 s and 10 s. No link has all of it. The
+# indoor mean is of another record than the percentiles (85). Outdoors mean and percentiles are of
+# ROG's record, whose autocorrelation is .93 and .11; .90 is of LOPInfer's. And no record, in steps
+# of .5 s, can show a 20 % change every .4 s: they have one every .97 to 1.3 s.
 PUBLISHED = {
-    'indoor': (93, {5: 12, 25: 62, 50: 84, 75: 107, 95: 168}, {.5: .78, 10: .58}),
-    'outdoor': (73, {5: .8, 25: 4.2, 50: 43, 75: 133, 95: 213}, {.5: .93, 10: .90}),
+    'indoor': (93, {1: 7.5, 5: 12, 25: 62, 50: 84, 75: 107, 95: 168, 99: 230}, {.5: .78, 10: .58}),
+    'outdoor': (73, {5: .8, 25: 4.2, 50: 43, 75: 133, 95: 213, 99: 256}, {.5: .93, 10: .90}),
 }
 
 

@@ -79,7 +79,8 @@ def test_plot_draws_a_run_from_its_records(capsys, tmp_path):
     record(tmp_path)
     code, text, _ = run(capsys, 'plot', str(tmp_path))
     assert code == 0
-    assert text.split() == [str(tmp_path / 'run.png'), str(tmp_path / 'run.svg')]
+    assert text.split() == [str(tmp_path / name)
+                            for name in ('run.png', 'run.svg', 'micro.png', 'micro.svg')]
     assert (tmp_path / 'run.png').read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
     assert '<svg' in (tmp_path / 'run.svg').read_text()
 

@@ -1,8 +1,9 @@
 """CPU cost of one worker iteration and of the server's part of it, as a ratio to memcpy.
 
 The real machines run against each other in this process, chunk by chunk with acknowledgements, on
-one core: 17.4 M elements in 33,324 rows, codec onebit, rsp:4 with every row sent. Prints one JSON
-line. Published artifact: 660 to 875 ms (worker) and 630 to 1000 ms (server) per worker-iteration.
+one core: 17.4 M elements in 33,324 rows, codec onebit (and ternary in a row of its own), rsp:4 with
+every row sent. Prints one JSON line. Published artifact: 660 to 875 ms (worker) and 630 to 1000 ms
+(server) per worker-iteration.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ FAST = 1e9      # bytes/s: a link that never makes anybody wait
 BUDGET = 1e3    # s: the MTA time lets every row go
 
 
-def model() -> RowPartition:
+def model(codec: str) -> RowPartition:
     """ConvMLP-M with a head of 117 x 4294: 33,324 rows and 17.4 M elements, as published."""
     shapes = [(n, (117, 4294) if n == 'head.weight' else (117,) if n == 'head.bias' else s)
               for n, s in convmlp_m()]
-    return partition_of(shapes, 'row', 'onebit')
+    return partition_of(shapes, 'row', codec)
 
 
 class Clock:
@@ -52,16 +53,17 @@ class Clock:
 class Pair:
     """One server and robots that answer at once; messages are delivered in order."""
 
-    def __init__(self, partition: RowPartition, robots: int, max_chunk: int) -> None:
+    def __init__(self, partition: RowPartition, robots: int, max_chunk: int,
+                 codec: str = 'onebit') -> None:
         self.partition, self.now, self.clock = partition, 0.0, Clock()
         self.noise = np.random.default_rng(1)
         backend = NumpyBackend()
         master = self.noise.standard_normal(partition.elements, np.float32)
-        self.server = ServerMachine(partition, backend, master, 1, SYNC, 'onebit', 1e9,
+        self.server = ServerMachine(partition, backend, master, 1, SYNC, codec, 1e9,
                                     max_chunk=max_chunk)
         # One robot is real. The others only fill the server's tables.
         store = Accumulator(partition, backend, np.zeros(partition.elements, np.float32))
-        self.worker = WorkerMachine('robot0', 2, store, 'onebit', max_chunk=max_chunk)
+        self.worker = WorkerMachine('robot0', 2, store, codec, max_chunk=max_chunk)
         self.gradient = self.noise.standard_normal(partition.elements, np.float32)
         self.worker.link.rate = FAST
         for other in range(1, robots):
@@ -73,7 +75,8 @@ class Pair:
                 other.slowest = 1 << 30  # holds up nobody
 
     def _admit(self, robot: str, incarnation: int) -> None:
-        request = RegisterRequest(robot, incarnation, 0, 0, 'row', 'onebit', self.partition.digest,
+        request = RegisterRequest(robot, incarnation, 0, 0, 'row', self.server.codec.name,
+                                  self.partition.digest,
                                   tuple((p.name, p.shape) for p in self.partition.parameters))
         assert self.server.on_register(request, 0.0)[0].accepted
         member = self.server.members[robot]
@@ -148,8 +151,9 @@ def copy_time(array: np.ndarray) -> float:
     return min(time.perf_counter() - warm, warm - begin)
 
 
-def measure(partition: RowPartition, max_chunk: int, repeats: int) -> dict[str, float]:
-    pair = Pair(partition, 2, max_chunk)
+def measure(partition: RowPartition, max_chunk: int, repeats: int, codec: str = 'onebit'
+            ) -> dict[str, float]:
+    pair = Pair(partition, 2, max_chunk, codec)
     pair.iterate()
     runs, copies = [], []
     for _ in range(repeats):
@@ -160,7 +164,7 @@ def measure(partition: RowPartition, max_chunk: int, repeats: int) -> dict[str, 
     for side in ('worker', 'server', 'apply'):
         seconds = statistics.median(r[side] for r in runs)
         result |= {f'{side}_ms': 1e3 * seconds, f'{side}_ratio': seconds / copy}
-    return result
+    return {key: round(value, 2) for key, value in result.items()}
 
 
 def main() -> None:
@@ -169,11 +173,11 @@ def main() -> None:
     parser.add_argument('--members', type=int, default=32, help='0: leave the push cost out')
     options = parser.parse_args()
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-1]})
-    partition = model()
+    partition = model('onebit')
     line: dict = {'bench': 'hot_path', 'elements': partition.elements, 'rows': partition.rows}
     for name, max_chunk in (('chunk_14000', 14000), ('chunk_1200', 1200)):
-        result = measure(partition, max_chunk, options.repeats)
-        line[name] = {key: round(value, 2) for key, value in result.items()}
+        line[name] = measure(partition, max_chunk, options.repeats)
+    line['ternary_chunk_14000'] = measure(model('ternary'), 14000, options.repeats, 'ternary')
     line['targets'] = {'worker_ratio': 6, 'server_ratio': 8}
     if options.members:
         pairs = {members: Pair(partition, members, 14000) for members in (2, options.members)}

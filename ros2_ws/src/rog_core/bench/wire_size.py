@@ -40,7 +40,7 @@ def cdr_size(message: Chunk | Ack | End | Receipt) -> int:
     if isinstance(message, End):
         head = 8 + 4 + 4 + 4 + 1
         sync = 4 + len(message.command.sync) + 1
-        return 4 + -(-head // 8) * 8 + 3 * 8 + 2 * 4 + sync + 1
+        return 4 + -(-head // 8) * 8 + 4 * 8 + 2 * 4 + sync + 1
     return 4 + 8 + 4 + 4 + 4 + 4 + 4 + len(message.taken)
 
 

@@ -18,7 +18,8 @@ from .partition import RowPartition
 class Accumulator:
     """Flat float32 arrays (elements,) on one backend.
 
-    ``weights``: the model as this worker holds it. ``pending``: sum of learning-rate-scaled steps
+    ``weights``: the model as this worker holds it; ``model``: as the gradient is computed on it, the
+    same memory unless `detach` parted them. ``pending``: sum of learning-rate-scaled steps
     produced and not yet taken by the server. ``magnitude`` float32 (segments,): sum of |pending|.
     """
 
@@ -26,24 +27,38 @@ class Accumulator:
         if weights.size != partition.elements:
             raise ValueError(f'weights have {weights.size} elements; the partition has '
                              f'{partition.elements}')
-        self.partition, self.backend, self.weights = partition, backend, weights
+        self.partition, self.backend, self.weights, self.model = (partition, backend, weights,
+                                                                  weights)
         self.momentum = backend.zeros(partition.elements)
         self.pending = backend.zeros(partition.elements)
         self.magnitude = np.zeros(partition.segments, np.float32)
 
+    def detach(self) -> None:
+        """Let rows arrive while a gradient is computed: from now on `publish` moves them over."""
+        if self.model is self.weights:
+            self.weights = self.weights.copy()
+
+    def publish(self) -> None:
+        """Bring the model to the weights; while no gradient is computed."""
+        if self.model is not self.weights:
+            self.model[:] = self.weights
+
     def accumulate(self, gradient: Array, learning_rate: float, momentum: float = 0.9,
                    weight_decay: float = 0.0) -> None:
-        """Add one step: m = mu m + g; pending += lr (g + mu m + decay w).
+        """Add one step: m = mu m + g; pending += lr (g + mu m + decay w), w of `model`.
 
-        Raises `GradientError`, with nothing changed, when the gradient is not finite.
+        The gradient must be finite: see `check`.
         """
+        self.magnitude = self.backend.accumulate(
+            gradient, self.model, self.momentum, self.pending, learning_rate, momentum,
+            weight_decay, self.partition.offsets)
+
+    def check(self, gradient: Array) -> None:
+        """Raise `GradientError` when the gradient is not finite."""
         if not self.backend.all_finite(gradient):
             raise GradientError('the gradient holds NaN or infinite values: '
                                 f'first in row {self._first_bad_row(gradient)}; lower the learning '
                                 'rate or look at the data of this batch')
-        self.magnitude = self.backend.accumulate(
-            gradient, self.weights, self.momentum, self.pending, learning_rate, momentum,
-            weight_decay, self.partition.offsets)
 
     def _first_bad_row(self, gradient: Array) -> str:
         bad = int(np.flatnonzero(~np.isfinite(self.backend.to_host(gradient)))[0])

@@ -4,6 +4,9 @@ Both offer the same operations on whole sets of segments; the arguments `ids`, `
 and all encoded bytes are numpy arrays on the host, the flat float32 storage is the backend's.
 One-bit format of a segment: bfloat16 scale (little endian), then one sign bit per element (1:
 negative), first element in the lowest bit, padded to a byte.
+Ternary format of a segment: bfloat16 scale (little endian), then one byte per block of 64 elements
+(the last may be shorter): position of the one element sent in bits 0 to 5, its sign in bit 6 (1:
+negative), bit 7 set; 0 for a block that sends nothing. Of equal magnitudes the first is sent.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from . import kernels
+from . import kernels, ternary
 from .errors import ConfigError
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -92,6 +95,21 @@ class NumpyBackend:
                    data: np.ndarray) -> None:
         """Add factor * the decoded segments to ``values``."""
         kernels.onebit_add(values, offsets, ids, np.float32(factor), data)
+
+    def ternary_encode(self, values: Array, offsets: np.ndarray, ids: np.ndarray,
+                       out: np.ndarray) -> None:
+        """Write the ternary format of the segments ``ids`` and take it off ``values``."""
+        ternary.encode(values, offsets, ids, out)
+
+    def ternary_encode_difference(self, master: Array, mirror: Array, offsets: np.ndarray,
+                                  ids: np.ndarray, out: np.ndarray) -> None:
+        """Write the ternary format of master - mirror of the segments ``ids``."""
+        ternary.encode_difference(master, mirror, offsets, ids, out)
+
+    def ternary_add(self, values: Array, offsets: np.ndarray, ids: np.ndarray, factor: float,
+                    data: np.ndarray) -> None:
+        """Add factor * the decoded segments to ``values``."""
+        ternary.add(values, offsets, ids, np.float32(factor), data)
 
 
 def _range_indices(lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -214,6 +232,55 @@ class ArrayBackend:
         codes = data[starts].astype(np.uint16) | data[starts + 1].astype(np.uint16) << 8
         scales = self._scales(codes, lengths) * self.xp.float32(factor)
         values[index] += scales * self._signs(data, lengths)
+
+    def _ternary(self, dense: Array, lengths: np.ndarray, out: np.ndarray) -> None:
+        """Write the ternary format of ``dense``, segments one after the other."""
+        blocks = -(-lengths // ternary.BLOCK)
+        first = np.cumsum(blocks) - blocks
+        padded = self.xp.zeros(int(blocks.sum()) * ternary.BLOCK, self.xp.float32)
+        padded[self.xp.asarray(_range_indices(lengths, first * ternary.BLOCK))] = dense
+        padded = padded.reshape(-1, ternary.BLOCK)
+        magnitudes = padded.view(self.xp.int32) & 0x7fffffff
+        at = self.xp.argmax(magnitudes, axis=1)
+        chosen = self.to_host(padded[self.xp.arange(at.size), at])
+        at = np.array(at.get() if hasattr(at, 'get') else at, np.uint8)
+        # From here on the host, in the order of the kernel: one block in 64 elements is little.
+        sent = chosen != 0
+        segment = np.repeat(np.arange(lengths.size), blocks)
+        total = np.bincount(segment, np.abs(chosen), lengths.size)
+        count = np.bincount(segment[sent], minlength=lengths.size)
+        codes = bfloat16_encode((total / np.maximum(count, 1)).astype(np.float32))
+        starts = first + 2 * np.arange(lengths.size)
+        out[starts], out[starts + 1] = codes & 255, codes >> 8
+        out[_range_indices(blocks, starts + 2)] = np.where(
+            sent, 0x80 | np.signbit(chosen) * np.uint8(64) | at, 0)
+
+    def ternary_encode(self, values: Array, offsets: np.ndarray, ids: np.ndarray,
+                       out: np.ndarray) -> None:
+        """See `NumpyBackend.ternary_encode`."""
+        index, lengths = self._elements(offsets, ids)
+        self._ternary(values[index], lengths, out)
+        self.ternary_add(values, offsets, ids, -1.0, out)
+
+    def ternary_encode_difference(self, master: Array, mirror: Array, offsets: np.ndarray,
+                                  ids: np.ndarray, out: np.ndarray) -> None:
+        """See `NumpyBackend.ternary_encode_difference`."""
+        index, lengths = self._elements(offsets, ids)
+        self._ternary(master[index] - mirror[index], lengths, out)
+
+    def ternary_add(self, values: Array, offsets: np.ndarray, ids: np.ndarray, factor: float,
+                    data: np.ndarray) -> None:
+        """See `NumpyBackend.ternary_add`."""
+        blocks = -(-np.diff(offsets)[ids] // ternary.BLOCK)
+        starts = np.cumsum(blocks + 2) - (blocks + 2)
+        codes = data[starts].astype(np.uint16) | data[starts + 1].astype(np.uint16) << 8
+        code = data[_range_indices(blocks, starts + 2)]
+        scale = np.repeat(np.float32(factor) * bfloat16_decode(codes), blocks)
+        within = np.arange(code.size) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+        index = np.repeat(offsets[ids], blocks) + ternary.BLOCK * within + (code & 63)
+        sent = code != 0
+        values[self.xp.asarray(index[sent])] += self.xp.asarray(
+            np.where(code & 64, -scale, scale)[sent])
 
 
 def bfloat16_encode(values: np.ndarray) -> np.ndarray:

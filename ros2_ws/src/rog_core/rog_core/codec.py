@@ -3,6 +3,9 @@
 ``raw`` sends float32. ``onebit`` sends one sign bit per element and one scale, the mean magnitude,
 per segment; what it loses stays with the sender (error feedback), so it reaches the receiver later.
 Source: ROG Section V and its reference [22] (dist-EF-SGDM), with one block per row.
+``ternary`` sends one element in 64, as +scale or -scale, for links on which one bit is too much.
+Source: DGH-(GC)^2, equations 18 to 22, and its reference [40] (the scale: mean magnitude of what is
+sent), with the top k taken per block, so that the size of a segment depends on its length alone.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from . import kernels
+from . import kernels, ternary
 from .backend import Array, Backend, bfloat16_encode
 from .errors import ConfigError, RemoteProtocolError
 from .partition import RowPartition
@@ -143,8 +146,52 @@ class OneBit(Codec):
         backend.onebit_add(values, partition.offsets, ids, factor, data)
 
 
+class Ternary(Codec):
+    """Of each block of 64 elements the largest, as a byte; one bfloat16 scale per segment.
+
+    The scale is the mean magnitude of the elements sent, so ``magnitude`` is not used.
+    """
+
+    name, number = 'ternary', 2
+
+    def sizes(self, lengths):
+        """See `Codec.sizes`."""
+        return 2 + -(-lengths // ternary.BLOCK)
+
+    def _empty(self, partition, ids):
+        return np.empty(int(self.sizes(partition.lengths[ids]).sum()), np.uint8)
+
+    def take(self, backend, partition, values, ids, magnitude):
+        """See `Codec.take`."""
+        out = self._empty(partition, ids)
+        backend.ternary_encode(values, partition.offsets, ids, out)
+        return out
+
+    def difference(self, backend, partition, master, mirror, ids, magnitude):
+        """See `Codec.difference`."""
+        out = self._empty(partition, ids)
+        backend.ternary_encode_difference(master, mirror, partition.offsets, ids, out)
+        return out
+
+    def check(self, partition, ids, data):
+        """See `Codec.check`."""
+        rule, at = ternary.check(partition.lengths, ids, data)
+        if rule == 1:
+            self.refuse_length(partition, ids, data)
+        if rule == 2:
+            raise RemoteProtocolError(f'scale of segment {ids[at]} is NaN, infinite or negative')
+        if rule == 3:
+            raise RemoteProtocolError(f'a byte of segment {ids[at]} points outside its block of '
+                                      'elements, or sends nothing and is not 0')
+
+    def add(self, backend, partition, values, ids, data, factor=1.0):
+        """See `Codec.add`."""
+        backend.ternary_add(values, partition.offsets, ids, factor, data)
+
+
 RAW = Raw()
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit())}
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit(), Ternary())}
+SMALLER = CODECS['ternary']  # for rows that have no time for the ordinary code
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
 

@@ -148,13 +148,13 @@ def _varint_size(value):
 
 
 @njit(nogil=True, cache=True)
-def _scale_of(low, high):
+def scale_of(low, high):
     """Float32 whose upper half is the bfloat16 given as two bytes."""
     return np.uint32(np.uint32(low) << 16 | np.uint32(high) << 24).view(np.float32)
 
 
 @njit(nogil=True, cache=True)
-def _prefetch_row(values, offsets, ids, i):
+def prefetch_row(values, offsets, ids, i):
     """Ask for the row ``ids[i]``, if there is one."""
     if i < ids.size:
         for k in range(offsets[ids[i]], offsets[ids[i] + 1], LINE):
@@ -166,10 +166,10 @@ def onebit_encode(values, offsets, ids, codes, out):
     """Write bfloat16 scale and sign bits of the given segments; take +-scale off ``values``."""
     at = 0
     for i in range(ids.size):
-        _prefetch_row(values, offsets, ids, i + 1)
+        prefetch_row(values, offsets, ids, i + 1)
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
         out[at], out[at + 1] = codes[i] & 255, codes[i] >> 8
-        scale = _scale_of(out[at], out[at + 1])
+        scale = scale_of(out[at], out[at + 1])
         at += 2
         whole = row.size & ~7
         for k in range(0, whole, 8):
@@ -188,8 +188,8 @@ def onebit_encode_difference(master, mirror, offsets, ids, codes, out):
     """Write bfloat16 scale and sign bits of master - mirror of the given segments."""
     at = 0
     for i in range(ids.size):
-        _prefetch_row(master, offsets, ids, i + 1)
-        _prefetch_row(mirror, offsets, ids, i + 1)
+        prefetch_row(master, offsets, ids, i + 1)
+        prefetch_row(mirror, offsets, ids, i + 1)
         a = master[offsets[ids[i]]:offsets[ids[i] + 1]]
         b = mirror[offsets[ids[i]]:offsets[ids[i] + 1]]
         out[at], out[at + 1] = codes[i] & 255, codes[i] >> 8
@@ -208,9 +208,9 @@ def onebit_add(values, offsets, ids, factor, data):
     """Add factor * (+scale where the bit is 0, -scale where it is 1) to the given segments."""
     at = 0
     for i in range(ids.size):
-        _prefetch_row(values, offsets, ids, i + 1)
+        prefetch_row(values, offsets, ids, i + 1)
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
-        scale = factor * _scale_of(data[at], data[at + 1])
+        scale = factor * scale_of(data[at], data[at + 1])
         at += 2
         whole = row.size & ~7
         for k in range(0, whole, 8):

@@ -20,9 +20,13 @@ class LinkEstimate:
     The window lets the rate that was seen, and a quarter more, be in flight for the shortest round
     trip plus `QUEUE_TIME`, so it grows while the link has room and no queue builds up behind a link
     that fades. Chunks are sized to `CHUNK_TIME` of the link.
+
+    ``scale``: bytes on the air for each byte here, where a small model stands for a large one
+    (virtual time only); all sizes and rates here are those of the small one.
     """
 
     max_chunk: int = 14000
+    scale: float = 1.0
     rate: float = 250e3
     round_trip: float = 0.05
     delivered: int = 0
@@ -31,10 +35,14 @@ class LinkEstimate:
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf  # time
 
+    def __post_init__(self) -> None:
+        self.rate /= self.scale
+
     @property
     def chunk_bytes(self) -> int:
         """Bytes that the next chunk should have at most."""
-        return int(min(max(self.rate * CHUNK_TIME, MIN_CHUNK), self.max_chunk))
+        on_air = min(max(self.rate * self.scale * CHUNK_TIME, MIN_CHUNK), self.max_chunk)
+        return int(on_air / self.scale)
 
     @property
     def window_bytes(self) -> int:
@@ -70,5 +78,5 @@ class LinkEstimate:
         """
         if now >= self._backed_off + self.timeout:
             self._backed_off = now
-            self.rate = max(self.rate / 2, MIN_RATE)
+            self.rate = max(self.rate / 2, MIN_RATE / self.scale)
             self.backoff = min(2 * self.backoff, MAX_RTO / MIN_RTO)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .link import LinkEstimate
 from .mirror import Mirror
+from .policy import Progress
 from .receiver import Receiver
 from .sender import Sender
 
@@ -40,6 +42,23 @@ class Member:
     rows_pulled: int = 0     # rows of the last pull
     draining: bool = False   # its last transfer is under way
     waiting_for: list[str] = field(default_factory=list)
+    since: float = 0.0       # time at which it began to wait for others, s
+    pushed: float = math.nan  # time of its last push, s
+    period: float = math.nan  # seconds from push to push, recent ones
+    loss: float = math.nan   # of its last batch
+
+    @property
+    def progress(self) -> Progress:
+        """What a policy may know of it."""
+        return Progress(self.iteration, self.slowest, self.link.rate, self.loss)
+
+    def has_pushed(self, now: float) -> None:
+        """Take the time of a push."""
+        passed = now - self.pushed
+        if passed > 0:
+            former = passed if math.isnan(self.period) else self.period
+            self.period = former + (passed - former) / 8
+        self.pushed = now
 
     @property
     def alive(self) -> bool:

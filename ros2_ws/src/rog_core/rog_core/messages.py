@@ -5,12 +5,13 @@ Field meanings and units are those of the rog_msgs messages of the same name.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 
-PROTOCOL = 1  # version of the wire protocol; both sides must have the same
+PROTOCOL = 2  # version of the wire protocol; both sides must have the same
 
 
 class Kind(IntEnum):
@@ -71,6 +72,7 @@ class Command:
     staleness: int = 0
     sync: str = ''
     stop: bool = False
+    patience: float = math.inf  # seconds that the fleet can wait for the minimum of the next push
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ SMALL = 1000  # parameters with fewer elements are one row
 
 # A row longer than this travels in several segments, each decodable on its own, so that one row
 # never needs more than one chunk. 8192 elements are 1 KiB of sign bits: one datagram.
-SEGMENT_ELEMENTS = {'onebit': 8192, 'raw': 256}
+SEGMENT_ELEMENTS = {'onebit': 8192, 'raw': 256, 'ternary': 8192}
 
 
 @dataclass(frozen=True)

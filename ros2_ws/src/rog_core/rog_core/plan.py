@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .codec import Codec
 from .partition import RowPartition
-from .sync import SyncMethod
+from .sync import SyncMethod, minimum_transmission
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,14 @@ class Plan:
     Inside a window segments ascend, so that their ids cost about a byte each on the wire; the order
     among them is the price, and a window is at most 1/32 of the model. ``mandatory`` windows, the
     first ones, are sent whatever time it takes, in model order; the others only within ``budget``
-    seconds.
+    seconds. ``mta_factor``: MTA over what is mandatory, where less is (`minimum` left out).
     """
 
     windows: list[np.ndarray]
     mandatory: int
     rows: int
     budget: float = float('inf')
+    mta_factor: float = 1.0
 
 
 def _windows(segments: np.ndarray, size: int) -> list[np.ndarray]:
@@ -89,6 +91,19 @@ def by_score(partition: RowPartition, scores: np.ndarray, rows: np.ndarray, budg
     return Plan(_windows(_expand(partition, order), window_size(partition)), 0, rows.size, budget)
 
 
+def affordable(plan: Plan, partition: RowPartition, codec: Codec, smaller: Codec, rate: float,
+               patience: float) -> Codec:
+    """Return ``codec``, or ``smaller`` where the mandatory rows take more than ``patience``.
+
+    ``rate`` of the link in bytes/s, ``patience`` in seconds. An id counts as one byte.
+    """
+    if not plan.mandatory or patience == float('inf'):
+        return codec
+    ids = np.concatenate(plan.windows[:plan.mandatory])
+    nbytes = int(codec.sizes(partition.lengths[ids]).sum()) + ids.size
+    return smaller if nbytes > rate * patience else codec
+
+
 def adaptive(partition: RowPartition, method: SyncMethod, scores: np.ndarray, overdue: np.ndarray,
              candidates: np.ndarray, budget: float) -> Plan:
     """ATP: overdue rows first, then the others by descending score; the minimum is mandatory.
@@ -98,15 +113,22 @@ def adaptive(partition: RowPartition, method: SyncMethod, scores: np.ndarray, ov
     seconds. Equal scores keep model order, so the plan is deterministic.
     """
     rows = np.flatnonzero(candidates)
+    if 'timeout' not in method.options:
+        budget = float('inf')
     if rows.size == 0:
         return Plan([], 0, 0, budget)
+    if 'order' not in method.options:
+        scores = np.zeros(partition.rows)
     late = overdue[rows]
     order = rows[_descending(scores[rows], late)]
-    least = max(int(np.ceil(method.minimum * partition.rows)), int(late.sum()))
+    # One row at least: what carries nothing tells nothing of the link.
+    least = max(int(np.ceil(method.minimum * partition.rows)), int(late.sum()), 1)
     least = min(least, rows.size)
+    mta = minimum_transmission(int(method.bound)) * partition.rows
     size = window_size(partition)
     # Mandatory rows travel whatever time it takes, so among themselves the model's order is as
     # good, and it is kinder to the memory bus and to the ids.
     first = _windows(_expand(partition, np.sort(order[:least])), size)
     rest = _windows(_expand(partition, order[least:]), size)
-    return Plan(first + rest, len(first), rows.size, budget)
+    factor = 1.0 if 'minimum' in method.options else max(mta / least, 1.0)
+    return Plan(first + rest, len(first), rows.size, budget, factor)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .codec import RAW, Codec, codec_on_wire, decode_ids
+from .codec import RAW, SMALLER, Codec, codec_on_wire, decode_ids
 from .errors import RemoteProtocolError, StaleMessageError
 from .messages import Ack, Chunk, End, Kind, Receipt, TransferId
 from .partition import RowPartition
@@ -114,10 +114,11 @@ class Receiver:
     def _codec_of(self, chunk: Chunk) -> Codec:
         # Checked here and not where it is applied: a refused chunk must not open its transfer.
         codec = codec_on_wire(chunk.codec)
-        expected = RAW if Kind(chunk.transfer.kind).is_model else self.codec
-        if codec is not expected:
+        model = Kind(chunk.transfer.kind).is_model
+        allowed = (RAW,) if model else (self.codec, SMALLER)
+        if codec not in allowed:
             raise RemoteProtocolError(f"chunk of a {Kind(chunk.transfer.kind).name} has codec "
-                                      f"'{codec.name}'; it must be '{expected.name}'")
+                                      f"'{codec.name}'; it must be '{allowed[0].name}'")
         return codec
 
     def _partition_of(self, transfer: TransferId) -> RowPartition:

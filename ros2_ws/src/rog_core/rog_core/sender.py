@@ -202,7 +202,7 @@ class Sender:
             if sequence < self._mandatory:
                 self._mandatory_arrived += 1
         if self._minimum_arrived() and math.isinf(self.mta_duration):
-            self.mta_duration = now - self.started
+            self.mta_duration = (now - self.started) * self.plan.mta_factor
 
     def _give_up(self, sent: _Sent) -> None:
         sent.lost = True

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import plan as plans
+from .admission import refusal
 from .backend import Array, Backend
-from .codec import RAW, Codec, get_codec
-from .errors import ConfigError, PartitionMismatchError, RemoteProtocolError
+from .codec import RAW, SMALLER, Codec, get_codec
+from .errors import ConfigError, RemoteProtocolError
+from .link import LinkEstimate
 from .member import AWAY, JOINING, PULLING, STOPPED, TRAINING, WAITING, Member
 from .messages import (
-    PROTOCOL,
     Ack,
     Action,
     Chunk,
@@ -38,10 +39,11 @@ from .messages import (
     TransferId,
 )
 from .mirror import Mirror
-from .partition import RowPartition, partition_of
+from .partition import RowPartition
+from .policy import Progress, policy_of
+from .sync import SyncMethod
 from .receiver import Receiver
 from .sender import Sender
-from .sync import SyncMethod, parse_sync
 from .update import AveragedUpdate
 
 
@@ -61,19 +63,21 @@ class ServerState:
 class ServerMachine:
     """See the module. ``master``: flat float32 (elements,) on ``backend``, changed in place.
 
-    ``incarnation``: random 64-bit identity of this life. ``heartbeat_limit``: seconds without a
+    ``incarnation``: random 64-bit identity of this life. ``traffic``: see `LinkEstimate.scale`.
+    ``heartbeat_limit``: seconds without a
     heartbeat after which a member is away. ``drain_limit``: seconds that the final model may take.
     """
 
     def __init__(self, partition: RowPartition, backend: Backend, master: Array, incarnation: int,
                  sync: str = 'rsp:4', codec: str = 'onebit', heartbeat_limit: float = 3.0,
                  f1: float = 1.0, f2: float = 1.0, max_chunk: int = 14000,
-                 drain_limit: float = math.inf, update: AveragedUpdate | None = None) -> None:
+                 drain_limit: float = math.inf, update: AveragedUpdate | None = None,
+                 traffic: float = 1.0) -> None:
         self.partition, self.backend, self.master = partition, backend, master
         self.incarnation, self.heartbeat_limit = incarnation, heartbeat_limit
-        self.method: SyncMethod = parse_sync(sync)
+        self.policy = policy_of(sync)
         self.codec: Codec = get_codec(codec)
-        self.f1, self.f2, self.max_chunk = f1, f2, max_chunk
+        self.f1, self.f2, self.max_chunk, self.traffic = f1, f2, max_chunk, traffic
         self.drain_limit = drain_limit
         self.update = update or AveragedUpdate()
         self.members: dict[str, Member] = {}
@@ -82,14 +86,22 @@ class ServerMachine:
         self.stopping = False
         self.former_pushes: dict[str, tuple[int, Receipt]] = {}  # of the life before a restart
 
+    @property
+    def method(self) -> SyncMethod:
+        """The method in force, as workers are told."""
+        return self.policy.method
+
     # -- membership ------------------------------------------------------------------------------
 
     def on_register(self, request: RegisterRequest, now: float
                     ) -> tuple[RegisterResponse, list[Action]]:
         """Answer a worker that wants to join; a refusal changes nothing."""
-        refusal = self._refusal(request, now)
-        if refusal is not None:
-            return refusal, []
+        if self.stopping:
+            return RegisterResponse(False, 'the run is over; the server is stopping'), []
+        refused = refusal(request, self.partition, self.codec, self.members.get(request.robot),
+                          now, self.heartbeat_limit)
+        if refused is not None:
+            return refused, []
         push = self._known_push(request)
         member = self.members.get(request.robot)
         actions: list[Action] = []
@@ -102,37 +114,13 @@ class ServerMachine:
         return RegisterResponse(True, incarnation=self.incarnation, iteration=self.iteration,
                                 attempt=member.attempt, sync=str(self.method), push=push), actions
 
-    def _refusal(self, request: RegisterRequest, now: float) -> RegisterResponse | None:
-        if request.protocol != PROTOCOL:
-            return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, '
-                                    f'this server {PROTOCOL}; install the same version on both')
-        if self.stopping:
-            return RegisterResponse(False, 'the run is over; the server is stopping')
-        if request.codec != self.codec.name:
-            return RegisterResponse(False, f"{request.robot} has codec '{request.codec}', this "
-                                    f"server '{self.codec.name}'; give both the same")
-        try:
-            theirs = partition_of(request.parameters, request.granularity, request.codec)
-            theirs.require_same(self.partition)
-            if theirs.digest != request.digest:
-                raise PartitionMismatchError('the digest does not belong to the parameters listed')
-        except (PartitionMismatchError, ConfigError) as error:
-            return RegisterResponse(False, f'{request.robot} does not train the same model as this '
-                                    f'server: {error} (here: {request.robot}, there: the server)')
-        other = self.members.get(request.robot)
-        if other is not None and other.incarnation != request.incarnation and other.alive:
-            age = now - other.heard
-            return RegisterResponse(
-                False, f"a robot named '{request.robot}' is alive (heard {age:.1f} s ago); give "
-                'each robot a name of its own. If it was restarted, it is let in once its former '
-                f'life is silent for {self.heartbeat_limit:g} s', retry=True)
-        return None
-
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
         """What this server, or its former life, has taken of the last push of this life."""
         member = self.members.get(request.robot)
         if member is not None and member.incarnation == request.incarnation:
-            self._close_push(member, member.push.close())
+            taken = member.push.close()
+            if taken.size:
+                self._close_push(member, taken)
             return member.push.known()
         incarnation, receipt = self.former_pushes.get(request.robot, (None, None))
         return receipt if incarnation == request.incarnation else None
@@ -147,18 +135,22 @@ class ServerMachine:
         member = Member(robot, incarnation, receiver,
                         Mirror(self.partition, self.backend, self.master),
                         np.zeros(self.partition.rows, np.int64),
-                        np.zeros(self.partition.rows, np.int64), self.method.bound, now)
-        member.link.max_chunk = self.max_chunk
+                        np.zeros(self.partition.rows, np.int64), self.method.row_bound, now)
+        member.link = LinkEstimate(self.max_chunk, self.traffic)
         if former is not None:
             member.attempt, member.link = former.attempt, former.link
         self.members[robot] = member
         return member
 
-    def on_heartbeat(self, robot: str, incarnation: int, now: float) -> list[Action]:
-        """A robot is alive. One that is away must register again; see `is_member`."""
+    def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan
+                     ) -> list[Action]:
+        """A robot is alive. One that is away must register again; see `is_member`.
+
+        ``loss``: of its last batch, where it is known.
+        """
         member = self.members.get(robot)
         if member is not None and member.incarnation == incarnation and member.alive:
-            member.heard = now
+            member.heard, member.loss = now, loss
         return []
 
     def on_leave(self, robot: str, incarnation: int, now: float) -> list[Action]:
@@ -225,21 +217,26 @@ class ServerMachine:
         if taken is not None:
             self._close_push(member, taken)
             member.push_mta = end.mta_duration
-            member.state, member.bound = WAITING, member.told
+            member.state, member.bound, member.since = WAITING, member.told, now
+            member.has_pushed(now)
+            self.policy.on_push(robot, self._fleet(), now)
             actions += self._release(now)
         return actions
 
     def _close_push(self, member: Member, taken: np.ndarray) -> None:
-        if taken.size == 0 or member.push.transfer is None:
-            return
+        assert member.push.transfer is not None
         complete = self.partition.rows_complete(taken)
         iteration = member.push.transfer.iteration
         member.versions[complete] = np.maximum(member.versions[complete], iteration)
         member.iteration = max(member.iteration, iteration)
-        member.slowest = int(member.versions.min())
+        self._count_slowest(member)
         member.rows_pushed = int(complete.sum())
         self.updated_at[complete] = np.maximum(self.updated_at[complete], iteration)
         self.iteration = max(self.iteration, iteration)
+
+    def _count_slowest(self, member: Member) -> None:
+        by_row = self.method.by_row
+        member.slowest = int(member.versions.min()) if by_row else member.iteration
 
     # -- who may go on ---------------------------------------------------------------------------
 
@@ -248,20 +245,23 @@ class ServerMachine:
         """Seconds that the fleet affords for a transfer: the slowest member's last MTA duration."""
         return max((max(m.push_mta, m.pull_mta) for m in self.active()), default=0.0)
 
+    def _fleet(self) -> dict[str, Progress]:
+        return {m.robot: m.progress for m in self.active()}
+
     def _release(self, now: float) -> list[Action]:
         """Start the pull of every waiting member that the method lets go on."""
         active = self.active()
         if self.stopping:
             return self._drain(now)
-        slowest = {m.robot: m.slowest for m in active}
+        fleet = self._fleet()
         # A member told of a tighter bound complies from its next push on; until then the old holds.
-        bound = max((m.bound for m in active), default=self.method.bound)
-        method = SyncMethod(self.method.name, max(bound, self.method.bound), self.method.adaptive)
+        least = max((m.bound for m in active if self.method.by_row), default=0.0)
         actions: list[Action] = []
         for member in active:
             if member.state == WAITING:
-                member.waiting_for = method.held_up_by(member.iteration, slowest)
+                member.waiting_for = self.policy.held_up_by(member.robot, fleet, least)
                 if not member.waiting_for:
+                    self.policy.on_wait(member.robot, now - member.since)
                     actions += self._start_pull(member, now)
         return actions
 
@@ -274,16 +274,36 @@ class ServerMachine:
                                       self.f1, self.f2)
             # Not in the paper: what a worker reads is bounded like what it writes.
             overdue = candidates & (member.iteration - member.pulled_at >= self.method.bound)
+            overdue &= self.method.by_row
             plan = plans.adaptive(self.partition, self.method, scores, overdue, candidates, budget)
         else:
             plan = plans.everything(self.partition, np.flatnonzero(candidates))
         member.pulled_at[~candidates] = member.iteration
+        patience = self._patience(member)
+        codec = self.codec
+        if 'sparse' in self.method.options:
+            codec = plans.affordable(plan, self.partition, codec, SMALLER, member.link.rate,
+                                     patience)
         command = Command(member.iteration + 1, budget,
                           member.iteration - min(m.slowest for m in self.active()),
-                          str(self.method))
-        member.told = self.method.bound
-        return self._transfer(member, Kind.PULL, plan, self.codec,
-                              lambda ids: member.mirror.encode(self.codec, ids), command, now)
+                          str(self.method), patience=patience)
+        member.told = self.method.row_bound
+        return self._transfer(member, Kind.PULL, plan, codec,
+                              lambda ids: member.mirror.encode(codec, ids), command, now)
+
+    def _patience(self, member: Member) -> float:
+        """Seconds that the minimum of a transfer may take before somebody waits for this member.
+
+        The fleet goes on for as many of its periods as the member's oldest row has left within the
+        bound; of these the member has an even share for each of its transfers.
+        """
+        others = [m for m in self.active() if m is not member]
+        periods = [m.period for m in others if not math.isnan(m.period)]
+        if not periods or 'sparse' not in self.method.options:
+            return math.inf
+        ahead = max(m.iteration for m in others) - member.slowest
+        left = max(self.method.bound - ahead, 1.0)
+        return float(np.median(periods)) * left / self.method.bound
 
     def _budget(self, member: Member) -> float:
         """Seconds beyond the minimum: the MTA time; none for a straggler, so that it catches up."""
@@ -326,7 +346,7 @@ class ServerMachine:
             return self._stored(member, sender, now)
         complete = self.partition.rows_complete(sender.taken())
         member.rows_pulled = int(complete.sum())
-        member.mirror.taken(self.codec, sender.taken_chunks())
+        member.mirror.taken(sender.codec, sender.taken_chunks())
         member.pulled_at[complete] = member.iteration
         member.pull_mta = sender.mta_duration
         member.state = TRAINING
@@ -344,14 +364,16 @@ class ServerMachine:
         member.iteration = member.slowest = self._start_iteration(self.method.bound)
         member.versions[:] = member.iteration
         member.pulled_at[:] = member.iteration
-        member.state, member.bound = WAITING, self.method.bound
+        member.state, member.bound, member.since = WAITING, self.method.row_bound, now
         return self._release(now)
 
     # -- control ---------------------------------------------------------------------------------
 
     def set_sync(self, text: str, now: float) -> list[Action]:
         """Change the method of a running fleet. Raises `ConfigError` with nothing changed."""
-        self.method = parse_sync(text)
+        self.policy = policy_of(text)
+        for member in self.members.values():
+            self._count_slowest(member)
         return self._release(now)
 
     def stop(self, now: float) -> list[Action]:
@@ -390,7 +412,7 @@ class ServerMachine:
         """Return what a restarted server needs beside the master rows to go on."""
         pushes = {name: (m.incarnation, known) for name, m in self.members.items()
                   if (known := m.push.known()) is not None}
-        return ServerState(self.iteration, str(self.method), self.updated_at.copy(),
+        return ServerState(self.iteration, str(self.policy.asked), self.updated_at.copy(),
                            {**self.former_pushes, **pushes})
 
     def load_state(self, state: ServerState) -> None:
@@ -398,7 +420,7 @@ class ServerMachine:
         if state.updated_at.shape != self.updated_at.shape:
             raise ConfigError(f'the state is of a model of {state.updated_at.size} rows; this one '
                               f'has {self.partition.rows}')
-        self.method = parse_sync(state.sync)
+        self.policy = policy_of(state.sync)
         self.iteration, self.former_pushes = state.iteration, dict(state.pushes)
         self.updated_at[:] = state.updated_at
 
@@ -426,6 +448,12 @@ class ServerMachine:
     @property
     def deadline(self) -> float:
         """Time at which `on_time` is due; infinity: never."""
-        times = [m.heard + self.heartbeat_limit for m in self.members.values() if m.alive]
-        times += [m.sender.deadline for m in self.members.values() if m.alive and m.sender]
-        return min(times, default=math.inf)
+        return min((self.deadline_of(robot) for robot in self.members), default=math.inf)
+
+    def deadline_of(self, robot: str) -> float:
+        """Time at which `on_time` is due for this robot."""
+        member = self._member(robot)
+        if member is None:
+            return math.inf
+        silent = member.heard + self.heartbeat_limit
+        return silent if member.sender is None else min(silent, member.sender.deadline)

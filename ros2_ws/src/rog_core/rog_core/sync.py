@@ -1,19 +1,39 @@
-"""Synchronisation methods: who may go on, and how much must be sent.
+"""Synchronisation methods by name: what a worker is told of how it sends and how far it may go.
 
-A method is named by a string, `bsp`, `ssp:4`, `asp`, `rsp:4`. ``bound`` is the number of iterations
-by which a worker may not yet be ahead of the slowest row of the fleet if it is to go on.
+    bsp | asp | ssp:S | dssp:LOW:HIGH | flown[:LOW:HIGH] | rsp:T | rsp:auto[:LOW:HIGH]
+
+and, after it, options with `+` or `-`, for example ``rsp:20+pipeline+sparse`` or ``rsp:4-order``:
+
+    early     send the most important rows for as long as the fleet affords (ATP), instead of all;
+              rsp has it, ssp may have it (its staleness then counts iterations, not rows)
+    order     part of early: rows by importance, instead of in model order
+    timeout   part of early: stop when the MTA time is over
+    minimum   part of early: at least the MTA travels, and only it once the time is over
+    pipeline  compute the next gradient while rows travel, within the staleness bound
+    sparse    rows go out in the ternary code when the fleet has no time for the minimum in the
+              ordinary one
+
+``bound`` is the number of iterations by which a worker may not yet be ahead of the slowest row of the
+fleet if it is to go on. Methods whose bound changes while they run have a policy (`rog_core.policy`);
+the workers are told plain names.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .errors import ConfigError
 
 MAX_THRESHOLD = 1000
+METHODS = ('bsp', 'ssp:S', 'asp', 'dssp:LOW:HIGH', 'flown', 'rsp:T', 'rsp:auto')
+OPTIONS = {'ssp': ('early', 'order', 'timeout', 'minimum'),
+           'rsp': ('early', 'order', 'timeout', 'minimum', 'pipeline', 'sparse')}
+EARLY = frozenset({'order', 'timeout', 'minimum'})  # what early transmission consists of
+FLOWN_RANGE = (2, 20)
+AUTO_RANGE = (4, 40)
 
 
 @lru_cache
@@ -37,61 +57,141 @@ def minimum_transmission(threshold: int) -> float:
 
 @dataclass(frozen=True)
 class SyncMethod:
-    """A synchronisation method.
+    """A synchronisation method, parsed.
 
-    ``bound``: a worker at iteration n waits while n - slowest >= bound (iterations; inf: never).
-    ``adaptive``: rows go out in order of importance for the MTA time (ATP); else all rows, always.
+    ``family``: bsp, ssp, asp, dssp, flown, rsp. ``bound``: a worker at iteration n waits while
+    n - slowest >= bound (iterations; inf: never). ``most``: the loosest bound that the method may
+    come to allow; ``adapts``: the bound changes at run time (rsp:auto). ``options``: those in force.
     """
 
     name: str
+    family: str
     bound: float
-    adaptive: bool = False
+    most: float
+    options: frozenset[str] = frozenset()
+    adapts: bool = False
+
+    @property
+    def by_row(self) -> bool:
+        """Whether staleness counts for every row, instead of for a worker's iterations.
+
+        Where all rows travel it is the same, but for rows left behind by a former method.
+        """
+        return self.family == 'rsp' or not self.adaptive
+
+    @property
+    def row_bound(self) -> float:
+        """Bound that every row of a worker keeps if its pushes follow this method."""
+        return self.bound if self.by_row else math.inf
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether rows go out by ATP; else all rows, always."""
+        return bool(self.options & EARLY)
 
     @property
     def minimum(self) -> float:
         """Minimum transmission amount, share of the rows."""
-        return minimum_transmission(int(self.bound)) if self.adaptive else 1.0
+        if not self.adaptive:
+            return 1.0
+        return minimum_transmission(int(self.bound)) if 'minimum' in self.options else 0.0
 
-    def held_up_by(self, iteration: int, slowest: Mapping[str, int]) -> list[str]:
-        """Robots whose slowest row keeps a worker at ``iteration`` waiting; empty: it may go on."""
-        return [robot for robot, row in slowest.items() if iteration - row >= self.bound]
+    def with_bound(self, bound: int) -> SyncMethod:
+        """Return the plain method of this family and these options with another bound."""
+        return replace(self, name=f'{self.family}:{bound}{_suffix(self.family, self.options)}',
+                       bound=bound, most=bound, adapts=False)
 
     def __str__(self) -> str:
         return self.name
 
 
-def _threshold(method: str, text: str | None, low: int) -> int:
-    if text is None:
-        raise ConfigError(f"'{method}' needs a threshold, for example {method}:4")
+def _default(family: str) -> frozenset[str]:
+    return EARLY if family == 'rsp' else frozenset()
+
+
+def _suffix(family: str, options: frozenset[str]) -> str:
+    """Write options as text, in the order of the list above."""
+    on, off = options - _default(family), _default(family) - options
+    if on >= EARLY:
+        on = (on - EARLY) | {'early'}
+    if off >= EARLY:
+        off = frozenset({'early'})
+    known = OPTIONS.get(family, ())
+    return ''.join(sign + name for sign, names in (('+', on), ('-', off)) for name in known
+                   if name in names)
+
+
+def _whole(text: str, number: str, low: int) -> int:
     try:
-        value = int(text)
+        value = int(number)
     except ValueError:
-        raise ConfigError(f"the threshold of '{method}:{text}' is not a whole number") from None
+        raise ConfigError(f"'{number}' in '{text}' is not a whole number") from None
     if not low <= value <= MAX_THRESHOLD:
-        raise ConfigError(f"the threshold of '{method}:{text}' must be {low} to {MAX_THRESHOLD}")
+        raise ConfigError(f"'{number}' in '{text}' must be {low} to {MAX_THRESHOLD}")
     return value
 
 
-def _no_threshold(method: str, text: str | None) -> None:
-    if text is not None:
-        raise ConfigError(f"'{method}' takes no threshold, but got '{text}'")
+def _one(text: str, arguments: list[str], low: int) -> int:
+    if len(arguments) != 1:
+        family = text.partition(':')[0]
+        raise ConfigError(f"'{text}': {family} needs one threshold, for example {family}:4")
+    return _whole(text, arguments[0], low)
+
+
+def _range(text: str, arguments: list[str], low: int) -> tuple[int, int]:
+    if len(arguments) != 2:
+        raise ConfigError(f"'{text}' needs a lowest and a highest threshold, for example dssp:3:15")
+    first, last = (_whole(text, a, low) for a in arguments)
+    if first > last:
+        raise ConfigError(f"'{text}': the lowest threshold, {first}, is above the highest, {last}")
+    return first, last
+
+
+def _options(text: str, family: str, written: str) -> frozenset[str]:
+    options = set(_default(family))
+    known = OPTIONS.get(family, ())
+    for sign, name in re.findall(r'([+-])([a-z]*)', written):
+        if name not in known:
+            there = f'it has {", ".join(known)}' if known else 'it has none'
+            raise ConfigError(f"'{text}': {family} has no option '{name}'; {there}")
+        names = EARLY if name == 'early' else {name}
+        options = options | names if sign == '+' else options - names
+    return frozenset(options)
 
 
 def parse_sync(text: str) -> SyncMethod:
     """Build the method that a string names. Raises `ConfigError` for anything else."""
-    method, colon, rest = text.strip().partition(':')
-    argument = rest if colon else None
-    if method == 'bsp':  # every row of every worker has reached my iteration
-        _no_threshold(method, argument)
-        return SyncMethod('bsp', 1)
-    if method == 'asp':
-        _no_threshold(method, argument)
-        return SyncMethod('asp', math.inf)
-    if method == 'ssp':  # at most s iterations ahead; ssp:0 is bsp
-        bound = _threshold(method, argument, 0)
-        return SyncMethod(f'ssp:{bound}', bound + 1)
-    if method == 'rsp':
-        bound = _threshold(method, argument, 1)
-        return SyncMethod(f'rsp:{bound}', bound, adaptive=True)
-    raise ConfigError(f"synchronisation method '{text}' is unknown; "
-                      'choose bsp, ssp:S, asp or rsp:T, for example rsp:4')
+    text = text.strip()
+    match = re.fullmatch(r'([a-z]+)((?::[^:+-]*|:-\w+)*)((?:[+-][a-z_]+)*)', text)
+    family = match[1] if match else ''
+    if match is None or family not in ('bsp', 'asp', 'ssp', 'dssp', 'flown', 'rsp'):
+        raise ConfigError(f"synchronisation method '{text}' is unknown; choose one of "
+                          f"{', '.join(METHODS)}, for example rsp:4")
+    arguments = match[2].split(':')[1:]
+    options = _options(text, family, match[3])
+    bound, most, adapts = _bounds(text, family, arguments)
+    written = ':'.join([family, *arguments]) + _suffix(family, options)
+    return SyncMethod(written, family, bound, most, options, adapts)
+
+
+def _bounds(text: str, family: str, arguments: list[str]) -> tuple[float, float, bool]:
+    """Return the bound, the loosest bound, and whether the bound changes at run time."""
+    if family in ('bsp', 'asp'):
+        if arguments:
+            raise ConfigError(f"'{text}': {family} takes no threshold")
+        bound = 1 if family == 'bsp' else math.inf
+        return bound, bound, False
+    if family == 'ssp':  # at most s iterations ahead; ssp:0 is bsp
+        threshold = _one(text, arguments, 0)
+        return threshold + 1, threshold + 1, False
+    if family == 'dssp':
+        low, high = _range(text, arguments, 0)
+        return low + 1, high + 1, False
+    if family == 'flown':
+        low, high = _range(text, arguments, 0) if arguments else FLOWN_RANGE
+        return low + 1, high + 1, False
+    if arguments[:1] == ['auto']:
+        low, high = _range(text, arguments[1:], 1) if arguments[1:] else AUTO_RANGE
+        return low, high, True
+    threshold = _one(text, arguments, 1)
+    return threshold, threshold, False

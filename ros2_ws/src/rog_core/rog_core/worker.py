@@ -13,13 +13,14 @@ the actions that the shell must carry out. `deadline` tells when `on_time` is du
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from . import plan as plans
 from .accumulator import Accumulator
-from .codec import RAW, Codec, get_codec
+from .codec import RAW, SMALLER, Codec, get_codec
 from .errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from .link import LinkEstimate
 from .messages import (
@@ -60,6 +61,25 @@ class WorkerStatistics:
     stall_time: float = 0.0
 
 
+@dataclass(frozen=True)
+class WorkerReport:
+    """What people and monitors are told; names and units are those of rog_msgs/TrainingStatus."""
+
+    state: str
+    sync: str
+    iteration: int
+    staleness: int
+    rows_total: int
+    rows_pushed: int
+    rows_pulled: int
+    bandwidth: float
+    compute_time: float
+    communicate_time: float
+    stall_time: float
+    bytes_sent: int
+    bytes_received: int
+
+
 def _method_of(text: str) -> SyncMethod:
     try:
         return parse_sync(text)
@@ -68,24 +88,28 @@ def _method_of(text: str) -> SyncMethod:
                                   f'{error}') from error
 
 
-_TIME_OF = {COMPUTING: 'compute_time', PUSHING: 'communicate_time', PULLING: 'communicate_time',
-            WAITING: 'stall_time'}
+# What a worker is doing, for its statistics and its power.
+COMPUTES, COMMUNICATES, STALLS = 'computing', 'communicating', 'stalled'
+_TIME_OF = {COMPUTES: 'compute_time', COMMUNICATES: 'communicate_time', STALLS: 'stall_time'}
 
 
 class WorkerMachine:
-    """See the module. ``incarnation``: random 64-bit identity of this life of the worker."""
+    """See the module. ``incarnation``: random 64-bit identity of this life of the worker.
+
+    ``traffic``: see `LinkEstimate.scale`.
+    """
 
     def __init__(self, robot: str, incarnation: int, accumulator: Accumulator,
                  codec: str = 'onebit', f1: float = 1.0, f2: float = 1.0,
-                 max_chunk: int = 14000) -> None:
+                 max_chunk: int = 14000, traffic: float = 1.0) -> None:
         self.robot, self.incarnation, self.accumulator = robot, incarnation, accumulator
         self.codec: Codec = get_codec(codec)
         self.f1, self.f2 = f1, f2
         self.partition = accumulator.partition
-        self.link = LinkEstimate(max_chunk)
+        self.link = LinkEstimate(max_chunk, traffic)
         self.statistics = WorkerStatistics()
         self.state = REGISTERING
-        self.iteration = 0               # iteration computed, or being computed
+        self.iteration = 0               # iteration being computed or pushed
         self.command = Command()
         self.method: SyncMethod = parse_sync('bsp')
         self.server = 0                  # incarnation of the server that has accepted us
@@ -96,7 +120,7 @@ class WorkerMachine:
         self.last_pulled_rows = 0
         self._attempt = 0
         self._busy = False               # a gradient is being computed
-        self._next: int | None = None    # iteration granted while a gradient was being computed
+        self._ready: Callable[[], None] | None = None  # puts a gradient in that was computed early
         self._unknown = 0                # reports in a row of a server that does not know us
         self._register_at = math.inf
         self._register_interval = REGISTER_INTERVAL
@@ -166,26 +190,64 @@ class WorkerMachine:
         if self.push.state != DONE:
             match = receipt is not None and receipt.transfer == self.push.transfer
             self.push.abort(receipt if match else None)
-        self.accumulator.put_back(self.codec, self.push.untaken())
+        self.accumulator.put_back(self.push.codec, self.push.untaken())
         self.push = None
 
     # -- computing and pushing -------------------------------------------------------------------
 
-    def on_gradient(self, now: float) -> list[Action]:
-        """The gradient of the last `Compute` is in the accumulator: push."""
+    def on_gradient(self, now: float, accumulate: Callable[[], None] | None = None
+                    ) -> list[Action]:
+        """The gradient of the last `Compute` is there: push it.
+
+        ``accumulate`` puts it in the accumulator; it is called here, or later if rows of the
+        iteration before still travel (pipelining). None: it is in there already.
+        """
         if not self._busy:
             raise LocalProtocolError('on_gradient without a Compute action before it')
+        self.settle(now)
         self._busy = False
-        if self._next is not None:
-            self.iteration, self._next = self._next, None
+        if self.state in (PUSHING, WAITING, PULLING):
+            self._ready = accumulate or (lambda: None)
+            return []
+        if accumulate is not None:
+            accumulate()
         if self.state != COMPUTING:  # it stays in the accumulator; a join is under way
             return []
+        return self._start_push(now)
+
+    def _start_push(self, now: float) -> list[Action]:
         self._attempt += 1
         transfer = TransferId(self.session, Kind.PUSH, self.iteration, self._attempt)
-        self.push = Sender(transfer, self.partition, self._push_plan(), self.codec,
-                           lambda ids: self.accumulator.take(self.codec, ids), self.link, now)
+        plan = self._push_plan()
+        codec = self._push_codec(plan)
+        self.push = Sender(transfer, self.partition, plan, codec,
+                           lambda ids: self.accumulator.take(codec, ids), self.link, now)
         self._enter(PUSHING, now)
-        return self._poll(now)
+        return [*self._poll(now), *self._compute_ahead()]
+
+    def _compute_ahead(self) -> list[Action]:
+        """Pipelining: go on with the model as it is, if RSP would let this worker go on anyhow.
+
+        The slowest row of the fleet was ``staleness`` behind the former iteration when this one was
+        granted, and it can only have come closer.
+        """
+        if 'pipeline' not in self.method.options \
+                or self.command.staleness + 1 >= self.method.bound:
+            return []
+        self.accumulator.detach()
+        return self._compute(self.iteration + 1)
+
+    def _compute(self, iteration: int) -> list[Action]:
+        self.accumulator.publish()
+        self._busy = True
+        return [Compute(iteration)]
+
+    def _push_codec(self, plan: plans.Plan) -> Codec:
+        """The ternary code where the ordinary one would keep the fleet waiting."""
+        if 'sparse' not in self.method.options:
+            return self.codec
+        return plans.affordable(plan, self.partition, self.codec, SMALLER, self.link.rate,
+                                self.command.patience)
 
     def _push_plan(self) -> plans.Plan:
         if not self.method.adaptive:
@@ -193,7 +255,7 @@ class WorkerMachine:
         age = self.pushed_at.max() - self.pushed_at
         scores = plans.importance(self.accumulator.mean_magnitude(), age, self.f1, self.f2)
         overdue = self.iteration - self.pushed_at >= self.method.bound
-        return plans.adaptive(self.partition, self.method, scores, overdue,
+        return plans.adaptive(self.partition, self.method, scores, overdue & self.method.by_row,
                               np.ones(self.partition.rows, bool), self.command.mta_time)
 
     def on_ack(self, ack: Ack, now: float) -> list[Action]:
@@ -266,6 +328,7 @@ class WorkerMachine:
         command = end.command
         if command.stop:
             self._enter(STOPPED, now)
+            self.accumulator.publish()
             return [*actions, Stop()]
         if end.transfer.kind == Kind.PULL:
             actions += self._go_on(command, now)
@@ -282,6 +345,8 @@ class WorkerMachine:
             raise RemoteProtocolError(f'end of a pull grants iteration {command.next_iteration}')
         if not (command.mta_time >= 0 and math.isfinite(command.mta_time)):
             raise RemoteProtocolError(f'end of a pull has MTA time {command.mta_time}')
+        if not command.patience >= 0:
+            raise RemoteProtocolError(f'end of a pull has patience {command.patience}')
 
     def _go_on(self, command: Command, now: float) -> list[Action]:
         self.method = _method_of(command.sync)
@@ -289,11 +354,18 @@ class WorkerMachine:
         if self.state == JOINING:
             self.pushed_at[:] = command.next_iteration - 1
         self._enter(COMPUTING, now)
+        self.iteration = command.next_iteration
+        if self._ready is not None:
+            return self._push_ready(now)
         if self._busy:  # the gradient under way becomes that of the iteration granted now
-            self._next = command.next_iteration
             return []
-        self.iteration, self._busy = command.next_iteration, True
-        return [Compute(self.iteration)]
+        return self._compute(self.iteration)
+
+    def _push_ready(self, now: float) -> list[Action]:
+        accumulate, self._ready = self._ready, None
+        assert accumulate is not None
+        accumulate()
+        return self._start_push(now)
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -331,12 +403,29 @@ class WorkerMachine:
         self.settle(now)
         self.state = state
 
+    @property
+    def activity(self) -> str:
+        """What the robot does, for its power: computing, communicating or stalled."""
+        if self._busy:
+            return COMPUTES
+        return COMMUNICATES if self.state in (PUSHING, PULLING) else STALLS
+
     def settle(self, now: float) -> None:
         """Book the time since the last change of state."""
-        name = _TIME_OF.get(self.state)
-        if name is not None:
+        counts = self._busy and self.state != STOPPED
+        if counts or self.state in (COMPUTING, PUSHING, PULLING, WAITING):
+            name = _TIME_OF[self.activity]
             setattr(self.statistics, name,
                     getattr(self.statistics, name) + max(now - self._since, 0.0))
         self._since = now
 
-
+    def report(self, now: float) -> WorkerReport:
+        """What is known at this time."""
+        self.settle(now)
+        counted = self.statistics
+        return WorkerReport(
+            self.state, str(self.method), max(self.iteration - (self.state == COMPUTING), 0),
+            self.command.staleness, self.partition.rows, self.last_pushed_rows,
+            self.last_pulled_rows, self.link.rate * 8e-6, counted.compute_time,
+            counted.communicate_time, counted.stall_time, counted.bytes_sent,
+            counted.bytes_received)

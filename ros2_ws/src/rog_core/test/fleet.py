@@ -13,13 +13,13 @@ import numpy as np
 from invariants import Staleness, Versions
 from rog_core.accumulator import Accumulator
 from rog_core.backend import NumpyBackend
-from rog_core.codec import Codec, get_codec
+from rog_core.codec import Codec, codec_on_wire
 from rog_core.errors import RemoteProtocolError, StaleMessageError
 from rog_core.messages import Ack, Chunk, Compute, End, Receipt, RegisterRequest, Send, Stop
 from rog_core.partition import partition_of
 from rog_core.server import ServerMachine
 from rog_core.update import AveragedUpdate
-from rog_core.worker import STOPPED, WorkerMachine
+from rog_core.worker import COMPUTING, PUSHING, STOPPED, WorkerMachine
 
 # Enough short rows for several windows, a small row, a scalar, and a row of several segments.
 SHAPES = {
@@ -61,6 +61,7 @@ class Robot:
         self.alive = True
         self.requests = 0
         self.granted = 0  # iteration whose start was checked last
+        self.pushing = None  # transfer of its last push
 
 
 class Fleet:
@@ -200,7 +201,8 @@ class Fleet:
         return [] if robot.machine.push is None else robot.machine.push._chunks
 
     def decoded(self, sent):
-        return decode(self.partition, get_codec(self.codec), sent.segments, sent.chunk.values)
+        codec = codec_on_wire(sent.chunk.codec)
+        return decode(self.partition, codec, sent.segments, sent.chunk.values)
 
     def held(self, robot):
         """What the robot has produced and the server has not applied."""
@@ -257,11 +259,17 @@ class Fleet:
         """``side``: the robot whose machine acts, None for the server."""
         if side is None:
             self.staleness.grants(self.server)
+        push = robot and robot.machine.push
+        if push and push.transfer != robot.pushing:
+            robot.pushing = push.transfer
+            self.staleness.pushes(robot.machine)
+            self.counts['ternary'] += push.codec.name == 'ternary'
         for action in actions:
             if isinstance(action, Send):
                 self.send(side, action, robot)
             elif isinstance(action, Compute):
-                self.compute(robot)
+                self.counts['computed ahead'] += robot.machine.state == PUSHING
+                self.compute(robot, action.iteration)
             elif isinstance(action, Stop):
                 assert not action.error, action.error
                 self.stopped = self.stopped or side is None
@@ -297,9 +305,9 @@ class Fleet:
             return
         handle = getattr(robot.machine, hostile.HANDLER[type(message)])
         self.act(robot.name, self.guard(lambda: handle(message, self.now)), robot)
-        granted = robot.machine._next
-        if granted is not None and granted != robot.granted:  # while the last one is computed
-            self.check_start(robot, granted)
+        machine = robot.machine  # granted while the last one is computed
+        if machine.state == COMPUTING and machine.iteration != robot.granted:
+            self.check_start(robot, machine.iteration)
 
     def deliver_to_server(self, name, message):
         handle = getattr(self.server, hostile.HANDLER[type(message)])
@@ -327,20 +335,21 @@ class Fleet:
             self.carry(robot.name, False, 100, answer)
         self.carry(robot.name, True, 1000, deliver)
 
-    def compute(self, robot):
+    def compute(self, robot, iteration):
         self.counts['compute'] += 1
-        self.check_start(robot, robot.machine.iteration)
+        self.check_start(robot, iteration)
 
-        def done():
-            if not robot.alive or robot.machine.state == STOPPED:
-                return
+        def accumulate():
             before = robot.store.pending.astype(np.float64)
             gradient = self.noise.standard_normal(self.partition.elements).astype(np.float32)
             gradient[self.noise.random(gradient.size) < 0.2] = 0
             robot.store.accumulate(gradient, 0.01)
             self.produced += robot.store.pending - before
-            self.staleness.pushes(robot.machine)
-            self.act(robot.name, robot.machine.on_gradient(self.now), robot)
+
+        def done():
+            if not robot.alive or robot.machine.state == STOPPED:
+                return
+            self.act(robot.name, robot.machine.on_gradient(self.now, accumulate), robot)
         self.at(robot.compute_time * self.rng.uniform(0.5, 1.5), done)
 
     def run(self, seconds):

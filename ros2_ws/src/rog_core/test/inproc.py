@@ -26,8 +26,8 @@ class InProcessLink:
                                     self.codec)
         return self.run(machine.start(self.now))
 
-    def exchange(self):
-        return self.run(self.machine.on_gradient(self.now))
+    def exchange(self, accumulate):
+        return self.run(self.machine.on_gradient(self.now, accumulate))
 
     def run(self, actions):
         """Carry messages until the worker may compute; None if the run is over."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 
@@ -27,7 +29,12 @@ class Versions:
         """The server never takes a row for newer than its oldest segment."""
         seen = np.minimum.reduceat(self.entry(member)[2], self.partition.first_segment)
         assert (member.versions <= seen).all(), (member.robot, member.versions, seen)
-        assert member.slowest == member.versions.min()
+        assert member.slowest in (member.versions.min(), member.iteration)
+
+
+def loosest(method):
+    """Iterations by which a row may be behind at most under this method."""
+    return method.most if method.by_row else math.inf
 
 
 class Staleness:
@@ -45,7 +52,7 @@ class Staleness:
 
     def pushes(self, machine):
         life = machine.incarnation
-        bound = self.pushed_under[life] = machine.method.bound
+        bound = self.pushed_under[life] = loosest(machine.method)
         self.complied[life] = max(self.complied.get(life, 0), bound)
 
     def starts(self, machine):
@@ -60,13 +67,13 @@ class Staleness:
             life = member.incarnation
             if self.members.get(life) is not member:  # has just joined, within the present bound
                 self.members[life] = member
-                self.complied[life] = server.method.bound
+                self.complied[life] = loosest(server.method)
                 self.pushed_under.pop(life, None)
         for member in active:
             pull = member.sender and member.sender.transfer
             if pull and self.granted.get(member.robot, (None, 0))[0] != pull:
                 bounds = [self.complied[m.incarnation] for m in active]
-                self.granted[member.robot] = pull, max([server.method.bound, *bounds])
+                self.granted[member.robot] = pull, max([loosest(server.method), *bounds])
 
     def check(self, robot, iteration, fleet):
         """Compare the iteration with every row of every member; returns the number of members."""

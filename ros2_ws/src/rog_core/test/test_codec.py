@@ -1,9 +1,12 @@
 """Codecs: both backends against a slow reference, error feedback, refusals."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from rog_core.backend import (
     ArrayBackend,
     NumpyBackend,
@@ -11,14 +14,18 @@ from rog_core.backend import (
     bfloat16_encode,
     get_backend,
 )
-from rog_core.codec import CODECS, RAW, codec_on_wire, get_codec, in_model_order
+from rog_core.codec import CODECS, RAW, codec_on_wire, encode_ids, get_codec, in_model_order
 from rog_core.errors import ConfigError, RemoteProtocolError
+from rog_core.messages import Chunk, Kind, TransferId
 from rog_core.partition import partition_of
+from rog_core.receiver import Receiver
 
 BACKENDS = [NumpyBackend(), ArrayBackend(np, 'numpy as an array module')]
 PARTITION = partition_of([('conv', (40, 34)), ('bias', (3,)), ('scale', ()), ('long', (9001,))])
 MODELS = {name: partition_of([(p.name, p.shape) for p in PARTITION.parameters], codec=name)
           for name in CODECS}
+
+TERNARY = get_codec('ternary')
 
 
 def gpu():
@@ -44,6 +51,28 @@ def magnitude(partition, values, ids):
     return NumpyBackend().difference_magnitude(values, zeros, partition.offsets)[ids]
 
 
+def rounded(scale):
+    """Bfloat16 bytes of a float32, and the float32 that they mean."""
+    code = (int(np.float32(scale).view(np.uint32)) + 0x8000) >> 16
+    return code.to_bytes(2, 'little'), np.uint32(code << 16).view(np.float32)
+
+
+def ternary_reference(row):
+    """Ternary bytes and decoded values of one segment."""
+    chosen, decoded = [], np.zeros_like(row)
+    for start in range(0, row.size, 64):
+        block = [abs(float(v)) for v in row[start:start + 64]]
+        chosen.append((start, block.index(max(block))) if max(block) > 0 else None)
+    sent = [abs(float(row[sum(at)])) for at in chosen if at]
+    out, scale = rounded(sum(sent) / max(len(sent), 1))
+    for at in chosen:
+        negative = bool(at) and bool(np.signbit(row[sum(at)]))
+        out += bytes([0x80 | negative << 6 | at[1] if at else 0])
+        if at:
+            decoded[sum(at)] = -scale if negative else scale
+    return out, decoded
+
+
 def reference(codec, partition, values, ids, sums):
     """Encoded bytes and decoded values (elements,), one element at a time."""
     out, decoded = bytearray(), np.zeros_like(values)
@@ -53,10 +82,12 @@ def reference(codec, partition, values, ids, sums):
             out += values[lo:hi].astype('<f4').tobytes()
             decoded[lo:hi] = values[lo:hi]
             continue
-        mean = np.float32(sums[number] / (hi - lo))
-        code = (int(mean.view(np.uint32)) + 0x8000) >> 16
-        scale = np.uint32(code << 16).view(np.float32)
-        out += code.to_bytes(2, 'little')
+        if codec == 'ternary':
+            code, decoded[lo:hi] = ternary_reference(values[lo:hi])
+            out += code
+            continue
+        code, scale = rounded(sums[number] / (hi - lo))
+        out += code
         for start in range(lo, hi, 8):
             byte = 0
             for bit, k in enumerate(range(start, min(start + 8, hi))):
@@ -137,9 +168,10 @@ def test_what_is_encoded_and_what_stays_add_up_to_the_original(seed, codec):
     assert np.allclose(pending, values, rtol=1e-6, atol=1e-6)
 
 
-def test_error_feedback_brings_everything_over_in_the_end():
-    partition, values, _, _ = draw(1, 'onebit')
-    codec, every = get_codec('onebit'), np.arange(partition.segments)
+@pytest.mark.parametrize('codec', ['onebit', 'ternary'])
+def test_error_feedback_brings_everything_over_in_the_end(codec):
+    partition, values, _, _ = draw(1, codec)
+    codec, every = get_codec(codec), np.arange(partition.segments)
     pending, there, backend = values.copy(), np.zeros_like(values), NumpyBackend()
     for _ in range(200):
         data = codec.take(backend, partition, pending, every, magnitude(partition, pending, every))
@@ -178,13 +210,14 @@ def test_values_that_are_nan_or_infinite_are_refused(codec, bits):
         get_codec(codec).check(partition, ids, data)
 
 
-def test_a_negative_scale_is_refused():
-    partition, values, _, _ = draw(2, 'onebit')
+@pytest.mark.parametrize('codec', ['onebit', 'ternary'])
+def test_a_negative_scale_is_refused(codec):
+    partition, values, _, _ = draw(2, codec)
     ids = np.array([4])
-    data = get_codec('onebit').take(NumpyBackend(), partition, values, ids, np.ones(1, np.float32))
+    data = get_codec(codec).take(NumpyBackend(), partition, values, ids, np.ones(1, np.float32))
     data[1] |= 0x80
     with pytest.raises(RemoteProtocolError, match='scale of segment 4 .* negative'):
-        get_codec('onebit').check(partition, ids, data)
+        get_codec(codec).check(partition, ids, data)
 
 
 @pytest.mark.parametrize('codec', sorted(CODECS))
@@ -197,6 +230,99 @@ def test_values_of_the_wrong_length_are_refused(codec, change):
     told = f'3 segments has {wrong.size} .* {data.size} are'
     with pytest.raises(RemoteProtocolError, match=told):
         get_codec(codec).check(partition, ids, wrong)
+
+
+floats = st.floats(-2.0 ** 120, 2.0 ** 120, width=32)
+levels = st.sampled_from([0, -0.0, 1, -1, 2, -2, 1e-45]).map(np.float32)
+
+
+def one_row(length):
+    """One segment of that many elements, and its ids."""
+    return partition_of([('p', (length,))], codec='ternary'), np.zeros(1, np.int64)
+
+
+@settings(deadline=None)
+@given(arrays.arrays(np.float32, st.integers(1, 200), elements=floats | levels, fill=levels))
+def test_backends_write_the_same_ternary_bytes_for_any_values(row):
+    (partition, ids), expected = one_row(row.size), ternary_reference(row)
+    for backend in BACKENDS:
+        left = backend.from_host(row)
+        data = TERNARY.take(backend, partition, left, ids, None)
+        TERNARY.check(partition, ids, data)
+        assert data.tobytes() == expected[0]
+        assert np.array_equal(left, row - expected[1])
+
+
+@pytest.mark.parametrize('backend', BACKENDS, ids=lambda b: type(b).__name__)
+def test_ternary_sends_the_first_of_the_largest_of_each_block(backend):
+    row = np.zeros(64 * 3 + 5, np.float32)
+    row[[3, 17, 60]] = 1, -4, 4      # the first of equals goes, whatever its sign
+    row[[64, 127]] = 0.5, 2          # the last of its block
+    row[-1] = 3                      # in the short block; the one before is empty
+    partition, ids = one_row(row.size)
+    data = TERNARY.take(backend, partition, row, ids, None)
+    assert bfloat16_decode(data[:2].view('<u2')) == 3
+    assert data[2:].tolist() == [0x80 | 0x40 | 17, 0x80 | 63, 0, 0x80 | 4]
+    assert row[[3, 17, 60, 64, 127, -1]].tolist() == [1, -1, 4, 0.5, -1, 0]
+    nothing = TERNARY.take(backend, partition, np.full_like(row, -0.0), ids, None)
+    assert nothing.tolist() == [0] * 6
+
+
+BAD_BYTES = {
+    'outside the short block': (5, 0x80 | 5, 'byte of segment 0 points outside'),
+    'outside, negative': (5, 0x80 | 0x40 | 63, 'byte of segment 0 points outside'),
+    'nothing sent, with a position': (3, 1, 'segment 0 .* sends nothing and is not 0'),
+    'nothing sent, with a sign': (4, 0x40, 'segment 0 .* sends nothing and is not 0'),
+    'infinite scale': (1, 0x7f, 'scale of segment 0'),
+    'negative scale': (1, 0x80, 'scale of segment 0')}
+
+
+@pytest.mark.parametrize('case', BAD_BYTES)
+def test_a_chunk_with_malformed_ternary_bytes_is_refused_and_nothing_of_it_applied(case):
+    at, byte, text = BAD_BYTES[case]
+    partition, ids = one_row(64 * 3 + 5)
+    applied = []
+    receiver = Receiver(partition, frozenset({Kind.PUSH}),
+                        lambda transfer, ids, codec, values: applied.append(values), 1, TERNARY)
+    good = np.array([0x80, 0x3f, 0x80, 0, 0, 0x80 | 4], np.uint8)
+    bad = good.copy()
+    bad[at] = byte
+    chunk = Chunk(TransferId(1, Kind.PUSH, 1, 1), 0, TERNARY.number, 1, encode_ids(ids)[0], bad)
+    with pytest.raises(RemoteProtocolError, match=text):
+        receiver.on_chunk(chunk)
+    assert receiver.transfer is None
+    assert not applied
+    receiver.on_chunk(replace(chunk, values=good))
+    assert applied[0] is good
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 150), min_size=1, max_size=4), data=st.data())
+def test_any_bytes_are_refused_or_decode_to_one_element_a_block_inside_their_segments(lengths,
+                                                                                      data):
+    partition = partition_of([(f'p{k}', (n,)) for k, n in enumerate(lengths)], codec='ternary')
+    ids = np.arange(1, partition.segments)
+    size = int(TERNARY.sizes(partition.lengths[ids]).sum())
+    code = np.array(data.draw(st.lists(st.sampled_from([0, 0x3f, 0x80, 0x85, 0xc0, 0xff])
+                                       | st.integers(0, 255), min_size=size, max_size=size)),
+                    np.uint8)
+    try:
+        TERNARY.check(partition, ids, code)
+    except RemoteProtocolError:
+        return
+    results = []
+    for backend in BACKENDS:
+        results.append(np.full(partition.elements, 7, np.float32))
+        TERNARY.add(backend, partition, results[-1], ids, code, 0.25)
+    assert np.array_equal(*results)
+    changed = np.flatnonzero(results[0] != 7)
+    blocks = sum(-(-n // 64) for n in lengths[1:])
+    assert changed.size <= blocks
+    assert (changed >= lengths[0]).all()
+
+
+def test_ternary_segments_cost_a_scale_and_a_byte_for_every_64_elements():
+    assert TERNARY.sizes(np.array([1, 64, 65, 8192])).tolist() == [3, 3, 4, 130]
 
 
 def test_unaligned_raw_bytes_are_decoded():
@@ -229,7 +355,7 @@ def test_chunks_put_in_model_order_decode_to_the_same(codec):
 def test_codecs_are_found_by_name_and_number_or_refused():
     for name, codec in CODECS.items():
         assert get_codec(name) is codec_on_wire(codec.number) is codec
-    with pytest.raises(ConfigError, match="'zip' is unknown; choose one of onebit, raw"):
+    with pytest.raises(ConfigError, match="'zip' is unknown; choose one of onebit, raw, ternary"):
         get_codec('zip')
     with pytest.raises(RemoteProtocolError, match='codec 9'):
         codec_on_wire(9)

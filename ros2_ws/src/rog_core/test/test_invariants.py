@@ -14,7 +14,9 @@ from rog_core.worker import STOPPED
 
 SCHEDULES = int(os.environ.get('ROG_SCHEDULES', '80'))
 
-SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'rsp:1', 'rsp:2', 'rsp:4', 'rsp:20']
+SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early', 'rsp:1', 'rsp:2',
+         'rsp:4', 'rsp:20', 'rsp:auto:2:8', 'rsp:4-early', 'rsp:3-order-minimum',
+         'rsp:4+pipeline', 'rsp:6+pipeline+sparse', 'rsp:3+sparse', 'rsp:auto:2:9+pipeline+sparse']
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'slow', 'fast', 'sync', 'replay',
           'corrupt', 'checkpoint', 'crash']
 NETWORK = {'loss': [0.0, 0.05, 0.3], 'duplicate': [0.0, 0.2], 'delay': [0.001, 0.02, 0.2],
@@ -110,13 +112,13 @@ EVERYTHING = [('run', 0, 1.0), ('checkpoint', 0, 0.5), ('crash', 0, 1.5), ('sync
 MUST_HAPPEN = ['lost', 'duplicated', 'partial', 'crash that lost updates', 'kill', 'fade',
                'set_sync', 'replayed', 'stale', 'corrupt refused', 'mirror checked',
                'mirror checked behind', 'conservation checked', 'versions checked',
-               'staleness checked', 'compute', 'final model checked']
+               'staleness checked', 'compute', 'final model checked', 'computed ahead', 'ternary']
 
 
 def test_the_schedules_do_what_they_claim():
     """No invariant above holds for want of anything to break it."""
     counts: Counter = Counter()
-    for seed, sync in enumerate(['rsp:4', 'rsp:2', 'ssp:2', 'rsp:20']):
+    for seed, sync in enumerate(['rsp:4', 'rsp:2', 'ssp:2', 'rsp:20+pipeline+sparse']):
         for codec in ('onebit', 'raw'):
             fleet = Fleet(seed, 3, sync, codec, loss=0.1, duplicate=0.1, rate=5e4)
             play(fleet, EVERYTHING)

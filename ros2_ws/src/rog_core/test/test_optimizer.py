@@ -5,7 +5,8 @@ import pytest
 import torch
 from inproc import InProcessLink
 from rog_core.errors import ConfigError, GradientError
-from rog_core.optimizer import RogOptimizer, flatten, trainable, unflatten
+from rog_core.flat import flatten, trainable, unflatten
+from rog_core.optimizer import RogOptimizer
 
 SETTINGS = {'lr': 0.05, 'momentum': 0.9, 'weight_decay': 0.0}
 

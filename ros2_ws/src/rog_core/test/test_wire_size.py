@@ -4,8 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from convmlp import convmlp_m
+from rog_core.codec import get_codec
 from rog_core.link import MIN_CHUNK
 from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId
+from rog_core.partition import partition_of
 from wire_size import TARGETS, cdr_size, push
 
 PUSH = TransferId(1, Kind.PUSH, 1, 1)
@@ -19,6 +22,15 @@ def test_a_full_push_in_random_order_stays_within_its_bytes(name, max_chunk, lar
     assert result['bytes'] <= TARGETS[name]
     assert result['id_bytes_per_row'] <= TARGETS['id_bytes_per_row']
     assert result['largest_message'] <= largest
+
+
+def test_ternary_values_of_a_full_push_are_at_most_a_sixth_of_those_of_one_bit():
+    sizes = {}
+    for name in ('onebit', 'ternary'):
+        partition = partition_of(convmlp_m(), codec=name)
+        sizes[name] = int(get_codec(name).sizes(partition.lengths).sum())
+    assert sizes['onebit'] <= 2.19e6
+    assert sizes['ternary'] <= sizes['onebit'] / 6
 
 
 def test_counted_sizes_are_those_of_the_serialised_messages():
@@ -42,6 +54,6 @@ def test_counted_sizes_are_those_of_the_serialised_messages():
     assert cdr_size(Ack(PUSH, 0, 0)) == serialised('RowAck', 1, 1, 0, 0, 1, 0)
     for sync in ('', 'rsp:4'):
         assert cdr_size(End(PUSH, 0, command=Command(sync=sync))) == serialised(
-            'TransferEnd', 1, 1, 0, 1, 0, 0., 0., 0., 0, 0, sync, False)
+            'TransferEnd', 1, 1, 0, 1, 0, 0., 0., 0., 0, 0, 0., sync, False)
     assert cdr_size(Receipt(PUSH, 1, bytes(21))) == serialised(
         'TransferReceipt', 1, 1, 0, 1, 0, np.zeros(21, np.uint8))

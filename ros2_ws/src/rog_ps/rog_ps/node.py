@@ -12,12 +12,13 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env import records
 from fleet_env.errors import RecordError
+from fleet_env.recorder import Recorder
 from rclpy.node import Node
 from rog_core.backend import get_backend
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.member import AWAY
 from rog_core.messages import Ack, Action, Chunk, End, Send, Stop
-from rog_core.optimizer import flatten, trainable
+from rog_core.flat import flatten, trainable
 from rog_core.partition import partition_of
 from rog_core.server import ServerMachine
 from rog_core.sync import parse_sync
@@ -41,7 +42,6 @@ from rog_tasks.task import Task, load_task
 from std_srvs.srv import Trigger
 
 from . import checkpoint
-from .recorder import Recorder
 
 STATES = {'pulling': 'training'}  # what people see of the machine's states
 
@@ -287,8 +287,8 @@ class ParameterServerNode(Node):
             self._save_or_say()
         if self._recorder is not None:
             try:
-                path = self._recorder.stop(self.elapsed, self.reason)
-                self.get_logger().info(f'wrote {path}')
+                self._recorder.stop(self.elapsed, self.reason)
+                self.get_logger().info(f'wrote {self.out}')
             except RecordError as error:
                 self.get_logger().error(str(error))
 

@@ -64,7 +64,7 @@ def to_ros(message: Chunk | Ack | End | Receipt) -> Any:
     return TransferEnd(**identity, chunks=message.chunks, duration=float(message.duration),
                        mta_duration=float(message.mta_duration), mta_time=float(command.mta_time),
                        next_iteration=command.next_iteration, staleness=int(command.staleness),
-                       sync=command.sync, stop=command.stop)
+                       patience=float(command.patience), sync=command.sync, stop=command.stop)
 
 
 def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
@@ -79,7 +79,7 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
         return Receipt(transfer, message.chunks, bytes(memoryview(message.taken)))
     return End(transfer, message.chunks, message.duration, message.mta_duration,
                Command(message.next_iteration, message.mta_time, message.staleness, message.sync,
-                       message.stop))
+                       message.stop, message.patience))
 
 
 def payload_bytes(message: Chunk | Ack | End | Receipt) -> int:

@@ -11,6 +11,8 @@ import math
 import secrets
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
@@ -18,14 +20,7 @@ from fleet_env.jetson import open_meter
 from rclpy.node import Node
 from rog_core.errors import ConfigError
 from rog_core.messages import Ack, Action, Chunk, Compute, End, RegisterRequest, Send, Stop
-from rog_core.worker import (
-    COMPUTING,
-    PULLING,
-    PUSHING,
-    REGISTERING,
-    STOPPED,
-    WorkerMachine,
-)
+from rog_core.worker import REGISTERING, STOPPED, WorkerMachine
 from rog_msgs.msg import (
     FleetStatus,
     RowAck,
@@ -43,7 +38,6 @@ from rog_ros.receive import receive
 from rog_ros.shaped import ShapedLink
 
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
-POWER_STATE = {COMPUTING: 'computing', PUSHING: 'communicating', PULLING: 'communicating'}
 
 
 class WorkerNode(Node):
@@ -65,6 +59,7 @@ class WorkerNode(Node):
         self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
         self._granted: int | None = None
+        self._accumulate: Callable[[], None] | None = None
         self._link = ShapedLink.from_config(link_of(self.settings.link), self.settings.link_epoch)
         self._meter = open_meter(power_of(self.settings.power), time.monotonic())
         server = self.settings.server_namespace
@@ -102,8 +97,9 @@ class WorkerNode(Node):
         self._started.trigger()
         return self._wait()
 
-    def exchange(self) -> int | None:
+    def exchange(self, accumulate: Callable[[], None]) -> int | None:
         """Push, pull, and wait for the next iteration; None: the run is over."""
+        self._accumulate = accumulate
         self._ready.trigger()
         return self._wait()
 
@@ -133,7 +129,7 @@ class WorkerNode(Node):
     def _on_gradient(self) -> None:
         assert self.machine is not None
         if self.machine.state != STOPPED:
-            self._act(self.machine.on_gradient(time.monotonic()))
+            self._act(self.machine.on_gradient(time.monotonic(), self._accumulate))
 
     def _on_time(self) -> None:
         now = time.monotonic()
@@ -194,7 +190,7 @@ class WorkerNode(Node):
                 self.error = action.error
                 self._grant(None)
         assert self.machine is not None
-        self._meter.enter(POWER_STATE.get(self.machine.state, 'stalled'), now)
+        self._meter.enter(self.machine.activity, now)
         self._alarm.set(min(self.machine.deadline, self._link.deadline))
 
     def _send(self, value: Any, now: float) -> None:
@@ -229,21 +225,9 @@ class WorkerNode(Node):
         message.header.stamp = self.get_clock().now().to_msg()
         message.header.frame_id = self.robot
         if machine is not None:
-            machine.settle(now)
-            counted = machine.statistics
+            for name, value in asdict(machine.report(now)).items():
+                setattr(message, name, value)
             message.state = state or machine.state
-            message.sync = str(machine.method)
-            message.iteration = max(machine.iteration - (machine.state == COMPUTING), 0)
-            message.staleness = machine.command.staleness
-            message.rows_total = machine.partition.rows
-            message.rows_pushed = machine.last_pushed_rows
-            message.rows_pulled = machine.last_pulled_rows
-            message.bandwidth = machine.link.rate * 8e-6
-            message.compute_time = counted.compute_time
-            message.communicate_time = counted.communicate_time
-            message.stall_time = counted.stall_time
-            message.bytes_sent = counted.bytes_sent
-            message.bytes_received = counted.bytes_received
         self._status.publish(message)
 
     def _diagnose(self) -> None:

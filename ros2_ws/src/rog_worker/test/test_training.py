@@ -51,9 +51,9 @@ class Robot:
 
     def join(self, machine):
         self.machine = machine
-        return self.exchange()
+        return self.exchange(lambda: None)
 
-    def exchange(self):
+    def exchange(self, accumulate):
         if self.now:
             self.machine.iteration = self.now
         self.now += 1

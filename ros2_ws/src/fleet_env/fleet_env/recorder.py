@@ -1,4 +1,4 @@
-"""Turns the robots' status messages into run records."""
+"""Turns the reports of the robots into run records, whatever runs the fleet."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from os import PathLike
 
 from fleet_env import records
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
@@ -16,6 +15,37 @@ from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
 _COUNTERS = {'compute_time': 'compute_s', 'communicate_time': 'communicate_s',
              'stall_time': 'stall_s', 'bytes_sent': 'bytes_sent',
              'bytes_received': 'bytes_received', 'energy': 'energy_j'}
+
+
+@dataclass(frozen=True)
+class RobotReport:
+    """What a robot says of itself: the fields of rog_msgs/TrainingStatus, which describes them.
+
+    Times in s, counted like bytes and energy from the start of the present life; bandwidth and
+    link_rate in Mbit/s, power in W, energy in J.
+    """
+
+    robot: str
+    incarnation: int = 0
+    state: str = 'joining'
+    sync: str = ''
+    iteration: int = 0
+    loss: float = math.nan
+    accuracy: float = math.nan
+    evaluated_at: int = 0
+    staleness: int = 0
+    rows_total: int = 0
+    rows_pushed: int = 0
+    rows_pulled: int = 0
+    bandwidth: float = math.nan
+    link_rate: float = math.nan
+    compute_time: float = 0.0
+    communicate_time: float = 0.0
+    stall_time: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    power: float = math.nan
+    energy: float = 0.0
 
 
 @dataclass
@@ -56,18 +86,25 @@ class _Robot:
 class Recorder:
     """Writes run.jsonl while a run goes on and summary.json at its end. ``t`` in seconds.
 
-    ``former``: events of the same run before the server was restarted; the summary is of all of it.
+    :param directory: of the two files; None writes nothing, and :meth:`stop` says what came out.
+    :param former: events of the same run before the server was restarted; the summary is of all of
+        it.
+    :raises RecordError: here and in every method, when a file cannot be written.
     """
 
-    def __init__(self, directory: Path, start: records.Start,
+    def __init__(self, directory: str | PathLike[str] | None, start: records.Start,
                  former: Iterable[records.Event] = ()) -> None:
         self.directory, self.start = directory, start
         self._robots: dict[str, _Robot] = {}
         self.clean = self.before = math.nan
         for event in former:
             self._take_up(event)
-        self._writer = records.RunWriter(directory)
-        self._writer.write(start)
+        self._writer = None if directory is None else records.RunWriter(directory)
+        self._write(start)
+
+    def _write(self, event: records.Event) -> None:
+        if self._writer is not None:
+            self._writer.write(event)
 
     def _take_up(self, event: records.Event) -> None:
         if isinstance(event, records.Evaluation) and event.phase in ('clean', 'before'):
@@ -92,10 +129,10 @@ class Recorder:
         """Record the metric before the shift and after it, before any training."""
         self.clean, self.before = clean, before
         for phase, metric in (('clean', clean), ('before', before)):
-            self._writer.write(records.Evaluation(0.0, '', 0, metric, phase))
+            self._write(records.Evaluation(0.0, '', 0, metric, phase))
 
-    def status(self, t: float, message: Any) -> None:
-        """Record what a robot's status adds to its former one."""
+    def status(self, t: float, message: RobotReport) -> None:
+        """Record what a robot's report, or anything with its fields, adds to its former one."""
         robot = self._robot(message.robot)
         life = f'life {message.incarnation:016x}'
         stopped = message.state == 'stopped'
@@ -112,36 +149,39 @@ class Recorder:
                 rows_pushed=message.rows_pushed, rows_pulled=message.rows_pulled,
                 rows_total=message.rows_total, staleness=message.staleness,
                 bandwidth=message.bandwidth, link_rate=message.link_rate)
-            self._writer.write(event)
+            self._write(event)
             robot.iterated(event)
             robot.present = counted
         if message.evaluated_at not in (0, robot.evaluated_at):
             evaluation = records.Evaluation(t, message.robot, message.evaluated_at,
                                             message.accuracy)
-            self._writer.write(evaluation)
+            self._write(evaluation)
             robot.evaluated(evaluation)
         if stopped and not robot.stopped:
             self._state(t, message, life)
             robot.stopped, robot.present = True, counted
 
-    def _state(self, t: float, message: Any, life: str) -> None:
-        self._writer.write(records.Status(t, message.robot, message.state, message.power,
+    def _state(self, t: float, message: RobotReport, life: str) -> None:
+        self._write(records.Status(t, message.robot, message.state, message.power,
                                           message.energy, life))
 
     def fault(self, t: float, robot: str, what: str, detail: str) -> None:
         """Record that something went wrong and the run goes on."""
-        self._writer.write(records.Fault(t, robot, what, detail))
+        self._write(records.Fault(t, robot, what, detail))
 
-    def stop(self, t: float, reason: str) -> Path:
-        """End the record; returns the path of summary.json."""
+    def stop(self, t: float, reason: str) -> Summary:
+        """End the record; return what summary.json holds."""
         robots = {}
         for name, robot in sorted(self._robots.items()):
-            self._writer.write(records.Stop(t, name, reason, robot.iteration))
+            self._write(records.Stop(t, name, reason, robot.iteration))
             robots[name] = robot.summary(self.clean, self.before)
-        self._writer.close()
         start = self.start
-        return write_summary(self.directory, Summary(start.sync, start.task, start.seed, t, robots,
-                                                     start.fleet, {'reason': reason}))
+        summary = Summary(start.sync, start.task, start.seed, t, robots, start.fleet,
+                          {'reason': reason})
+        if self._writer is not None and self.directory is not None:
+            self._writer.close()
+            write_summary(self.directory, summary)
+        return summary
 
     def final_statuses(self) -> set[str]:
         """Robots whose last status says that they have stopped."""

@@ -1,18 +1,22 @@
 """The records of a run say what the robots did, over all lives of robots and server."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 from fleet_env import records
+from fleet_env.recorder import Recorder, RobotReport
 from fleet_env.summary import read_summary
-from rog_msgs.msg import TrainingStatus
-from rog_ps.recorder import Recorder
+
+MESSAGE = Path(__file__).parents[2] / 'rog_msgs/msg/TrainingStatus.msg'
 
 START = records.Start(0.0, '', 'tiny:Tiny', 'rsp:4', 1, 'team', ['robot1'])
 
 
 def status(iteration, life=1, state='computing', **fields):
-    return TrainingStatus(robot='robot1', incarnation=life, state=state, iteration=iteration,
-                          loss=0.5, compute_time=float(iteration), energy=2.0 * iteration,
-                          bytes_sent=100 * iteration, rows_pushed=iteration, **fields)
+    return RobotReport(robot='robot1', incarnation=life, state=state, iteration=iteration,
+                       loss=0.5, compute_time=float(iteration), energy=2.0 * iteration,
+                       bytes_sent=100 * iteration, rows_pushed=iteration, **fields)
 
 
 def kinds(folder):
@@ -60,3 +64,24 @@ def test_a_server_that_comes_back_takes_up_the_records(tmp_path, life, computed)
     assert robot.compute_s == computed and robot.iterations == 7
     assert robot.accuracy.before == 0.4 and robot.accuracy.after == 0.7
     assert [e[1] for e in robot.evaluations] == [5, 7]
+
+
+def test_without_a_directory_nothing_is_written_and_the_outcome_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def outcome(directory):
+        recorder = Recorder(directory, START)
+        recorder.baseline(0.9, 0.4)
+        recorder.status(1.0, status(3, evaluated_at=3, accuracy=0.8))
+        recorder.fault(1.5, 'robot1', 'link_down', 'for 2 s')
+        return recorder.stop(2.0, 'finished')
+    summary = outcome(None)
+    assert list(tmp_path.iterdir()) == [] and summary.robots['robot1'].iterations == 3
+    assert outcome(tmp_path) == summary == read_summary(tmp_path)
+
+
+@pytest.mark.skipif(not MESSAGE.is_file(), reason='rog_msgs is not beside this package')
+def test_a_report_has_the_fields_of_the_message():
+    lines = [line.split('#')[0].split() for line in MESSAGE.read_text().splitlines()]
+    there = [words[1] for words in lines if words and words[1] != 'header']
+    assert [field.name for field in dataclasses.fields(RobotReport)] == there

@@ -1,0 +1,92 @@
+"""Records a link trace: from our own transfers, or from what `iw` says of a card. Sans-I/O."""
+
+import math
+import re
+
+import numpy as np
+
+from fleet_env.errors import TraceError
+from fleet_env.trace import LinkTrace
+
+_MBIT_PER_BYTE = 8e-6
+
+
+class TraceRecorder:
+    """Turns transfers over one link into its trace.
+
+    The rate of a step is what was carried in it over the time in which something was under way;
+    a step without any transfer says nothing of the link and keeps the rate before it. A transfer
+    that gets nothing across (0 bytes) is what a dead link looks like.
+
+    :param step: seconds that one sample of the trace lasts.
+    :raises TraceError: when ``step`` is not a positive time.
+    """
+
+    def __init__(self, step: float = 0.5):
+        if not (step > 0 and math.isfinite(step)):
+            raise TraceError(f'step is {step} s; it must be greater than 0')
+        self.step = step
+        self._transfers: list[tuple[float, float, float]] = []
+
+    def add(self, begin: float, end: float, nbytes: float) -> None:
+        """Take a transfer of ``nbytes`` bytes from ``begin`` to ``end``, seconds on any clock.
+
+        In any order; transfers may overlap. One that took no time says nothing and is left out.
+
+        :raises TraceError: when it ends before it begins, or a value is negative or not finite.
+        """
+        if not (math.isfinite(begin) and math.isfinite(end) and begin <= end
+                and math.isfinite(nbytes) and nbytes >= 0):
+            raise TraceError(f'a transfer of {nbytes} bytes from {begin} s to {end} s cannot be; '
+                             'give finite times in order and at least 0 bytes')
+        if begin < end:
+            self._transfers.append((begin, end, nbytes * _MBIT_PER_BYTE))
+
+    def trace(self) -> LinkTrace:
+        """Return what was recorded so far; it starts with the first transfer.
+
+        :raises TraceError: when there was none.
+        """
+        if not self._transfers:
+            raise TraceError('nothing was recorded: there was no transfer that took any time')
+        begins, ends, mbit = np.array(self._transfers).T
+        edges, where = np.unique(np.concatenate((begins, ends)), return_inverse=True)
+        first, last = where[:len(begins)], where[len(begins):]
+        spans = np.diff(edges)
+        # Between two edges: Mbit/s of all transfers that are under way, and how many these are.
+        speed, count = np.zeros(len(edges)), np.zeros(len(edges))
+        for values, total in ((mbit / (ends - begins), speed), (np.ones(len(mbit)), count)):
+            np.add.at(total, first, values)
+            np.add.at(total, last, -values)
+        busy = np.cumsum(count)[:-1] > 0.5
+        carried = np.concatenate(([0.0], np.cumsum(np.cumsum(speed)[:-1] * spans * busy)))
+        under_way = np.concatenate(([0.0], np.cumsum(spans * busy)))
+        n = max(math.ceil((edges[-1] - edges[0]) / self.step - 1e-9), 1)
+        grid = edges[0] + np.arange(n + 1) * self.step
+        moved = np.diff(np.interp(grid, edges, carried))
+        took = np.diff(np.interp(grid, edges, under_way))
+        known = np.maximum.accumulate(np.where(took > 1e-9, np.arange(n), 0))
+        rates = np.maximum(moved[known], 0) / took[known]
+        return LinkTrace(np.arange(n) * self.step, rates, n * self.step)
+
+
+def parse_iw(text: str) -> dict[str, float]:
+    """Return station -> its tx bitrate in Mbit/s from ``iw dev X link`` or ``... station dump``.
+
+    Empty when there is no connection; NaN for a station that nothing was sent to yet. It is the
+    rate at which the card codes; half to two thirds of it is what programs get.
+
+    :raises TraceError: when the text is neither.
+    """
+    rates: dict[str, float] = {}
+    station = ''
+    for line in text.splitlines():
+        if found := re.match(r'(?:Connected to|Station) ([0-9a-fA-F:]{17})\b', line):
+            station = found[1].lower()
+            rates[station] = math.nan
+        elif station and (found := re.match(r'\s+tx bitrate:\s*([\d.]+) MBit/s', line)):
+            rates[station] = float(found[1])
+    if not rates and text.strip() not in ('', 'Not connected.'):
+        raise TraceError(f'{text.strip().splitlines()[0]!r} is not what `iw dev ... link` or '
+                         '`iw dev ... station dump` prints')
+    return rates

@@ -1,0 +1,73 @@
+"""The links of ROG's published outdoor runs: how their authors played a record to four robots.
+
+Each sample of the record is set on the robot's card; with probability 1/2 it is then held for 10 to
+90 s; then the record's own step passes (scripts/replay_bandwidth.py of hku-systems/ROG, and the
+Stop lines in the logs of its runs). So an hour of a run is about 140 samples from one place of the
+record, and links are slow to change. The draws depend on the worker alone: all published runs of
+one worker have the same link, sample by sample, which seed 0 and `PUBLISHED_STARTS` give again.
+Time shares and means of the four workers (a zero counts as 59 Mbit/s; std over seeds in brackets):
+
+                                  below 5    below 10   some of 4 below 10   mean, Mbit/s
+    logs, first hour, every run   .34        .40        .96                  57.0
+    logs, 24,300 s (BSP)          .33        .40        .87                  54.3
+    seed 0, first hour            .34        .40        .96                  56.9
+    seed 0, 24,290 s              .33        .40        .87                  54.3
+    seeds 1 to 20, first hour     .33 (.02)  .37 (.02)  .93 (.06)            58.6 (2.5)
+    the same, from worker/6       .34 (.03)  .38 (.03)  .82 (.05)            58.5 (3.0)
+
+In the logs a share of .49 to .51 of the samples is held, for 50.3 s on average, and the mean rates
+of workers 1 to 4 in the first hour are 28.7, 70.5, 48.2 and 80.6 Mbit/s.
+"""
+
+import math
+import random
+
+from fleet_env.errors import TraceError
+from fleet_env.trace import LinkTrace
+
+PUBLISHED_STARTS = (0, 433, 866, 1298)
+"""Samples of rog_outdoors_record.txt at which workers 1 to 4 of the published runs began. It begins
+where worker 1 did, at 1/6 of the authors' longer record; in theirs worker k began at k/6."""
+
+PUBLISHED_OVERHEAD = 0.056
+"""Seconds that each sample lasted longer than the record's step in the published runs (median)."""
+
+
+def replay(record: LinkTrace, worker: int, seed: int, duration: float, factor: float = 0.7,
+           hold_probability: float = 0.5, hold_low: float = 10.0, hold_high: float = 90.0,
+           zero_as: float = 59.0, start: int | None = None, overhead: float = 0.0) -> LinkTrace:
+    """Return the link that ``worker`` sees for ``duration`` seconds when ``record`` is replayed.
+
+    :param worker: 1, 2, ...
+    :param seed: of the holds; 0 gives those of the published runs for workers 1 to 4.
+    :param factor: on every rate.
+    :param hold_low, hold_high: whole seconds, both included, that a sample is held for.
+    :param zero_as: Mbit/s, not multiplied by ``factor``: what a sample of 0 becomes. With us 0 is
+        no link, but the authors' shaper took it as no limit, and 59 is what their cards reached.
+    :param start: sample of the record to begin with; by default at ``worker``/6 of it.
+    :param overhead: seconds that setting a sample takes, in addition to the record's step.
+    :raises TraceError: when a parameter makes no sense.
+    """
+    if worker < 1 or not (duration > 0 and math.isfinite(duration)) or (start or 0) < 0:
+        raise TraceError(f'worker is {worker}, start {start}, duration {duration} s; worker must '
+                         'be at least 1, start at least 0 and duration greater than 0')
+    if not (0 <= hold_probability <= 1 and 0 <= hold_low <= hold_high and overhead >= 0):
+        raise TraceError(f'hold_probability is {hold_probability} (0 to 1), holds are {hold_low} '
+                         f'to {hold_high} s, overhead is {overhead} s; all at least 0, in order')
+    if len(record) < 3:
+        raise TraceError(f'the record has {len(record)} samples; a replay needs at least 3')
+    draw = random.Random(1000 * seed + worker + 2)  # theirs: random.seed(worker + 2)
+    steps = [later - earlier for earlier, later in
+             zip(record.times.tolist(), record.times.tolist()[1:], strict=False)]
+    rates = record.rates.tolist()
+    last = len(record) - 2                          # they never play the last two samples
+    index = min(int(len(record) / 6 * worker) if start is None else start, last - 1)
+    times, played, now = [], [], 0.0
+    while now < duration:
+        times.append(now)
+        played.append(rates[index] * factor if rates[index] else zero_as)
+        if draw.randint(1, 20) > 20 * (1 - hold_probability):
+            now += draw.randint(int(hold_low), int(hold_high))
+        now += steps[index] + overhead
+        index = (index + 1) % last
+    return LinkTrace(times, played, duration)

@@ -1,0 +1,115 @@
+"""`rog compare`: several methods on the same fleet, links and seeds, in virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rog_core.sync import parse_sync
+
+from .choice import add_choices, chosen_fleet
+
+METHODS = 'bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20'
+Progress = Callable[[str, int, float], None]
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    parser = verbs.add_parser(
+        'compare', help='compare synchronisation methods on a fleet, in virtual time')
+    add_choices(parser)
+    parser.add_argument('--sync', default=METHODS, metavar='A,B,...',
+                        help='synchronisation methods (default: %(default)s)')
+    parser.add_argument('--seeds', type=_count, default=3, metavar='K',
+                        help='runs of each method, with seeds from --seed on (default: 3)')
+    parser.add_argument('--out', type=Path, metavar='DIR',
+                        help='directory for the results (default: runs/compare-...)')
+    parser.add_argument('--target', type=_accuracy, metavar='ACC',
+                        help='accuracy, 0 to 1, that times and energies are told for (default: '
+                             'the highest that all runs reach)')
+    parser.add_argument('--jobs', type=_count, metavar='N',
+                        help='runs at a time (default: one per core)')
+    parser.add_argument('--resume', action='store_true',
+                        help='reuse the finished runs in --out that have the same settings')
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    methods = [text.strip() for text in options.sync.split(',') if text.strip()]
+    for method in methods:
+        parse_sync(method)
+    fleet = chosen_fleet(options)
+    stamp = time.strftime('%Y%m%d-%H%M%S')
+    out = options.out or Path('runs') / f'compare-{fleet.name}-{stamp}'
+
+    from rog_sim.compare import compare
+    from rog_sim.figures import draw_comparison
+    from rog_sim.table import markdown_tables, text_tables
+
+    try:
+        with _progress(len(methods) * options.seeds) as progress:
+            comparison = compare(fleet, methods, options.seeds, out, options.jobs, progress,
+                                 target=options.target, resume=options.resume)
+    except KeyboardInterrupt:
+        print(f'rog: stopped; finished runs are in {out}, --out {out} --resume goes on',
+              file=sys.stderr)
+        return 130
+    print(text_tables(comparison))
+    table = out / 'comparison.md'
+    table.write_text(markdown_tables(comparison), encoding='utf-8')
+    print(f'\nResults in {out}:')
+    for path in (out / 'comparison.json', table, *draw_comparison([out])):
+        print(path)
+    return 0
+
+
+@contextmanager
+def _progress(runs: int) -> Iterator[Progress]:
+    """Show how far the runs are: a bar on a terminal, else one line per finished run."""
+    shares: dict[tuple[str, int], float] = {}
+
+    def note(sync: str, seed: int, share: float) -> str:
+        shares[sync, seed] = share
+        finished = sum(value == 1 for value in shares.values())
+        return f'{finished} of {runs} runs'
+
+    if not sys.stdout.isatty():
+        def line(sync: str, seed: int, share: float) -> None:
+            text = note(sync, seed, share)
+            if share == 1:
+                print(f'{sync}, seed {seed}: done ({text})', flush=True)
+
+        yield line
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(TextColumn('{task.description}'), BarColumn(),
+                  TextColumn('{task.percentage:.0f} %'), TimeRemainingColumn(),
+                  transient=True) as bar:
+        task = bar.add_task(f'0 of {runs} runs', total=runs)
+
+        def advance(sync: str, seed: int, share: float) -> None:
+            text = note(sync, seed, share)
+            bar.update(task, completed=sum(shares.values()), description=text)
+
+        yield advance
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'{text} is not a whole number of at least 1')
+    return int(text)
+
+
+def _accuracy(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f'{text} is not an accuracy from 0 to 1, like 0.64')
+    return value

@@ -1,0 +1,130 @@
+"""rog compare and rog plot of several: choices, refusals, files. The runs are made up."""
+
+import pytest
+from fleet_env.fleet_file import dump_fleet
+from fleet_env.records import Iteration, RunWriter, Start
+from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
+from rog_cli.main import main
+from rog_core.errors import RogError
+
+ENDS = {'bsp': .6, 'rsp:4': .7}
+
+
+def record(directory, fleet, sync, seed):
+    names = [robot.name for robot in fleet.robots]
+    with RunWriter(directory) as writer:
+        writer.write(Start(0.0, '', 'a:B', sync, seed, fleet.name, names))
+        writer.write(Iteration(1.0, names[0], 1, 1.0, 1.0, 2.0, 1.0, 5, 5, 10))
+    robots = {name: RobotSummary(10, 20.0, 40.0, 40.0, 600.0, 700, 300, 5.0,
+                                 Accuracy(.9, .5, ENDS[sync]),
+                                 [(30.0, 5, .55), (60.0, 10, ENDS[sync])]) for name in names}
+    write_summary(directory, Summary(sync, 'a:B', seed, 100.0, robots, fleet.name))
+    (directory / 'fleet.yaml').write_text(dump_fleet(fleet))
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Let rog_sim.compare take made-up runs for those that are due; returns what it was asked."""
+    import rog_sim.compare
+    asked = []
+
+    def run_all(jobs, workers, tell, simulate):
+        for job in jobs:
+            asked.append((job.sync, job.fleet.seed, job.fleet.minutes))
+            record(job.directory, job.fleet, job.sync, job.fleet.seed)
+            tell(job.sync, job.fleet.seed, 1.0)
+
+    monkeypatch.setattr(rog_sim.compare, '_run_all', run_all)
+    return asked
+
+
+def run(capsys, *arguments):
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def compare(capsys, out, *arguments):
+    return run(capsys, 'compare', 'indoor', '--sync', 'bsp,rsp:4', '--seeds', '2', '--minutes', '2',
+               '--out', str(out), *arguments)
+
+
+def test_compare_runs_every_method_and_seed_and_says_where_everything_is(
+        capsys, tmp_path, made_up):
+    code, text, _ = compare(capsys, tmp_path / 'out', '--seed', '7')
+    assert code == 0
+    assert made_up == [(sync, seed, 2.0) for sync in ENDS for seed in (7, 8)]
+    assert 'rsp:4, seed 8: done (4 of 4 runs)' in text
+    assert 'target 60.0 %' in text and '70.0 ± 0.0' in text
+    for name in ('comparison.json', 'comparison.md', 'comparison.png', 'accuracy.svg'):
+        path = tmp_path / 'out' / name
+        assert str(path) in text and path.exists()
+
+
+def test_compare_resumes(capsys, tmp_path, made_up):
+    compare(capsys, tmp_path / 'out')
+    code, _, error = compare(capsys, tmp_path / 'out')
+    assert code == 2 and 'already holds a run' in error and 'resume' in error
+    made_up.clear()
+    code, text, _ = compare(capsys, tmp_path / 'out', '--resume')
+    assert code == 0 and made_up == [] and '4 of 4 runs' in text
+
+
+def test_compare_that_is_interrupted_says_how_to_go_on(capsys, tmp_path, monkeypatch):
+    import rog_sim.compare
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rog_sim.compare, '_run_all', interrupted)
+    code, _, error = compare(capsys, tmp_path / 'out')
+    assert code == 130 and '--resume' in error
+
+
+@pytest.mark.parametrize(('arguments', 'says'), [
+    (['--sync', 'bsp,rps:4'], "'rps:4' is unknown"),
+    (['--sync', 'bsp,bsp'], 'twice'),
+    (['--sync', ','], 'at least 1'),
+    (['--minutes', '0'], 'minutes'),
+])
+def test_a_bad_choice_is_refused_before_anything_runs(capsys, tmp_path, made_up, arguments, says):
+    code, _, error = run(capsys, 'compare', 'indoor', '--out', str(tmp_path / 'out'), *arguments)
+    assert code == 2 and says in error
+    assert made_up == [] and not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize(('arguments', 'says'), [
+    (['--target', '64'], 'from 0 to 1'), (['--seeds', '0'], 'at least 1'),
+    (['--jobs', 'x'], 'whole number')])
+def test_a_bad_number_is_refused_by_name(capsys, arguments, says):
+    with pytest.raises(SystemExit):
+        main(['compare', 'indoor', *arguments])
+    assert says in capsys.readouterr().err
+
+
+def test_a_failed_run_is_one_line(capsys, tmp_path, monkeypatch):
+    import rog_sim.compare
+
+    def failing(*_):
+        raise rog_sim.compare.RunError('bsp, seed 1: no route')
+
+    assert issubclass(rog_sim.compare.RunError, RogError)
+    monkeypatch.setattr(rog_sim.compare, '_run_all', failing)
+    assert compare(capsys, tmp_path / 'out')[::2] == (2, 'rog: bsp, seed 1: no route\n')
+
+
+def test_plot_draws_comparisons_and_sets_of_runs(capsys, tmp_path, made_up):
+    compare(capsys, tmp_path / 'a')
+    compare(capsys, tmp_path / 'b')
+    figures = tmp_path / 'figures'
+    for directories, name in (([tmp_path / 'a'], 'comparison.png'),
+                              ([tmp_path / 'a', tmp_path / 'b'], 'sensitivity.svg'),
+                              (sorted(tmp_path.glob('a/*/seed*')), 'accuracy.png')):
+        code, text, _ = run(capsys, 'plot', *map(str, directories), '--out', str(figures))
+        assert code == 0 and str(figures / name) in text.split()
+
+
+def test_plot_does_not_mix_runs_and_comparisons(capsys, tmp_path, made_up):
+    compare(capsys, tmp_path / 'a')
+    code, _, error = run(capsys, 'plot', str(tmp_path / 'a'), str(tmp_path / 'a/bsp/seed1'))
+    assert code == 2 and 'draw them apart' in error

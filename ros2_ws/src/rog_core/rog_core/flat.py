@@ -1,0 +1,82 @@
+"""A PyTorch model on flat memory: what its owner computes on, and what the protocol works on."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from .backend import Array
+from .errors import ConfigError
+from .partition import RowPartition, partition_of
+
+
+class FlatModel:
+    """Parameters and gradients of a model as views of two flat float32 tensors, (elements,).
+
+    Raises `ConfigError` if a parameter that is trained is not float32, or on another device.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.named = trainable(model)
+        self.weights = torch.cat([p.detach().reshape(-1) for _, p in self.named])
+        self.gradient = torch.zeros_like(self.weights)
+        self._views = []
+        at = 0
+        for _, parameter in self.named:
+            part = slice(at, at + parameter.numel())
+            view = self.gradient[part].view(parameter.shape)
+            parameter.data = self.weights[part].view(parameter.shape)
+            parameter.grad = view
+            self._views.append((parameter, view))
+            at = part.stop
+
+    def partition(self, granularity: str, codec: str) -> RowPartition:
+        """Rows of this model."""
+        return partition_of([(n, p.shape) for n, p in self.named], granularity, codec)
+
+    def collect(self) -> None:
+        """Take in gradients that the program has put elsewhere than in our views."""
+        for parameter, view in self._views:
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad.data_ptr() != view.data_ptr():
+                view.copy_(parameter.grad)
+            parameter.grad = view
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero, in place: they are views."""
+        self.gradient.zero_()
+        self.collect()
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """Array of the tensor's backend on the same memory."""
+    if tensor.device.type == 'cpu':
+        return tensor.numpy()
+    import cupy
+    return cupy.from_dlpack(tensor)
+
+
+def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """Named parameters that are trained, in model order; `ConfigError` if they do not fit."""
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    if not named:
+        raise ConfigError('the model has no parameters that require a gradient')
+    for name, parameter in named:
+        if parameter.dtype != torch.float32 or parameter.device != named[0][1].device:
+            raise ConfigError(f'parameter {name} is {parameter.dtype} on {parameter.device}; all '
+                              f'must be float32 on one device ({named[0][1].device})')
+    return named
+
+
+def flatten(model: torch.nn.Module) -> np.ndarray:
+    """Trainable parameters of a model as one flat float32 array on the host, in model order."""
+    return torch.cat([p.detach().reshape(-1).cpu() for _, p in trainable(model)]).numpy()
+
+
+def unflatten(model: torch.nn.Module, weights: np.ndarray) -> None:
+    """Store a flat float32 array in the trainable parameters of a model."""
+    parts = torch.from_numpy(np.asarray(weights)).split([p.numel() for _, p in trainable(model)])
+    with torch.no_grad():
+        for (_, parameter), part in zip(trainable(model), parts, strict=True):
+            parameter.copy_(part.view(parameter.shape))

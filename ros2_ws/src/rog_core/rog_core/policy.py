@@ -1,0 +1,213 @@
+"""Who may go on: the server's side of the synchronisation methods. No I/O, no clock.
+
+A policy looks at how far every worker is and says for whom a worker has to wait. It is asked again
+whenever anything has been pushed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .sync import SyncMethod, parse_sync
+
+STALL_HIGH, STALL_LOW = 0.05, 0.02  # share of time spent waiting: above is too much, below is slack
+ROUNDS = 4                          # pushes of each worker between two decisions of `Auto`
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a policy knows of one worker.
+
+    ``iteration``: last one pushed. ``slowest``: iteration of its oldest row (of all, where
+    staleness does not count by row). ``rate``: measured throughput, bytes/s. ``loss``: that of its
+    last batch; NaN: unknown.
+    """
+
+    iteration: int
+    slowest: int
+    rate: float = 0.0
+    loss: float = float('nan')
+
+
+Fleet = Mapping[str, Progress]
+
+
+class Policy:
+    """A fixed bound for everybody: BSP, SSP, ASP, RSP."""
+
+    def __init__(self, method: SyncMethod) -> None:
+        self.asked = method   # as the user named it
+        self.method = method  # as the workers are told
+
+    def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
+        """A worker has pushed; ``fleet`` counts it."""
+
+    def on_wait(self, robot: str, seconds: float) -> None:
+        """A worker has waited so long for others before it might go on."""
+
+    def bound(self, robot: str) -> float:
+        """Iterations by which the worker may not yet be ahead of the slowest."""
+        return self.method.bound
+
+    def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
+        """Workers for whom this one must wait; empty: it may go on.
+
+        ``least``: a looser bound that still holds, from before the method was changed.
+        """
+        bound = max(self.bound(robot), least)
+        iteration = fleet[robot].iteration
+        return [name for name, other in fleet.items() if iteration - other.slowest >= bound]
+
+
+def controller(latest: float, interval: float, slowest_latest: float, slowest_interval: float,
+               most: int) -> int:
+    """DSSP, Algorithm 2: extra iterations, 0 to ``most``, after which a worker waits least.
+
+    Times of the last push and intervals between the last two, seconds: of the worker and of the
+    slowest one. Both are assumed to go on as before; the worker stops at the r that brings one of
+    its pushes closest to one of the slowest's. Of equal waits the fewest iterations are chosen.
+    """
+    steps = np.arange(most + 1)
+    own = latest + steps * interval
+    slowest = slowest_latest + slowest_interval + steps * slowest_interval
+    return int(np.abs(slowest[None, :] - own[:, None]).min(axis=1).argmin())
+
+
+class Dssp(Policy):
+    """DSSP, Algorithm 1: between the lowest and the highest threshold, where it waits least.
+
+    Read so that the threshold stays in the range, as the paper's text says and its listing does not
+    (there a worker whose extra iterations are used up may be given as many again, and the first
+    one is not counted): of r extra iterations the grant itself is the first, and the controller is
+    asked for at most as many as the highest threshold leaves.
+    """
+
+    def __init__(self, method: SyncMethod) -> None:
+        super().__init__(method)
+        self._pushes: dict[str, tuple[float, float]] = {}  # latest, and the interval before it
+        self._free_until: dict[str, int] = {}  # iteration up to which a worker need not wait
+
+    def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
+        """See `Policy.on_push`."""
+        former = self._pushes.get(robot)
+        self._pushes[robot] = now, now - former[0] if former else float('nan')
+        iteration = fleet[robot].iteration
+        slowest = min(fleet, key=lambda name: fleet[name].slowest)
+        ahead = iteration - fleet[slowest].slowest
+        fastest = max(other.iteration for other in fleet.values())
+        if iteration <= self._free_until.get(robot, 0) or ahead < self.method.bound \
+                or iteration < fastest:
+            return
+        extra = self._extra(robot, slowest, int(self.method.most) - ahead)
+        self._free_until[robot] = iteration + extra - 1
+
+    def _extra(self, robot: str, slowest: str, most: int) -> int:
+        own, other = self._pushes[robot], self._pushes.get(slowest, (0.0, float('nan')))
+        if most <= 0 or own[1] != own[1] or other[1] != other[1]:
+            return 0  # an interval is known from the second push on
+        return controller(*own, *other, most)
+
+    def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
+        """See `Policy.held_up_by`."""
+        if fleet[robot].iteration <= self._free_until.get(robot, 0):
+            return []
+        return super().held_up_by(robot, fleet, least)
+
+
+class Flown(Policy):
+    """FLOWN: a threshold per device, from estimated bandwidth and contribution.
+
+    The ROG paper (Sections I and II-D) describes its reference [19] so: a higher threshold for
+    devices that are estimated to have low bandwidth and contribute less to accuracy, a lower one
+    for the opposite; the published code of that baseline does not run. Read here as: the threshold
+    of a device is how far the others may be ahead of it. Both estimates are ranked within the fleet
+    (a rank does not care for units), their mean places the threshold in the range, and it is
+    scheduled anew whenever the device pushes, from what was measured up to then. The contribution
+    is the loss of the last batch: who recognises little has most to tell.
+    """
+
+    def __init__(self, method: SyncMethod) -> None:
+        super().__init__(method)
+        self._bounds: dict[str, float] = {}
+
+    def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
+        """See `Policy.on_push`."""
+        others = [other for name, other in fleet.items() if name != robot]
+        if not others:
+            return
+        mine = fleet[robot]
+        below = np.mean([[_rank(o.rate, mine.rate), _rank(o.loss, mine.loss)] for o in others])
+        low, high = self.method.bound, self.method.most
+        self._bounds[robot] = round(high - float(below) * (high - low))
+
+    def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
+        """See `Policy.held_up_by`; the bound is that of the one waited for."""
+        iteration = fleet[robot].iteration
+        return [name for name, other in fleet.items() if name != robot and iteration - other.slowest
+                >= max(self._bounds.get(name, self.method.bound), least)]
+
+
+def _rank(other: float, mine: float) -> float:
+    """1 where mine is more, 0 where it is less, a half where they are equal or one is unknown."""
+    return 0.5 + 0.5 * ((mine > other) - (mine < other))
+
+
+class Auto(Policy):
+    """RSP whose threshold follows what is measured (the ROG paper's future work).
+
+    Every few rounds: where the fleet waits for more than `STALL_HIGH` of its time, the threshold
+    rises by a quarter; where it waits less than `STALL_LOW`, nothing is gained by staleness, and
+    it falls by one. While the loss no longer falls, staleness does harm (ROG, Figure 10), so it
+    falls by a quarter instead, whatever the stall.
+    """
+
+    def __init__(self, method: SyncMethod) -> None:
+        super().__init__(method)
+        self.method = method.with_bound(int(method.bound))
+        self._waited = 0.0
+        self._pushes = 0
+        self._since: float | None = None
+        self._losses: list[float] = []
+        self._former = float('nan')  # mean loss of the last round
+
+    def on_wait(self, robot: str, seconds: float) -> None:
+        """See `Policy.on_wait`."""
+        self._waited += seconds
+
+    def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
+        """See `Policy.on_push`."""
+        if self._since is None:
+            self._since = now
+        self._pushes += 1
+        loss = fleet[robot].loss
+        if loss == loss:
+            self._losses.append(loss)
+        if self._pushes >= ROUNDS * len(fleet) and now > self._since:
+            self._decide(self._waited / (len(fleet) * (now - self._since)))
+            self._waited, self._pushes, self._since = 0.0, 0, now
+
+    def _decide(self, stall: float) -> None:
+        bound = int(self.method.bound)
+        step = max(bound // 4, 1)
+        loss = float(np.mean(self._losses)) if self._losses else float('nan')
+        if loss >= self._former:
+            bound -= step
+        elif stall > STALL_HIGH:
+            bound += step
+        elif stall < STALL_LOW:
+            bound -= 1
+        self._former, self._losses = loss, []
+        low, high = int(self.asked.bound), int(self.asked.most)
+        self.method = self.asked.with_bound(min(max(bound, low), high))
+
+
+_POLICIES: dict[str, type[Policy]] = {'dssp': Dssp, 'flown': Flown}
+
+
+def policy_of(text: str) -> Policy:
+    """Return a new policy for the method that ``text`` names; `ConfigError` if it names none."""
+    method = parse_sync(text)
+    return Auto(method) if method.adapts else _POLICIES.get(method.family, Policy)(method)

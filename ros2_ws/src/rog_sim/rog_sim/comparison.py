@@ -1,0 +1,170 @@
+"""``comparison.json``: several methods on the same fleet, trace and seeds, side by side.
+
+    schema       rog-comparison/1
+    fleet, task  as in summary.json
+    robots       number of robots
+    duration_s   duration of each training, s
+    seeds        seeds of the runs
+    target       accuracy, 0 to 1, that times and energies to a target refer to
+    times        moments of accuracy_at, s
+    methods      one entry per method, in the order asked for: the fields of MethodResult
+
+Every number of a method is ``{"mean": ..., "std": ...}`` over the seeds; the standard deviation is
+that of a sample, ``null`` for one seed. ``null`` is also what never happened or was not measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fleet_env.errors import RecordError
+
+from .measure import Run
+
+SCHEMA = 'rog-comparison/1'
+COMPARISON_FILE = 'comparison.json'
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over seeds; NaN where there is none."""
+
+    mean: float = math.nan
+    std: float = math.nan
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Return the spread of those of ``values`` that are numbers."""
+        known = np.array([v for v in values if math.isfinite(v)])
+        return cls(float(known.mean()) if known.size else math.nan,
+                   float(known.std(ddof=1)) if known.size > 1 else math.nan)
+
+
+def _(help: str, unit: str = '', default: Any = Spread()) -> Any:
+    return field(default=default, metadata={'help': help, 'unit': unit})
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """What one method did; durations and amounts of an iteration are means over all robots'."""
+
+    sync: str
+    runs: list[str] = field(metadata={'help': 'directories of its runs, relative to this file'})
+    iterations: Spread = _('iterations of a robot')
+    iteration_s: Spread = _('duration of an iteration', 's')
+    compute_s: Spread = _('computing, of an iteration', 's')
+    communicate_s: Spread = _('pushing and pulling, of an iteration', 's')
+    stall_s: Spread = _('waiting for others, of an iteration', 's')
+    stall_share: Spread = _('share of the time that is spent waiting, 0 to 1')
+    accuracy_end: Spread = _('accuracy at the end, 0 to 1')
+    energy_j: Spread = _('energy of a robot in the whole run', 'J')
+    target_s: Spread = _('time until the accuracy first was the target, of the runs in which it '
+                         'was', 's')
+    target_j: Spread = _('energy of a robot until then', 'J')
+    iteration_bytes: Spread = _('payload sent and received by a robot in an iteration', 'B')
+    rows_share: Spread = _('share of the rows that a push got across, 0 to 1')
+    accuracy_at: list[Spread] = _('accuracy at each of the times: the last evaluation before it',
+                                  default=())
+    reached: int = _('runs that reached the target', default=0)
+
+
+MEASURES = tuple(f.name for f in dataclasses.fields(MethodResult) if f.type == 'Spread')
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several methods on the same fleet, trace and seeds."""
+
+    fleet: str
+    task: str
+    robots: int
+    duration_s: float
+    seeds: list[int]
+    target: float
+    times: list[float]
+    methods: list[MethodResult]
+    schema: str = SCHEMA
+
+
+def compare_runs(runs: Mapping[str, Sequence[Run]], base: Path, target: float | None = None,
+                 times: Sequence[float] | None = None) -> Comparison:
+    """Condense the ``runs`` of each method, all of the same fleet, into a comparison.
+
+    :param base: directory that the paths of the runs are relative to.
+    :param target: accuracy, 0 to 1, of the times and energies to a target. Default: what every
+        run reaches, that is, the least accuracy that any has at its end.
+    :param times: moments in s at which accuracies are told; default: half of the duration.
+    """
+    every = [run for group in runs.values() for run in group]
+    first = every[0].summary
+    if target is None:
+        ends = [float(run.accuracy(run.duration)) for run in every]
+        target = min((end for end in ends if math.isfinite(end)), default=math.nan)
+    times = [first.duration_s / 2] if times is None else list(times)
+    methods = []
+    for sync, group in runs.items():
+        measured = [run.measures(target) for run in group]
+        at = np.array([run.accuracy(times) for run in group])
+        methods.append(MethodResult(
+            sync, [run.directory.relative_to(base).as_posix() for run in group],
+            **{name: Spread.of(m[name] for m in measured) for name in MEASURES},
+            accuracy_at=[Spread.of(column) for column in at.T],
+            reached=sum(math.isfinite(m['target_s']) for m in measured)))
+    return Comparison(first.fleet, first.task, len(first.robots), first.duration_s,
+                      sorted({run.summary.seed for run in every}), target, times, methods)
+
+
+def write_comparison(directory: str | PathLike[str], comparison: Comparison) -> Path:
+    """Write ``comparison.json`` into ``directory`` and return its path."""
+    path = Path(directory) / COMPARISON_FILE
+    data = _finite(dataclasses.asdict(comparison))
+    try:
+        path.write_text(json.dumps(data, indent=2, sort_keys=True) + '\n', encoding='utf-8')
+    except OSError as error:
+        raise RecordError(f'cannot be written: {error.strerror}', str(path)) from error
+    return path
+
+
+def read_comparison(directory: str | PathLike[str]) -> Comparison:
+    """Read ``comparison.json``.
+
+    :raises RecordError: names the file and what is wrong with it.
+    """
+    path = Path(directory) / COMPARISON_FILE
+    try:
+        data = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError) as error:
+        raise RecordError(f'cannot be read: {error}', str(path)) from error
+    schema = data.get('schema') if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise RecordError(f'has schema {schema!r}, this reader knows {SCHEMA!r}', str(path))
+    try:
+        methods = [MethodResult(**{key: _value(value) for key, value in entry.items()})
+                   for entry in data.pop('methods')]
+        return Comparison(**{key: _value(value) for key, value in data.items()}, methods=methods)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RecordError(f'is not a comparison: {error}', str(path)) from error
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Spread(**{key: _value(item) for key, item in value.items()})
+    if isinstance(value, list):
+        return [_value(item) for item in value]
+    return math.nan if value is None else value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

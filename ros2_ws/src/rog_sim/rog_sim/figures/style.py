@@ -1,0 +1,137 @@
+"""How figures look: sizes, type, colours; the same method has the same colour everywhere."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+
+COLUMN = 3.4  # inches: a column of a two-column paper
+PAGE = 7.0    # inches: both columns
+STATES = {'compute': '#4c9f70', 'communicate': '#5b8db8', 'stall': '#d1603d'}
+_STYLE: Any = {
+    'font.size': 7.5, 'axes.titlesize': 8, 'axes.labelsize': 7.5, 'legend.fontsize': 7,
+    'xtick.labelsize': 7, 'ytick.labelsize': 7, 'lines.linewidth': 1.1, 'axes.linewidth': .6,
+    'xtick.major.width': .6, 'ytick.major.width': .6, 'xtick.major.size': 2.5,
+    'ytick.major.size': 2.5, 'axes.spines.top': False, 'axes.spines.right': False,
+    'axes.grid': True, 'grid.linewidth': .4, 'grid.color': '#e4e4e4', 'axes.axisbelow': True,
+    'legend.frameon': False, 'legend.handlelength': 1.5, 'legend.columnspacing': 1.0,
+    'legend.handletextpad': .4, 'legend.borderaxespad': .2,
+    'svg.hashsalt': 'rog', 'axes.formatter.useoffset': False}
+
+# The light and the dark end of each family. Hues stay apart for the colour-blind (after Okabe and
+# Ito); inside a family lightness tells the threshold, and survives in grey.
+_FAMILIES = {'bsp': ('#000000', '#000000'), 'ssp': ('#7ab8e6', '#053061'),
+             'rsp': ('#f2a36e', '#8c1504'), 'dssp': ('#d59cc4', '#6b2a63'),
+             'flown': ('#009e73', '#009e73'), 'asp': ('#c7a500', '#c7a500'),
+             'gsgm': ('#5fc6c9', '#0b6e72'), 'dgh-gc': ('#c49a7a', '#5d3a1a')}
+_AUTO = '#d6006e'  # a threshold that changes while it runs
+_OTHER = ('#9a9a9a', '#555555')
+_DASHES: dict[str, Any] = {
+    '': '-', '+pipeline': (0, (4, 1.2)), '+sparse': (0, (1.2, 1)),
+    '+pipeline+sparse': (0, (5, 1, 1, 1)), '+early': (0, (2.5, 1)), '-order': (0, (7, 1.5)),
+    '-timeout': (0, (2.5, 2)), '-minimum': (0, (1, 2)), '-early': (0, (7, 1.5, 1, 1.5))}
+_MIXED = (0, (5, 1, 1, 1, 1, 1))  # any other set of options
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn."""
+
+    color: str
+    dashes: Any
+
+
+def look(sync: str) -> Look:
+    """Return how the method ``sync`` is drawn; it depends on nothing but the name.
+
+    The family gives the hue, the threshold its lightness (dark: 40 and more), options the dashes.
+    """
+    family, arguments, options = parts(sync)
+    light, dark = (np.array(to_rgb(c)) for c in _FAMILIES.get(family, _OTHER))
+    numbers = [float(a) for a in arguments if a.isdigit()]
+    share = min(math.log(max(numbers[-1], 2) / 2) / math.log(20), 1.0) if numbers else 0.6
+    color = _AUTO if 'auto' in arguments else to_hex(light + share * (dark - light))
+    return Look(color, _DASHES.get(options, _MIXED))
+
+
+def parts(sync: str) -> tuple[str, list[str], str]:
+    """Return family, arguments and options: ``rsp``, ``['4']``, ``+sparse`` of ``rsp:4+sparse``."""
+    match = re.match(r'([^:+-]*(?:-gc)?)((?::[^:+-]*)*)(.*)', sync)
+    assert match is not None  # anything matches
+    return match[1], match[2].split(':')[1:], match[3]
+
+
+def label(sync: str) -> str:
+    """Return the name of a method as papers write it: ``SSP-4`` for ``ssp:4``."""
+    family, arguments, options = parts(sync)
+    return '-'.join([family.upper(), *arguments]) + options.replace('-', '−')
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the style of this module, and leave matplotlib as it was."""
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of that size in inches, apart from pyplot's state."""
+    figure = Figure(figsize=(width, height), layout='constrained')
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, directory: Path, name: str) -> list[Path]:
+    """Write NAME.png and NAME.svg; equal figures are equal files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    png, svg = directory / f'{name}.png', directory / f'{name}.svg'
+    figure.savefig(png, dpi=300, metadata={'Software': None})
+    figure.savefig(svg, metadata={'Date': None})
+    return [png, svg]
+
+
+def end_labels(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
+    """Write (y, text, colour) of lines that end at the right margin there, none over another."""
+    ends = sorted(e for e in ends if math.isfinite(e[0]))
+    figure = axes.get_figure(root=True)
+    if not ends or figure is None:
+        return
+    figure.draw_without_rendering()                   # lays out: the height is known from here on
+    low, high = axes.get_ylim()
+    height = axes.get_window_extent().height / figure.dpi * 72
+    gap = 8.2 / height                                # one line of text, in shares of the axes
+    wanted = np.array([(y - low) / (high - low) for y, _, _ in ends])
+    # Lines of text are moved as little as keeps them apart: isotonic regression of y - i * gap.
+    steps = gap * np.arange(len(ends))
+    placed = _isotonic(wanted - steps) + steps
+    placed += min(0.0, 1.0 - placed[-1])
+    for at, to, (_, text, color) in zip(wanted, placed, ends, strict=True):
+        axes.annotate(text, (1, at), (7, height * (to - at)), xycoords='axes fraction',
+                      textcoords='offset points', va='center', ha='left', color=color,
+                      fontsize=7, annotation_clip=False,
+                      arrowprops={'arrowstyle': '-', 'color': color, 'lw': .5, 'shrinkA': 0,
+                                  'shrinkB': 0, 'relpos': (0, .5)})
+
+
+def _isotonic(values: np.ndarray) -> np.ndarray:
+    """Return the rising sequence nearest to ``values`` [n] (pool adjacent violators)."""
+    blocks: list[list[float]] = []
+    for value in values:
+        blocks.append([value, 1])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            mean, n = blocks.pop()
+            before, m = blocks.pop()
+            blocks.append([(mean * n + before * m) / (n + m), n + m])
+    return np.concatenate([np.full(int(n), mean) for mean, n in blocks])

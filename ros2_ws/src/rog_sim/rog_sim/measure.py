@@ -1,0 +1,121 @@
+"""What the records of one run say: accuracy and energy over time, and the numbers of a table.
+
+Accuracy is a mean over the robots, each counting with its last evaluation. Energy is the mean over
+the robots of what each had drawn.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from fleet_env.errors import RecordError
+from fleet_env.records import Iteration, Status, read_run
+from fleet_env.summary import Summary, read_summary
+from numpy.typing import ArrayLike, NDArray
+
+Series = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, read back.
+
+    ``energy``: robot -> (time s, energy J), each of shape [n], both rising from 0.
+    """
+
+    directory: Path
+    summary: Summary
+    rows_total: int
+    energy: dict[str, tuple[Series, Series]]
+
+    @property
+    def duration(self) -> float:
+        """Duration of the training, s."""
+        return self.summary.duration_s
+
+    def accuracy(self, times: ArrayLike) -> Series:
+        """Return the mean accuracy at ``times`` [n] in s; NaN before every robot has one."""
+        return self._accuracy(0, times)
+
+    def accuracy_after(self, iterations: ArrayLike) -> Series:
+        """Return the mean accuracy after ``iterations`` [n] of each robot; NaN before any."""
+        return self._accuracy(1, iterations)
+
+    def reached(self, levels: ArrayLike) -> Series:
+        """Return when the mean accuracy first was at least ``levels`` [n], in s; NaN: never."""
+        times = np.unique(np.concatenate([[0.0], *(e[0] for e in self._evaluations())]))
+        best = np.maximum.accumulate(np.nan_to_num(self.accuracy(times), nan=-np.inf))
+        first = np.searchsorted(best, np.asarray(levels), 'left')
+        return np.append(times, np.nan)[first]
+
+    def energy_at(self, times: ArrayLike) -> Series:
+        """Return the mean energy of a robot until ``times`` [n], in J; NaN where a time is NaN."""
+        at = np.asarray(times, dtype=np.float64)
+        return np.mean([np.interp(at, *series) for series in self.energy.values()], axis=0)
+
+    def measures(self, target: float) -> dict[str, float]:
+        """Return the numbers that a comparison holds of one run; `MethodResult` explains them."""
+        robots = list(self.summary.robots.values())
+        iterations = sum(r.iterations for r in robots)
+        each = max(iterations, 1)
+        compute, communicate, stall = (
+            sum(getattr(r, name) for r in robots) / each
+            for name in ('compute_s', 'communicate_s', 'stall_s'))
+        total = compute + communicate + stall
+        pushed = sum(r.rows_pushed_mean for r in robots) / len(robots)
+        time = float(self.reached(target))
+        return {
+            'iterations': iterations / len(robots), 'iteration_s': total, 'compute_s': compute,
+            'communicate_s': communicate, 'stall_s': stall,
+            'stall_share': stall / total if total else np.nan,
+            'accuracy_end': float(self.accuracy(self.duration)),
+            'energy_j': float(self.energy_at(self.duration)),
+            'target_s': time, 'target_j': float(self.energy_at(time)),
+            'iteration_bytes': sum(r.bytes_sent + r.bytes_received for r in robots) / each,
+            'rows_share': pushed / self.rows_total if self.rows_total else np.nan}
+
+    def _evaluations(self) -> list[Series]:
+        """Return (t, iteration, metric) of shape [3, n] of each robot that was ever evaluated."""
+        series = []
+        for robot in self.summary.robots.values():
+            start = [(0.0, 0, robot.accuracy.before)] if robot.evaluations else []
+            table = np.array([*start, *robot.evaluations], dtype=np.float64).reshape(-1, 3)
+            series.append(table[np.isfinite(table[:, 2])].T)
+        return [table for table in series if table.size]
+
+    def _accuracy(self, axis: int, at: ArrayLike) -> Series:
+        series = self._evaluations()
+        if not series:
+            return np.full(np.shape(at), np.nan)
+        last = [np.append(np.nan, e[2])[np.searchsorted(e[axis], at, 'right')] for e in series]
+        return np.mean(last, axis=0)
+
+
+def read_run_measures(directory: str | PathLike[str]) -> Run:
+    """Read ``summary.json`` and ``run.jsonl`` of a run.
+
+    Energy over time is taken from the robots' status events; between them, and in a run that has
+    none, it is drawn evenly.
+
+    :raises RecordError: names the file, and what is wrong with it.
+    """
+    summary, events = read_summary(directory), read_run(directory)
+    if not summary.robots:
+        raise RecordError('has no robots; did any of them join?', str(Path(directory)))
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    rows_total = 0
+    for event in events:
+        if isinstance(event, Iteration):
+            rows_total = max(rows_total, event.rows_total)
+        elif isinstance(event, Status) and np.isfinite(event.energy):
+            points[event.robot].append((event.t, event.energy))
+    energy = {}
+    for name, robot in summary.robots.items():
+        inside = [p for p in sorted(points[name]) if 0 < p[0] < summary.duration_s]
+        table = np.array([(0.0, 0.0), *inside, (summary.duration_s, robot.energy_j)])
+        energy[name] = (table[:, 0], np.maximum.accumulate(table[:, 1]))
+    return Run(Path(directory), summary, rows_total, energy)

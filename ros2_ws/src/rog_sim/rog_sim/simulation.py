@@ -1,0 +1,246 @@
+"""The virtual-time fleet: the machines of `rog_core` in a discrete-event loop.
+
+The same objects as on the robots, in a shell that knows no clock: gradients are computed for real,
+how long that takes, what the links carry and what a state costs are the fleet file's word. Equal
+seeds give equal files. Time 0 is when every robot holds the model and computes its first gradient;
+the run is cut at its end, without the exchange of the final model that a real run ends with.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fleet_env import records
+from fleet_env.channel import Channel
+from fleet_env.fleet import FleetConfig
+from fleet_env.fleet_file import link_trace
+from fleet_env.recorder import Recorder
+from fleet_env.summary import Summary
+from rog_core.backend import get_backend
+from rog_core.dispatch import handler
+from rog_core.errors import ConfigError, StaleMessageError
+from rog_core.flat import flatten, trainable, unflatten
+from rog_core.messages import Action, Chunk, Compute, RegisterRequest, Send
+from rog_core.partition import partition_of
+from rog_core.server import ServerMachine
+from rog_tasks.task import Task, load_task
+
+from .robot import Robot
+from .traffic import traffic_factor
+
+HEADER_BYTES = 40  # of a message beside ids and values, as in rog_ros
+Progress = Callable[[float], None]
+
+
+def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None
+             ) -> Summary:
+    """Run the fleet for its minutes, in virtual time, and return the outcome.
+
+    :param out: directory for run.jsonl and summary.json; None writes nothing.
+    :param progress: is told the share of the run that is done, 0 to 1.
+    :raises ConfigError: when virtual time cannot run this fleet file.
+    """
+    if out is not None and (out / records.RUN_FILE).exists():
+        raise ConfigError(f'{out} already holds a run; choose another directory')
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the models are small; sums in one order are the same everywhere
+    try:
+        return Simulation(fleet, out).run(progress or (lambda done: None))
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Simulation:
+    """One run. ``fleet`` says everything about it."""
+
+    def __init__(self, fleet: FleetConfig, out: Path | None = None) -> None:
+        self.fleet, self.now, self.end = fleet, 0.0, 60 * fleet.minutes
+        training = fleet.training
+        task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
+        model = task.model()
+        partition = partition_of([(n, p.shape) for n, p in trainable(model)],
+                                 training.granularity, training.codec)
+        self._traffic = traffic_factor(training.traffic, partition, training.codec)
+        task.pretrain(model)
+        model.eval()
+        clean, before = float(task.evaluate_clean(model)), float(task.evaluate(model))
+        lives = np.random.default_rng(fleet.seed).integers(1 << 63, size=1 + len(fleet.robots))
+        master = flatten(model)
+        self.server = ServerMachine(
+            partition, get_backend('numpy'), master.copy(), int(lives[0]), training.sync,
+            training.codec, fleet.heartbeat.limit, max_chunk=fleet.network.chunk_bytes,
+            drain_limit=fleet.server.drain_limit, traffic=self._traffic)
+        self.robots = {config.name: self._robot(config, rank, task, master, int(lives[rank + 1]))
+                       for rank, config in enumerate(fleet.robots)}
+        self._latency = {config.name: config.link.latency for config in fleet.robots}
+        self._away: set[str] = set()
+        self.channel = Channel({config.name: link_trace(config.link) for config in fleet.robots},
+                               fleet.channel.shared)
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._alarms: dict[Any, float] = {}
+        self._recorder = Recorder(out, records.Start(
+            0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots)))
+        self._recorder.baseline(clean, before)
+
+    def _robot(self, config: Any, rank: int, task: Task, weights: np.ndarray, life: int) -> Robot:
+        model = task.model()
+        unflatten(model, weights)
+        return Robot(config, rank, self.fleet, task, model, self._traffic, life)
+
+    # -- time ---
+
+    def run(self, progress: Progress) -> Summary:
+        """Run to the end of the training."""
+        for robot in self.robots.values():
+            self._act(robot, robot.machine.start(0.0))
+        self._at(self.fleet.heartbeat.period, lambda: self._heartbeat(progress))
+        queue, channel = self._queue, self.channel
+        while True:
+            due, departs = queue[0][0], channel.deadline
+            if min(due, departs) >= self.end:
+                break
+            if departs <= due:
+                self.now = max(departs, self.now)
+                for name, uplink, message in channel.pop(self.now):
+                    self._after_latency(name, uplink, message)
+            else:
+                self.now, _, call = heapq.heappop(queue)
+                call()
+        return self._finish(progress)
+
+    def _finish(self, progress: Progress) -> Summary:
+        self.now = self.end
+        for robot in self.robots.values():
+            robot.settle(self.now)
+            report = robot.machine.report(self.now)
+            if report.iteration != robot.evaluated_at:
+                robot.evaluate(report.iteration)
+            self._report(robot, 'stopped')
+        progress(1.0)
+        return self._recorder.stop(self.end, 'finished')
+
+    def _at(self, delay: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now + delay, next(self._count), call))
+
+    def _set_alarm(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
+        """See that ``ring`` is called by ``deadline``; once too often is no harm."""
+        if deadline < self._alarms.get(who, math.inf):
+            self._alarms[who] = deadline
+            self._at(max(deadline - self.now, 0.0), lambda: self._ring(who, deadline, ring))
+
+    def _ring(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
+        if self._alarms.get(who) == deadline:  # else an earlier alarm has taken its place
+            del self._alarms[who]
+            ring()
+
+    def _heartbeat(self, progress: Progress) -> None:
+        """Heartbeats of all robots whose link carries anything, and the server's."""
+        server = self.server
+        for name, robot in self.robots.items():
+            if self.channel.rate_at(name, self.now) > 0:
+                machine = robot.machine
+                self._serve(server.on_heartbeat(name, machine.incarnation, self.now, robot.loss))
+                known = server.is_member(name, machine.incarnation)
+                self._act(robot, machine.on_server_status(server.incarnation, known, self.now))
+        away = {m.robot for m in server.members.values() if m.state == 'away'}
+        for name in sorted(away ^ self._away):
+            what = 'peer_lost' if name in away else 'rejoined'
+            self._recorder.fault(self.now, name, what, 'its link is dead' if name in away else '')
+        self._away = away
+        progress(self.now / self.end)
+        self._at(self.fleet.heartbeat.period, lambda: self._heartbeat(progress))
+
+    # -- actions ---
+
+    def _serve(self, actions: Iterable[Action], robot: str = '') -> None:
+        """Carry out what the server wants; ``robot``: of whom it has heard."""
+        touched = {robot} if robot else set()
+        for action in actions:
+            if isinstance(action, Send):
+                touched.add(action.robot)
+                self._send(action.robot, False, action.message)
+        for name in sorted(touched):
+            self._set_alarm(name, self.server.deadline_of(name), self._server_time)
+
+    def _server_time(self) -> None:
+        self._serve(self.server.on_time(self.now))
+        for name in self.server.members:
+            self._set_alarm(name, self.server.deadline_of(name), self._server_time)
+
+    def _act(self, robot: Robot, actions: Iterable[Action]) -> None:
+        """Carry out what a robot wants."""
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
+                self._register(robot, action.message)
+            elif isinstance(action, Send):
+                self._send(robot.name, True, action.message)
+            elif isinstance(action, Compute):
+                self._compute(robot)
+        robot.settle(self.now)
+        self._set_alarm(robot, robot.machine.deadline,
+                        lambda: self._act(robot, robot.machine.on_time(self.now)))
+
+    def _compute(self, robot: Robot) -> None:
+        robot.evaluate_if_due()
+        self._report(robot)
+        robot.compute()
+        self._at(robot.compute_time, lambda: self._act(
+            robot, robot.machine.on_gradient(self.now, robot.accumulate)))
+
+    def _report(self, robot: Robot, state: str = '') -> None:
+        self._recorder.status(self.now, robot.report(
+            self.now, self.channel.rate_at(robot.name, self.now), state))
+
+    # -- network ---
+
+    def _send(self, name: str, uplink: bool, message: Any) -> None:
+        """Rows queue up for the air; the few bytes of everything else find their way."""
+        if self.now == 0.0:  # nobody has moved yet: the model is loaded before the robots leave
+            self._after_latency(name, uplink, message, 0.0)
+        elif isinstance(message, Chunk):
+            nbytes = (message.ids.size + message.values.size) * self._traffic + HEADER_BYTES
+            self.channel.offer(name, uplink, nbytes, message, self.now)
+        else:
+            self._over_the_air(name, lambda: self._deliver(name, uplink, message))
+
+    def _over_the_air(self, name: str, deliver: Callable[[], None]) -> None:
+        if self.channel.rate_at(name, self.now) > 0:  # else it is lost
+            self._at(self._latency[name], deliver)
+
+    def _after_latency(self, name: str, uplink: bool, message: Any, latency: float = math.nan
+                       ) -> None:
+        delay = self._latency[name] if math.isnan(latency) else latency
+        self._at(delay, lambda: self._deliver(name, uplink, message))
+
+    def _deliver(self, name: str, uplink: bool, message: Any) -> None:
+        try:
+            if uplink:
+                handle = handler(self.server, message)
+                self._serve(handle(name, message, self.now), name)
+            else:
+                robot = self.robots[name]
+                self._act(robot, handler(robot.machine, message)(message, self.now))
+        except StaleMessageError:
+            pass  # of a former session, as on the robots
+
+    def _register(self, robot: Robot, request: RegisterRequest) -> None:
+        def ask() -> None:
+            response, actions = self.server.on_register(request, self.now)
+            self._serve(actions, robot.name)
+            self._way(robot.name, lambda: self._act(
+                robot, robot.machine.on_register_response(response, self.now)))
+        self._way(robot.name, ask)
+
+    def _way(self, name: str, deliver: Callable[[], None]) -> None:
+        if self.now == 0.0:
+            self._at(0.0, deliver)
+        else:
+            self._over_the_air(name, deliver)
