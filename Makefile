@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 PACKAGES := embedded ros2_ws/src/fleet_env ros2_ws/src/rog_core ros2_ws/src/rog_tasks \
-            ros2_ws/src/rog_ros ros2_ws/src/rog_ps ros2_ws/src/rog_worker ros2_ws/src/rog_cli launch
+            ros2_ws/src/rog_ros ros2_ws/src/rog_ps ros2_ws/src/rog_worker ros2_ws/src/rog_sim \
+            ros2_ws/src/rog_cli launch
 FLEET ?= outdoor
 SCHEDULES ?= 10000
 

@@ -54,7 +54,7 @@ LINK = {'emulate': True, 'trace': '/no/such/trace'}
 
 
 @pytest.mark.parametrize('parameters, message', [
-    ({'sync': 'rspp:4'}, "synchronisation method 'rspp:4' is unknown; choose bsp"),
+    ({'sync': 'rspp:4'}, "synchronisation method 'rspp:4' is unknown; choose one of bsp"),
     ({'sync': 'rsp:0'}, 'must be 1 to 1000'),
     ({'task': 'tiny_task:Nope'}, "tiny_task has no 'Nope'"),
     ({'task': 'no.such:Task'}, "there is no module 'no'"),

@@ -74,6 +74,18 @@ def with_overrides(fleet: FleetConfig, overrides: Mapping[str, Any]) -> FleetCon
     return _fleet(tree, fleet.file)
 
 
+def with_robots(fleet: FleetConfig, count: int) -> FleetConfig:
+    """Return ``fleet`` with its first ``count`` robots, and as many more like them as it takes."""
+    names = {robot.name for robot in fleet.robots}
+    more = (f'robot{number}' for number in range(1, count + len(names) + 1))
+    robots = list(fleet.robots[:count])
+    for index, name in zip(range(len(robots), count), (n for n in more if n not in names),
+                           strict=False):
+        robots.append(RobotConfig(name, fleet.robot_link(index), fleet.training.pace, fleet.power,
+                                  fleet.training.codec_pace))
+    return dataclasses.replace(fleet, robots=tuple(robots))
+
+
 def dump_fleet(fleet: FleetConfig) -> str:
     """Return the text of a fleet file that loads as ``fleet``, every setting written out."""
     return yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True)

@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
             comparison = compare(fleet, methods, options.seeds, out, options.jobs, progress,
                                  target=options.target, resume=options.resume)
     except KeyboardInterrupt:
-        print(f'rog: stopped; finished runs are in {out}, --out {out} --resume goes on',
+        print(f'rog: stopped; finished runs are kept. Go on with --out {out} --resume',
               file=sys.stderr)
         return 130
     print(text_tables(comparison))

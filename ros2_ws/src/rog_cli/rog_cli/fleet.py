@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 
 from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import dump_fleet, load_fleet, with_overrides
+from fleet_env.fleet_file import dump_fleet, load_fleet
 from fleet_env.summary import SUMMARY_FILE, read_summary
 from rog_bringup import FLEETS
-from rog_core.codec import get_codec
-from rog_core.sync import parse_sync
 from rog_ros.environment import dds_environment
 
+from .choice import add_choices, chosen_fleet
 from .plot import draw
 from .processes import FleetProcesses
 from .view import outcome, watch
@@ -26,13 +25,9 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser = verbs.add_parser('fleet', help='start a fleet on this machine, look at its settings')
     sub = parser.add_subparsers(dest='action', required=True, metavar='ACTION')
     up = sub.add_parser('up', help='start server and robots as processes here, and watch')
-    up.add_argument('fleet', help='indoor, outdoor or the path of a fleet file')
-    up.add_argument('--sync', help='synchronisation method: bsp, ssp:S, asp or rsp:T')
-    up.add_argument('--minutes', help='duration of the training')
-    up.add_argument('--seed', help='seed of everything random')
+    add_choices(up, virtual=False)
+    up.add_argument('--sync', help='synchronisation method, for example rsp:4')
     up.add_argument('--out', type=Path, help='directory for the results (default: runs/...)')
-    up.add_argument('--set', action='append', default=[], metavar='KEY=VALUE',
-                    help='change a setting of the fleet file, e.g. training.pace=0.5')
     up.add_argument('--only', metavar='NAMES', help='start only these, separated by commas: '
                     'server, or names of robots; the others run on other machines, or already')
     up.add_argument('--plain', action='store_true', help='one line per report, no live table')
@@ -48,23 +43,9 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(options: argparse.Namespace) -> FleetConfig:
-    changes = {'training.sync': options.sync, 'minutes': options.minutes, 'seed': options.seed}
-    overrides = {key: value for key, value in changes.items() if value is not None}
-    for text in options.set:
-        key, equals, value = text.partition('=')
-        if not equals:
-            raise argparse.ArgumentTypeError(f'--set {text}: write KEY=VALUE')
-        overrides[key] = value
-    fleet = with_overrides(load_fleet(options.fleet, [FLEETS]), overrides)
-    parse_sync(fleet.training.sync)
-    get_codec(fleet.training.codec)
-    return fleet
-
-
 def _up(options: argparse.Namespace) -> int:
     try:
-        fleet = _chosen(options)
+        fleet = chosen_fleet(options)
         environment = dds_environment(fleet)
         names = _names(fleet, options.only)
     except argparse.ArgumentTypeError as error:

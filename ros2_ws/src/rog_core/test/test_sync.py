@@ -30,7 +30,10 @@ def test_a_threshold_below_one_has_no_minimum():
 
 @pytest.mark.parametrize(('text', 'bound', 'adaptive'), [
     ('bsp', 1, False), ('asp', math.inf, False), ('ssp:0', 1, False), ('ssp:4', 5, False),
-    ('rsp:1', 1, True), ('rsp:40', 40, True), (' rsp:4 ', 4, True)])
+    ('rsp:1', 1, True), ('rsp:40', 40, True), (' rsp:4 ', 4, True), ('dssp:3:15', 4, False),
+    ('flown', 3, False), ('flown:0:9', 1, False), ('rsp:auto', 4, True), ('rsp:auto:2:8', 2, True),
+    ('rsp:4-early', 4, False), ('ssp:4+early', 5, True), ('rsp:4-order-timeout', 4, True),
+    ('rsp:9+pipeline+sparse', 9, True)])
 def test_methods_are_named_by_strings(text, bound, adaptive):
     method = parse_sync(text)
     assert (method.bound, method.adaptive) == (bound, adaptive)
@@ -39,21 +42,17 @@ def test_methods_are_named_by_strings(text, bound, adaptive):
 
 
 @pytest.mark.parametrize(('text', 'reason'), [
-    ('', 'is unknown'), ('bps', "'bps' is unknown.*bsp, ssp:S, asp or rsp:T"),
+    ('', 'is unknown'), ('bps', "'bps' is unknown.*bsp, ssp:S, asp, dssp:LOW:HIGH, flown, rsp:T, rsp:auto"),
     ('RSP:4', 'is unknown'), ('bsp:1', 'takes no threshold'), ('bsp:', 'takes no threshold'),
-    ('asp:3', 'takes no threshold'), ('ssp', 'needs a threshold'), ('rsp', 'needs a threshold'),
+    ('asp:3', 'takes no threshold'), ('ssp', 'needs one threshold'), ('rsp', 'needs one threshold'),
     ('rsp:', 'not a whole number'),
     ('rsp:four', 'not a whole number'), ('rsp:4.5', 'not a whole number'), ('rsp:0', '1 to 1000'),
     ('rsp:-3', '1 to 1000'), ('ssp:-1', '0 to 1000'), ('rsp:1001', '1 to 1000'),
-    ('ssp:nan', 'not a whole number'), ('rsp:4:4', 'not a whole number')])
+    ('ssp:nan', 'not a whole number'), ('rsp:4:4', 'needs one threshold'),
+    ('dssp:5', 'lowest and a highest'), ('dssp:9:3', 'lowest threshold, 9, is above the highest, 3'),
+    ('flown:3', 'lowest and a highest'), ('rsp:auto:9:3', 'is above'), ('rsp:auto:0:3', '1 to 1000'),
+    ('rsp:4+fast', "no option 'fast'; it has early"), ('bsp+early', 'it has none'),
+    ('dssp:3:15+pipeline', 'it has none'), ('rsp:4+', 'is unknown')])
 def test_anything_else_is_refused_with_the_reason(text, reason):
     with pytest.raises(ConfigError, match=reason):
         parse_sync(text)
-
-
-@pytest.mark.parametrize(('text', 'waits_for'), [
-    ('bsp', ['a', 'b']), ('ssp:0', ['a', 'b']), ('ssp:2', ['a']), ('rsp:3', ['a']), ('rsp:4', []),
-    ('asp', [])])
-def test_a_worker_waits_for_those_that_are_bound_iterations_behind(text, waits_for):
-    slowest = {'a': 7, 'b': 9, 'c': 10}
-    assert parse_sync(text).held_up_by(10, slowest) == waits_for

@@ -25,7 +25,8 @@ FLEET = FleetConfig('team', (RobotConfig('robot1'), RobotConfig('robot2')))
 ELSEWHERE = {
     'name': 'parameter fleet', 'description': 'for people', 'network.domain_id': 'ROS_DOMAIN_ID',
     'network.interface': 'the configuration of DDS',
-    'link.offset': 'in the link',
+    'link.offset': 'in the link', 'channel.shared': 'virtual time only',
+    'training.codec_pace': 'virtual time only', 'training.traffic': 'virtual time only',
 }
 CHANGED = {
     'training.task': 'a.b:C', 'training.sync': 'bsp', 'training.codec': 'raw',

@@ -1,7 +1,7 @@
 """Runs several methods on the same fleet, trace and seeds, several runs at a time.
 
-Runs share nothing (spawned processes, one torch thread each), so that the outcome depends
-neither on the number of workers nor on the order in which they finish.
+Runs share nothing (they are in spawned processes, and `simulate` computes in one thread), so that
+the outcome depends neither on the number of workers nor on the order in which they finish.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def _run_all(jobs: list[Job], workers: int, tell: Progress, simulate: Simulate |
         while waiting:
             finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
             for future in finished:
-                _check(future, jobs[futures[future]])
-                shares[futures[future]] = 1.0
+                if _succeeded(future, jobs[futures[future]]):
+                    shares[futures[future]] = 1.0
             for index, job in enumerate(jobs):
                 if (share := shares[index]) != told[index]:
                     told[index] = share
@@ -155,14 +155,15 @@ def _run_all(jobs: list[Job], workers: int, tell: Progress, simulate: Simulate |
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _check(future: Future[None], job: Job) -> None:
+def _succeeded(future: Future[None], job: Job) -> bool:
     try:
         future.result()
+        return True
     except BrokenProcessPool as error:
         raise RunError('a process was killed while it ran; is there memory for so many runs at '
                        'a time?') from error
     except _Stopped:
-        pass  # another run has failed, and comes up too
+        return False  # another run has failed, and comes up too
     except Exception as error:
         raise RunError(f'{job.sync}, seed {job.fleet.seed}: {error}') from error
 
@@ -180,24 +181,14 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _simulate() -> Simulate:
-    import torch
-
-    from .simulation import simulate
-    torch.set_num_threads(1)
-    return simulate
-
-
 _stop: Any = None
 _shares: Any = None
 
 
 def _prepare(stop: Any, shares: Any) -> None:
-    """Make ready a worker process; before torch is imported, which reads the environment."""
+    """Make ready a worker process."""
     global _stop, _shares
     _stop, _shares = stop, shares
-    os.environ['OMP_NUM_THREADS'] = '1'
-    os.environ['NUMBA_NUM_THREADS'] = '1'
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -208,10 +199,13 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run(job: Job, index: int, simulate: Simulate | None) -> None:
-    if simulate is None:
-        simulate = _simulate()
+def _simulate(*arguments: Any) -> Summary:
+    from .simulation import simulate  # brings in torch, which the parent does without
 
+    return simulate(*arguments)
+
+
+def _run(job: Job, index: int, simulate: Simulate | None) -> None:
     def progress(share: float) -> None:
         _shares[index] = min(share, 0.999)  # 1 is for a run whose files are all there
         if _stop.is_set():
@@ -220,7 +214,7 @@ def _run(job: Job, index: int, simulate: Simulate | None) -> None:
     try:
         progress(0.0)
         job.directory.mkdir(parents=True, exist_ok=True)
-        simulate(job.fleet, job.directory, progress)
+        (simulate or _simulate)(job.fleet, job.directory, progress)
         (job.directory / FLEET_FILE).write_text(dump_fleet(job.fleet))
     except BaseException:
         _stop.set()

@@ -1,0 +1,63 @@
+"""Which fleet, and what of it is changed: the options that the verbs share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from fleet_env.errors import FleetFileError
+from fleet_env.fleet import FleetConfig
+from fleet_env.fleet_file import load_fleet, with_overrides, with_robots
+from fleet_env.generate import PROFILES
+from rog_bringup import FLEETS
+from rog_core.codec import get_codec
+from rog_core.sync import parse_sync
+
+
+def add_choices(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
+    """Declare the fleet and the options that change it; ``virtual``: those of virtual time too."""
+    parser.add_argument('fleet', metavar='FLEET',
+                        help='indoor, outdoor or the path of a fleet file')
+    parser.add_argument('--minutes', metavar='M', help='duration of the training')
+    parser.add_argument('--seed', metavar='N', help='seed of everything random')
+    parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE',
+                        help='change a setting of the fleet file, e.g. training.pace=0.5')
+    if virtual:
+        parser.add_argument('--robots', metavar='K', help='number of robots: the first K of the '
+                            'file, or more like them')
+        parser.add_argument('--trace', metavar='FILE', help='link trace of every robot that has '
+                            f'none of its own: a file of "seconds Mbit/s", or {", ".join(PROFILES)}')
+        parser.add_argument('--traffic', metavar='MODEL', help='published model whose bytes the '
+                            'small one stands for on the air: convmlp-m')
+
+
+def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
+    """Return the fleet with the options applied; `FleetFileError` or `ConfigError` if refused."""
+    given = vars(options)
+    changes: dict[str, Any] = {
+        'training.sync': given.get('sync') if isinstance(given.get('sync'), str)
+        and ',' not in given['sync'] else None,
+        'minutes': options.minutes, 'seed': options.seed,
+        'training.traffic': given.get('traffic')}
+    trace = given.get('trace')
+    if trace is not None:
+        changes['link.trace'] = trace if trace in PROFILES else os.path.abspath(trace)
+    overrides = {key: value for key, value in changes.items() if value is not None}
+    for text in options.set:
+        key, equals, value = text.partition('=')
+        if not equals:
+            raise FleetFileError(f'--set {text}: write KEY=VALUE')
+        overrides[key] = value
+    fleet = with_overrides(load_fleet(options.fleet, [FLEETS]), overrides)
+    if given.get('robots') is not None:
+        fleet = with_robots(fleet, _count(given['robots']))
+    parse_sync(fleet.training.sync)
+    get_codec(fleet.training.codec)
+    return fleet
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 1000:
+        raise FleetFileError(f'--robots {text}: give a number of robots, 1 to 1000')
+    return int(text)

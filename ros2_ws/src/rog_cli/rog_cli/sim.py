@@ -1,0 +1,48 @@
+"""`rog sim`: run a fleet in virtual time, on this machine alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from .choice import add_choices, chosen_fleet
+from .progress import progress_bar
+from .view import outcome
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    parser = verbs.add_parser('sim', help='run a fleet in virtual time: an hour in a minute')
+    add_choices(parser)
+    parser.add_argument('--sync', metavar='S', help='synchronisation method, for example rsp:4; '
+                        'docs/methods.md describes them all')
+    parser.add_argument('--out', type=Path, metavar='DIR',
+                        help='directory for the results (default: runs/sim-...)')
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    fleet = chosen_fleet(options)
+
+    from rog_sim.figures import draw_run
+    from rog_sim.simulation import simulate
+
+    sync = fleet.training.sync.replace(':', '')
+    stamp = time.strftime('%Y%m%d-%H%M%S')
+    out = options.out or Path('runs') / f'sim-{fleet.name}-{sync}-{stamp}'
+    began = time.monotonic()
+    try:
+        with progress_bar(f'{fleet.name}, {fleet.training.sync}') as progress:
+            summary = simulate(fleet, out, progress)
+    except KeyboardInterrupt:
+        print(f'rog: stopped; {out} holds what was done up to here', file=sys.stderr)
+        return 130
+    passed = time.monotonic() - began
+    outcome(summary, fleet)
+    print(f'\n{fleet.minutes:g} minutes of {len(fleet.robots)} robots in {passed:.1f} s. '
+          f'Results in {out}:')
+    for path in (out / 'run.jsonl', out / 'summary.json', *draw_run(out)):
+        print(path)
+    return 0
