@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .link import LinkEstimate
+from .messages import Kind, Receipt, RegisterResponse
 from .mirror import Mirror
 from .policy import Progress
 from .receiver import Receiver
-from .sender import Sender
+from .sender import DONE, Sender
 
 JOINING, WAITING, PULLING, TRAINING = 'joining', 'waiting', 'pulling', 'training'
 AWAY, STOPPED = 'away', 'stopped'
@@ -34,6 +35,9 @@ class Member:
     slowest: int = 0         # min(versions)
     told: float = 0.0        # staleness bound that the member was last told of
     sender: Sender | None = None
+    whole: bool = False      # the mirror is what the worker holds, but for the transfer under way
+    request: int = 0         # number of its last registration,
+    answer: RegisterResponse | None = None  # and what it was told
     attempt: int = 0         # transfers to the robot, over all its lives
     link: LinkEstimate = field(default_factory=LinkEstimate)
     push_mta: float = 0.0    # seconds that the last minimum transmission amount took
@@ -64,3 +68,13 @@ class Member:
     def alive(self) -> bool:
         """Neither away nor stopped."""
         return self.state not in (AWAY, STOPPED)
+
+    def reconcile(self, pull: Receipt | None) -> None:
+        """Take what the worker says that it has of the transfer that was under way."""
+        sender, self.sender = self.sender, None
+        if sender is None:
+            return
+        if sender.state != DONE:
+            sender.abort(pull if pull is not None and pull.transfer == sender.transfer else None)
+        if sender.transfer.kind == Kind.PULL:
+            self.mirror.taken(sender.codec, sender.taken_chunks())

@@ -99,7 +99,9 @@ class Receipt:
 class RegisterRequest:
     """A worker asks to join; its pushes up to ``attempt`` belong to the past.
 
-    The shell hands on the answer to the latest request only, as ROS services do.
+    ``number`` counts the requests of this life. The shell hands on the answer to the latest only,
+    as ROS services do; until it is there the worker takes no rows, so what it says here of its last
+    pull still holds when the answer comes. ``pull``: what it has of that, None: of none.
     """
 
     robot: str
@@ -111,13 +113,16 @@ class RegisterRequest:
     digest: str
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = field(repr=False)
     protocol: int = PROTOCOL
+    number: int = 1
+    pull: Receipt | None = None
 
 
 @dataclass(frozen=True)
 class RegisterResponse:
     """The server's answer; ``push`` says what it has of the worker's last push.
 
-    ``attempt`` is the number of the snapshot that follows; transfers below it belong to the past.
+    ``attempt`` is the number of the transfer that follows, a snapshot or, where the server still
+    knows what the worker holds, a pull; transfers below it belong to the past.
     """
 
     accepted: bool

@@ -102,17 +102,31 @@ class ServerMachine:
                           now, self.heartbeat_limit)
         if refused is not None:
             return refused, []
+        former = self.members.get(request.robot)
+        if former is not None and former.incarnation != request.incarnation:
+            former = None
+        if former is not None and former.answer is not None and request.number <= former.request:
+            return former.answer, []  # the channel has doubled it
         push = self._known_push(request)
-        member = self.members.get(request.robot)
         actions: list[Action] = []
-        # If only the answer was lost, the snapshot is already under way.
-        if member is None or member.incarnation != request.incarnation or member.state != JOINING:
+        if former is not None and former.state == JOINING:
+            member, attempt = former, former.attempt  # the snapshot is already under way
+        else:
             member = self._admit(request, now)
+            attempt = member.attempt + 1
             if push is not None:
                 member.push.restore(push)
-            actions = [*self._snapshot(member, now), *self._release(now)]
-        return RegisterResponse(True, incarnation=self.incarnation, iteration=self.iteration,
-                                attempt=member.attempt, sync=str(self.method), push=push), actions
+            if former is not None and former.whole:  # it was only out of reach
+                former.reconcile(request.pull)
+                member.mirror = former.mirror
+                actions = self._enter(member, now)
+            else:
+                actions = [*self._snapshot(member, now), *self._release(now)]
+        member.request = request.number
+        member.answer = RegisterResponse(
+            True, incarnation=self.incarnation, iteration=self.iteration, attempt=attempt,
+            sync=str(self.method), push=push)
+        return member.answer, actions
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
         """What this server, or its former life, has taken of the last push of this life."""
@@ -167,8 +181,7 @@ class ServerMachine:
         return member is not None and member.incarnation == incarnation and member.state != AWAY
 
     def _drop(self, member: Member, state: str) -> None:
-        member.state, member.sender = state, None
-        member.waiting_for = []
+        member.state, member.waiting_for = state, []
 
     def active(self) -> list[Member]:
         """Members that count."""
@@ -361,10 +374,15 @@ class ServerMachine:
         if sender.transfer.kind == Kind.FINAL:
             self._drop(member, STOPPED)
             return self._finish()
+        return self._enter(member, now)
+
+    def _enter(self, member: Member, now: float) -> list[Action]:
+        """The mirror is what the worker holds: it counts from now on, and stalls nobody."""
         member.iteration = member.slowest = self._start_iteration(self.method.bound)
         member.versions[:] = member.iteration
         member.pulled_at[:] = member.iteration
-        member.state, member.bound, member.since = WAITING, self.method.row_bound, now
+        member.whole, member.since = True, now
+        member.state, member.bound = WAITING, self.method.row_bound
         return self._release(now)
 
     # -- control ---------------------------------------------------------------------------------

@@ -119,6 +119,7 @@ class WorkerMachine:
         self.last_pushed_rows = 0
         self.last_pulled_rows = 0
         self._attempt = 0
+        self._requests = 0
         self._busy = False               # a gradient is being computed
         self._ready: Callable[[], None] | None = None  # puts a gradient in that was computed early
         self._unknown = 0                # reports in a row of a server that does not know us
@@ -136,10 +137,13 @@ class WorkerMachine:
     def _register(self, now: float) -> list[Action]:
         self._enter(REGISTERING, now)
         self._register_at = now + self._register_interval
+        self._requests += 1
         parameters = tuple((p.name, p.shape) for p in self.partition.parameters)
+        known = self.pull is not None and self.pull.incarnation == self.session
         return [Send(self.robot, RegisterRequest(
             self.robot, self.incarnation, self.iteration, self._attempt,
-            self.partition.granularity, self.codec.name, self.partition.digest, parameters))]
+            self.partition.granularity, self.codec.name, self.partition.digest, parameters,
+            number=self._requests, pull=self.pull.known() if known and self.pull else None))]
 
     def on_register_response(self, response: RegisterResponse, now: float) -> list[Action]:
         """Take the server's answer. A final refusal stops the worker with the server's reason."""
@@ -286,18 +290,10 @@ class WorkerMachine:
         else:
             codec.add(store.backend, self.partition, store.weights, ids, data)
 
-    def _admitted_anew(self, transfer: TransferId) -> bool:
-        """A snapshot in the middle of our work: the server took a late request for a new one."""
-        assert self.pull is not None
-        return (transfer.kind == Kind.SNAPSHOT and self.state in (COMPUTING, PUSHING)
-                and transfer.incarnation == self.session and self.pull.is_new(transfer))
-
     def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
         """Rows from the server."""
         if self.pull is None or self.state in (REGISTERING, STOPPED):
             return []
-        if self._admitted_anew(chunk.transfer):
-            return self._register(now)
         before = self.pull.bytes_received
         ack = self.pull.on_chunk(chunk)
         self.statistics.bytes_received += self.pull.bytes_received - before
@@ -309,8 +305,6 @@ class WorkerMachine:
         """The server has closed a pull or snapshot and says how to go on."""
         if self.pull is None or self.state == REGISTERING:
             return []
-        if self._admitted_anew(end.transfer):
-            return self._register(now)
         if self.state == PUSHING and not self.pull.is_closed(end.transfer):
             return []  # our push's receipt is still on its way; the end comes again
         self._check_command(end)

@@ -91,11 +91,14 @@ def payload_bytes(message: Chunk | Ack | End | Receipt) -> int:
 
 def request_to_ros(request: RegisterRequest) -> Any:
     """Return the service request of a registration."""
-    return Register.Request(
-        protocol=request.protocol, robot=request.robot, incarnation=request.incarnation,
+    message = Register.Request(
+        protocol=request.protocol, number=request.number, robot=request.robot, incarnation=request.incarnation,
         iteration=request.iteration, attempt=request.attempt, granularity=request.granularity,
         codec=request.codec, digest=request.digest, names=[n for n, _ in request.parameters],
         shapes=['x'.join(map(str, shape)) for _, shape in request.parameters])
+    if request.pull is not None:
+        message.pull = to_ros(request.pull)
+    return message
 
 
 def request_from_ros(request: Any) -> RegisterRequest:
@@ -110,7 +113,14 @@ def request_from_ros(request: Any) -> RegisterRequest:
             'registration has a shape that is not numbers joined by x') from None
     return RegisterRequest(request.robot, request.incarnation, request.iteration, request.attempt,
                            request.granularity, request.codec, request.digest,
-                           tuple(zip(request.names, shapes, strict=True)), request.protocol)
+                           tuple(zip(request.names, shapes, strict=True)), request.protocol,
+                           request.number, _receipt(request.pull))
+
+
+def _receipt(message: Any) -> Receipt | None:
+    receipt = from_ros(message) if message.chunks else None
+    assert receipt is None or isinstance(receipt, Receipt)
+    return receipt
 
 
 def response_to_ros(response: RegisterResponse, message: Any) -> Any:
@@ -126,7 +136,6 @@ def response_to_ros(response: RegisterResponse, message: Any) -> Any:
 
 def response_from_ros(message: Any) -> RegisterResponse:
     """Return the answer that a service response holds."""
-    push = from_ros(message.push) if message.push.chunks else None
-    assert push is None or isinstance(push, Receipt)
     return RegisterResponse(message.accepted, message.reason, message.retry, message.incarnation,
-                            message.iteration, message.attempt, message.sync, push)
+                            message.iteration, message.attempt, message.sync,
+                            _receipt(message.push))
