@@ -18,8 +18,8 @@ from .partition import RowPartition
 class Accumulator:
     """Flat float32 arrays (elements,) on one backend.
 
-    ``weights``: the model as this worker holds it; ``model``: as the gradient is computed on it, the
-    same memory unless `detach` parted them. ``pending``: sum of learning-rate-scaled steps
+    ``weights``: the model as this worker holds it; ``model``: as the gradient is computed on it,
+    the same memory unless `detach` parted them. ``pending``: sum of learning-rate-scaled steps
     produced and not yet taken by the server. ``magnitude`` float32 (segments,): sum of |pending|.
     """
 

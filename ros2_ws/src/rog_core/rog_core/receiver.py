@@ -114,15 +114,15 @@ class Receiver:
     def _codec_of(self, chunk: Chunk) -> Codec:
         # Checked here and not where it is applied: a refused chunk must not open its transfer.
         codec = codec_on_wire(chunk.codec)
-        model = Kind(chunk.transfer.kind).is_model
+        model = chunk.transfer.kind.is_model
         allowed = (RAW,) if model else (self.codec, SMALLER)
         if codec not in allowed:
-            raise RemoteProtocolError(f"chunk of a {Kind(chunk.transfer.kind).name} has codec "
+            raise RemoteProtocolError(f"chunk of a {chunk.transfer.kind.name} has codec "
                                       f"'{codec.name}'; it must be '{allowed[0].name}'")
         return codec
 
     def _partition_of(self, transfer: TransferId) -> RowPartition:
-        return self.partition.raw_cut if Kind(transfer.kind).is_model else self.partition
+        return self.partition.raw_cut if transfer.kind.is_model else self.partition
 
     def _is_open(self, transfer: TransferId) -> bool:
         if transfer.attempt < self.floor:

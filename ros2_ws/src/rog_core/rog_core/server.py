@@ -41,9 +41,9 @@ from .messages import (
 from .mirror import Mirror
 from .partition import RowPartition
 from .policy import Progress, policy_of
-from .sync import SyncMethod
 from .receiver import Receiver
 from .sender import Sender
+from .sync import SyncMethod
 from .update import AveragedUpdate
 
 

@@ -13,9 +13,9 @@ and, after it, options with `+` or `-`, for example ``rsp:20+pipeline+sparse`` o
     sparse    rows go out in the ternary code when the fleet has no time for the minimum in the
               ordinary one
 
-``bound`` is the number of iterations by which a worker may not yet be ahead of the slowest row of the
-fleet if it is to go on. Methods whose bound changes while they run have a policy (`rog_core.policy`);
-the workers are told plain names.
+``bound`` is the number of iterations by which a worker may not yet be ahead of the slowest row of
+the fleet if it is to go on. Methods whose bound changes while they run have a policy
+(`rog_core.policy`); the workers are told plain names.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class SyncMethod:
 
     ``family``: bsp, ssp, asp, dssp, flown, rsp. ``bound``: a worker at iteration n waits while
     n - slowest >= bound (iterations; inf: never). ``most``: the loosest bound that the method may
-    come to allow; ``adapts``: the bound changes at run time (rsp:auto). ``options``: those in force.
+    come to allow; ``adapts``: the bound changes at run time (rsp:auto). ``options``: those in
+    force.
     """
 
     name: str

@@ -136,6 +136,8 @@ class WorkerMachine:
 
     def _register(self, now: float) -> list[Action]:
         self._enter(REGISTERING, now)
+        if self._busy:  # a snapshot may come before the gradient is there
+            self.accumulator.detach()
         self._register_at = now + self._register_interval
         self._requests += 1
         parameters = tuple((p.name, p.shape) for p in self.partition.parameters)
@@ -285,7 +287,7 @@ class WorkerMachine:
 
     def _apply(self, transfer: TransferId, ids: np.ndarray, codec: Codec, data: np.ndarray) -> None:
         store = self.accumulator
-        if Kind(transfer.kind).is_model:
+        if transfer.kind.is_model:
             RAW.store(store.backend, self.partition.raw_cut, store.weights, ids, data)
         else:
             codec.add(store.backend, self.partition, store.weights, ids, data)
@@ -315,7 +317,7 @@ class WorkerMachine:
         actions: list[Action] = [Send(self.robot, receipt)]
         if taken is None or self.state == STOPPED:
             return actions
-        model = Kind(end.transfer.kind).is_model
+        model = end.transfer.kind.is_model
         cut = self.partition.raw_cut if model else self.partition
         self.last_pulled_rows = int(cut.rows_complete(taken).sum())
         self.statistics.rows_pulled += self.last_pulled_rows
@@ -406,8 +408,8 @@ class WorkerMachine:
 
     def settle(self, now: float) -> None:
         """Book the time since the last change of state."""
-        counts = self._busy and self.state != STOPPED
-        if counts or self.state in (COMPUTING, PUSHING, PULLING, WAITING):
+        began = self.command.next_iteration > 0  # before the first grant nothing counts
+        if began and self.state != STOPPED:
             name = _TIME_OF[self.activity]
             setattr(self.statistics, name,
                     getattr(self.statistics, name) + max(now - self._since, 0.0))

@@ -15,7 +15,17 @@ from rog_core.accumulator import Accumulator
 from rog_core.backend import NumpyBackend
 from rog_core.codec import Codec, codec_on_wire
 from rog_core.errors import RemoteProtocolError, StaleMessageError
-from rog_core.messages import Ack, Chunk, Compute, End, Receipt, RegisterRequest, Send, Stop
+from rog_core.messages import (
+    Ack,
+    Chunk,
+    Compute,
+    End,
+    Kind,
+    Receipt,
+    RegisterRequest,
+    Send,
+    Stop,
+)
 from rog_core.partition import partition_of
 from rog_core.server import ServerMachine
 from rog_core.update import AveragedUpdate
@@ -27,6 +37,7 @@ SHAPES = {
                ('linear', (40, 26))],
     'raw': [('conv', (60, 17)), ('bias', (8,)), ('long', (1, 601 + 400)), ('scale', ()),
             ('linear', (40, 26))]}
+SHAPES['ternary'] = SHAPES['onebit']
 
 
 BUFFER = 2.0  # seconds of data that a link queues up before it drops
@@ -61,6 +72,7 @@ class Robot:
         self.alive = True
         self.requests = 0
         self.granted = 0  # iteration whose start was checked last
+        self.outstanding = 0  # gradients asked for that are not in the accumulator yet
         self.pushing = None  # transfer of its last push
 
 
@@ -78,6 +90,7 @@ class Fleet:
         self.partition = partition_of(SHAPES[codec], 'row', codec)
         self.codec, self.loss, self.duplicate, self.delay = codec, loss, duplicate, delay
         self.sync, self.heartbeat_limit, self.rate = sync, heartbeat_limit, rate
+        self.compute_time = 0.0          # seconds that a gradient takes at least
         self.now = 0.0
         self.queue: list = []
         self.count = itertools.count()
@@ -155,6 +168,15 @@ class Fleet:
         self.dead_links.add(name)
         self.at(seconds, lambda: self.dead_links.discard(name))
 
+    def black_out(self, names, seconds):
+        """The links are dead for minutes; boards are slow meanwhile, so that it costs little."""
+        self.counts['blackout'] += 1
+        self.dead_links |= set(names)
+        self.compute_time = 2.0
+        self.run(seconds)
+        self.compute_time = 0.0
+        self.dead_links -= set(names)
+
     def set_sync(self, text):
         self.counts['set_sync'] += 1
         self.act(None, self.server.set_sync(text, self.now))
@@ -224,8 +246,10 @@ class Fleet:
                 continue
             machine, server = robot.machine, self.server
             leaves = machine.state == STOPPED
-            tell = server.on_leave if leaves else server.on_heartbeat
-            self.act(None, tell(name, machine.incarnation, self.now))
+            if leaves:
+                self.act(None, server.on_leave(name, machine.incarnation, self.now))
+            else:
+                server.on_heartbeat(name, machine.incarnation, self.now, self.rng.random())
             known = server.is_member(name, machine.incarnation)
             self.act(name, machine.on_server_status(server.incarnation, known, self.now), robot)
         self.at(0.1, self.heartbeat)
@@ -263,7 +287,6 @@ class Fleet:
         if push and push.transfer != robot.pushing:
             robot.pushing = push.transfer
             self.staleness.pushes(robot.machine)
-            self.counts['ternary'] += push.codec.name == 'ternary'
         for action in actions:
             if isinstance(action, Send):
                 self.send(side, action, robot)
@@ -284,6 +307,9 @@ class Fleet:
         name = action.robot
         self.history.append((name, message, side is not None, server))
         nbytes = message.ids.size + message.values.size + 50 if isinstance(message, Chunk) else 50
+        if isinstance(message, Chunk):
+            self.counts[Kind(message.transfer.kind).name] += 1
+            self.counts['ternary'] += codec_on_wire(message.codec).name == 'ternary' != self.codec
         self.counts['partial'] += isinstance(message, End) and self.is_partial(side, name)
         if side is None:
             target = self.robots[name]
@@ -325,7 +351,11 @@ class Fleet:
         number = robot.requests
 
         def deliver():
+            former = self.server.members.get(robot.name)
             response, actions = self.server.on_register(message, self.now)
+            member = self.server.members.get(robot.name)
+            if member is not former and member.state != 'joining':
+                self.counts['resumed'] += 1
             self.act(None, actions)
 
             def answer():
@@ -338,8 +368,12 @@ class Fleet:
     def compute(self, robot, iteration):
         self.counts['compute'] += 1
         self.check_start(robot, iteration)
+        assert robot.outstanding == 0, 'a gradient before this one has not been taken yet'
+        robot.outstanding += 1
+        model = robot.store.model.copy()
 
         def accumulate():
+            robot.outstanding -= 1
             before = robot.store.pending.astype(np.float64)
             gradient = self.noise.standard_normal(self.partition.elements).astype(np.float32)
             gradient[self.noise.random(gradient.size) < 0.2] = 0
@@ -349,8 +383,11 @@ class Fleet:
         def done():
             if not robot.alive or robot.machine.state == STOPPED:
                 return
+            assert (robot.store.model == model).all(), 'the model changed under the gradient'
+            self.counts['model checked'] += 1
             self.act(robot.name, robot.machine.on_gradient(self.now, accumulate), robot)
-        self.at(robot.compute_time * self.rng.uniform(0.5, 1.5), done)
+        seconds = max(robot.compute_time, self.compute_time)
+        self.at(seconds * self.rng.uniform(0.5, 1.5), done)
 
     def run(self, seconds):
         until = self.now + seconds

@@ -50,7 +50,9 @@ def _end_faults(end):
         command = end.command
         faults += [replace(end, command=Command(command.next_iteration, 0.1, 0, 'no such method')),
                    replace(end, command=replace(command, next_iteration=0)),
-                   replace(end, command=replace(command, mta_time=math.nan))]
+                   replace(end, command=replace(command, mta_time=math.nan)),
+                   replace(end, command=replace(command, patience=math.nan)),
+                   replace(end, command=replace(command, patience=-1.0))]
     return faults
 
 
@@ -95,5 +97,6 @@ def fingerprint(server, worker):
                 m.mirror.rows.tobytes(), _receiver(m.push), _sender(m.sender))
                for m in server.members.values()]
     return (server.master.tobytes(), server.iteration, members, store.weights.tobytes(),
-            store.pending.tobytes(), worker.state, worker.iteration, worker.command, worker.method,
-            worker.pushed_at.tobytes(), _receiver(worker.pull), _sender(worker.push))
+            store.model.tobytes(), store.pending.tobytes(), worker.state, worker.iteration,
+            worker.command, worker.method, worker.pushed_at.tobytes(), _receiver(worker.pull),
+            _sender(worker.push))

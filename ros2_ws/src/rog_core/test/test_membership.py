@@ -49,7 +49,7 @@ def worker(**changes):
 
 
 REFUSED = {
-    'protocol': (request(protocol=2), 'speaks protocol 2, this server 1; install the same version'),
+    'protocol': (request(protocol=1), 'speaks protocol 1, this server 2; install the same version'),
     'codec': (request(codec='raw'), "has codec 'raw', this server 'onebit'"),
     'shape': (request(shapes=[('w', (20, 61)), ('b', (8,))]),
               r'parameter 0 is w \(20x61\) here but w \(20x60\) there \(here: robot1'),
@@ -223,7 +223,9 @@ def joined():
 @pytest.mark.parametrize(('command', 'reason'), [
     (Command(1, 0.1, 0, 'fast'), 'does not know'), (Command(0, 0.1, 0, 'rsp:4'), 'iteration 0'),
     (Command(1, float('nan'), 0, 'rsp:4'), 'MTA time nan'),
-    (Command(1, -1.0, 0, 'rsp:4'), 'MTA time -1')])
+    (Command(1, -1.0, 0, 'rsp:4'), 'MTA time -1'),
+    (Command(1, 0.1, 0, 'rsp:4', patience=float('nan')), 'patience nan'),
+    (Command(1, 0.1, 0, 'rsp:4', patience=-0.5), 'patience -0.5')])
 def test_a_command_that_cannot_be_followed_is_refused_and_the_transfer_stays_open(command, reason):
     machine, session = joined()
     end = End(TransferId(session, Kind.PULL, 0, 2), 0, command=command)

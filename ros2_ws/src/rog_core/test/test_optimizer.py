@@ -84,10 +84,11 @@ def test_a_parameter_without_a_gradient_gets_no_step_from_an_old_one():
     assert np.allclose(flatten(network), before, atol=1e-6)
 
 
-def test_one_bit_rows_train_as_well():
+@pytest.mark.parametrize('sync', ['bsp', 'rsp:4', 'rsp:8+pipeline', 'rsp:8+pipeline+sparse'])
+def test_one_bit_rows_train_as_well(sync):
     network = model()
     inputs, targets = batches()[0]
-    optim = optimizer(network, codec='onebit')
+    optim = optimizer(network, InProcessLink(sync, 'onebit'), codec='onebit')
     first = torch.nn.functional.cross_entropy(network(inputs), targets).item()
     for _ in range(100):
         optim.zero_grad()
@@ -95,6 +96,22 @@ def test_one_bit_rows_train_as_well():
         loss.backward()
         optim.step()
     assert loss.item() < first / 5
+
+
+def test_pipelining_moves_the_model_between_steps_only():
+    """The program's parameters stay the same memory, and hold still while it computes on them."""
+    network = model()
+    optim = optimizer(network, InProcessLink('rsp:8+pipeline'))
+    memory = [p.data_ptr() for p in network.parameters()]
+    for inputs, targets in batches():
+        optim.zero_grad()
+        torch.nn.functional.cross_entropy(network(inputs), targets).backward()
+        optim.step()
+        assert [p.data_ptr() for p in network.parameters()] == memory
+    store = optim.accumulator
+    assert (flatten(network) == store.model).all()
+    # What the last step brought is there already, and the model follows at the next.
+    assert (store.weights != store.model).any()
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_names_its_row():

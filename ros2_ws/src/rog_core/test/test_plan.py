@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rog_core import plan as plans
+from rog_core.codec import get_codec
 from rog_core.partition import partition_of
-from rog_core.sync import parse_sync
+from rog_core.sync import minimum_transmission, parse_sync
 
 PARTITION = partition_of([('w', (700, 3)), ('long', (20000,)), ('b', (4,))])
 ROWS = PARTITION.rows
+ONEBIT, TERNARY = get_codec('onebit'), get_codec('ternary')
 
 
 def adaptive(seed, late=0.0, absent=0.0, sync='rsp:4', ties=False):
@@ -79,6 +81,68 @@ def test_rows_are_ordered_as_by_a_stable_sort(scores, data):
     values = np.array(scores) + 0.0  # -0.0 and 0.0 are the same score
     expected = np.lexsort((-values, ~first))
     assert plans._descending(values, first).tolist() == expected.tolist()
+
+
+# -- early transmission without one of its parts
+
+
+def test_without_order_rows_go_in_model_order_but_for_those_overdue():
+    plan, _, overdue, candidates = adaptive(1, late=0.1, sync='rsp:4-order')
+    least = plan.windows[:plan.mandatory]
+    rest = flat(plan.windows[plan.mandatory:])
+    assert (np.diff(rest) > 0).all()
+    assert PARTITION.rows_complete(flat(least))[overdue & candidates].all()
+    with_order = adaptive(1, late=0.1, sync='rsp:4')[0]
+    assert (np.diff(flat(with_order.windows[with_order.mandatory:])) < 0).any()
+    assert (plan.mandatory, plan.budget) == (with_order.mandatory, with_order.budget)
+
+
+def test_without_time_out_a_transfer_goes_on_until_all_rows_are_there():
+    plan, with_timeout = (adaptive(1, sync=sync)[0] for sync in ('rsp:4-timeout', 'rsp:4'))
+    assert (plan.budget, with_timeout.budget) == (math.inf, 0.5)
+    assert flat(plan.windows).tolist() == flat(with_timeout.windows).tolist()
+    assert plan.mandatory == with_timeout.mandatory
+
+
+@pytest.mark.parametrize('late', [0.0, 0.02])
+def test_without_minimum_only_overdue_rows_are_mandatory_and_one_at_least(late):
+    plan, _, overdue, _ = adaptive(1, late=late, sync='rsp:4-minimum')
+    mandatory = PARTITION.rows_complete(flat(plan.windows[:plan.mandatory])).sum()
+    assert mandatory == max(overdue.sum(), 1)
+    assert (overdue.sum() == 0) == (late == 0)
+    # Its time still stands for that of the whole minimum.
+    assert plan.mta_factor * mandatory == pytest.approx(minimum_transmission(4) * ROWS)
+    assert adaptive(1, late=late, sync='rsp:4')[0].mta_factor == 1
+
+
+def test_without_any_part_every_row_travels():
+    assert not parse_sync('rsp:4-early').adaptive
+    assert parse_sync('rsp:4-order-timeout-minimum').options == parse_sync('rsp:4-early').options
+
+
+# -- the code for those who have no time
+
+
+@pytest.mark.parametrize(('rate', 'patience', 'smaller'), [
+    (1e6, 10.0, False), (1e3, 0.01, True), (1e6, math.inf, False), (1.0, math.inf, False)])
+def test_the_smaller_code_is_taken_when_the_minimum_has_no_time_in_the_ordinary_one(
+        rate, patience, smaller):
+    plan = adaptive(1)[0]
+    codec = plans.affordable(plan, PARTITION, ONEBIT, TERNARY, rate, patience)
+    assert codec is (TERNARY if smaller else ONEBIT)
+
+
+def test_what_has_time_is_counted_in_the_bytes_of_the_mandatory_rows():
+    plan = adaptive(1)[0]
+    ids = flat(plan.windows[:plan.mandatory])
+    nbytes = int(ONEBIT.sizes(PARTITION.lengths[ids]).sum()) + ids.size
+    for rate, codec in ((nbytes / 2 + 1, ONEBIT), (nbytes / 2 - 1, TERNARY)):
+        assert plans.affordable(plan, PARTITION, ONEBIT, TERNARY, rate, 2.0) is codec
+
+
+def test_where_nothing_is_mandatory_the_ordinary_code_stays():
+    plan = plans.by_score(PARTITION, np.zeros(ROWS), np.arange(ROWS), 1.0)
+    assert plans.affordable(plan, PARTITION, ONEBIT, TERNARY, 1e3, 0.0) is ONEBIT
 
 
 def test_everything_is_all_mandatory_and_has_no_budget():

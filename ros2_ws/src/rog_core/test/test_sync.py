@@ -42,15 +42,18 @@ def test_methods_are_named_by_strings(text, bound, adaptive):
 
 
 @pytest.mark.parametrize(('text', 'reason'), [
-    ('', 'is unknown'), ('bps', "'bps' is unknown.*bsp, ssp:S, asp, dssp:LOW:HIGH, flown, rsp:T, rsp:auto"),
+    ('', 'is unknown'),
+    ('bps', "'bps' is unknown.*bsp, ssp:S, asp, dssp:LOW:HIGH, flown, rsp:T, rsp:auto"),
     ('RSP:4', 'is unknown'), ('bsp:1', 'takes no threshold'), ('bsp:', 'takes no threshold'),
     ('asp:3', 'takes no threshold'), ('ssp', 'needs one threshold'), ('rsp', 'needs one threshold'),
     ('rsp:', 'not a whole number'),
     ('rsp:four', 'not a whole number'), ('rsp:4.5', 'not a whole number'), ('rsp:0', '1 to 1000'),
     ('rsp:-3', '1 to 1000'), ('ssp:-1', '0 to 1000'), ('rsp:1001', '1 to 1000'),
     ('ssp:nan', 'not a whole number'), ('rsp:4:4', 'needs one threshold'),
-    ('dssp:5', 'lowest and a highest'), ('dssp:9:3', 'lowest threshold, 9, is above the highest, 3'),
-    ('flown:3', 'lowest and a highest'), ('rsp:auto:9:3', 'is above'), ('rsp:auto:0:3', '1 to 1000'),
+    ('dssp:5', 'lowest and a highest'),
+    ('dssp:9:3', 'lowest threshold, 9, is above the highest, 3'),
+    ('flown:3', 'lowest and a highest'), ('rsp:auto:9:3', 'is above'),
+    ('rsp:auto:0:3', '1 to 1000'),
     ('rsp:4+fast', "no option 'fast'; it has early"), ('bsp+early', 'it has none'),
     ('dssp:3:15+pipeline', 'it has none'), ('rsp:4+', 'is unknown')])
 def test_anything_else_is_refused_with_the_reason(text, reason):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Executor, Future
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from fleet_env.fleet import FleetConfig, RobotConfig
@@ -13,8 +15,11 @@ from rog_core.accumulator import Accumulator
 from rog_core.backend import get_backend
 from rog_core.errors import ConfigError
 from rog_core.flat import FlatModel, as_array
+from rog_core.messages import Chunk
 from rog_core.worker import COMPUTING, WorkerMachine
 from rog_tasks.task import Task
+
+EVALUATIONS = 60  # of a robot in a run, at most
 
 
 class Robot:
@@ -37,9 +42,31 @@ class Robot:
         self._meter = EnergyMeter(config.power, 0.0)
         self.loss = self.accuracy = math.nan
         self.evaluated_at = 0
+        self._evaluate_from, self._evaluate_interval = 0.0, 60 * fleet.minutes / EVALUATIONS
+        self._job: Future | None = None
 
-    def compute(self) -> None:
-        """Compute the gradient of the next batch on the model as it is now."""
+    def start(self, pool: Executor, evaluate: bool) -> None:
+        """Begin to compute the next gradient on the model as it is now, and to measure it."""
+        self._job = pool.submit(self._compute, self._finished() if evaluate else 0)
+
+    def finish(self) -> None:
+        """See that what was begun is done; whatever changes the model comes after it."""
+        if self._job is not None:
+            self._job, job = None, self._job
+            job.result()
+
+    def before(self, message: Any) -> None:
+        """Rows that come while a gradient is computed on them wait until it is there."""
+        if self._job is not None and isinstance(message, Chunk) \
+                and self.store.model is self.store.weights:
+            self.finish()
+
+    def _finished(self) -> int:
+        return self.machine.iteration - (self.machine.state == COMPUTING)
+
+    def _compute(self, evaluate_as: int) -> None:
+        if evaluate_as:
+            self.evaluate(evaluate_as)
         self._flat.zero_grad()
         loss = self.task.loss(self.model, next(self._batches))
         loss.backward()
@@ -53,12 +80,16 @@ class Robot:
         self.store.accumulate(as_array(self._flat.gradient), training.learning_rate,
                               training.momentum, training.weight_decay)
 
-    def evaluate_if_due(self) -> None:
-        """Measure the model where the fleet file wants it, as the worker node does."""
-        finished = self.machine.iteration - (self.machine.state == COMPUTING)
+    def evaluation_due(self, now: float) -> bool:
+        """Whether the model should be measured, as often as the fleet file says, but not all the
+        time: an hour of virtual time has more iterations than anybody looks at.
+        """
         every = self.training.evaluate_every
-        if every and finished - self.evaluated_at >= every:
-            self.evaluate(finished)
+        due = bool(every) and self._finished() - self.evaluated_at >= every \
+            and now >= self._evaluate_from
+        if due:
+            self._evaluate_from = now + self._evaluate_interval
+        return due
 
     def evaluate(self, finished: int) -> None:
         """Measure the model that this robot holds now."""

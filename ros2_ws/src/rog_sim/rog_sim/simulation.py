@@ -12,6 +12,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,8 @@ class Simulation:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._alarms: dict[Any, float] = {}
+        # Gradients are computed beside the loop; nothing that depends on one goes ahead of it.
+        self._pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self._recorder = Recorder(out, records.Start(
             0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots)))
         self._recorder.baseline(clean, before)
@@ -103,10 +106,15 @@ class Simulation:
             self._act(robot, robot.machine.start(0.0))
         self._at(self.fleet.heartbeat.period, lambda: self._heartbeat(progress))
         queue, channel = self._queue, self.channel
+        with self._pool:
+            self._loop(queue, channel)
+        return self._finish(progress)
+
+    def _loop(self, queue: list, channel: Channel) -> None:
         while True:
             due, departs = queue[0][0], channel.deadline
             if min(due, departs) >= self.end:
-                break
+                return
             if departs <= due:
                 self.now = max(departs, self.now)
                 for name, uplink, message in channel.pop(self.now):
@@ -114,11 +122,11 @@ class Simulation:
             else:
                 self.now, _, call = heapq.heappop(queue)
                 call()
-        return self._finish(progress)
 
     def _finish(self, progress: Progress) -> Summary:
         self.now = self.end
         for robot in self.robots.values():
+            robot.finish()
             robot.settle(self.now)
             report = robot.machine.report(self.now)
             if report.iteration != robot.evaluated_at:
@@ -189,11 +197,13 @@ class Simulation:
                         lambda: self._act(robot, robot.machine.on_time(self.now)))
 
     def _compute(self, robot: Robot) -> None:
-        robot.evaluate_if_due()
         self._report(robot)
-        robot.compute()
-        self._at(robot.compute_time, lambda: self._act(
-            robot, robot.machine.on_gradient(self.now, robot.accumulate)))
+        robot.start(self._pool, robot.evaluation_due(self.now))
+        self._at(robot.compute_time, lambda: self._computed(robot))
+
+    def _computed(self, robot: Robot) -> None:
+        robot.finish()
+        self._act(robot, robot.machine.on_gradient(self.now, robot.accumulate))
 
     def _report(self, robot: Robot, state: str = '') -> None:
         self._recorder.status(self.now, robot.report(
@@ -227,6 +237,7 @@ class Simulation:
                 self._serve(handle(name, message, self.now), name)
             else:
                 robot = self.robots[name]
+                robot.before(message)
                 self._act(robot, handler(robot.machine, message)(message, self.now))
         except StaleMessageError:
             pass  # of a former session, as on the robots
@@ -234,9 +245,9 @@ class Simulation:
     def _register(self, robot: Robot, request: RegisterRequest) -> None:
         def ask() -> None:
             response, actions = self.server.on_register(request, self.now)
-            self._serve(actions, robot.name)
             self._way(robot.name, lambda: self._act(
                 robot, robot.machine.on_register_response(response, self.now)))
+            self._serve(actions, robot.name)
         self._way(robot.name, ask)
 
     def _way(self, name: str, deliver: Callable[[], None]) -> None:

@@ -1,0 +1,138 @@
+"""What a method promises in a whole fleet: progress after any outage, and its bound."""
+
+import math
+
+import numpy as np
+import pytest
+from fleet import Fleet
+from test_invariants import SYNCS, check_end
+
+
+@pytest.mark.parametrize('sync', SYNCS)
+@pytest.mark.parametrize('heartbeat_limit', [1.0, 1e4])
+def test_links_that_die_for_minutes_stop_nobody_for_good(sync, heartbeat_limit):
+    """With a long limit nobody is ever away, so the others wait, and must go on afterwards."""
+    fleet = Fleet(11, 3, sync, loss=0.05, rate=2e5, heartbeat_limit=heartbeat_limit)
+    fleet.run(2)
+    for names in (['robot0'], ['robot1', 'robot2'], list(fleet.robots)):
+        before = [robot.machine.iteration for robot in fleet.robots.values()]
+        fleet.black_out(names, 90.0)
+        fleet.check()
+        fleet.run(12)
+        fleet.check()
+        after = [robot.machine.iteration for robot in fleet.robots.values()]
+        assert all(now > then for now, then in zip(after, before)), (names, before, after)
+    check_end(fleet)
+    assert bool(fleet.counts['resumed']) == (heartbeat_limit < 90)
+
+
+@pytest.mark.parametrize('sync', ['bsp', 'ssp:2', 'dssp:1:4', 'flown:1:6', 'ssp:2+early',
+                                  'ssp:2+early-minimum'])
+def test_iterations_never_part_by_more_than_the_highest_threshold(sync):
+    fleet = Fleet(2, 3, sync, loss=0.05, rate=3e4)
+    for robot, seconds in zip(fleet.robots.values(), (0.05, 0.1, 0.5)):
+        robot.compute_time = seconds
+    ahead = []
+    check_start = fleet.check_start
+
+    def spy(robot, iteration):
+        check_start(robot, iteration)
+        slowest = min(member.iteration for member in fleet.server.active())
+        ahead.append(iteration - 1 - slowest)
+    fleet.check_start = spy
+    fleet.run(30)
+    assert max(ahead) < fleet.server.method.most
+    assert max(ahead) == fleet.server.method.most - 1 or sync.startswith('flown')
+
+
+def test_rows_of_ssp_with_early_transmission_may_fall_behind_further_than_its_iterations():
+    """Its staleness counts iterations: no row is sent for its age alone."""
+    behind = {}
+    for sync in ('ssp:2+early-minimum', 'rsp:3-minimum'):
+        fleet = Fleet(2, 3, sync, rate=2e4)
+        for robot in fleet.robots.values():
+            robot.machine.f2 = 0.0  # age does not count
+        fleet.server.f2 = 0.0
+        fleet.run(30)
+        fleet.check()
+        behind[sync] = max(member.iteration - member.versions.min()
+                           for member in fleet.server.active())
+    assert behind['rsp:3-minimum'] < 3 < behind['ssp:2+early-minimum']
+
+
+# -- the smaller code
+
+
+def slow_robot(sync, rate=4e3):
+    """A fleet in which robot0's pushes and pulls crawl, the others' do not."""
+    fleet = Fleet(6, 3, sync, rate=1e6)
+    carry = fleet.carry
+
+    def crawl(robot, towards_server, nbytes, deliver):
+        carry(robot, towards_server, nbytes * (1e6 / rate if robot == 'robot0' else 1), deliver)
+    fleet.carry = crawl
+    for robot in fleet.robots.values():
+        robot.compute_time = 0.2
+    used = {name: set() for name in fleet.robots}
+    send = fleet.send
+
+    def spy(side, action, robot):
+        message = action.message
+        if hasattr(message, 'codec') and hasattr(message, 'sequence') and message.transfer.kind < 2:
+            used[action.robot].add((int(message.transfer.kind), message.codec))
+        send(side, action, robot)
+    fleet.send = spy
+    return fleet, used
+
+
+def test_only_a_robot_on_a_bad_link_uses_the_smaller_code_and_only_if_asked_to():
+    fleet, used = slow_robot('rsp:4+sparse')
+    fleet.run(40)
+    fleet.check()
+    assert {(0, 2), (1, 2)} <= used['robot0']
+    assert used['robot1'] == used['robot2'] == {(0, 1), (1, 1)}
+    sparse = fleet.counts['compute']
+    fleet, used = slow_robot('rsp:4')
+    fleet.run(40)
+    fleet.check()
+    assert all(codecs == {(0, 1), (1, 1)} for codecs in used.values())
+    assert sparse > fleet.counts['compute']
+
+
+def test_what_the_smaller_code_leaves_out_arrives_later():
+    """Error feedback: conservation to the last bit, and at the end everybody has the same model."""
+    fleet, used = slow_robot('rsp:4+pipeline+sparse')
+    fleet.run(40)
+    fleet.check()
+    assert {(0, 2), (1, 2)} <= used['robot0']
+    held = np.abs(fleet.held(fleet.robots['robot0'])).sum()
+    assert held > 0
+    check_end(fleet)
+
+
+def test_patience_is_what_a_robot_has_left_within_the_bound():
+    fleet = Fleet(6, 3, 'rsp:6+sparse')
+    fleet.run(5)
+    server = fleet.server
+    member = server.members['robot0']
+    for other in server.members.values():
+        other.period = 2.0
+        other.iteration = other.slowest = 10
+    assert server._patience(member) == pytest.approx(2.0)
+    member.slowest = 7
+    assert server._patience(member) == pytest.approx(2.0 * 3 / 6)
+    member.slowest = 1  # it holds the others up already
+    assert server._patience(member) == pytest.approx(2.0 / 6)
+    for other in server.members.values():
+        other.period = math.nan
+    assert server._patience(member) == math.inf
+    fleet.set_sync('rsp:6')
+    member.period = 2.0
+    assert server._patience(member) == math.inf
+
+
+def test_a_lone_robot_has_all_the_time():
+    fleet = Fleet(6, 1, 'rsp:6+sparse', rate=3e3)
+    fleet.run(20)
+    assert fleet.robots['robot0'].machine.command.patience == math.inf
+    assert fleet.counts['ternary'] == 0

@@ -1,0 +1,173 @@
+"""Pipelining: the next gradient is computed while rows travel, and nothing else changes."""
+
+import numpy as np
+import pytest
+from fleet import Fleet
+from rog_core.accumulator import Accumulator
+from rog_core.backend import NumpyBackend
+from rog_core.messages import (
+    Chunk,
+    Command,
+    Compute,
+    End,
+    Kind,
+    Receipt,
+    RegisterResponse,
+    Send,
+    TransferId,
+)
+from rog_core.partition import partition_of
+from rog_core.sender import CLOSING
+from rog_core.worker import WorkerMachine
+
+PARTITION = partition_of([('w', (20, 60)), ('b', (8,))], codec='raw')
+EVERY = np.arange(PARTITION.segments, dtype=np.int64)
+SERVER = 50
+
+
+class Worker:
+    """A worker whose peer is played by hand; ``log`` notes which gradient was put in when."""
+
+    def __init__(self, sync):
+        weights = np.zeros(PARTITION.elements, np.float32)
+        self.store = Accumulator(PARTITION, NumpyBackend(), weights)
+        self.machine = WorkerMachine('robot1', 9, self.store, 'raw')
+        self.sync, self.log, self.attempt = sync, [], 1
+        self.machine.start(0.0)
+        self.machine.on_register_response(
+            RegisterResponse(True, incarnation=SERVER, attempt=1, sync=sync), 0.1)
+
+    def transfer(self, iteration):
+        self.attempt += 1
+        return TransferId(9 ^ SERVER, Kind.PULL, iteration, self.attempt)
+
+    def grant(self, iteration, staleness=0, rows=()):
+        """Close a pull of some chunks (row, value) that lets the worker compute ``iteration``."""
+        transfer, actions = self.transfer(iteration - 1), []
+        for number, (row, value) in enumerate(rows):
+            chunk = Chunk(transfer, number, 0, 1, np.array([row], np.uint8),
+                          np.full(PARTITION.lengths[row], value, np.float32).view(np.uint8))
+            actions += self.machine.on_chunk(chunk, 0.2)
+        end = End(transfer, len(rows),
+                  command=Command(iteration, 0.1, staleness, self.sync))
+        return actions + self.machine.on_end(end, 0.2)
+
+    def gradient(self, name):
+        def accumulate():
+            self.log.append(name)
+            self.store.accumulate(np.ones(PARTITION.elements, np.float32), 0.1)
+        return self.machine.on_gradient(0.3, accumulate)
+
+    def finish_push(self, now=0.4):
+        """Take everything of the push that is under way and close it."""
+        push = self.machine.push
+        push.state = CLOSING
+        taken = np.packbits(np.ones(push._fresh, bool), bitorder='little').tobytes()
+        self.machine.on_receipt(Receipt(push.transfer, push._fresh, taken), now)
+
+
+def computes(actions):
+    return [a.iteration for a in actions if isinstance(a, Compute)]
+
+
+@pytest.mark.parametrize(('sync', 'staleness', 'ahead'), [
+    ('rsp:4', 0, []), ('rsp:4+pipeline', 0, [2]), ('rsp:4+pipeline', 2, [2]),
+    ('rsp:4+pipeline', 3, []), ('rsp:1+pipeline', 0, []), ('rsp:2+pipeline', 0, [2])])
+def test_the_next_gradient_is_computed_while_rows_travel_only_within_the_bound(sync, staleness,
+                                                                               ahead):
+    worker = Worker(sync)
+    assert computes(worker.grant(1, staleness)) == [1]
+    actions = worker.gradient('first')
+    assert any(isinstance(a, Send) and isinstance(a.message, (Chunk, End)) for a in actions)
+    assert computes(actions) == ahead
+
+
+def test_a_gradient_that_is_early_waits_for_the_push_before_it():
+    worker = Worker('rsp:8+pipeline')
+    worker.grant(1)
+    assert computes(worker.gradient('first')) == [2]
+    assert worker.gradient('second') == []   # the first still travels
+    assert worker.log == ['first']
+    worker.finish_push()
+    assert worker.machine.state == 'waiting' and worker.log == ['first']
+    actions = worker.grant(2)
+    assert worker.log == ['first', 'second']
+    assert worker.machine.push.transfer.iteration == 2
+    assert computes(actions) == [3]
+    assert worker.machine.state == 'pushing'
+
+
+def test_a_gradient_that_is_late_becomes_that_of_the_iteration_granted():
+    worker = Worker('rsp:8+pipeline')
+    worker.grant(1)
+    worker.gradient('first')
+    worker.finish_push()
+    assert computes(worker.grant(5)) == []   # the fleet has gone on; one is computed already
+    assert worker.machine.state == 'computing' and worker.log == ['first']
+    assert computes(worker.gradient('second')) == [6]
+    assert worker.machine.push.transfer.iteration == 5
+
+
+def test_the_model_changes_only_when_the_next_gradient_begins():
+    worker = Worker('rsp:8+pipeline')
+    model = worker.store.model
+    worker.grant(1, rows=[(3, 1.0)])
+    assert model.sum() == 60                 # nothing was computed on it yet
+    worker.gradient('first')
+    worker.finish_push()
+    worker.grant(2, rows=[(4, 1.0)])
+    assert model.sum() == 60                 # the second gradient is computed on it
+    assert worker.store.weights.sum() == 120
+    worker.gradient('second')
+    assert worker.store.model is model
+    assert (model == worker.store.weights).all() and model.sum() == 120
+
+
+def test_a_snapshot_does_not_change_the_model_under_a_gradient_without_pipelining_either():
+    worker = Worker('rsp:4')
+    worker.grant(1)
+    model = worker.store.model
+    worker.machine.on_server_status(51, True, 0.3)
+    worker.machine.on_server_status(51, True, 0.4)
+    worker.machine.on_register_response(
+        RegisterResponse(True, incarnation=51, attempt=1, sync='rsp:4'), 0.5)
+    transfer = TransferId(9 ^ 51, Kind.SNAPSHOT, 0, 1)
+    values = np.full(PARTITION.elements, 3.0, np.float32).view(np.uint8)
+    ids = np.concatenate([[0], np.ones(EVERY.size - 1)]).astype(np.uint8)
+    assert worker.machine.on_chunk(Chunk(transfer, 0, 0, EVERY.size, ids, values), 0.6)
+    assert (worker.store.weights == 3).all() and (model == 0).all()
+    worker.gradient('first')
+    pull = TransferId(9 ^ 51, Kind.PULL, 0, 2)
+    actions = worker.machine.on_end(End(pull, 0, command=Command(1, 0.1, 0, 'rsp:4')), 0.7)
+    assert computes(actions) == [1]
+    assert (model == 3).all()
+
+
+def test_a_worker_that_loses_its_server_meanwhile_keeps_both_gradients():
+    worker = Worker('rsp:8+pipeline')
+    worker.grant(1)
+    worker.gradient('first')
+    worker.gradient('second')
+    worker.machine.on_server_status(51, True, 0.5)
+    worker.machine.on_server_status(51, True, 0.6)
+    worker.machine.on_register_response(
+        RegisterResponse(True, incarnation=51, attempt=1, sync=worker.sync), 0.7)
+    # The new server knows nothing of the push, so all of it is back.
+    assert np.allclose(worker.store.pending, 0.1 * 1.9)
+    pull = TransferId(9 ^ 51, Kind.PULL, 0, 2)
+    worker.machine.on_end(End(pull, 0, command=Command(1, 0.1, 0, worker.sync)), 0.8)
+    assert worker.log == ['first', 'second']
+    assert worker.machine.push.transfer.iteration == 1
+
+
+def test_on_a_slow_link_a_fleet_that_pipelines_gets_further_within_the_same_bound():
+    done = {}
+    for sync in ('rsp:6', 'rsp:6+pipeline'):
+        fleet = Fleet(3, 3, sync, rate=2e4)
+        for robot in fleet.robots.values():
+            robot.compute_time = 0.2
+        fleet.run(40)
+        fleet.check()
+        done[sync] = fleet.counts['compute']
+        assert (fleet.counts['computed ahead'] > 0) == ('pipeline' in sync)
+    assert done['rsp:6+pipeline'] > 1.15 * done['rsp:6']

@@ -1,0 +1,242 @@
+"""Who may go on: each method's policy, driven by fleets of its own without a network."""
+
+import heapq
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rog_core.policy import ROUNDS, Progress, controller, policy_of
+from rog_core.sync import parse_sync
+
+# -- a fleet whose workers compute, push, and wait for one another; nothing takes any other time
+
+
+class Drive:
+    """Workers with given times of their iterations (a list, used in turn), under one method.
+
+    ``waited``: seconds per worker; ``ahead``: the most by which one that went on was ahead of the
+    slowest; ``checked``: called with (policy, name, fleet) for every worker that is held up.
+    """
+
+    def __init__(self, method, times, checked=lambda *held: None):
+        self.policy, self.times, self.checked = policy_of(method), times, checked
+        self.fleet = {name: Progress(0, 0, rate=1.0 + k, loss=1.0 / (1 + k))
+                      for k, name in enumerate(times)}
+        self.waited, self.ahead = dict.fromkeys(times, 0.0), 0
+        self.waiting: dict = {}  # name -> since when
+        self.events: list = []
+        for name in times:
+            self.go_on(name, 0.0)
+
+    def go_on(self, name, now):
+        done = self.fleet[name].iteration
+        self.ahead = max(self.ahead, done - min(p.slowest for p in self.fleet.values()))
+        heapq.heappush(self.events, (now + self.times[name][done % len(self.times[name])], name))
+
+    def run(self, pushes):
+        for _ in range(pushes):
+            assert self.events, f'everybody waits: {self.fleet}'
+            now, name = heapq.heappop(self.events)
+            done = self.fleet[name].iteration + 1
+            former = self.fleet[name]
+            self.fleet[name] = Progress(done, done, former.rate, former.loss)
+            self.waiting[name] = now
+            self.policy.on_push(name, self.fleet, now)
+            for other in list(self.waiting):
+                if self.policy.held_up_by(other, self.fleet):
+                    self.checked(self.policy, other, self.fleet)
+                else:
+                    seconds = now - self.waiting.pop(other)
+                    self.waited[other] += seconds
+                    self.policy.on_wait(other, seconds)
+                    self.go_on(other, now)
+        return self
+
+
+def lead(name, fleet):
+    """Iterations by which a worker is ahead of the slowest."""
+    return fleet[name].iteration - min(p.slowest for p in fleet.values())
+
+
+seconds = st.floats(0.01, 30.0)
+speeds = st.lists(st.lists(seconds, min_size=1, max_size=4), min_size=1, max_size=5).map(
+    lambda times: {f'robot{k}': values for k, values in enumerate(times)})
+ranges = st.tuples(st.integers(0, 6), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1]))
+
+
+@given(speeds, ranges, st.sampled_from(['dssp', 'flown', 'rsp:auto', 'ssp', 'rsp', 'bsp']))
+def test_thresholds_stay_in_the_range_and_nobody_waits_for_ever(times, bounds, family):
+    low, high = bounds
+    if family in ('ssp', 'rsp'):
+        high = low
+    if 'rsp' in family:  # it counts from 1: T or more behind
+        text = f'{family}:{low + 1}' + f':{high + 1}' * (family != 'rsp')
+    else:
+        text = {'ssp': f'ssp:{low}', 'bsp': 'bsp'}.get(family, f'{family}:{low}:{high}')
+    low, high = (0, 0) if family == 'bsp' else (low, high)
+
+    def held(policy, name, fleet):
+        assert lead(name, fleet) > low, 'one that is within the lowest threshold waits'
+
+    drive = Drive(text, times, held).run(200)
+    assert drive.ahead <= high
+
+
+# -- DSSP
+
+
+def brute_force(latest, interval, slowest_latest, slowest_interval, most):
+    """Algorithm 2 of the DSSP paper as it is written, k and r one by one."""
+    own = [latest + r * interval for r in range(most + 1)]
+    slowest = [slowest_latest + slowest_interval + k * slowest_interval for k in range(most + 1)]
+    best, found = math.inf, 0
+    for r in range(most + 1):
+        for k in range(most + 1):
+            if abs(slowest[k] - own[r]) < best:
+                best, found = abs(slowest[k] - own[r]), r
+    return found
+
+
+moments = st.floats(0, 1e4) | st.integers(0, 40).map(float)
+intervals = st.floats(1e-3, 1e3) | st.integers(1, 20).map(float)
+
+
+@given(moments, intervals, moments, intervals, st.integers(0, 30))
+def test_the_controller_of_dssp_equals_a_brute_force_search(latest, interval, other, gap, most):
+    arguments = (latest, interval, other, gap, most)
+    assert controller(*arguments) == brute_force(*arguments)
+
+
+def test_the_controller_finds_the_example_of_the_paper():
+    """Figure 2: three more iterations end just when the slowest worker pushes."""
+    assert controller(10.0, 1.0, 9.0, 4.0, 4) == 3
+
+
+@pytest.mark.parametrize(('fast', 'slow'), [(1.0, 1.9), (1.0, 2.5), (0.7, 3.1)])
+def test_with_two_speeds_dssp_waits_less_than_the_ssp_of_its_lowest_threshold(fast, slow):
+    times = {'fast': [fast], 'slow': [slow]}
+    waited = {method: Drive(method, times).run(150).waited
+              for method in ('ssp:3', 'dssp:3:15', 'dssp:3:3', 'asp', 'bsp')}
+    assert waited['asp']['fast'] == 0 < waited['dssp:3:15']['fast'] < waited['ssp:3']['fast']
+    assert waited['ssp:3']['fast'] < waited['bsp']['fast']
+    assert waited['dssp:3:3'] == waited['ssp:3']
+    assert all(w['slow'] == 0 for method, w in waited.items() if method != 'bsp')
+
+
+@pytest.mark.parametrize(('leader', 'held'), [(9, []), (10, ['slow'])])
+def test_only_the_fastest_worker_is_given_extra_iterations(leader, held):
+    policy, fleet = policy_of('dssp:3:15'), {}
+    for name, times in (('slow', (0.0, 8.0)), ('leader', (0.0, 9.0)), ('robot', (8.0, 9.0))):
+        for now in times:
+            fleet = {'slow': Progress(2, 2), 'leader': Progress(leader, leader),
+                     'robot': Progress(9, 9)}
+            policy.on_push(name, fleet, now)
+    assert policy.held_up_by('robot', fleet) == held
+
+
+# -- FLOWN
+
+
+def flown_bounds(fleet, low, high):
+    """Bound of every device, found from outside: how far may another one be ahead of it."""
+    policy = policy_of(f'flown:{low}:{high}')
+    for name in fleet:
+        policy.on_push(name, fleet, 0.0)
+    bounds = {}
+    for name in fleet:
+        ahead = 0
+        while not policy.held_up_by('probe', {name: Progress(0, 0), 'probe': Progress(ahead, 0)}):
+            ahead += 1
+            assert ahead < 100
+        bounds[name] = ahead
+    return bounds
+
+
+rates = st.integers(0, 5).map(float)
+losses = st.integers(0, 5).map(float) | st.just(float('nan'))
+devices = st.lists(st.builds(Progress, st.just(3), st.just(3), rates, losses), min_size=1,
+                   max_size=6).map(lambda d: {f'robot{k}': p for k, p in enumerate(d)})
+
+
+@given(devices, ranges)
+def test_more_bandwidth_and_more_to_contribute_never_loosen_flown_s_threshold(fleet, bounds):
+    low, high = bounds
+    found = flown_bounds(fleet, low, high)
+    assert all(low + 1 <= bound <= high + 1 for bound in found.values())
+    for name, mine in fleet.items():
+        for other, theirs in fleet.items():
+            if mine.rate >= theirs.rate and mine.loss >= theirs.loss:
+                assert found[name] <= found[other], (name, other)
+
+
+def test_flown_uses_its_whole_range():
+    fleet = {'weak': Progress(0, 0, 1.0, 0.1), 'strong': Progress(0, 0, 9.0, 2.0)}
+    assert flown_bounds(fleet, 2, 20) == {'weak': 21, 'strong': 3}
+
+
+# -- rsp:auto
+
+
+def decide(policy, stall, loss, robots=2):
+    """Let everybody push for a round of decisions in which so much of the time was waited."""
+    names = [f'robot{k}' for k in range(robots)]
+    fleet = {name: Progress(1, 1, loss=loss) for name in names}
+    start = getattr(policy, 'test_time', 0.0)
+    if not start:  # the first push starts the clock
+        policy.on_push(names[0], fleet, 0.0)
+        start = 1.0
+    policy.on_wait(names[0], stall * robots * 100.0)
+    for push in range(ROUNDS * robots):
+        policy.on_push(names[push % robots], fleet, start + 100.0 * (push + 1) / (ROUNDS * robots))
+    policy.test_time = start + 100.0
+    return int(policy.method.bound)
+
+
+NAN = float('nan')
+
+
+def test_auto_rises_under_stall_and_falls_without():
+    policy = policy_of('rsp:auto:4:40')
+    rising = [decide(policy, 0.3, NAN) for _ in range(12)]
+    assert rising == sorted(rising) and rising[0] > 4 and rising[-1] == 40
+    falling = [decide(policy, 0.0, NAN) for _ in range(40)]
+    assert falling == sorted(falling, reverse=True) and falling[0] == 39 and falling[-1] == 4
+
+
+def test_auto_stays_where_it_is_while_the_stall_is_neither_high_nor_low():
+    policy = policy_of('rsp:auto:4:40')
+    high = [decide(policy, 0.3, NAN) for _ in range(5)][-1]
+    assert [decide(policy, 0.035, NAN) for _ in range(5)] == [high] * 5
+
+
+def test_auto_falls_when_the_loss_no_longer_falls_whatever_the_stall():
+    policy = policy_of('rsp:auto:4:40')
+    up = [decide(policy, 0.3, 2.0 - 0.1 * k) for k in range(8)]
+    assert up == sorted(up)
+    down = [decide(policy, 0.3, 1.5) for _ in range(20)]
+    assert down[0] < up[-1] and down == sorted(down, reverse=True) and down[-1] == 4
+
+
+@given(st.integers(1, 12), st.integers(0, 30),
+       st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5) | st.just(NAN)), max_size=30),
+       st.sampled_from(['', '+pipeline', '+pipeline+sparse', '-order', '-early']))
+def test_auto_stays_in_its_range_and_tells_the_workers_plain_names(low, width, rounds, options):
+    policy = policy_of(f'rsp:auto:{low}:{low + width}{options}')
+    assert str(policy.asked) == f'rsp:auto:{low}:{low + width}{options}'
+    for stall, loss in [(0.0, NAN), *rounds]:
+        bound = decide(policy, stall, loss, 3)
+        assert low <= bound <= low + width
+        assert str(policy.method) == f'rsp:{bound}{options}'
+        assert parse_sync(str(policy.method)) == policy.method
+
+
+# -- all of them
+
+
+@pytest.mark.parametrize('method', ['bsp', 'ssp:2', 'dssp:1:4', 'flown', 'rsp:3', 'rsp:auto'])
+def test_a_looser_bound_that_still_holds_is_honoured(method):
+    fleet = {'ahead': Progress(30, 30), 'behind': Progress(0, 0)}
+    assert policy_of(method).held_up_by('ahead', fleet) == ['behind']
+    assert policy_of(method).held_up_by('ahead', fleet, least=31) == []
+    assert policy_of(method).held_up_by('behind', fleet) == []

@@ -1,0 +1,165 @@
+"""A robot that was only out of reach comes back without a snapshot, whatever was under way."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fleet import Fleet
+from rog_core.messages import Kind, RegisterRequest
+
+
+def run_until(fleet, condition, step=2e-3):
+    for _ in range(20_000):
+        if condition():
+            return
+        fleet.run(step)
+    raise AssertionError(f'it never came to that: {fleet.now:.3f} s, {dict(fleet.counts)}')
+
+
+def state_of(fleet):
+    """What the server takes robot0 for."""
+    member = fleet.server.members.get('robot0')
+    return member and member.state
+
+
+def settled(seed=4, sync='rsp:4', **network):
+    """A fleet of three that is at work, and its first member."""
+    fleet = Fleet(seed, 3, sync, **network)
+    run_until(fleet, lambda: len(fleet.server.active()) == 3)
+    fleet.run(2)
+    return fleet, fleet.server.members['robot0']
+
+
+def lose(fleet, seconds=3.0):
+    """robot0 is out of reach until it is away."""
+    fleet.dead_links.add('robot0')
+    fleet.run(seconds)
+    assert state_of(fleet) == 'away'
+    fleet.check()
+
+
+def come_back(fleet):
+    """It is heard of again; returns the number of model chunks that this took."""
+    before = fleet.counts['SNAPSHOT']
+    fleet.dead_links.discard('robot0')
+    run_until(fleet, lambda: state_of(fleet) == 'training')
+    fleet.check()
+    fleet.run(5)
+    fleet.check()
+    assert fleet.robots['robot0'].machine.state != 'registering'
+    return fleet.counts['SNAPSHOT'] - before
+
+
+SYNCS = ['bsp', 'ssp:2', 'asp', 'dssp:1:4', 'flown', 'rsp:4', 'rsp:20+pipeline+sparse', 'rsp:auto']
+
+
+@pytest.mark.parametrize('state', ['computing', 'pushing', 'waiting', 'pulling'])
+@pytest.mark.parametrize('codec', ['onebit', 'ternary'])
+def test_no_model_bytes_travel_whatever_the_worker_did_when_it_was_lost(state, codec):
+    fleet, _ = settled(rate=1e5, codec=codec)
+    worker = fleet.robots['robot0'].machine
+    run_until(fleet, lambda: worker.state == state)
+    lose(fleet)
+    assert come_back(fleet) == 0
+    assert fleet.counts['resumed'] == 1
+    assert worker.iteration >= fleet.server.members['robot0'].iteration > 0
+
+
+@pytest.mark.parametrize('sync', SYNCS)
+def test_every_method_goes_on_with_a_robot_that_is_back(sync):
+    fleet, _ = settled(sync=sync, loss=0.1, duplicate=0.2, rate=2e5)
+    lose(fleet, 5.0)
+    assert come_back(fleet) == 0
+    assert fleet.counts['resumed'] >= 1  # again where the answer was lost
+    assert not fleet.errors
+
+
+def test_a_pull_that_was_taken_in_part_counts_as_far_as_it_was_taken():
+    fleet, member = settled(rate=2e4)
+    robot = fleet.robots['robot0']
+
+    def under_way():
+        pull = robot.machine.pull
+        return member.sender is not None and pull.transfer == member.sender.transfer \
+            and pull.known().taken and not pull.is_closed(pull.transfer)
+    run_until(fleet, under_way)
+    lose(fleet)
+    sender, pull = member.sender, robot.machine.pull
+    assert sender is not None and sender.transfer.kind == Kind.PULL
+    assert pull.transfer == sender.transfer
+    assert (member.mirror.rows != robot.store.weights).any()
+    taken = np.concatenate(pull._ids)
+    assert 0 < taken.size < sum(window.size for window in sender.plan.windows)
+    run_until(fleet, lambda: fleet.dead_links.discard('robot0') or fleet.counts['resumed'])
+    resumed = fleet.server.members['robot0']
+    # Bit for bit, before any further row has travelled.
+    assert (resumed.mirror.rows == robot.store.weights).all()
+    come_back(fleet)
+
+
+def test_after_a_restart_of_the_server_it_gets_a_snapshot():
+    fleet, _ = settled()
+    lose(fleet)
+    fleet.restart_server(fleet.checkpoint())
+    assert come_back(fleet) > 0
+    assert fleet.counts['resumed'] == 0
+    fleet.run(3)
+    fleet.check()
+
+
+def test_a_robot_that_was_restarted_gets_a_snapshot():
+    fleet, _ = settled()
+    lose(fleet)
+    fleet.start_robot('robot0')
+    assert come_back(fleet) > 0
+    assert fleet.counts['resumed'] == 0
+
+
+def test_a_robot_whose_snapshot_was_cut_off_gets_a_new_one():
+    fleet, _ = settled(rate=1e5)
+    fleet.start_robot('robot0')
+    fleet.dead_links.add('robot0')
+    fleet.run(2)
+    fleet.dead_links.discard('robot0')
+    run_until(fleet, lambda: state_of(fleet) == 'joining'
+              and (fleet.robots['robot0'].store.weights != 7).any())
+    lose(fleet)
+    assert come_back(fleet) > 0
+    assert fleet.counts['resumed'] == 0
+
+
+def test_registrations_that_come_twice_or_late_change_nothing():
+    fleet, _ = settled()
+    seen = []
+    register = fleet.server.on_register
+
+    def spy(request, now):
+        seen.append(request)
+        return register(request, now)
+    fleet.server.on_register = spy
+    lose(fleet)
+    come_back(fleet)
+    last = seen[-1]
+    assert isinstance(last, RegisterRequest) and last.pull is not None
+    member, server = fleet.server.members['robot0'], fleet.server
+    run_until(fleet, lambda: member.state == 'training')
+    for request in (last, *(replace(last, number=n) for n in range(1, last.number))):
+        before = (member.mirror.rows.copy(), member.attempt, member.iteration, member.state)
+        answer, actions = register(request, fleet.now)
+        assert actions == [] and answer == member.answer
+        assert server.members['robot0'] is member
+        assert (member.mirror.rows == before[0]).all()
+        assert (member.attempt, member.iteration, member.state) == before[1:]
+    fleet.run(3)
+    fleet.check()
+
+
+def test_what_it_had_computed_and_not_sent_is_still_there():
+    """Conservation is checked inside; here: the robot that was lost has something to tell."""
+    fleet, _ = settled(rate=1e5)
+    worker = fleet.robots['robot0'].machine
+    run_until(fleet, lambda: worker.state == 'pushing')
+    lose(fleet)
+    held = np.abs(fleet.held(fleet.robots['robot0'])).sum()
+    assert held > 0
+    assert come_back(fleet) == 0

@@ -1,0 +1,355 @@
+"""The virtual-time fleet: the same again for the same seed, times and bytes that add up, links that
+die and come back, and what it refuses.
+"""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import virtual_fleet
+from fleet_env.fleet import ChannelConfig
+from fleet_env.power import PowerModel
+from fleet_env.records import Evaluation, Fault, Iteration, read_run
+from fleet_env.summary import read_summary
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from rog_core.backend import NumpyBackend
+from rog_core.errors import ConfigError
+from rog_core.update import AveragedUpdate
+from rog_sim.simulation import Simulation, simulate
+from virtual_fleet import GOOD_LINK, METHODS, fleet_of
+
+FILES = ('run.jsonl', 'summary.json')
+
+
+def files(out):
+    return [(out / name).read_bytes() for name in FILES]
+
+
+def iterations(out):
+    """Robot -> its iteration events in order."""
+    events = defaultdict(list)
+    for event in read_run(out):
+        if isinstance(event, Iteration):
+            events[event.robot].append(event)
+    return dict(events)
+
+
+def run_silently(simulation):
+    return simulation.run(lambda done: None)
+
+
+# -- the same again
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from fleet_env.fleet_file import read_fleet
+from rog_sim.simulation import simulate
+simulate(read_fleet(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize('sync', ['bsp', 'rsp:auto+pipeline+sparse'])
+def test_the_same_seed_gives_the_same_files_here_and_in_another_process(tmp_path, sync):
+    from fleet_env.fleet_file import dump_fleet, read_fleet
+    path = tmp_path / 'toy.yaml'
+    path.write_text(dump_fleet(fleet_of(tmp_path, sync)))
+    fleet = read_fleet(path)
+    for name in ('one', 'two'):
+        simulate(fleet, tmp_path / name)
+    here = os.path.dirname(virtual_fleet.__file__)
+    env = {**os.environ, 'PYTHONPATH': os.pathsep.join([here, *filter(None, sys.path)]),
+           'PYTHONHASHSEED': '77'}
+    subprocess.run([sys.executable, '-c', SCRIPT, str(path), str(tmp_path / 'three')], env=env,
+                   check=True, timeout=120)
+    assert files(tmp_path / 'one') == files(tmp_path / 'two') == files(tmp_path / 'three')
+    simulate(dataclasses.replace(fleet, seed=4), tmp_path / 'four')
+    assert not set(files(tmp_path / 'four')) & set(files(tmp_path / 'one'))
+
+
+def test_writing_nothing_gives_the_same_summary(tmp_path):
+    fleet = fleet_of(tmp_path)
+    assert simulate(fleet) == simulate(fleet, tmp_path / 'out') == read_summary(tmp_path / 'out')
+
+
+# -- what the records say
+
+@pytest.mark.parametrize('sync', METHODS)
+def test_times_add_up_and_energy_follows_from_them(tmp_path, sync):
+    power = PowerModel(computing=10.0, communicating=5.0, stalled=3.0)
+    fleet = fleet_of(tmp_path, sync)
+    robots = [dataclasses.replace(robot, power=power) for robot in fleet.robots]
+    summary = simulate(dataclasses.replace(fleet, robots=tuple(robots)), tmp_path / 'out')
+    assert summary.duration_s == 120 and list(summary.robots) == [r.name for r in robots]
+    for config in robots:
+        robot = summary.robots[config.name]
+        assert robot.compute_s + robot.communicate_s + robot.stall_s == pytest.approx(120)
+        assert robot.energy_j == pytest.approx(
+            10 * robot.compute_s + 5 * robot.communicate_s + 3 * robot.stall_s)
+        # Each gradient takes the pace; one more may be under way.
+        extra = robot.compute_s - robot.iterations * config.pace
+        assert -1e-6 <= extra <= 2 * config.pace + 1e-6, extra
+        events = iterations(tmp_path / 'out')[config.name]
+        assert [e.iteration for e in events] == list(range(1, robot.iterations + 1))
+        assert min(robot.bytes_sent, robot.bytes_received) > 0
+        assert robot.evaluations[-1][1] == robot.iterations
+        assert robot.accuracy.after > robot.accuracy.before
+
+
+def test_under_bsp_every_push_holds_the_whole_model_and_all_keep_step(tmp_path):
+    simulation = Simulation(fleet_of(tmp_path, 'bsp'), tmp_path / 'out')
+    partition = simulation.server.partition
+    summary = run_silently(simulation)
+    assert spread(tmp_path / 'out') == 1
+    least = int(simulation.server.codec.sizes(partition.lengths).sum())
+    for robot in summary.robots.values():
+        assert robot.rows_pushed_mean == partition.rows
+        assert least <= robot.bytes_sent / robot.iterations <= 1.5 * least
+    done = [robot.iterations for robot in summary.robots.values()]
+    assert 40 < min(done) <= 120 / 1.1  # the slowest robot computes for 1.1 s
+
+
+def spread(out):
+    """Most iterations by which one robot was ever ahead of another."""
+    done, most = dict.fromkeys(read_summary(out).robots, 0), 0
+    for event in read_run(out):
+        if isinstance(event, Iteration):
+            done[event.robot] = event.iteration
+            most = max(most, max(done.values()) - min(done.values()))
+    return most
+
+
+def test_under_asp_nobody_waits_and_the_fast_one_runs_ahead(tmp_path):
+    summary = simulate(fleet_of(tmp_path, 'asp'), tmp_path / 'out')
+    for robot in summary.robots.values():  # from push to pull only: round trips, a busy channel
+        assert robot.stall_s < 0.03 * summary.duration_s
+    assert spread(tmp_path / 'out') > 20
+
+
+@pytest.mark.parametrize(('sync', 'bound'), [('rsp:4', 4), ('rsp:3+pipeline', 3), ('ssp:2', 3),
+                                             ('dssp:1:4', 5), ('flown:1:4', 5),
+                                             ('rsp:6+pipeline+sparse', 6)])
+def test_nobody_is_further_ahead_than_the_bound(tmp_path, sync, bound):
+    links = (GOOD_LINK, GOOD_LINK, '0 20\n5 3\n8 40\n20 20\n')
+    simulate(fleet_of(tmp_path, sync, 4.0, links, paces=(0.3, 0.4, 1.7)), tmp_path / 'out')
+    for events in iterations(tmp_path / 'out').values():
+        assert len(events) > 10 and max(e.staleness for e in events) < bound
+    # An iteration is recorded when its pull is over; by then the others may have pushed one more.
+    assert 1 < spread(tmp_path / 'out') <= bound
+
+
+@pytest.mark.parametrize('granularity', ['model', 'layer', 'row', 'element'])
+def test_every_granularity_trains(tmp_path, granularity):
+    summary = simulate(fleet_of(tmp_path, 'rsp:4', 1.0, granularity=granularity), tmp_path / 'out')
+    assert all(r.accuracy.after > r.accuracy.before for r in summary.robots.values())
+    rows = {'model': 1, 'layer': 2, 'row': 65, 'element': 1344}[granularity]
+    assert {e.rows_total for own in iterations(tmp_path / 'out').values() for e in own} == {rows}
+
+
+def test_traffic_is_that_of_the_published_model_and_the_model_stays_small(tmp_path):
+    bytes_of, losses = {}, {}
+    for traffic in ('', 'convmlp-m'):
+        fleet = fleet_of(tmp_path, 'bsp', codec='raw', traffic=traffic)
+        simulation = Simulation(fleet, tmp_path / f'out{traffic}')
+        offered = simulation.channel.offer
+        sent = bytes_of[traffic] = []
+
+        def offer(name, uplink, nbytes, *rest, offered=offered, sent=sent):
+            if uplink:
+                sent.append(nbytes)
+            return offered(name, uplink, nbytes, *rest)
+
+        simulation.channel.offer = offer
+        summary = run_silently(simulation)
+        pushes = sum(robot.iterations for robot in summary.robots.values())
+        bytes_of[traffic] = sum(sent) / pushes
+        losses[traffic] = {(name, e.iteration): e.loss for name, events in
+                           iterations(tmp_path / f'out{traffic}').items() for e in events}
+    assert 4 * 1344 < bytes_of[''] < 1.5 * 4 * 1344
+    assert 2123965 < bytes_of['convmlp-m'] < 1.2 * 2123965
+    shorter = losses['convmlp-m']
+    assert 90 < len(shorter) < len(losses[''])
+    for key, loss in shorter.items():
+        assert loss == pytest.approx(losses[''][key], rel=1e-3)
+
+
+def test_robots_that_share_the_air_have_less_of_it(tmp_path):
+    fleet = fleet_of(tmp_path, 'bsp', paces=(0.5, 0.5, 0.5))
+    apart = dataclasses.replace(fleet, channel=ChannelConfig(shared=False))
+    done = [sum(r.iterations for r in simulate(f).robots.values()) for f in (fleet, apart)]
+    assert done[0] < 0.8 * done[1]
+
+
+# -- links that die for minutes
+
+def test_a_robot_out_of_reach_is_missed_by_nobody_and_comes_back(tmp_path):
+    links = (GOOD_LINK, GOOD_LINK, '0 30\n60 0\n240 30\n600 30\n')
+    simulate(fleet_of(tmp_path, 'rsp:4', 6.0, links), tmp_path / 'out')
+    faults = [(e.robot, e.what) for e in read_run(tmp_path / 'out') if isinstance(e, Fault)]
+    assert faults == [('robot3', 'peer_lost'), ('robot3', 'rejoined')]
+    events = iterations(tmp_path / 'out')
+    assert len([e for e in events['robot1'] if 70 < e.t < 240]) > 100
+    assert len([e for e in events['robot3'] if 70 < e.t < 240]) <= 1
+    first = next(e for e in events['robot3'] if e.t > 240)
+    # It goes on where the others are, not where it was.
+    others = max(e.iteration for e in events['robot1'] if e.t <= first.t)
+    assert others - 5 <= first.iteration <= others + 1
+
+
+MINUTES, ALIVE_FROM = 8.0, 360.0
+
+
+@st.composite
+def dying_links(draw):
+    """A link that dies again and again, often for minutes, and is alive from minute 6 on."""
+    t, lines = 0.0, []
+    while t < ALIVE_FROM:
+        up, down = draw(st.floats(0.3, 60)), draw(st.sampled_from([0.4, 2.9, 3.1, 8, 70, 200]))
+        lines += [f'{t} {draw(st.sampled_from([4.0, 20.0, 80.0]))}', f'{t + up} 0']
+        t += up + down
+    return '\n'.join([*lines, f'{t} 20', f'{60 * MINUTES + 500} 20'])
+
+
+class Summing(AveragedUpdate):
+    """Also adds up what it applies, in double precision."""
+
+    def __init__(self, elements):
+        self.applied = np.zeros(elements)
+
+    def apply(self, partition, backend, master, ids, codec, data, workers):
+        super().apply(partition, backend, master, ids, codec, data, workers)
+        add_decoded(self.applied, partition, codec, ids, data)
+
+
+def add_decoded(total, partition, codec, ids, data):
+    decoded = np.zeros(total.size, np.float32)
+    codec.add(NumpyBackend(), partition, decoded, ids, data)
+    total += decoded
+
+
+class Books:
+    """Counts what the robots of a simulation produce and the server applies."""
+
+    def __init__(self, simulation):
+        self.simulation = simulation
+        self.elements = simulation.server.partition.elements
+        self.produced = np.zeros(self.elements)
+        simulation.server.update = Summing(self.elements)
+        for robot in simulation.robots.values():
+            robot.store.accumulate = self._counting(robot.store, robot.store.accumulate)
+
+    def _counting(self, store, accumulate):
+        def counting(*arguments, **options):
+            before = store.pending.astype(np.float64)
+            accumulate(*arguments, **options)
+            self.produced += store.pending - before
+        return counting
+
+    def held(self, name, robot):
+        """What the robot has produced and the server has not applied; ends its open push."""
+        held = robot.store.pending.astype(np.float64)
+        push = robot.machine.push
+        if push is not None:
+            known = self.simulation.server.members[name].push.known()
+            if push.state != 'done':
+                push.abort(known if known and known.transfer == push.transfer else None)
+            for ids, values in push.untaken():
+                add_decoded(held, robot.store.partition, push.codec, ids, values)
+        return held
+
+    def check(self):
+        """Every mirror is what its robot holds, and no gradient is lost or counts twice."""
+        server, compared = self.simulation.server, 0
+        for name, robot in self.simulation.robots.items():
+            member = server.members[name]
+            if member.state in ('training', 'waiting') and member.sender is None:
+                assert (member.mirror.rows == robot.store.weights).all(), name
+                compared += 1
+        held = sum(self.held(name, robot) for name, robot in self.simulation.robots.items())
+        assert np.abs(self.produced).max() > 0
+        np.testing.assert_allclose(server.update.applied + held, self.produced, rtol=1e-4,
+                                   atol=2e-5)
+        return compared
+
+
+@pytest.mark.parametrize('sync', METHODS)
+@settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate],
+          suppress_health_check=list(HealthCheck))
+@given(second=dying_links(), third=dying_links(), traffic=st.sampled_from(['', 'convmlp-m']))
+def test_no_method_stands_still_when_links_die_for_minutes(tmp_path_factory, sync, second, third,
+                                                           traffic):
+    folder = tmp_path_factory.mktemp('dying')
+    fleet = fleet_of(folder, sync, MINUTES, (GOOD_LINK, second, third), traffic=traffic,
+                     evaluate_every=0)
+    simulation = Simulation(fleet, folder / 'out')
+    books = Books(simulation)
+    run_silently(simulation)
+    books.check()
+    assert {m.robot for m in simulation.server.active()} == set(simulation.robots)
+    events = iterations(folder / 'out')
+    for name in simulation.robots:  # all are back, and train
+        back = [e.iteration for e in events[name] if e.t > ALIVE_FROM + 260]
+        assert len(back) > 10, (name, len(back))
+    # Who has a link goes on: what holds it up is a robot that is not missed yet, or a slow one.
+    times = [0.0, *(e.t for e in events['robot1']), 60 * MINUTES]
+    assert max(np.diff(times)) < 30
+
+
+def test_at_the_end_of_a_run_all_mirrors_and_sums_are_right(tmp_path):
+    simulation = Simulation(fleet_of(tmp_path, 'rsp:4+pipeline+sparse'))
+    books = Books(simulation)
+    run_silently(simulation)
+    assert books.check() > 0
+
+
+# -- what it refuses, and how it is stopped
+
+def test_a_fleet_without_a_pace_is_refused_with_what_to_do(tmp_path):
+    fleet = fleet_of(tmp_path, paces=(0.5, 0.0, 0.5))
+    with pytest.raises(ConfigError, match='robot2 .* training.pace, the seconds'):
+        simulate(fleet, tmp_path / 'out')
+    assert not (tmp_path / 'out').exists()
+
+
+def test_an_unknown_published_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="'resnet' *; the published models are convmlp-m"):
+        simulate(fleet_of(tmp_path, traffic='resnet'), tmp_path / 'out')
+    assert not (tmp_path / 'out').exists()
+
+
+def test_an_unknown_method_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match='choose one of bsp, ssp:S'):
+        simulate(fleet_of(tmp_path, 'rps:4'), tmp_path / 'out')
+    assert not (tmp_path / 'out').exists()
+
+
+def test_a_directory_with_a_run_in_it_is_left_alone(tmp_path):
+    out = tmp_path / 'out'
+    simulate(fleet_of(tmp_path, minutes=0.2), out)
+    before = files(out)
+    with pytest.raises(ConfigError, match='already holds a run; choose another'):
+        simulate(fleet_of(tmp_path), out)
+    assert files(out) == before
+
+
+def test_progress_rises_to_the_end(tmp_path):
+    told = []
+    simulate(fleet_of(tmp_path, minutes=0.5), progress=told.append)
+    assert told == sorted(told) and 0 <= told[0] < 0.1 and told[-1] == 1.0 and len(told) > 10
+
+
+def test_control_c_leaves_records_that_can_be_read(tmp_path):
+    def stop_in_the_middle(done):
+        if done > 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(fleet_of(tmp_path), tmp_path / 'out', stop_in_the_middle)
+    events = read_run(tmp_path / 'out')
+    assert 58 < max(e.t for e in events) < 62
+    assert {e.robot for e in events if isinstance(e, Evaluation)} >= {'robot1', 'robot2', 'robot3'}

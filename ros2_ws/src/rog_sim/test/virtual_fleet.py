@@ -1,0 +1,54 @@
+"""Small fleets for the tests of virtual time: a task that computes in no time, links of any kind."""
+
+import itertools
+from pathlib import Path
+
+import torch
+from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig, TrainingConfig
+
+METHODS = ['bsp', 'ssp:4', 'dssp:3:15', 'flown', 'asp', 'rsp:4', 'rsp:20', 'rsp:auto',
+           'rsp:4+pipeline', 'rsp:4+sparse', 'ssp:4+early', 'rsp:4-order', 'rsp:auto+pipeline+sparse']
+GOOD_LINK = '0 80\n7 30\n11 120\n20 80\n'
+
+
+class Linear:
+    """Fits 64 functions of 20 numbers: 65 rows, 1344 elements."""
+
+    batch_size = 8
+
+    def __init__(self, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self._inputs = torch.randn(256, 20, generator=generator)
+        self._outputs = self._inputs @ torch.randn(20, 64, generator=generator) / 4
+
+    def model(self):
+        torch.manual_seed(5)
+        return torch.nn.Linear(20, 64)
+
+    def batches(self, rank, world):
+        for start in itertools.count(rank, world):
+            at = torch.arange(start * self.batch_size, (start + 1) * self.batch_size) % 256
+            yield self._inputs[at], self._outputs[at]
+
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[1]).square().mean()
+
+    def evaluate_clean(self, model):
+        return 0.75
+
+    def evaluate(self, model):
+        return 1 / (1 + float(self.loss(model, (self._inputs, self._outputs)).detach()))
+
+
+def fleet_of(folder, sync='rsp:4', minutes=2.0, links=(GOOD_LINK,) * 3, paces=(0.5, 0.8, 1.1),
+             seed=3, task='virtual_fleet:Linear', **training):
+    """Return a fleet of one robot per link, a text of "seconds Mbit/s" lines."""
+    robots = []
+    for number, (text, pace) in enumerate(zip(links, paces, strict=True), start=1):
+        path = Path(folder) / f'link{number}.txt'
+        path.write_text(text)
+        robots.append(RobotConfig(f'robot{number}', LinkConfig(str(path), latency=0.002), pace))
+    settings = {'learning_rate': 0.02, 'evaluate_every': 20, 'batch_size': 8,
+                'traffic': 'convmlp-m', **training}
+    return FleetConfig('toy', tuple(robots), seed=seed, minutes=minutes,
+                       training=TrainingConfig(task, sync=sync, **settings))
