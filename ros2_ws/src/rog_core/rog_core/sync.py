@@ -10,6 +10,7 @@ and, after it, options with `+` or `-`, for example ``rsp:20+pipeline+sparse`` o
     timeout   part of early: stop when the MTA time is over
     minimum   part of early: at least the MTA travels, and only it once the time is over
     pipeline  compute the next gradient while rows travel, within the staleness bound
+    second    as in the authors' artifact: from T = 5 on a second share of the rows is mandatory
     sparse    rows go out in the ternary code when the fleet has no time for the minimum in the
               ordinary one
 
@@ -30,8 +31,9 @@ from .errors import ConfigError
 MAX_THRESHOLD = 1000
 METHODS = ('bsp', 'ssp:S', 'asp', 'dssp:LOW:HIGH', 'flown', 'rsp:T', 'rsp:auto')
 OPTIONS = {'ssp': ('early', 'order', 'timeout', 'minimum'),
-           'rsp': ('early', 'order', 'timeout', 'minimum', 'pipeline', 'sparse')}
+           'rsp': ('early', 'order', 'timeout', 'minimum', 'second', 'pipeline', 'sparse')}
 EARLY = frozenset({'order', 'timeout', 'minimum'})  # what early transmission consists of
+SECOND = ((5, .03), (10, .075), (20, .11), (40, .115))  # from this threshold on, share (facts.md)
 FLOWN_RANGE = (2, 20)
 AUTO_RANGE = (4, 40)
 
@@ -95,7 +97,10 @@ class SyncMethod:
         """Minimum transmission amount, share of the rows."""
         if not self.adaptive:
             return 1.0
-        return minimum_transmission(int(self.bound)) if 'minimum' in self.options else 0.0
+        share = minimum_transmission(int(self.bound)) if 'minimum' in self.options else 0.0
+        if 'second' in self.options:
+            share += max((more for least, more in SECOND if self.bound >= least), default=0.0)
+        return min(share, 1.0)
 
     def with_bound(self, bound: int) -> SyncMethod:
         """Return the plain method of this family and these options with another bound."""

@@ -136,3 +136,28 @@ def test_a_lone_robot_has_all_the_time():
     fleet.run(20)
     assert fleet.robots['robot0'].machine.command.patience == math.inf
     assert fleet.counts['ternary'] == 0
+
+
+# -- the books
+
+
+@pytest.mark.parametrize('sync', ['bsp', 'rsp:4', 'rsp:20+pipeline+sparse'])
+def test_all_time_since_the_first_grant_is_computing_communicating_or_stalled(sync):
+    fleet = Fleet(9, 3, sync, loss=0.05, rate=5e4)
+    began = {}
+    check_start = fleet.check_start
+
+    def spy(robot, iteration):
+        began.setdefault(robot.name, fleet.now)
+        check_start(robot, iteration)
+    fleet.check_start = spy
+    fleet.run(10)
+    before = fleet.robots['robot0'].machine.report(fleet.now)
+    fleet.black_out(['robot0'], 60.0)
+    for robot in fleet.robots.values():
+        report = robot.machine.report(fleet.now)
+        total = report.compute_time + report.communicate_time + report.stall_time
+        assert total == pytest.approx(fleet.now - began[robot.name])
+    # Who is out of reach has nobody to communicate with.
+    lost = fleet.robots['robot0'].machine.report(fleet.now)
+    assert lost.stall_time - before.stall_time > 50

@@ -201,18 +201,19 @@ def test_a_robot_out_of_reach_is_missed_by_nobody_and_comes_back(tmp_path):
     assert others - 5 <= first.iteration <= others + 1
 
 
-MINUTES, ALIVE_FROM = 8.0, 360.0
+MINUTES, ALIVE_FROM = 6.0, 300.0
 
 
 @st.composite
 def dying_links(draw):
-    """A link that dies again and again, often for minutes, and is alive from minute 6 on."""
+    """A link that dies again and again, perhaps for minutes; it lives from `ALIVE_FROM` on."""
     t, lines = 0.0, []
-    while t < ALIVE_FROM:
-        up, down = draw(st.floats(0.3, 60)), draw(st.sampled_from([0.4, 2.9, 3.1, 8, 70, 200]))
+    while t < 100:
+        up, down = draw(st.floats(0.3, 40)), draw(st.sampled_from([0.4, 2.9, 3.1, 8, 70, 150]))
         lines += [f'{t} {draw(st.sampled_from([4.0, 20.0, 80.0]))}', f'{t + up} 0']
         t += up + down
-    return '\n'.join([*lines, f'{t} 20', f'{60 * MINUTES + 500} 20'])
+    assert t < ALIVE_FROM
+    return '\n'.join([*lines, f'{t} 20', f'{60 * MINUTES} 20'])
 
 
 class Summing(AveragedUpdate):
@@ -278,14 +279,14 @@ class Books:
 
 
 @pytest.mark.parametrize('sync', METHODS)
-@settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate],
+@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate],
           suppress_health_check=list(HealthCheck))
 @given(second=dying_links(), third=dying_links(), traffic=st.sampled_from(['', 'convmlp-m']))
 def test_no_method_stands_still_when_links_die_for_minutes(tmp_path_factory, sync, second, third,
                                                            traffic):
     folder = tmp_path_factory.mktemp('dying')
-    fleet = fleet_of(folder, sync, MINUTES, (GOOD_LINK, second, third), traffic=traffic,
-                     evaluate_every=0)
+    fleet = fleet_of(folder, sync, MINUTES, (GOOD_LINK, second, third), (2.0, 2.6, 3.5),
+                     traffic=traffic, evaluate_every=0)
     simulation = Simulation(fleet, folder / 'out')
     books = Books(simulation)
     run_silently(simulation)
@@ -293,8 +294,8 @@ def test_no_method_stands_still_when_links_die_for_minutes(tmp_path_factory, syn
     assert {m.robot for m in simulation.server.active()} == set(simulation.robots)
     events = iterations(folder / 'out')
     for name in simulation.robots:  # all are back, and train
-        back = [e.iteration for e in events[name] if e.t > ALIVE_FROM + 260]
-        assert len(back) > 10, (name, len(back))
+        back = [e.iteration for e in events[name] if e.t > ALIVE_FROM]
+        assert len(back) > 5, (name, len(back))
     # Who has a link goes on: what holds it up is a robot that is not missed yet, or a slow one.
     times = [0.0, *(e.t for e in events['robot1']), 60 * MINUTES]
     assert max(np.diff(times)) < 30

@@ -1,0 +1,86 @@
+"""The shells are equal: virtual time decides what the nodes over real DDS decide; and every method
+trains on real DDS.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import rog_core.link
+from fleet_env.fleet import FleetConfig, HeartbeatConfig, LinkConfig, RobotConfig, TrainingConfig
+from fleet_under_test import Fleet
+from rog_msgs.srv import SetSync
+from two_shells import in_virtual_time, over_dds
+
+PUSHES = 26  # closed before the run is ended
+PACES = (1.0, 1.37, 1.71, 2.93)
+
+
+def scenario(folder, sync):
+    """Four robots on good links, three of which get further and further ahead of the last."""
+    trace = folder / 'good.txt'
+    trace.write_text('0 200\n')
+    link = LinkConfig(str(trace), latency=0.001)
+    return FleetConfig(
+        'four', tuple(RobotConfig(f'robot{n}', link, pace) for n, pace in enumerate(PACES, 1)),
+        seed=3, minutes=2.0, heartbeat=HeartbeatConfig(5.0, 600.0),
+        training=TrainingConfig('exact_task:Exact', sync=sync, codec='raw', learning_rate=1 / 16,
+                                momentum=0.0, batch_size=1, evaluate_every=0))
+
+
+def real_links(fleet):
+    """The same fleet whose links carry what they can."""
+    return dataclasses.replace(fleet, robots=tuple(
+        dataclasses.replace(robot, link=LinkConfig(emulate=False)) for robot in fleet.robots))
+
+
+@pytest.mark.parametrize(('sync', 'changes'), [
+    ('bsp', {}),
+    ('rsp:3', {}),
+    ('rsp:4+pipeline', {}),
+    ('rsp:4', {9: 'bsp', 15: 'ssp:2+early'}),
+])
+def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
+    def patient():  # a machine that is held up must not take a chunk for lost
+        monkeypatch.setattr(rog_core.link, 'MIN_RTO', 20.0)
+        monkeypatch.setattr(rog_core.link, 'MAX_RTO', 20.0)
+
+    script = {pushes: lambda server, now, to=to: server.set_sync(to, now)
+              for pushes, to in changes.items()}
+    script[PUSHES] = lambda server, now: server.stop(now)
+    fleet = scenario(tmp_path, sync)
+    patient()
+    virtual = in_virtual_time(fleet, script)
+    monkeypatch.undo()
+    real = over_dds(real_links(fleet), script, virtual.turns, patient)
+    assert len(virtual.turns) >= PUSHES and real.turns == virtual.turns
+    for name, decisions in virtual.decided.items():
+        assert real.decided[name] == decisions, name
+    told = {d[3] for log in virtual.decided.values() for d in log if d[0] == 'told'}
+    assert told == {sync, *changes.values()}
+    final = virtual.weights()
+    for name, weights in real.weights().items():
+        assert np.array_equal(weights, final[name]) and np.array_equal(weights, final['server'])
+
+
+METHODS = ['bsp', 'ssp:4', 'dssp:3:15', 'flown', 'asp', 'rsp:4', 'rsp:20', 'rsp:auto',
+           'rsp:4+pipeline', 'rsp:4+sparse', 'ssp:4+early', 'rsp:4-order']
+
+
+def test_every_method_trains_over_dds_and_may_follow_any_other(tmp_path):
+    with Fleet(tmp_path, robots=2) as fleet:
+        fleet.start_all()
+        fleet.until_trained('robot1', 'robot2')
+        client = fleet.node.create_client(SetSync, '/rog/set_sync')
+        fleet.until(client.service_is_ready, '/rog/set_sync is there')
+        for method in METHODS:
+            answer = client.call_async(SetSync.Request(sync=method))
+            fleet.until(answer.done, f'set_sync {method} is answered')
+            told = answer.result().message
+            assert answer.result().success and told.startswith(method.partition(':auto')[0])
+            fleet.until(lambda told=told: all(
+                r.sync.partition(':')[0] == told.partition(':')[0] for r in fleet.robots.values()),
+                f'the robots are told of {told}')
+            fleet.until_trained('robot1', 'robot2', iterations=4)
+            assert {fleet.state(name) for name in ('robot1', 'robot2')} <= {'training', 'waiting'}
+        assert 'Traceback' not in ''.join(fleet.log(name) for name in fleet.processes)

@@ -1,0 +1,228 @@
+"""One scripted scenario in both shells: virtual time, and the nodes over real DDS.
+
+What a machine decides is written down as it decides it. How long anything takes differs between the
+shells, so the script leaves nothing to chance: the gradients are finished one after another, in the
+order of the virtual-time run, each when everything that the one before has set off is over; links
+carry all that is sent; the server's method is changed, and the run ended, when a given number of
+pushes has been closed.
+"""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import exact_task
+import numpy as np
+import rclpy
+from fleet_under_test import DEADLINE, free_domain
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.parameter import Parameter
+from rog_core.member import STOPPED, TRAINING, WAITING
+from rog_core.messages import Receipt, Send
+from rog_ps.node import ParameterServerNode
+from rog_ros.parameters import server_parameters, worker_parameters
+from rog_sim.simulation import Simulation
+from rog_worker.node import WorkerNode
+from rog_worker.training import train
+
+AT_REST = {('computing', TRAINING), ('waiting', WAITING), ('stopped', STOPPED)}
+OF_WORKER = ('start', 'on_register_response', 'on_server_status', 'on_gradient', 'on_ack',
+             'on_receipt', 'on_chunk', 'on_end', 'on_time')
+OF_SERVER = ('on_register', 'on_ack', 'on_receipt', 'on_chunk', 'on_end', 'on_time')
+
+
+class Protocol:
+    """What the machines of one fleet decide.
+
+    ``decided``: name of a robot, or `server`, -> its decisions in order. ``turns``: robots in the
+    order in which their gradients were finished. ``script``: number of closed pushes -> what the
+    server is then told, a function of machine and time that returns actions.
+    """
+
+    def __init__(self, script):
+        self.script, self.turns = dict(script), []
+        self.decided: dict[str, list] = {'server': []}
+        self.machines: dict = {}
+        self.server = None
+        self._pushes: set = set()
+        self._transfers: set = set()
+
+    def watch_server(self, machine):
+        self.server = machine
+        for name in OF_SERVER:
+            self._wrap(machine, name, self._after_server)
+
+    def watch_worker(self, machine):
+        self.machines[machine.robot] = machine
+        self.decided[machine.robot] = []
+        for name in OF_WORKER:
+            self._wrap(machine, name, self._after_worker)
+
+    def at_rest(self):
+        """Whether everybody computes, waits for others or has stopped, and nothing travels."""
+        members = self.server.members
+        return all(name in members and members[name].sender is None
+                   and (machine.state, members[name].state) in AT_REST
+                   for name, machine in self.machines.items())
+
+    def weights(self):
+        known = {name: m.accumulator.weights.copy() for name, m in self.machines.items()}
+        return {**known, 'server': self.server.master.copy()}
+
+    def _wrap(self, machine, name, note):
+        decide = getattr(machine, name)
+
+        def method(*arguments, **options):
+            former = getattr(machine, 'push', None), getattr(machine, 'command', None)
+            if name == 'on_gradient':
+                assert self.at_rest(), 'the scenario leaves the outcome to chance'
+                self.turns.append(machine.robot)
+            result = decide(*arguments, **options)
+            if isinstance(result, tuple):  # registration: the answer, and actions
+                return result[0], [*result[1], *note(machine, name, former, result[1])]
+            return [*result, *note(machine, name, former, result)]
+
+        setattr(machine, name, method)
+
+    def _after_worker(self, machine, name, former, actions):
+        log, (push, command) = self.decided[machine.robot], former
+        if name == 'on_receipt' and machine.push is not push:
+            taken = np.flatnonzero(machine.pushed_at == machine.iteration)
+            log.append(('taken', machine.iteration, taken.tolist()))
+        if machine.push is not None and machine.push is not push:
+            log.append(('push', machine.iteration, *rows_of(machine.push)))
+        if machine.command is not command:
+            told = machine.command
+            log.append(('told', told.next_iteration, told.staleness, told.sync,
+                        machine.last_pulled_rows))
+        log.extend((type(action).__name__, *vars(action).values()) for action in actions
+                   if not isinstance(action, Send))
+        return []
+
+    def _after_server(self, machine, name, former, actions):
+        self._note_transfers(machine)
+        if name != 'on_end':
+            return []
+        for action in actions:
+            message = action.message if isinstance(action, Send) else None
+            if isinstance(message, Receipt) and message.transfer not in self._pushes:
+                self._pushes.add(message.transfer)
+                if len(self._pushes) in self.script:
+                    more = self.script[len(self._pushes)](machine, time.monotonic())
+                    self._note_transfers(machine)
+                    return more
+        return []
+
+    def _note_transfers(self, machine):
+        for robot, member in machine.members.items():
+            sender = member.sender
+            if sender is not None and (robot, sender.transfer.attempt) not in self._transfers:
+                self._transfers.add((robot, sender.transfer.attempt))
+                told = sender.command
+                self.decided['server'].append(
+                    (robot, sender.transfer.kind.name, sender.transfer.iteration,
+                     told.next_iteration, told.staleness, told.sync, told.stop, *rows_of(sender)))
+
+
+def rows_of(sender):
+    """What a transfer sends: windows of rows that must arrive, and windows that may."""
+    windows = [ids.tolist() for ids in sender.plan.windows]
+    return windows[:sender.plan.mandatory], windows[sender.plan.mandatory:]
+
+
+def in_virtual_time(fleet, script):
+    """Run the scenario in virtual time; returns its `Protocol`, with the final weights."""
+    simulation = Simulation(fleet)
+    protocol = Protocol(script)
+    protocol.watch_server(simulation.server)
+    for robot in simulation.robots.values():
+        protocol.watch_worker(robot.machine)
+    simulation.run(lambda done: None)
+    return protocol
+
+
+def over_dds(fleet, script, turns, patient):
+    """Run the scenario with the nodes; ``turns``: who finishes a gradient, one after another.
+
+    ``patient`` is called when all have joined.
+    """
+    with _nodes(fleet, script) as (protocol, workers, spin_until):
+        stop, errors = threading.Event(), []
+
+        def compute(worker):
+            try:
+                train(worker, stop)
+            except Exception as error:
+                errors.append(error)
+
+        threads = []
+        try:
+            for rank, worker in enumerate(workers):  # in this order, as in virtual time
+                exact_task.GATE[rank] = threading.Semaphore(0)
+                threads.append(threading.Thread(target=compute, args=[worker], daemon=True))
+                threads[-1].start()
+                spin_until(lambda n=rank: len(protocol.machines) > n and protocol.at_rest(),
+                           f'{worker.robot} joins', errors)
+            patient()
+            for number, robot in enumerate(turns):
+                exact_task.GATE[fleet.rank(robot)].release()
+                spin_until(lambda n=number: len(protocol.turns) > n and protocol.at_rest(),
+                           f'turn {number}, of {robot}, is over', errors)
+            spin_until(lambda: not any(thread.is_alive() for thread in threads),
+                       'all threads end', errors)
+        finally:
+            stop.set()
+            for worker in workers:
+                worker.leave()
+            for gate in exact_task.GATE.values():
+                gate.release(len(turns))
+            for thread in threads:
+                thread.join(DEADLINE)
+            exact_task.GATE.clear()
+        assert not errors, errors
+        return protocol
+
+
+class _Watched(WorkerNode):
+    protocol: Protocol
+
+    def join(self, machine):
+        self.protocol.watch_worker(machine)
+        return super().join(machine)
+
+
+@contextmanager
+def _nodes(fleet, script):
+    context = Context()
+    rclpy.init(context=context, domain_id=free_domain())
+    executor, protocol = SingleThreadedExecutor(context=context), Protocol(script)
+
+    def made(cls, parameters, **options):
+        overrides = [Parameter(name, value=value) for name, value in parameters.items()]
+        node = cls(context=context, parameter_overrides=overrides, **options)
+        executor.add_node(node)
+        return node
+
+    def spin_until(condition, what, errors):
+        end = time.monotonic() + DEADLINE
+        while not condition():
+            assert not errors, errors
+            assert time.monotonic() < end, f'did not happen: {what}\n{protocol.decided}'
+            executor.spin_once(timeout_sec=0.05)
+
+    nodes = []
+    try:
+        nodes.append(made(ParameterServerNode,
+                          server_parameters(fleet, 0.0, '') | {'minutes': 0.0}))
+        protocol.watch_server(nodes[0].machine)
+        for robot in fleet.robots:
+            nodes.append(made(_Watched, worker_parameters(fleet, robot, 0.0) | {'pace': 0.0},
+                              namespace=robot.name))
+            nodes[-1].protocol = protocol
+        yield protocol, nodes[1:], spin_until
+    finally:
+        executor.shutdown()
+        for node in nodes:
+            node.destroy_node()
+        rclpy.shutdown(context=context)

@@ -1,0 +1,109 @@
+"""Does the simulator give the published figures? ROG's outdoor runs, played again.
+
+Every input is the authors': the record that was replayed to four robots, their seconds of computing,
+compressing and equalising per iteration, their model's bytes. Nothing is fitted but one number, the
+share of the set rate that a transfer reached, which they measured as .97 (1 to 10 Mbit/s) to .78
+(30 to 60 Mbit/s); transfers spend their time on slow links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+from fleet_env.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig, TrainingConfig
+from fleet_env.replay import PUBLISHED_OVERHEAD, PUBLISHED_STARTS, replay
+from fleet_env.trace import LinkTrace, write_trace
+
+from .simulation import simulate
+
+EFFICIENCY = 0.87
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of the table in facts.md (outdoor record, 4 workers, ConvMLP-M, first 3600 s).
+
+    Times in s per iteration; ``fixed``: compute, (de)compress and equalising sleep together.
+    """
+
+    sync: str
+    iterations: int
+    fixed: float
+    transfer: float
+    stall: float
+    tolerance: float
+
+
+TABLE = (Published('bsp', 186, .97 + .67 + .85, 6.5, 10.1, .15),
+         Published('ssp:4', 223, .95 + .72 + .79, 6.0, 7.4, .15),
+         Published('ssp:20', 299, .92 + .72 + .77, 5.0, 4.8, .15),
+         Published('rsp:4+second', 435, .92 + .33 + .33, 4.2, 2.8, .20),
+         Published('rsp:20+second', 629, .90 + .36 + .37, 3.4, 1.1, .20))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the simulator gives for one row: iterations per seed, and mean s per iteration."""
+
+    published: Published
+    iterations: tuple[float, ...]
+    transfer: float
+    stall: float
+
+    @property
+    def mean(self) -> float:
+        """Mean of the iterations over the seeds."""
+        return fmean(self.iterations)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over the seeds; 0 for one."""
+        return stdev(self.iterations) if len(self.iterations) > 1 else 0.0
+
+    @property
+    def deviation(self) -> float:
+        """Relative deviation from the published iterations."""
+        return self.mean / self.published.iterations - 1
+
+
+def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: float = 60.0
+                    ) -> FleetConfig:
+    """Return the fleet of the published runs; its links are written into ``directory``.
+
+    ``seed`` of the holds; 0 gives the links that all published runs had. It is also the seed of the
+    training.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    training = TrainingConfig(
+        pace=.92, codec_pace=.33, traffic='convmlp-m', evaluate_every=10)
+    fleet = FleetConfig(
+        name='published', robots=(), seed=seed, minutes=minutes, training=training,
+        channel=ChannelConfig(shared=False))
+    fleet = replace(fleet, network=replace(fleet.network, chunk_bytes=65000))
+    robots = []
+    for worker, start in enumerate(PUBLISHED_STARTS, start=1):
+        path = directory / f'seed{seed}-worker{worker}.txt'
+        write_trace(path, replay(record, worker, seed, 60 * minutes + 100, start=start,
+                                 overhead=PUBLISHED_OVERHEAD))
+        link = LinkConfig(trace=str(path.absolute()), scale=EFFICIENCY)
+        robots.append(RobotConfig(f'robot{worker}', link, training.pace, codec_pace=.33))
+    return replace(fleet, robots=tuple(robots))
+
+
+def measure(row: Published, record: LinkTrace, seeds: int, directory: Path) -> Measured:
+    """Run one method for an hour with each seed from 0 on."""
+    iterations, transfer, stall = [], [], []
+    for seed in range(seeds):
+        fleet = published_fleet(record, seed, directory)
+        training = replace(fleet.training, sync=row.sync, evaluate_every=0,
+                           task='rog_sim.noise:Noise', pace=row.fixed, codec_pace=0.0)
+        fleet = replace(fleet, training=training, robots=tuple(
+            replace(robot, pace=row.fixed, codec_pace=0.0) for robot in fleet.robots))
+        robots = simulate(fleet).robots.values()
+        count = fmean(r.iterations for r in robots)
+        iterations.append(count)
+        transfer.append(fmean(r.communicate_s for r in robots) / count)
+        stall.append(fmean(r.stall_s for r in robots) / count)
+    return Measured(row, tuple(iterations), fmean(transfer), fmean(stall))
