@@ -81,6 +81,6 @@ def test_every_method_trains_over_dds_and_may_follow_any_other(tmp_path):
             fleet.until(lambda told=told: all(
                 r.sync.partition(':')[0] == told.partition(':')[0] for r in fleet.robots.values()),
                 f'the robots are told of {told}')
-            fleet.until_trained('robot1', 'robot2', iterations=4)
+            fleet.until_trained('robot1', 'robot2', iterations=3)
             assert {fleet.state(name) for name in ('robot1', 'robot2')} <= {'training', 'waiting'}
         assert 'Traceback' not in ''.join(fleet.log(name) for name in fleet.processes)

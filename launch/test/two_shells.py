@@ -75,7 +75,7 @@ class Protocol:
 
         def method(*arguments, **options):
             former = getattr(machine, 'push', None), getattr(machine, 'command', None)
-            if name == 'on_gradient':
+            if name == 'on_gradient' and machine.state != STOPPED:
                 assert self.at_rest(), 'the scenario leaves the outcome to chance'
                 self.turns.append(machine.robot)
             result = decide(*arguments, **options)
@@ -120,7 +120,9 @@ class Protocol:
             if sender is not None and (robot, sender.transfer.attempt) not in self._transfers:
                 self._transfers.add((robot, sender.transfer.attempt))
                 told = sender.command
-                self.decided['server'].append(
+                # Robots join side by side in virtual time, one after another over DDS.
+                who = 'server' if sender.transfer.iteration else f'server, {robot} joins'
+                self.decided.setdefault(who, []).append(
                     (robot, sender.transfer.kind.name, sender.transfer.iteration,
                      told.next_iteration, told.staleness, told.sync, told.stop, *rows_of(sender)))
 
@@ -169,6 +171,8 @@ def over_dds(fleet, script, turns, patient):
                 exact_task.GATE[fleet.rank(robot)].release()
                 spin_until(lambda n=number: len(protocol.turns) > n and protocol.at_rest(),
                            f'turn {number}, of {robot}, is over', errors)
+            for gate in exact_task.GATE.values():
+                gate.release()  # of who was stopped while it computed ahead
             spin_until(lambda: not any(thread.is_alive() for thread in threads),
                        'all threads end', errors)
         finally:

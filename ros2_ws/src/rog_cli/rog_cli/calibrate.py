@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
+from fleet_env.fleet_file import dump_fleet
 from fleet_env.trace import read_trace
 
 
@@ -22,15 +23,23 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                              '(default: 10)')
     parser.add_argument('--jobs', type=int, default=None, metavar='N', help='runs at a time '
                         '(default: one per core)')
+    parser.add_argument('--fleet', type=Path, metavar='DIR', help='only write the fleet file of '
+                        'these runs and its links there, for rog sim and rog compare')
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
-    from rog_sim.calibration import TABLE, Measured, measure
+    from rog_sim.calibration import TABLE, Measured, measure, published_fleet
 
     record = read_trace(options.record)
+    if options.fleet is not None:
+        path = options.fleet / 'published.yaml'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dump_fleet(published_fleet(record, 0, options.fleet, 180.0)))
+        print(path)
+        return 0
     found: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory() as directory, \
             ProcessPoolExecutor(options.jobs, get_context('spawn')) as pool:

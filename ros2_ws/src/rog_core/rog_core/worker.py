@@ -345,11 +345,10 @@ class WorkerMachine:
             raise RemoteProtocolError(f'end of a pull has patience {command.patience}')
 
     def _go_on(self, command: Command, now: float) -> list[Action]:
-        self.method = _method_of(command.sync)
-        self.command = command
         if self.state == JOINING:
             self.pushed_at[:] = command.next_iteration - 1
         self._enter(COMPUTING, now)
+        self.method, self.command = _method_of(command.sync), command
         self.iteration = command.next_iteration
         if self._ready is not None:
             return self._push_ready(now)

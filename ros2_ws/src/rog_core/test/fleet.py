@@ -351,7 +351,7 @@ class Fleet:
         number = robot.requests
 
         def deliver():
-            former = self.server.members.get(robot.name)
+            server, former = self.server, self.server.members.get(robot.name)
             response, actions = self.server.on_register(message, self.now)
             member = self.server.members.get(robot.name)
             if member is not former and member.state != 'joining':
@@ -359,6 +359,8 @@ class Fleet:
             self.act(None, actions)
 
             def answer():
+                if server is not self.server and response.push is not None:
+                    return  # as in `deliver_to_robot`
                 if robot.alive and number == robot.requests:
                     self.act(robot.name, robot.machine.on_register_response(response, self.now),
                              robot)

@@ -15,7 +15,7 @@ from rog_core.worker import STOPPED
 SCHEDULES = int(os.environ.get('ROG_SCHEDULES', '80'))
 
 SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early', 'rsp:1', 'rsp:2',
-         'rsp:4', 'rsp:20', 'rsp:auto:2:8', 'rsp:4-early', 'rsp:3-order-minimum',
+         'rsp:4', 'rsp:20', 'rsp:20+second', 'rsp:auto:2:8', 'rsp:4-early', 'rsp:3-order-minimum',
          'rsp:4+pipeline', 'rsp:6+pipeline+sparse', 'rsp:3+sparse', 'rsp:auto:2:9+pipeline+sparse']
 CODECS = ['onebit', 'raw', 'ternary']
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'blackout', 'slow', 'fast', 'sync',

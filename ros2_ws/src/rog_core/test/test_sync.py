@@ -23,6 +23,14 @@ def test_minimum_transmission_solves_its_equation(threshold):
     assert (1 - share) ** (threshold - 1) == pytest.approx(share, abs=1e-9)
 
 
+@pytest.mark.parametrize(('threshold', 'more'), [
+    (1, 0), (4, 0), (5, .03), (9, .03), (10, .075), (20, .11), (30, .11), (40, .115), (99, .115)])
+def test_the_second_share_of_the_artifact_comes_on_top_of_the_minimum(threshold, more):
+    plain, second = parse_sync(f'rsp:{threshold}'), parse_sync(f'rsp:{threshold}+second')
+    assert second.minimum - plain.minimum == pytest.approx(more)
+    assert parse_sync(f'rsp:{threshold}+second-minimum').minimum == pytest.approx(more)
+
+
 def test_a_threshold_below_one_has_no_minimum():
     with pytest.raises(ConfigError, match='at least 1'):
         minimum_transmission(0)

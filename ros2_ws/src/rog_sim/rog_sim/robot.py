@@ -53,7 +53,7 @@ class Robot:
         """See that what was begun is done; whatever changes the model comes after it."""
         if self._job is not None:
             self._job, job = None, self._job
-            job.result()
+            self.loss = job.result()  # here, not beside the loop: heartbeats tell it
 
     def before(self, message: Any) -> None:
         """Rows that come while a gradient is computed on them wait until it is there."""
@@ -64,15 +64,15 @@ class Robot:
     def _finished(self) -> int:
         return self.machine.iteration - (self.machine.state == COMPUTING)
 
-    def _compute(self, evaluate_as: int) -> None:
+    def _compute(self, evaluate_as: int) -> float:
         if evaluate_as:
             self.evaluate(evaluate_as)
         self._flat.zero_grad()
         loss = self.task.loss(self.model, next(self._batches))
         loss.backward()
-        self.loss = float(loss.detach())
         self._flat.collect()
         self.store.check(as_array(self._flat.gradient))
+        return float(loss.detach())
 
     def accumulate(self) -> None:
         """Put the last gradient in the accumulator."""
