@@ -83,6 +83,8 @@ class NetworkConfig:
     domain_id: int = _(0, 'DDS domain', low=0, high=232)
     interface: str = _('lo', 'network interface of the machine')
     chunk_bytes: int = _(14000, 'most bytes in one chunk of rows', 'B', low=256, high=65000)
+    chunk_time: float = _(0.004, 'time of the link that a chunk takes: what a fade costs at most; '
+                                 'more makes fewer messages', 's', low=0.0005, high=1.0)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 MIN_CHUNK = 1260       # bytes of ids and values; with its header the message fits 1300 bytes
-CHUNK_TIME = 0.004     # seconds that a chunk should take
+CHUNK_TIME = 0.004     # seconds that a chunk should take: what a fade costs at most
 QUEUE_TIME = 0.02      # seconds of data that may be on their way beyond the round trip
 MIN_RTO, MAX_RTO = 0.05, 2.0
 MIN_RATE = 1e3         # bytes/s
@@ -19,7 +19,7 @@ class LinkEstimate:
 
     The window lets the rate that was seen, and a quarter more, be in flight for the shortest round
     trip plus `QUEUE_TIME`, so it grows while the link has room and no queue builds up behind a link
-    that fades. Chunks are sized to `CHUNK_TIME` of the link.
+    that fades. Chunks are sized to ``chunk_time`` seconds of the link.
 
     ``scale``: bytes on the air for each byte here, where a small model stands for a large one
     (virtual time only); all sizes and rates here are those of the small one.
@@ -27,6 +27,7 @@ class LinkEstimate:
 
     max_chunk: int = 14000
     scale: float = 1.0
+    chunk_time: float = CHUNK_TIME
     rate: float = 250e3
     round_trip: float = 0.05
     delivered: int = 0
@@ -41,7 +42,7 @@ class LinkEstimate:
     @property
     def chunk_bytes(self) -> int:
         """Bytes that the next chunk should have at most."""
-        on_air = min(max(self.rate * self.scale * CHUNK_TIME, MIN_CHUNK), self.max_chunk)
+        on_air = min(max(self.rate * self.scale * self.chunk_time, MIN_CHUNK), self.max_chunk)
         return int(on_air / self.scale)
 
     @property

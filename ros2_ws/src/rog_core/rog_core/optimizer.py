@@ -16,6 +16,7 @@ from .accumulator import Accumulator
 from .backend import get_backend
 from .errors import ConfigError
 from .flat import FlatModel, as_array
+from .link import CHUNK_TIME
 from .worker import WorkerMachine
 
 
@@ -44,7 +45,7 @@ class RogOptimizer(torch.optim.Optimizer):
     def __init__(self, model: torch.nn.Module, link: Link, *, robot: str, incarnation: int,
                  lr: float = 0.05, momentum: float = 0.9, weight_decay: float = 0.0,
                  granularity: str = 'row', codec: str = 'onebit', f1: float = 1.0, f2: float = 1.0,
-                 max_chunk: int = 14000) -> None:
+                 max_chunk: int = 14000, chunk_time: float = CHUNK_TIME) -> None:
         for name, value in (('lr', lr), ('momentum', momentum), ('weight_decay', weight_decay)):
             if not (np.isfinite(value) and value >= 0):
                 raise ConfigError(f'{name} is {value}; it must be a number that is not negative')
@@ -55,7 +56,8 @@ class RogOptimizer(torch.optim.Optimizer):
         backend = get_backend('numpy' if flat.weights.device.type == 'cpu' else 'cupy')
         self.accumulator = Accumulator(flat.partition(granularity, codec), backend,
                                        as_array(flat.weights))
-        self.machine = WorkerMachine(robot, incarnation, self.accumulator, codec, f1, f2, max_chunk)
+        self.machine = WorkerMachine(robot, incarnation, self.accumulator, codec, f1, f2, max_chunk,
+                                     chunk_time=chunk_time)
         self._link = link
         self.iteration = link.join(self.machine) or 0
 

@@ -22,7 +22,7 @@ from .admission import refusal
 from .backend import Array, Backend
 from .codec import RAW, SMALLER, Codec, get_codec
 from .errors import ConfigError, RemoteProtocolError
-from .link import LinkEstimate
+from .link import CHUNK_TIME, LinkEstimate
 from .member import AWAY, JOINING, PULLING, STOPPED, TRAINING, WAITING, Member
 from .messages import (
     Ack,
@@ -72,12 +72,12 @@ class ServerMachine:
                  sync: str = 'rsp:4', codec: str = 'onebit', heartbeat_limit: float = 3.0,
                  f1: float = 1.0, f2: float = 1.0, max_chunk: int = 14000,
                  drain_limit: float = math.inf, update: AveragedUpdate | None = None,
-                 traffic: float = 1.0) -> None:
+                 traffic: float = 1.0, chunk_time: float = CHUNK_TIME) -> None:
         self.partition, self.backend, self.master = partition, backend, master
         self.incarnation, self.heartbeat_limit = incarnation, heartbeat_limit
         self.policy = policy_of(sync)
         self.codec: Codec = get_codec(codec)
-        self.f1, self.f2, self.max_chunk, self.traffic = f1, f2, max_chunk, traffic
+        self.f1, self.f2, self._link = f1, f2, (max_chunk, traffic, chunk_time)
         self.drain_limit = drain_limit
         self.update = update or AveragedUpdate()
         self.members: dict[str, Member] = {}
@@ -150,7 +150,7 @@ class ServerMachine:
                         Mirror(self.partition, self.backend, self.master),
                         np.zeros(self.partition.rows, np.int64),
                         np.zeros(self.partition.rows, np.int64), self.method.row_bound, now)
-        member.link = LinkEstimate(self.max_chunk, self.traffic)
+        member.link = LinkEstimate(*self._link)
         if former is not None:
             member.attempt, member.link = former.attempt, former.link
         self.members[robot] = member

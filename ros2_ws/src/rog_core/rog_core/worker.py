@@ -22,7 +22,7 @@ from . import plan as plans
 from .accumulator import Accumulator
 from .codec import RAW, SMALLER, Codec, get_codec
 from .errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from .link import LinkEstimate
+from .link import CHUNK_TIME, LinkEstimate
 from .messages import (
     Ack,
     Action,
@@ -96,17 +96,18 @@ _TIME_OF = {COMPUTES: 'compute_time', COMMUNICATES: 'communicate_time', STALLS: 
 class WorkerMachine:
     """See the module. ``incarnation``: random 64-bit identity of this life of the worker.
 
-    ``traffic``: see `LinkEstimate.scale`.
+    ``traffic``: see `LinkEstimate.scale`. ``chunk_time``: seconds of the link that a chunk takes.
     """
 
     def __init__(self, robot: str, incarnation: int, accumulator: Accumulator,
                  codec: str = 'onebit', f1: float = 1.0, f2: float = 1.0,
-                 max_chunk: int = 14000, traffic: float = 1.0) -> None:
+                 max_chunk: int = 14000, traffic: float = 1.0,
+                 chunk_time: float = CHUNK_TIME) -> None:
         self.robot, self.incarnation, self.accumulator = robot, incarnation, accumulator
         self.codec: Codec = get_codec(codec)
         self.f1, self.f2 = f1, f2
         self.partition = accumulator.partition
-        self.link = LinkEstimate(max_chunk, traffic)
+        self.link = LinkEstimate(max_chunk, traffic, chunk_time)
         self.statistics = WorkerStatistics()
         self.state = REGISTERING
         self.iteration = 0               # iteration being computed or pushed

@@ -145,7 +145,7 @@ class ParameterServerNode(Node):
                                 secrets.randbits(63), settings.sync, settings.codec,
                                 settings.heartbeat_limit, settings.importance_magnitude,
                                 settings.importance_age, settings.chunk_bytes,
-                                settings.drain_limit)
+                                settings.drain_limit, chunk_time=settings.chunk_time)
         if state is not None:
             machine.load_state(state)
         return machine

@@ -45,6 +45,8 @@ COMMON = {
     'heartbeat_period': Knob(0.5, 'Time between status reports, s.', 0.05, 60.0),
     'heartbeat_limit': Knob(3.0, 'Silence after which a peer counts as gone, s.', 0.2, 3600.0),
     'chunk_bytes': Knob(14000, 'Most bytes of rows in one chunk, B.', 256, 65000),
+    'chunk_time': Knob(0.004, 'Seconds of the link that a chunk takes: what a fade costs at most; '
+                              'more makes fewer messages.', 0.0005, 1.0),
     'link_epoch': Knob(0.0, 'Wall-clock time at which the traces of emulated links begin, s.'),
     'importance_magnitude': Knob(1.0, 'Weight f1 of the gradient magnitude in a row\'s importance.',
                                  0.0, 1e6),
@@ -108,7 +110,8 @@ def _common(fleet: FleetConfig, epoch: float) -> dict[str, Any]:
     return {'task': training.task, 'task_options': json.dumps(training.task_options),
             'seed': fleet.seed, 'granularity': training.granularity, 'codec': training.codec,
             'heartbeat_period': fleet.heartbeat.period, 'heartbeat_limit': fleet.heartbeat.limit,
-            'chunk_bytes': fleet.network.chunk_bytes, 'link_epoch': epoch}
+            'chunk_bytes': fleet.network.chunk_bytes,
+            'chunk_time': fleet.network.chunk_time, 'link_epoch': epoch}
 
 
 def _json(settings: Any) -> str:

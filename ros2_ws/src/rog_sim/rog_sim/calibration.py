@@ -82,7 +82,7 @@ def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: floa
     fleet = FleetConfig(
         name='published', robots=(), seed=seed, minutes=minutes, training=training,
         channel=ChannelConfig(shared=False))
-    fleet = replace(fleet, network=replace(fleet.network, chunk_bytes=65000))
+    fleet = replace(fleet, network=replace(fleet.network, chunk_bytes=65000, chunk_time=.02))
     robots = []
     for worker, start in enumerate(PUBLISHED_STARTS, start=1):
         path = directory / f'seed{seed}-worker{worker}.txt'

@@ -37,7 +37,8 @@ class Robot:
         self.store = Accumulator(self._flat.partition(training.granularity, training.codec),
                                  get_backend('numpy'), as_array(self._flat.weights))
         self.machine = WorkerMachine(config.name, incarnation, self.store, training.codec,
-                                     max_chunk=fleet.network.chunk_bytes, traffic=traffic)
+                                     max_chunk=fleet.network.chunk_bytes, traffic=traffic,
+                                     chunk_time=fleet.network.chunk_time)
         self._batches = iter(task.batches(rank, len(fleet.robots)))
         self._meter = EnergyMeter(config.power, 0.0)
         self.loss = self.accuracy = math.nan
@@ -52,7 +53,7 @@ class Robot:
     def finish(self) -> None:
         """See that what was begun is done; whatever changes the model comes after it."""
         if self._job is not None:
-            self._job, job = None, self._job
+            job, self._job = self._job, None
             self.loss = job.result()  # here, not beside the loop: heartbeats tell it
 
     def before(self, message: Any) -> None:

@@ -77,7 +77,8 @@ class Simulation:
         self.server = ServerMachine(
             partition, get_backend('numpy'), master.copy(), int(lives[0]), training.sync,
             training.codec, fleet.heartbeat.limit, max_chunk=fleet.network.chunk_bytes,
-            drain_limit=fleet.server.drain_limit, traffic=self._traffic)
+            drain_limit=fleet.server.drain_limit, traffic=self._traffic,
+            chunk_time=fleet.network.chunk_time)
         self.robots = {config.name: self._robot(config, rank, task, master, int(lives[rank + 1]))
                        for rank, config in enumerate(fleet.robots)}
         self._latency = {config.name: config.link.latency for config in fleet.robots}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import virtual_fleet
 from fleet_env.fleet import ChannelConfig
+from fleet_env.fleet_file import dump_fleet, read_fleet
 from fleet_env.power import PowerModel
 from fleet_env.records import Evaluation, Fault, Iteration, read_run
 from fleet_env.summary import read_summary
@@ -54,9 +55,8 @@ simulate(read_fleet(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize('sync', ['bsp', 'rsp:auto+pipeline+sparse'])
+@pytest.mark.parametrize('sync', ['flown', 'rsp:auto+pipeline+sparse'])
 def test_the_same_seed_gives_the_same_files_here_and_in_another_process(tmp_path, sync):
-    from fleet_env.fleet_file import dump_fleet, read_fleet
     path = tmp_path / 'toy.yaml'
     path.write_text(dump_fleet(fleet_of(tmp_path, sync)))
     fleet = read_fleet(path)
@@ -85,10 +85,10 @@ def test_times_add_up_and_energy_follows_from_them(tmp_path, sync):
     fleet = fleet_of(tmp_path, sync)
     robots = [dataclasses.replace(robot, power=power) for robot in fleet.robots]
     summary = simulate(dataclasses.replace(fleet, robots=tuple(robots)), tmp_path / 'out')
-    assert summary.duration_s == 120 and list(summary.robots) == [r.name for r in robots]
+    assert summary.duration_s == 60 and list(summary.robots) == [r.name for r in robots]
     for config in robots:
         robot = summary.robots[config.name]
-        assert robot.compute_s + robot.communicate_s + robot.stall_s == pytest.approx(120)
+        assert robot.compute_s + robot.communicate_s + robot.stall_s == pytest.approx(60)
         assert robot.energy_j == pytest.approx(
             10 * robot.compute_s + 5 * robot.communicate_s + 3 * robot.stall_s)
         # Each gradient takes the pace; one more may be under way.
@@ -102,7 +102,7 @@ def test_times_add_up_and_energy_follows_from_them(tmp_path, sync):
 
 
 def test_under_bsp_every_push_holds_the_whole_model_and_all_keep_step(tmp_path):
-    simulation = Simulation(fleet_of(tmp_path, 'bsp'), tmp_path / 'out')
+    simulation = Simulation(fleet_of(tmp_path, 'bsp', 2.0), tmp_path / 'out')
     partition = simulation.server.partition
     summary = run_silently(simulation)
     assert spread(tmp_path / 'out') == 1
@@ -125,7 +125,7 @@ def spread(out):
 
 
 def test_under_asp_nobody_waits_and_the_fast_one_runs_ahead(tmp_path):
-    summary = simulate(fleet_of(tmp_path, 'asp'), tmp_path / 'out')
+    summary = simulate(fleet_of(tmp_path, 'asp', 2.0), tmp_path / 'out')
     for robot in summary.robots.values():  # from push to pull only: round trips, a busy channel
         assert robot.stall_s < 0.03 * summary.duration_s
     assert spread(tmp_path / 'out') > 20
@@ -136,7 +136,7 @@ def test_under_asp_nobody_waits_and_the_fast_one_runs_ahead(tmp_path):
                                              ('rsp:6+pipeline+sparse', 6)])
 def test_nobody_is_further_ahead_than_the_bound(tmp_path, sync, bound):
     links = (GOOD_LINK, GOOD_LINK, '0 20\n5 3\n8 40\n20 20\n')
-    simulate(fleet_of(tmp_path, sync, 4.0, links, paces=(0.3, 0.4, 1.7)), tmp_path / 'out')
+    simulate(fleet_of(tmp_path, sync, 2.0, links, paces=(0.5, 0.7, 2.9)), tmp_path / 'out')
     for events in iterations(tmp_path / 'out').values():
         assert len(events) > 10 and max(e.staleness for e in events) < bound
     # An iteration is recorded when its pull is over; by then the others may have pushed one more.
@@ -154,7 +154,7 @@ def test_every_granularity_trains(tmp_path, granularity):
 def test_traffic_is_that_of_the_published_model_and_the_model_stays_small(tmp_path):
     bytes_of, losses = {}, {}
     for traffic in ('', 'convmlp-m'):
-        fleet = fleet_of(tmp_path, 'bsp', codec='raw', traffic=traffic)
+        fleet = fleet_of(tmp_path, 'bsp', 1.5, codec='raw', traffic=traffic)
         simulation = Simulation(fleet, tmp_path / f'out{traffic}')
         offered = simulation.channel.offer
         sent = bytes_of[traffic] = []
@@ -173,7 +173,7 @@ def test_traffic_is_that_of_the_published_model_and_the_model_stays_small(tmp_pa
     assert 4 * 1344 < bytes_of[''] < 1.5 * 4 * 1344
     assert 2123965 < bytes_of['convmlp-m'] < 1.2 * 2123965
     shorter = losses['convmlp-m']
-    assert 90 < len(shorter) < len(losses[''])
+    assert 60 < len(shorter) < len(losses[''])
     for key, loss in shorter.items():
         assert loss == pytest.approx(losses[''][key], rel=1e-3)
 
@@ -189,11 +189,11 @@ def test_robots_that_share_the_air_have_less_of_it(tmp_path):
 
 def test_a_robot_out_of_reach_is_missed_by_nobody_and_comes_back(tmp_path):
     links = (GOOD_LINK, GOOD_LINK, '0 30\n60 0\n240 30\n600 30\n')
-    simulate(fleet_of(tmp_path, 'rsp:4', 6.0, links), tmp_path / 'out')
+    simulate(fleet_of(tmp_path, 'rsp:4', 6.0, links, (1.5, 2.0, 2.5)), tmp_path / 'out')
     faults = [(e.robot, e.what) for e in read_run(tmp_path / 'out') if isinstance(e, Fault)]
     assert faults == [('robot3', 'peer_lost'), ('robot3', 'rejoined')]
     events = iterations(tmp_path / 'out')
-    assert len([e for e in events['robot1'] if 70 < e.t < 240]) > 100
+    assert len([e for e in events['robot1'] if 70 < e.t < 240]) > 50
     assert len([e for e in events['robot3'] if 70 < e.t < 240]) <= 1
     first = next(e for e in events['robot3'] if e.t > 240)
     # It goes on where the others are, not where it was.
@@ -279,13 +279,13 @@ class Books:
 
 
 @pytest.mark.parametrize('sync', METHODS)
-@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate],
+@settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate],
           suppress_health_check=list(HealthCheck))
 @given(second=dying_links(), third=dying_links(), traffic=st.sampled_from(['', 'convmlp-m']))
 def test_no_method_stands_still_when_links_die_for_minutes(tmp_path_factory, sync, second, third,
                                                            traffic):
     folder = tmp_path_factory.mktemp('dying')
-    fleet = fleet_of(folder, sync, MINUTES, (GOOD_LINK, second, third), (2.0, 2.6, 3.5),
+    fleet = fleet_of(folder, sync, MINUTES, (GOOD_LINK, second, third), (3.0, 3.7, 5.1),
                      traffic=traffic, evaluate_every=0)
     simulation = Simulation(fleet, folder / 'out')
     books = Books(simulation)
@@ -349,7 +349,7 @@ def test_control_c_leaves_records_that_can_be_read(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        simulate(fleet_of(tmp_path), tmp_path / 'out', stop_in_the_middle)
+        simulate(fleet_of(tmp_path, minutes=2.0), tmp_path / 'out', stop_in_the_middle)
     events = read_run(tmp_path / 'out')
     assert 58 < max(e.t for e in events) < 62
     assert {e.robot for e in events if isinstance(e, Evaluation)} >= {'robot1', 'robot2', 'robot3'}

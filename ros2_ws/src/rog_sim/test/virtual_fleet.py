@@ -1,4 +1,4 @@
-"""Small fleets for the tests of virtual time: a task that computes in no time, links of any kind."""
+"""Small fleets for the tests of virtual time: a task that takes no time, links of any kind."""
 
 import itertools
 from pathlib import Path
@@ -7,7 +7,8 @@ import torch
 from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig, TrainingConfig
 
 METHODS = ['bsp', 'ssp:4', 'dssp:3:15', 'flown', 'asp', 'rsp:4', 'rsp:20', 'rsp:auto',
-           'rsp:4+pipeline', 'rsp:4+sparse', 'ssp:4+early', 'rsp:4-order', 'rsp:auto+pipeline+sparse']
+           'rsp:4+pipeline', 'rsp:4+sparse', 'ssp:4+early', 'rsp:4-order',
+           'rsp:auto+pipeline+sparse']
 GOOD_LINK = '0 80\n7 30\n11 120\n20 80\n'
 
 
@@ -40,7 +41,7 @@ class Linear:
         return 1 / (1 + float(self.loss(model, (self._inputs, self._outputs)).detach()))
 
 
-def fleet_of(folder, sync='rsp:4', minutes=2.0, links=(GOOD_LINK,) * 3, paces=(0.5, 0.8, 1.1),
+def fleet_of(folder, sync='rsp:4', minutes=1.0, links=(GOOD_LINK,) * 3, paces=(0.5, 0.8, 1.1),
              seed=3, task='virtual_fleet:Linear', **training):
     """Return a fleet of one robot per link, a text of "seconds Mbit/s" lines."""
     robots = []

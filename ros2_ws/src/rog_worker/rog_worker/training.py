@@ -22,7 +22,8 @@ def train(node: WorkerNode, stop: threading.Event) -> None:
         model, node, robot=node.robot, incarnation=node.incarnation, lr=settings.learning_rate,
         momentum=settings.momentum, weight_decay=settings.weight_decay,
         granularity=settings.granularity, codec=settings.codec, f1=settings.importance_magnitude,
-        f2=settings.importance_age, max_chunk=settings.chunk_bytes)
+        f2=settings.importance_age, max_chunk=settings.chunk_bytes,
+        chunk_time=settings.chunk_time)
     batches = iter(task.batches(settings.rank, settings.world))
     evaluated = 0
     while not (optimizer.stopped or stop.is_set()):
