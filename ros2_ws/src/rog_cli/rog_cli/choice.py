@@ -27,7 +27,8 @@ def add_choices(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
         parser.add_argument('--robots', metavar='K', help='number of robots: the first K of the '
                             'file, or more like them')
         parser.add_argument('--trace', metavar='FILE', help='link trace of every robot that has '
-                            f'none of its own: a file of "seconds Mbit/s", or {", ".join(PROFILES)}')
+                            'none of its own: a file of "seconds Mbit/s", or '
+                            f'{", ".join(PROFILES)}')
         parser.add_argument('--traffic', metavar='MODEL', help='published model whose bytes the '
                             'small one stands for on the air: convmlp-m')
 
@@ -36,10 +37,8 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
     """Return the fleet with the options applied; `FleetFileError` or `ConfigError` if refused."""
     given = vars(options)
     changes: dict[str, Any] = {
-        'training.sync': given.get('sync') if isinstance(given.get('sync'), str)
-        and ',' not in given['sync'] else None,
-        'minutes': options.minutes, 'seed': options.seed,
-        'training.traffic': given.get('traffic')}
+        'training.sync': given.get('sync'), 'training.traffic': given.get('traffic'),
+        'minutes': options.minutes, 'seed': options.seed}
     trace = given.get('trace')
     if trace is not None:
         changes['link.trace'] = trace if trace in PROFILES else os.path.abspath(trace)

@@ -22,7 +22,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser = verbs.add_parser(
         'compare', help='compare synchronisation methods on a fleet, in virtual time')
     add_choices(parser)
-    parser.add_argument('--sync', default=METHODS, metavar='A,B,...',
+    parser.add_argument('--sync', dest='methods', default=METHODS, metavar='A,B,...',
                         help='synchronisation methods (default: %(default)s)')
     parser.add_argument('--seeds', type=_count, default=3, metavar='K',
                         help='runs of each method, with seeds from --seed on (default: 3)')
@@ -39,7 +39,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    methods = [text.strip() for text in options.sync.split(',') if text.strip()]
+    methods = [text.strip() for text in options.methods.split(',') if text.strip()]
     for method in methods:
         parse_sync(method)
     fleet = chosen_fleet(options)

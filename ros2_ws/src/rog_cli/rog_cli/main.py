@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from fleet_env.errors import FleetFileError, RecordError, TraceError
 from rog_core.errors import RogError
+from rog_tasks.errors import TaskError
 
 from . import calibrate, compare, fleet, plot, sim, status, trace
 
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
-    except (FleetFileError, TraceError, RecordError, RogError) as error:
+    except (FleetFileError, TraceError, RecordError, TaskError, RogError) as error:
         print(f'rog: {error}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -127,8 +127,7 @@ def test_a_published_models_traffic_takes_longer(capsys, mine, tmp_path):
 
 @pytest.mark.parametrize(('arguments', 'says'), [
     (['--sync', 'rps:4'], ["'rps:4' is unknown", 'bsp, ssp:S, asp, dssp:LOW:HIGH, flown, rsp:T']),
-    pytest.param(['--sync', 'bsp,rsp:4'], ["'bsp,rsp:4' is unknown"], marks=pytest.mark.xfail(
-        strict=True, reason='chosen_fleet leaves out a --sync with a comma')),
+    (['--sync', 'bsp,rsp:4'], ["'bsp,rsp:4' is unknown"]),
     (['--sync', 'dssp:15:3'], ['the lowest threshold, 15, is above the highest, 3']),
     (['--sync', 'dssp:3'], ['a lowest and a highest', 'dssp:3:15']),
     (['--sync', 'rsp:0'], ["'0' in 'rsp:0' must be 1 to 1000"]),
@@ -140,8 +139,7 @@ def test_a_published_models_traffic_takes_longer(capsys, mine, tmp_path):
     (['--traffic', 'resnet'], ["'resnet'", 'convmlp-m']),
     (['--trace', 'nowhere.txt'], ['nowhere.txt', 'indoor']),
     (['--set', 'training.pace=0'], ['robot1', 'training.pace, the seconds']),
-    pytest.param(['--set', 'training.task=a_line:Curve'], ["'Curve'"], marks=pytest.mark.xfail(
-        strict=True, reason='main does not know TaskError')),
+    (['--set', 'training.task=a_line:Curve'], ["'Curve'"]),
 ])
 def test_a_bad_choice_is_refused_before_anything_is_written(capsys, mine, tmp_path, arguments,
                                                             says):

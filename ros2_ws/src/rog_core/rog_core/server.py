@@ -119,7 +119,7 @@ class ServerMachine:
             if former is not None and former.whole:  # it was only out of reach
                 former.reconcile(request.pull)
                 member.mirror = former.mirror
-                actions = self._enter(member, now)
+                actions = self._enter(member, former.pulled_at, now)
             else:
                 actions = [*self._snapshot(member, now), *self._release(now)]
         member.request = request.number
@@ -371,16 +371,17 @@ class ServerMachine:
         It starts at an iteration at which it stalls nobody.
         """
         member.mirror.stored(sender.taken_chunks())
+        member.pulled_at[:] = self.iteration
         if sender.transfer.kind == Kind.FINAL:
             self._drop(member, STOPPED)
             return self._finish()
-        return self._enter(member, now)
+        return self._enter(member, member.pulled_at, now)
 
-    def _enter(self, member: Member, now: float) -> list[Action]:
+    def _enter(self, member: Member, pulled_at: np.ndarray, now: float) -> list[Action]:
         """The mirror is what the worker holds: it counts from now on, and stalls nobody."""
         member.iteration = member.slowest = self._start_iteration(self.method.bound)
         member.versions[:] = member.iteration
-        member.pulled_at[:] = member.iteration
+        member.pulled_at = pulled_at
         member.whole, member.since = True, now
         member.state, member.bound = WAITING, self.method.row_bound
         return self._release(now)

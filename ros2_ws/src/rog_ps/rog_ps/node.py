@@ -16,9 +16,9 @@ from fleet_env.recorder import Recorder
 from rclpy.node import Node
 from rog_core.backend import get_backend
 from rog_core.errors import ConfigError, RemoteProtocolError
+from rog_core.flat import flatten, trainable
 from rog_core.member import AWAY
 from rog_core.messages import Ack, Action, Chunk, End, Send, Stop
-from rog_core.flat import flatten, trainable
 from rog_core.partition import partition_of
 from rog_core.server import ServerMachine
 from rog_core.sync import parse_sync

@@ -92,9 +92,10 @@ def payload_bytes(message: Chunk | Ack | End | Receipt) -> int:
 def request_to_ros(request: RegisterRequest) -> Any:
     """Return the service request of a registration."""
     message = Register.Request(
-        protocol=request.protocol, number=request.number, robot=request.robot, incarnation=request.incarnation,
-        iteration=request.iteration, attempt=request.attempt, granularity=request.granularity,
-        codec=request.codec, digest=request.digest, names=[n for n, _ in request.parameters],
+        protocol=request.protocol, number=request.number, robot=request.robot,
+        incarnation=request.incarnation, iteration=request.iteration, attempt=request.attempt,
+        granularity=request.granularity, codec=request.codec, digest=request.digest,
+        names=[n for n, _ in request.parameters],
         shapes=['x'.join(map(str, shape)) for _, shape in request.parameters])
     if request.pull is not None:
         message.pull = to_ros(request.pull)

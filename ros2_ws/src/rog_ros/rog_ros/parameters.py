@@ -71,7 +71,8 @@ WORKER = COMMON | {
 }
 
 SERVER = COMMON | {
-    'sync': Knob('rsp:4', 'Synchronisation method, for example rsp:4; docs/methods.md describes them all.'),
+    'sync': Knob('rsp:4', 'Synchronisation method, for example rsp:4; docs/methods.md describes '
+                          'them all.'),
     'minutes': Knob(0.0, 'Duration of the run, min; 0 until it is stopped.', 0.0, 1e6),
     'robots': Knob('[]', 'Robots of the fleet with their links, a JSON list of objects with name '
                          'and link. Empty: anybody may join, over a real link.'),

@@ -1,9 +1,9 @@
 """Does the simulator give the published figures? ROG's outdoor runs, played again.
 
-Every input is the authors': the record that was replayed to four robots, their seconds of computing,
-compressing and equalising per iteration, their model's bytes. Nothing is fitted but one number, the
-share of the set rate that a transfer reached, which they measured as .97 (1 to 10 Mbit/s) to .78
-(30 to 60 Mbit/s); transfers spend their time on slow links.
+Every input is the authors': the record that was replayed to four robots, their seconds of
+computing, compressing and equalising per iteration, their model's bytes. Nothing is fitted but one
+number, the share of the set rate that a transfer reached, which they measured as .97 (1 to 10
+Mbit/s) to .78 (30 to 60 Mbit/s); transfers spend their time on slow links.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Noise(Task):
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Return the mean product: the gradient is the direction."""
-        return (model.weight * batch).mean()
+        return (next(model.parameters()) * batch).mean()
 
     def evaluate(self, model: nn.Module) -> float:
         """Nothing is learnt."""

@@ -29,6 +29,7 @@ class Robot:
                  model: torch.nn.Module, traffic: float, incarnation: int) -> None:
         training = fleet.training
         self.name, self.training, self.task, self.model = config.name, training, task, model
+        self._traffic = traffic
         self.compute_time = config.pace + config.codec_pace
         if self.compute_time <= 0:
             raise ConfigError(f'{config.name} computes a gradient in 0 s; virtual time needs '
@@ -82,8 +83,9 @@ class Robot:
                               training.momentum, training.weight_decay)
 
     def evaluation_due(self, now: float) -> bool:
-        """Whether the model should be measured, as often as the fleet file says, but not all the
-        time: an hour of virtual time has more iterations than anybody looks at.
+        """Whether the model should be measured: as the fleet file says, but not all the time.
+
+        An hour of virtual time has more iterations than anybody looks at.
         """
         every = self.training.evaluate_every
         due = bool(every) and self._finished() - self.evaluated_at >= every \
@@ -107,6 +109,8 @@ class Robot:
         """Return the robot's status; ``link_rate`` in Mbit/s."""
         known = asdict(self.machine.report(now))
         known['state'] = state or known['state']
+        for name in ('bytes_sent', 'bytes_received'):  # on the air
+            known[name] = round(known[name] * self._traffic)
         return RobotReport(self.name, self.machine.incarnation, loss=self.loss,
                            accuracy=self.accuracy, evaluated_at=self.evaluated_at,
                            link_rate=link_rate, power=self._meter.power(now),

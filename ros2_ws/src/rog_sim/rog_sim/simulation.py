@@ -28,7 +28,7 @@ from rog_core.backend import get_backend
 from rog_core.dispatch import handler
 from rog_core.errors import ConfigError, StaleMessageError
 from rog_core.flat import flatten, trainable, unflatten
-from rog_core.messages import Action, Chunk, Compute, RegisterRequest, Send
+from rog_core.messages import Action, Chunk, Compute, RegisterRequest, Send, TransferId
 from rog_core.partition import partition_of
 from rog_core.server import ServerMachine
 from rog_tasks.task import Task, load_task
@@ -64,6 +64,7 @@ class Simulation:
     def __init__(self, fleet: FleetConfig, out: Path | None = None) -> None:
         self.fleet, self.now, self.end = fleet, 0.0, 60 * fleet.minutes
         training = fleet.training
+        links = {config.name: link_trace(config.link) for config in fleet.robots}
         task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
         model = task.model()
         partition = partition_of([(n, p.shape) for n, p in trainable(model)],
@@ -83,8 +84,8 @@ class Simulation:
                        for rank, config in enumerate(fleet.robots)}
         self._latency = {config.name: config.link.latency for config in fleet.robots}
         self._away: set[str] = set()
-        self.channel = Channel({config.name: link_trace(config.link) for config in fleet.robots},
-                               fleet.channel.shared)
+        self.channel = Channel(links, fleet.channel.shared)
+        self._waiting: set[tuple[str, TransferId, int]] = set()  # chunks that wait for the air
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._alarms: dict[Any, float] = {}
@@ -107,9 +108,14 @@ class Simulation:
             self._act(robot, robot.machine.start(0.0))
         self._at(self.fleet.heartbeat.period, lambda: self._heartbeat(progress))
         queue, channel = self._queue, self.channel
-        with self._pool:
-            self._loop(queue, channel)
-        return self._finish(progress)
+        try:
+            with self._pool:
+                self._loop(queue, channel)
+        except KeyboardInterrupt:
+            self.end = self.now
+            self._finish(progress, 'interrupted')
+            raise
+        return self._finish(progress, 'finished')
 
     def _loop(self, queue: list, channel: Channel) -> None:
         while True:
@@ -118,13 +124,14 @@ class Simulation:
                 return
             if departs <= due:
                 self.now = max(departs, self.now)
-                for name, uplink, message in channel.pop(self.now):
-                    self._after_latency(name, uplink, message)
+                for name, uplink, chunk in channel.pop(self.now):
+                    self._waiting.discard((name, chunk.transfer, chunk.sequence))
+                    self._after_latency(name, uplink, chunk)
             else:
                 self.now, _, call = heapq.heappop(queue)
                 call()
 
-    def _finish(self, progress: Progress) -> Summary:
+    def _finish(self, progress: Progress, reason: str) -> Summary:
         self.now = self.end
         for robot in self.robots.values():
             robot.finish()
@@ -133,8 +140,9 @@ class Simulation:
             if report.iteration != robot.evaluated_at:
                 robot.evaluate(report.iteration)
             self._report(robot, 'stopped')
-        progress(1.0)
-        return self._recorder.stop(self.end, 'finished')
+        if reason == 'finished':
+            progress(1.0)
+        return self._recorder.stop(self.end, reason)
 
     def _at(self, delay: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now + delay, next(self._count), call))
@@ -217,10 +225,18 @@ class Simulation:
         if self.now == 0.0:  # nobody has moved yet: the model is loaded before the robots leave
             self._after_latency(name, uplink, message, 0.0)
         elif isinstance(message, Chunk):
-            nbytes = (message.ids.size + message.values.size) * self._traffic + HEADER_BYTES
-            self.channel.offer(name, uplink, nbytes, message, self.now)
+            self._queue_up(name, uplink, message)
         else:
             self._over_the_air(name, lambda: self._deliver(name, uplink, message))
+
+    def _queue_up(self, name: str, uplink: bool, chunk: Chunk) -> None:
+        """Hand a chunk to the radio: lost without a link, and once while a copy still waits."""
+        key = name, chunk.transfer, chunk.sequence
+        if key in self._waiting or self.channel.rate_at(name, self.now) <= 0:
+            return
+        self._waiting.add(key)
+        nbytes = (chunk.ids.size + chunk.values.size) * self._traffic + HEADER_BYTES
+        self.channel.offer(name, uplink, nbytes, chunk, self.now)
 
     def _over_the_air(self, name: str, deliver: Callable[[], None]) -> None:
         if self.channel.rate_at(name, self.now) > 0:  # else it is lost

@@ -41,7 +41,8 @@ class Robot:
     def __init__(self, iterations, evaluate_every=0):
         self.settings = SimpleNamespace(
             task=f'{__name__}:Line', seed=4, batch_size=5, device='cpu', learning_rate=0.1,
-            momentum=0.9, weight_decay=0.0, granularity='row', codec='raw', chunk_bytes=14000, chunk_time=.004,
+            momentum=0.9, weight_decay=0.0, granularity='row', codec='raw', chunk_bytes=14000,
+            chunk_time=.004,
             importance_magnitude=1.0, importance_age=1.0, rank=1, world=3, pace=0.0,
             evaluate_every=evaluate_every)
         self.task_options = {}
