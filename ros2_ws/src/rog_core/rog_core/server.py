@@ -40,6 +40,7 @@ from .messages import (
 )
 from .mirror import Mirror
 from .partition import RowPartition
+from .patience import budget, patience
 from .policy import Progress, policy_of
 from .receiver import Receiver
 from .sender import Sender
@@ -63,9 +64,9 @@ class ServerState:
 class ServerMachine:
     """See the module. ``master``: flat float32 (elements,) on ``backend``, changed in place.
 
-    ``incarnation``: random 64-bit identity of this life. ``traffic``: see `LinkEstimate.scale`.
-    ``heartbeat_limit``: seconds without a
+    ``incarnation``: random 64-bit identity of this life. ``heartbeat_limit``: seconds without a
     heartbeat after which a member is away. ``drain_limit``: seconds that the final model may take.
+    ``traffic``, ``chunk_time``: see `LinkEstimate`.
     """
 
     def __init__(self, partition: RowPartition, backend: Backend, master: Array, incarnation: int,
@@ -248,15 +249,9 @@ class ServerMachine:
         self.iteration = max(self.iteration, iteration)
 
     def _count_slowest(self, member: Member) -> None:
-        by_row = self.method.by_row
-        member.slowest = int(member.versions.min()) if by_row else member.iteration
+        member.slowest = int(member.versions.min()) if self.method.by_row else member.iteration
 
     # -- who may go on ---------------------------------------------------------------------------
-
-    @property
-    def mta_time(self) -> float:
-        """Seconds that the fleet affords for a transfer: the slowest member's last MTA duration."""
-        return max((max(m.push_mta, m.pull_mta) for m in self.active()), default=0.0)
 
     def _fleet(self) -> dict[str, Progress]:
         return {m.robot: m.progress for m in self.active()}
@@ -281,48 +276,25 @@ class ServerMachine:
     def _start_pull(self, member: Member, now: float) -> list[Action]:
         pending = member.mirror.measure()
         candidates = pending > 0
-        budget = self._budget(member)
+        active = self.active()
+        time = budget(member, active)
         if self.method.adaptive:
             scores = plans.importance(pending, self.updated_at - self.updated_at.min(),
                                       self.f1, self.f2)
             # Not in the paper: what a worker reads is bounded like what it writes.
-            overdue = candidates & (member.iteration - member.pulled_at >= self.method.bound)
-            overdue &= self.method.by_row
-            plan = plans.adaptive(self.partition, self.method, scores, overdue, candidates, budget)
+            late = member.iteration - member.pulled_at >= self.method.bound
+            plan = plans.adaptive(self.partition, self.method, scores,
+                                  late & candidates & self.method.by_row, candidates, time)
         else:
             plan = plans.everything(self.partition, np.flatnonzero(candidates))
         member.pulled_at[~candidates] = member.iteration
-        patience = self._patience(member)
-        codec = self.codec
-        if 'sparse' in self.method.options:
-            codec = plans.affordable(plan, self.partition, codec, SMALLER, member.link.rate,
-                                     patience)
-        command = Command(member.iteration + 1, budget,
-                          member.iteration - min(m.slowest for m in self.active()),
-                          str(self.method), patience=patience)
+        left = patience(member, active, self.method)
+        codec = plans.affordable(plan, self.partition, self.codec, SMALLER, member.link.rate, left)
+        staleness = member.iteration - min(m.slowest for m in active)
+        command = Command(member.iteration + 1, time, staleness, str(self.method), patience=left)
         member.told = self.method.row_bound
         return self._transfer(member, Kind.PULL, plan, codec,
                               lambda ids: member.mirror.encode(codec, ids), command, now)
-
-    def _patience(self, member: Member) -> float:
-        """Seconds that the minimum of a transfer may take before somebody waits for this member.
-
-        The fleet goes on for as many of its periods as the member's oldest row has left within the
-        bound; of these the member has an even share for each of its transfers.
-        """
-        others = [m for m in self.active() if m is not member]
-        periods = [m.period for m in others if not math.isnan(m.period)]
-        if not periods or 'sparse' not in self.method.options:
-            return math.inf
-        ahead = max(m.iteration for m in others) - member.slowest
-        left = max(self.method.bound - ahead, 1.0)
-        return float(np.median(periods)) * left / self.method.bound
-
-    def _budget(self, member: Member) -> float:
-        """Seconds beyond the minimum: the MTA time; none for a straggler, so that it catches up."""
-        iterations = [m.iteration for m in self.active()]
-        straggler = member.iteration == min(iterations) < max(iterations)
-        return 0.0 if straggler else self.mta_time
 
     def _transfer(self, member: Member, kind: Kind, plan: plans.Plan, codec: Codec, encode,
                   command: Command, now: float) -> list[Action]:
@@ -424,8 +396,8 @@ class ServerMachine:
         return actions
 
     def _finish(self) -> list[Action]:
-        over = self.stopping and not any(m.alive for m in self.members.values())
-        return [Stop()] if over else []
+        alive = any(m.alive for m in self.members.values())
+        return [Stop()] if self.stopping and not alive else []
 
     def state(self) -> ServerState:
         """Return what a restarted server needs beside the master rows to go on."""

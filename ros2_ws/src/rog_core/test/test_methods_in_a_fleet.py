@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from fleet import Fleet
+from rog_core.patience import patience
 from test_invariants import SYNCS, check_end
 
 
@@ -118,17 +119,17 @@ def test_patience_is_what_a_robot_has_left_within_the_bound():
     for other in server.members.values():
         other.period = 2.0
         other.iteration = other.slowest = 10
-    assert server._patience(member) == pytest.approx(2.0)
+    assert patience(member, server.active(), server.method) == pytest.approx(2.0)
     member.slowest = 7
-    assert server._patience(member) == pytest.approx(2.0 * 3 / 6)
+    assert patience(member, server.active(), server.method) == pytest.approx(2.0 * 3 / 6)
     member.slowest = 1  # it holds the others up already
-    assert server._patience(member) == pytest.approx(2.0 / 6)
+    assert patience(member, server.active(), server.method) == pytest.approx(2.0 / 6)
     for other in server.members.values():
         other.period = math.nan
-    assert server._patience(member) == math.inf
+    assert patience(member, server.active(), server.method) == math.inf
     fleet.set_sync('rsp:6')
     member.period = 2.0
-    assert server._patience(member) == math.inf
+    assert patience(member, server.active(), server.method) == math.inf
 
 
 def test_a_lone_robot_has_all_the_time():

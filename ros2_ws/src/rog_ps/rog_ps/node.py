@@ -20,6 +20,7 @@ from rog_core.flat import flatten, trainable
 from rog_core.member import AWAY
 from rog_core.messages import Ack, Action, Chunk, End, Send, Stop
 from rog_core.partition import partition_of
+from rog_core.patience import mta_time
 from rog_core.server import ServerMachine
 from rog_core.sync import parse_sync
 from rog_msgs.msg import (
@@ -221,8 +222,10 @@ class ParameterServerNode(Node):
         if message.robot != robot or not self.machine.is_member(robot, message.incarnation):
             return  # somebody else under this name, or one who must register again
         self._record(lambda recorder: recorder.status(self.elapsed, message))
-        event = self.machine.on_leave if message.state == 'stopped' else self.machine.on_heartbeat
-        self._act(event(robot, message.incarnation, now))
+        if message.state == 'stopped':
+            self._act(self.machine.on_leave(robot, message.incarnation, now))
+        else:
+            self._act(self.machine.on_heartbeat(robot, message.incarnation, now, message.loss))
 
     def _on_time(self) -> None:
         now = time.monotonic()
@@ -236,7 +239,7 @@ class ParameterServerNode(Node):
         if now - self._awake > self.settings.heartbeat_period + self.settings.heartbeat_limit / 2:
             self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')
             for member in self.machine.members.values():
-                self.machine.on_heartbeat(member.robot, member.incarnation, now)
+                self.machine.on_heartbeat(member.robot, member.incarnation, now, member.loss)
         self._awake = now
 
     def _heartbeat(self) -> None:
@@ -361,7 +364,7 @@ class ParameterServerNode(Node):
             state='stopped' if self.done else 'stopping' if machine.stopping else 'training',
             rows_total=machine.partition.rows, fastest=machine.iteration,
             slowest=min((m.slowest for m in active), default=0), mta=machine.method.minimum,
-            mta_time=float(machine.mta_time), elapsed=float(self.elapsed))
+            mta_time=float(mta_time(active)), elapsed=float(self.elapsed))
         message.robots = [RobotStatus(
             robot=m.robot, state=STATES.get(m.state, m.state), iteration=m.iteration,
             slowest_row=m.slowest, rows_pushed=m.rows_pushed, rows_pulled=m.rows_pulled,
