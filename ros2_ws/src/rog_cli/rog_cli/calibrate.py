@@ -25,6 +25,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         '(default: one per core)')
     parser.add_argument('--fleet', type=Path, metavar='DIR', help='only write the fleet file of '
                         'these runs and its links there, for rog sim and rog compare')
+    parser.add_argument('--robots', type=int, default=4, choices=range(1, 9), metavar='K',
+                        help='robots of that fleet, 1 to 8 (default: 4, as published)')
     parser.set_defaults(run=_run)
 
 
@@ -37,7 +39,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.fleet is not None:
         path = options.fleet / 'published.yaml'
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump_fleet(published_fleet(record, 0, options.fleet, 180.0)))
+        path.write_text(dump_fleet(published_fleet(record, 0, options.fleet, 60.0,
+                                                   options.robots)))
         print(path)
         return 0
     found: dict[str, Measured] = {}

@@ -68,12 +68,12 @@ class Measured:
         return self.mean / self.published.iterations - 1
 
 
-def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: float = 60.0
-                    ) -> FleetConfig:
+def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: float = 60.0,
+                    workers: int = 4) -> FleetConfig:
     """Return the fleet of the published runs; its links are written into ``directory``.
 
     ``seed`` of the holds; 0 gives the links that all published runs had. It is also the seed of the
-    training.
+    training. Workers beyond the published four begin in the middle between those.
     """
     directory.mkdir(parents=True, exist_ok=True)
     # The rate makes BSP's curve about as long as the published one, in iterations.
@@ -84,7 +84,8 @@ def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: floa
         channel=ChannelConfig(shared=False))
     fleet = replace(fleet, network=replace(fleet.network, chunk_bytes=65000, chunk_time=.02))
     robots = []
-    for worker, start in enumerate(PUBLISHED_STARTS, start=1):
+    between = [start + PUBLISHED_STARTS[1] // 2 for start in PUBLISHED_STARTS]
+    for worker, start in enumerate([*PUBLISHED_STARTS, *between][:workers], start=1):
         path = directory / f'seed{seed}-worker{worker}.txt'
         write_trace(path, replay(record, worker, seed, 60 * minutes + 100, start=start,
                                  overhead=PUBLISHED_OVERHEAD))
