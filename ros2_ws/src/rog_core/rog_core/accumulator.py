@@ -32,16 +32,23 @@ class Accumulator:
         self.momentum = backend.zeros(partition.elements)
         self.pending = backend.zeros(partition.elements)
         self.magnitude = np.zeros(partition.segments, np.float32)
+        self.rate = 0.0  # learning rate of the last step
 
     def detach(self) -> None:
         """Let rows arrive while a gradient is computed: from now on `publish` moves them over."""
         if self.model is self.weights:
             self.weights = self.weights.copy()
 
-    def publish(self) -> None:
-        """Bring the model to the weights; while no gradient is computed."""
+    def publish(self, ahead: int = 0) -> None:
+        """Bring the model to the weights; while no gradient is computed.
+
+        ``ahead``: steps that are on their way and missing in the weights; they are foreseen, by the
+        momentum, as going on as before (SpecTrain's weight prediction).
+        """
         if self.model is not self.weights:
             self.model[:] = self.weights
+            if ahead:
+                self.model -= np.float32(ahead * self.rate) * self.momentum
 
     def accumulate(self, gradient: Array, learning_rate: float, momentum: float = 0.9,
                    weight_decay: float = 0.0) -> None:
@@ -49,6 +56,7 @@ class Accumulator:
 
         The gradient must be finite: see `check`.
         """
+        self.rate = learning_rate
         self.magnitude = self.backend.accumulate(
             gradient, self.model, self.momentum, self.pending, learning_rate, momentum,
             weight_decay, self.partition.offsets)

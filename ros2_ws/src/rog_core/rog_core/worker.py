@@ -242,10 +242,10 @@ class WorkerMachine:
                 or self.command.staleness + 1 >= self.method.bound:
             return []
         self.accumulator.detach()
-        return self._compute(self.iteration + 1)
+        return self._compute(self.iteration + 1, ahead=1)
 
-    def _compute(self, iteration: int) -> list[Action]:
-        self.accumulator.publish()
+    def _compute(self, iteration: int, ahead: int = 0) -> list[Action]:
+        self.accumulator.publish(ahead)
         self._busy = True
         return [Compute(iteration)]
 

@@ -114,13 +114,26 @@ def test_the_model_changes_only_when_the_next_gradient_begins():
     worker.grant(1, rows=[(3, 1.0)])
     assert model.sum() == 60                 # nothing was computed on it yet
     worker.gradient('first')
+    foreseen = model.copy()
     worker.finish_push()
     worker.grant(2, rows=[(4, 1.0)])
-    assert model.sum() == 60                 # the second gradient is computed on it
+    assert (model == foreseen).all()         # the second gradient is computed on it
     assert worker.store.weights.sum() == 120
     worker.gradient('second')
-    assert worker.store.model is model
-    assert (model == worker.store.weights).all() and model.sum() == 120
+    assert worker.store.model is model and (model != foreseen).all()
+
+
+def test_a_gradient_ahead_is_computed_where_the_step_under_way_will_lead():
+    """Weight prediction: the weights less the learning rate times the momentum, once."""
+    worker = Worker('rsp:8+pipeline')
+    worker.grant(1, rows=[(3, 1.0)])
+    worker.gradient('first')
+    store = worker.store
+    expected = store.weights - np.float32(0.1) * store.momentum
+    assert (store.model == expected).all() and store.momentum.any()
+    worker.finish_push()
+    worker.machine.on_end(End(worker.transfer(1), 0, command=Command(stop=True)), 0.2)
+    assert (store.model == store.weights).all()  # nothing is foreseen of the final model
 
 
 def test_a_snapshot_does_not_change_the_model_under_a_gradient_without_pipelining_either():

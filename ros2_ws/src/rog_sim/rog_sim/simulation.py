@@ -137,8 +137,8 @@ class Simulation:
             robot.finish()
             robot.settle(self.now)
             report = robot.machine.report(self.now)
-            if report.iteration != robot.evaluated_at:
-                robot.evaluate(report.iteration)
+            robot.store.publish()
+            robot.evaluate(report.iteration)
             self._report(robot, 'stopped')
         if reason == 'finished':
             progress(1.0)
