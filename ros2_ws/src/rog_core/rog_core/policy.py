@@ -77,18 +77,24 @@ def controller(latest: float, interval: float, slowest_latest: float, slowest_in
 
 
 class Dssp(Policy):
-    """DSSP, Algorithm 1: between the lowest and the highest threshold, where it waits least.
+    """DSSP, Algorithm 1: a threshold per worker between the lowest and the highest.
 
-    Read so that the threshold stays in the range, as the paper's text says and its listing does not
-    (there a worker whose extra iterations are used up may be given as many again, and the first
-    one is not counted): of r extra iterations the grant itself is the first, and the controller is
-    asked for at most as many as the highest threshold leaves.
+    The fastest worker, once it is ahead of its threshold, gets the one at which it is expected to
+    wait least for the slowest one's next push; who falls back within the lowest has that again.
+    Read by the paper's text and Figure 2. Its listing says otherwise in three places: there the
+    worker waits until it is within the lowest threshold, so that every extra iteration is waited
+    for later; extra iterations that are used up may be granted again beyond the highest; and the
+    first one is not counted.
     """
 
     def __init__(self, method: SyncMethod) -> None:
         super().__init__(method)
         self._pushes: dict[str, tuple[float, float]] = {}  # latest, and the interval before it
-        self._free_until: dict[str, int] = {}  # iteration up to which a worker need not wait
+        self._bounds: dict[str, float] = {}
+
+    def bound(self, robot: str) -> float:
+        """See `Policy.bound`."""
+        return self._bounds.get(robot, self.method.bound)
 
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
         """See `Policy.on_push`."""
@@ -97,24 +103,18 @@ class Dssp(Policy):
         iteration = fleet[robot].iteration
         slowest = min(fleet, key=lambda name: fleet[name].slowest)
         ahead = iteration - fleet[slowest].slowest
-        fastest = max(other.iteration for other in fleet.values())
-        if iteration <= self._free_until.get(robot, 0) or ahead < self.method.bound \
-                or iteration < fastest:
-            return
-        extra = self._extra(robot, slowest, int(self.method.most) - ahead)
-        self._free_until[robot] = iteration + extra - 1
+        if ahead < self.method.bound:
+            self._bounds[robot] = self.method.bound
+        elif ahead >= self.bound(robot) and iteration == max(o.iteration for o in fleet.values()):
+            most = int(self.method.most) - ahead
+            extra = self._extra(robot, slowest, most) if most > 0 else 0
+            self._bounds[robot] = min(ahead + extra, self.method.most)
 
     def _extra(self, robot: str, slowest: str, most: int) -> int:
         own, other = self._pushes[robot], self._pushes.get(slowest, (0.0, float('nan')))
-        if most <= 0 or own[1] != own[1] or other[1] != other[1]:
+        if own[1] != own[1] or other[1] != other[1]:
             return 0  # an interval is known from the second push on
         return controller(*own, *other, most)
-
-    def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """See `Policy.held_up_by`."""
-        if fleet[robot].iteration <= self._free_until.get(robot, 0):
-            return []
-        return super().held_up_by(robot, fleet, least)
 
 
 class Flown(Policy):
