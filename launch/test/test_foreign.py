@@ -2,6 +2,7 @@
 
 import pytest
 from fleet_under_test import Fleet
+from rog_core.messages import PROTOCOL
 from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register, SetSync
 from rog_ros import qos
@@ -63,9 +64,10 @@ def _call(fleet, kind, name, request):
     (Register.Request(robot='robot1', protocol=9), 'speaks protocol 9'),
     (Register.Request(robot='robot1', names=['a'], shapes=[]), '1 parameters but gives 0 shapes'),
     (Register.Request(robot='robot1', names=['a'], shapes=['3xq']), 'not numbers joined by x'),
-    (Register.Request(robot='robot1', protocol=1, codec='onebit', granularity='atoms', names=['a'],
+    (Register.Request(robot='robot1', protocol=PROTOCOL, codec='onebit', granularity='atoms',
+                      names=['a'],
                       shapes=['3']), "granularity 'atoms' is unknown"),
-    (Register.Request(robot='robot1', protocol=1, codec='zip'), "codec 'zip', this server"),
+    (Register.Request(robot='robot1', protocol=PROTOCOL, codec='zip'), "codec 'zip', this server"),
 ])
 def test_a_registration_that_does_not_fit_is_refused_with_the_reason(fleet, request_, reason):
     answer = _call(fleet, Register, '/rog/register', request_)
