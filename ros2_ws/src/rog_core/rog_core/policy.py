@@ -14,6 +14,7 @@ import numpy as np
 from .sync import SyncMethod, parse_sync
 
 STALL_HIGH, STALL_LOW = 0.05, 0.02  # share of time spent waiting: above is too much, below is slack
+HARM = 0.25                         # rise of the loss that staleness is blamed for
 ROUNDS = 4                          # pushes of each worker between two decisions of `Auto`
 
 
@@ -160,8 +161,8 @@ class Auto(Policy):
 
     Every few rounds: where the fleet waits for more than `STALL_HIGH` of its time, the threshold
     rises by a quarter; where it waits less than `STALL_LOW`, nothing is gained by staleness, and
-    it falls by one. While the loss no longer falls, staleness does harm (ROG, Figure 10), so it
-    falls by a quarter instead, whatever the stall.
+    it falls by one. A loss that rises above its recent mean by more than `HARM` says that staleness
+    does harm (ROG, Figure 10): then it falls by a quarter, whatever the stall.
     """
 
     def __init__(self, method: SyncMethod) -> None:
@@ -171,7 +172,7 @@ class Auto(Policy):
         self._pushes = 0
         self._since: float | None = None
         self._losses: list[float] = []
-        self._former = float('nan')  # mean loss of the last round
+        self._former = float('nan')  # mean loss, recent rounds
 
     def on_wait(self, robot: str, seconds: float) -> None:
         """See `Policy.on_wait`."""
@@ -193,13 +194,14 @@ class Auto(Policy):
         bound = int(self.method.bound)
         step = max(bound // 4, 1)
         loss = float(np.mean(self._losses)) if self._losses else float('nan')
-        if loss >= self._former:
+        if loss > (1 + HARM) * self._former:
             bound -= step
         elif stall > STALL_HIGH:
             bound += step
         elif stall < STALL_LOW:
             bound -= 1
-        self._former, self._losses = loss, []
+        former = loss if self._former != self._former else self._former
+        self._former, self._losses = former + (loss - former) / 4, []
         low, high = int(self.asked.bound), int(self.asked.most)
         self.method = self.asked.with_bound(min(max(bound, low), high))
 

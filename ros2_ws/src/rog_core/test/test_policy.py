@@ -210,11 +210,11 @@ def test_auto_stays_where_it_is_while_the_stall_is_neither_high_nor_low():
     assert [decide(policy, 0.035, NAN) for _ in range(5)] == [high] * 5
 
 
-def test_auto_falls_when_the_loss_no_longer_falls_whatever_the_stall():
+def test_auto_falls_when_the_loss_rises_whatever_the_stall():
     policy = policy_of('rsp:auto:4:40')
     up = [decide(policy, 0.3, 2.0 - 0.1 * k) for k in range(8)]
     assert up == sorted(up)
-    down = [decide(policy, 0.3, 1.5) for _ in range(20)]
+    down = [decide(policy, 0.3, 3.0 * 1.3 ** k) for k in range(20)]
     assert down[0] < up[-1] and down == sorted(down, reverse=True) and down[-1] == 4
 
 
