@@ -396,8 +396,7 @@ class ServerMachine:
         return actions
 
     def _finish(self) -> list[Action]:
-        alive = any(m.alive for m in self.members.values())
-        return [Stop()] if self.stopping and not alive else []
+        return [] if any(m.alive for m in self.members.values()) or not self.stopping else [Stop()]
 
     def state(self) -> ServerState:
         """Return what a restarted server needs beside the master rows to go on."""
