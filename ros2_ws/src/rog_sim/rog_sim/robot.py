@@ -19,7 +19,7 @@ from rog_core.messages import Chunk
 from rog_core.worker import COMPUTING, WorkerMachine
 from rog_tasks.task import Task
 
-EVALUATIONS = 60  # of a robot in a run, at most
+EVALUATIONS = 40  # of a robot in a run, at most
 
 
 class Robot:

@@ -90,7 +90,7 @@ class Simulation:
         self._count = itertools.count()
         self._alarms: dict[Any, float] = {}
         # Gradients are computed beside the loop; nothing that depends on one goes ahead of it.
-        self._pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
         self._recorder = Recorder(out, records.Start(
             0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots)))
         self._recorder.baseline(clean, before)
