@@ -8,6 +8,7 @@ the run is cut at its end, without the exchange of the final model that a real r
 
 from __future__ import annotations
 
+import gc
 import heapq
 import itertools
 import math
@@ -50,12 +51,14 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     """
     if out is not None and (out / records.RUN_FILE).exists():
         raise ConfigError(f'{out} already holds a run; choose another directory')
-    threads = torch.get_num_threads()
+    threads, collect = torch.get_num_threads(), gc.get_threshold()
     torch.set_num_threads(1)  # the models are small; sums in one order are the same everywhere
+    gc.set_threshold(100_000, *collect[1:])  # messages come and go by the million, without cycles
     try:
         return Simulation(fleet, out).run(progress or (lambda done: None))
     finally:
         torch.set_num_threads(threads)
+        gc.set_threshold(*collect)
 
 
 class Simulation:
