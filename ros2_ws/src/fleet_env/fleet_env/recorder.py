@@ -163,7 +163,7 @@ class Recorder:
 
     def _state(self, t: float, message: RobotReport, life: str) -> None:
         self._write(records.Status(t, message.robot, message.state, message.power,
-                                          message.energy, life))
+                                   message.energy, life))
 
     def fault(self, t: float, robot: str, what: str, detail: str) -> None:
         """Record that something went wrong and the run goes on."""

@@ -76,7 +76,7 @@ class Summary:
 def write_summary(directory: str | PathLike[str], summary: Summary) -> Path:
     """Write ``summary.json`` into ``directory``, whole or not at all; return its path."""
     path = Path(directory) / SUMMARY_FILE
-    text = json.dumps(_finite(dataclasses.asdict(summary)), indent=2, sort_keys=True) + '\n'
+    text = json.dumps(finite(dataclasses.asdict(summary)), indent=2, sort_keys=True) + '\n'
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix='.summary-')
@@ -130,12 +130,12 @@ def _number(value: float | None) -> float:
     return _NAN if value is None else float(value)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Return ``value`` with every float that JSON lacks (NaN, infinite) as None."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

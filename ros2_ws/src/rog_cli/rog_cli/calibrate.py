@@ -12,17 +12,19 @@ from pathlib import Path
 from fleet_env.fleet_file import dump_fleet
 from fleet_env.trace import read_trace
 
+from .choice import at_least_one
+
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
     parser = verbs.add_parser('calibrate', help='play the published outdoor runs again, and '
                               'compare with what was published')
     parser.add_argument('record', type=Path, help='rog_outdoors_record.txt: "seconds Mbit/s"')
-    parser.add_argument('--seeds', type=int, default=10, metavar='K',
+    parser.add_argument('--seeds', type=at_least_one, default=10, metavar='K',
                         help='replays of the record; the first is that of the published runs '
                              '(default: 10)')
-    parser.add_argument('--jobs', type=int, default=None, metavar='N', help='runs at a time '
-                        '(default: one per core)')
+    parser.add_argument('--jobs', type=at_least_one, metavar='N',
+                        help='runs at a time (default: one per core)')
     parser.add_argument('--fleet', type=Path, metavar='DIR', help='only write the fleet file of '
                         'these runs and its links there, for rog sim and rog compare')
     parser.add_argument('--robots', type=int, default=4, choices=range(1, 9), metavar='K',
@@ -46,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
     found: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory() as directory, \
             ProcessPoolExecutor(options.jobs, get_context('spawn')) as pool:
-        jobs = [pool.submit(measure, row, record, max(options.seeds, 1), Path(directory) / row.sync)
+        jobs = [pool.submit(measure, row, record, options.seeds, Path(directory) / row.sync)
                 for row in reversed(TABLE)]
         for job in as_completed(jobs):
             measured = job.result()

@@ -56,6 +56,13 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
     return fleet
 
 
+def at_least_one(text: str) -> int:
+    """Return the whole number that an option's text is; `ArgumentTypeError` below 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'{text} is not a whole number of at least 1')
+    return int(text)
+
+
 def _count(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 1000:
         raise FleetFileError(f'--robots {text}: give a number of robots, 1 to 1000')

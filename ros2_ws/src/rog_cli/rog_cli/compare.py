@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rog_core.sync import parse_sync
 
-from .choice import add_choices, chosen_fleet
+from .choice import add_choices, at_least_one, chosen_fleet
 
 METHODS = 'bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20'
 Progress = Callable[[str, int, float], None]
@@ -24,14 +24,14 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     add_choices(parser)
     parser.add_argument('--sync', dest='methods', default=METHODS, metavar='A,B,...',
                         help='synchronisation methods (default: %(default)s)')
-    parser.add_argument('--seeds', type=_count, default=3, metavar='K',
+    parser.add_argument('--seeds', type=at_least_one, default=3, metavar='K',
                         help='runs of each method, with seeds from --seed on (default: 3)')
     parser.add_argument('--out', type=Path, metavar='DIR',
                         help='directory for the results (default: runs/compare-...)')
     parser.add_argument('--target', type=_accuracy, metavar='ACC',
                         help='accuracy, 0 to 1, that times and energies are told for (default: '
                              'the highest that all runs reach)')
-    parser.add_argument('--jobs', type=_count, metavar='N',
+    parser.add_argument('--jobs', type=at_least_one, metavar='N',
                         help='runs at a time (default: one per core)')
     parser.add_argument('--resume', action='store_true',
                         help='reuse the finished runs in --out that have the same settings')
@@ -97,12 +97,6 @@ def _progress(runs: int) -> Iterator[Progress]:
             bar.update(task, completed=sum(shares.values()), description=text)
 
         yield advance
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'{text} is not a whole number of at least 1')
-    return int(text)
 
 
 def _accuracy(text: str) -> float:

@@ -15,7 +15,6 @@ from rog_bringup import FLEETS
 from rog_ros.environment import dds_environment
 
 from .choice import add_choices, chosen_fleet
-from .plot import draw
 from .processes import FleetProcesses
 from .view import outcome, watch
 
@@ -76,7 +75,9 @@ def _up(options: argparse.Namespace) -> int:
               file=sys.stderr)
         return 1
     outcome(read_summary(out), fleet)
-    pictures = draw(out)
+    from rog_sim.figures import draw_run
+
+    pictures = draw_run(out)
     print(f'\nResults in {out}: run.jsonl, {SUMMARY_FILE}, '
           f'{", ".join(p.name for p in pictures)}, checkpoint.safetensors')
     return 1 if failed else 0

@@ -32,10 +32,3 @@ def _run(options: argparse.Namespace) -> int:
     for path in paths:
         print(path)
     return 0
-
-
-def draw(directory: Path) -> list[Path]:
-    """Draw the figures of the run in ``directory`` and return their paths."""
-    from rog_sim.figures import draw_run
-
-    return draw_run(directory)

@@ -32,7 +32,7 @@ class FlatModel:
 
     def partition(self, granularity: str, codec: str) -> RowPartition:
         """Rows of this model."""
-        return partition_of([(n, p.shape) for n, p in self.named], granularity, codec)
+        return rows_of(self.named, granularity, codec)
 
     def collect(self) -> None:
         """Take in gradients that the program has put elsewhere than in our views."""
@@ -67,6 +67,12 @@ def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
             raise ConfigError(f'parameter {name} is {parameter.dtype} on {parameter.device}; all '
                               f'must be float32 on one device ({named[0][1].device})')
     return named
+
+
+def rows_of(named: list[tuple[str, torch.nn.Parameter]], granularity: str, codec: str
+            ) -> RowPartition:
+    """Rows of the parameters that `trainable` lists."""
+    return partition_of([(n, p.shape) for n, p in named], granularity, codec)
 
 
 def flatten(model: torch.nn.Module) -> np.ndarray:

@@ -12,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 
 PROTOCOL = 2  # version of the wire protocol; both sides must have the same
+HEADER_BYTES = 40  # of a serialised chunk beside ids and values; for emulated and virtual links
 
 
 class Kind(IntEnum):

@@ -415,12 +415,17 @@ class WorkerMachine:
                     getattr(self.statistics, name) + max(now - self._since, 0.0))
         self._since = now
 
+    @property
+    def finished(self) -> int:
+        """Iterations whose gradient has been computed."""
+        return max(self.iteration - (self.state == COMPUTING), 0)
+
     def report(self, now: float) -> WorkerReport:
         """What is known at this time."""
         self.settle(now)
         counted = self.statistics
         return WorkerReport(
-            self.state, str(self.method), max(self.iteration - (self.state == COMPUTING), 0),
+            self.state, str(self.method), self.finished,
             self.command.staleness, self.partition.rows, self.last_pushed_rows,
             self.last_pulled_rows, self.link.rate * 8e-6, counted.compute_time,
             counted.communicate_time, counted.stall_time, counted.bytes_sent,

@@ -16,10 +16,9 @@ from fleet_env.recorder import Recorder
 from rclpy.node import Node
 from rog_core.backend import get_backend
 from rog_core.errors import ConfigError, RemoteProtocolError
-from rog_core.flat import flatten, trainable
+from rog_core.flat import flatten, rows_of, trainable
 from rog_core.member import AWAY
 from rog_core.messages import Ack, Action, Chunk, End, Send, Stop
-from rog_core.partition import partition_of
 from rog_core.patience import mta_time
 from rog_core.server import ServerMachine
 from rog_core.sync import parse_sync
@@ -123,8 +122,7 @@ class ParameterServerNode(Node):
     def _build_machine(self) -> ServerMachine:
         settings = self.settings
         model = self.task.model()
-        partition = partition_of([(n, p.shape) for n, p in trainable(model)], settings.granularity,
-                                 settings.codec)
+        partition = rows_of(trainable(model), settings.granularity, settings.codec)
         state = None
         if settings.resume and self.out is not None and (self.out / checkpoint.FILE).exists():
             master, state, self._elapsed_before = checkpoint.read(self.out, partition)

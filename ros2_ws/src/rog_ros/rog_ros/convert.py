@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rog_core.errors import RemoteProtocolError
 from rog_core.messages import (
+    HEADER_BYTES,
     Ack,
     Chunk,
     Command,
@@ -20,8 +21,6 @@ from rog_core.messages import (
 )
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
-
-HEADER_BYTES = 40  # of a serialised RowChunk beside ids and values; for the emulated link
 
 
 def _octets(data: Any) -> array.array:

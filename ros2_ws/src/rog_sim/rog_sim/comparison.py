@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from fleet_env.errors import RecordError
+from fleet_env.summary import finite
 
 from .measure import Run
 
@@ -125,7 +126,7 @@ def compare_runs(runs: Mapping[str, Sequence[Run]], base: Path, target: float | 
 def write_comparison(directory: str | PathLike[str], comparison: Comparison) -> Path:
     """Write ``comparison.json`` into ``directory`` and return its path."""
     path = Path(directory) / COMPARISON_FILE
-    data = _finite(dataclasses.asdict(comparison))
+    data = finite(dataclasses.asdict(comparison))
     try:
         path.write_text(json.dumps(data, indent=2, sort_keys=True) + '\n', encoding='utf-8')
     except OSError as error:
@@ -161,10 +162,3 @@ def _value(value: Any) -> Any:
         return [_value(item) for item in value]
     return math.nan if value is None else value
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,7 @@ from rog_core.backend import get_backend
 from rog_core.errors import ConfigError
 from rog_core.flat import FlatModel, as_array
 from rog_core.messages import Chunk
-from rog_core.worker import COMPUTING, WorkerMachine
+from rog_core.worker import WorkerMachine
 from rog_tasks.task import Task
 
 EVALUATIONS = 40  # of a robot in a run, at most
@@ -49,7 +49,7 @@ class Robot:
 
     def start(self, pool: Executor, evaluate: bool) -> None:
         """Begin to compute the next gradient on the model as it is now, and to measure it."""
-        self._job = pool.submit(self._compute, self._finished() if evaluate else 0)
+        self._job = pool.submit(self._compute, self.machine.finished if evaluate else 0)
 
     def finish(self) -> None:
         """See that what was begun is done; whatever changes the model comes after it."""
@@ -62,9 +62,6 @@ class Robot:
         if self._job is not None and isinstance(message, Chunk) \
                 and self.store.model is self.store.weights:
             self.finish()
-
-    def _finished(self) -> int:
-        return self.machine.iteration - (self.machine.state == COMPUTING)
 
     def _compute(self, evaluate_as: int) -> float:
         if evaluate_as:
@@ -88,7 +85,7 @@ class Robot:
         An hour of virtual time has more iterations than anybody looks at.
         """
         every = self.training.evaluate_every
-        due = bool(every) and self._finished() - self.evaluated_at >= every \
+        due = bool(every) and self.machine.finished - self.evaluated_at >= every \
             and now >= self._evaluate_from
         if due:
             self._evaluate_from = now + self._evaluate_interval

@@ -28,16 +28,22 @@ from fleet_env.summary import Summary
 from rog_core.backend import get_backend
 from rog_core.dispatch import handler
 from rog_core.errors import ConfigError, StaleMessageError
-from rog_core.flat import flatten, trainable, unflatten
-from rog_core.messages import Action, Chunk, Compute, RegisterRequest, Send, TransferId
-from rog_core.partition import partition_of
+from rog_core.flat import flatten, rows_of, trainable, unflatten
+from rog_core.messages import (
+    HEADER_BYTES,
+    Action,
+    Chunk,
+    Compute,
+    RegisterRequest,
+    Send,
+    TransferId,
+)
 from rog_core.server import ServerMachine
 from rog_tasks.task import Task, load_task
 
 from .robot import Robot
 from .traffic import traffic_factor
 
-HEADER_BYTES = 40  # of a message beside ids and values, as in rog_ros
 Progress = Callable[[float], None]
 
 
@@ -70,8 +76,7 @@ class Simulation:
         links = {config.name: link_trace(config.link) for config in fleet.robots}
         task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
         model = task.model()
-        partition = partition_of([(n, p.shape) for n, p in trainable(model)],
-                                 training.granularity, training.codec)
+        partition = rows_of(trainable(model), training.granularity, training.codec)
         self._traffic = traffic_factor(training.traffic, partition, training.codec)
         task.pretrain(model)
         model.eval()
@@ -129,7 +134,7 @@ class Simulation:
                 self.now = max(departs, self.now)
                 for name, uplink, chunk in channel.pop(self.now):
                     self._waiting.discard((name, chunk.transfer, chunk.sequence))
-                    self._after_latency(name, uplink, chunk)
+                    self._arrive(name, uplink, chunk)
             else:
                 self.now, _, call = heapq.heappop(queue)
                 call()
@@ -225,9 +230,7 @@ class Simulation:
 
     def _send(self, name: str, uplink: bool, message: Any) -> None:
         """Rows queue up for the air; the few bytes of everything else find their way."""
-        if self.now == 0.0:  # nobody has moved yet: the model is loaded before the robots leave
-            self._after_latency(name, uplink, message, 0.0)
-        elif isinstance(message, Chunk):
+        if isinstance(message, Chunk) and self.now > 0.0:
             self._queue_up(name, uplink, message)
         else:
             self._over_the_air(name, lambda: self._deliver(name, uplink, message))
@@ -242,13 +245,14 @@ class Simulation:
         self.channel.offer(name, uplink, nbytes, chunk, self.now)
 
     def _over_the_air(self, name: str, deliver: Callable[[], None]) -> None:
-        if self.channel.rate_at(name, self.now) > 0:  # else it is lost
+        """Without a link it is lost; at time 0 nobody has moved yet, and the model is loaded."""
+        if self.now == 0.0:
+            self._at(0.0, deliver)
+        elif self.channel.rate_at(name, self.now) > 0:
             self._at(self._latency[name], deliver)
 
-    def _after_latency(self, name: str, uplink: bool, message: Any, latency: float = math.nan
-                       ) -> None:
-        delay = self._latency[name] if math.isnan(latency) else latency
-        self._at(delay, lambda: self._deliver(name, uplink, message))
+    def _arrive(self, name: str, uplink: bool, chunk: Chunk) -> None:
+        self._at(self._latency[name], lambda: self._deliver(name, uplink, chunk))
 
     def _deliver(self, name: str, uplink: bool, message: Any) -> None:
         try:
@@ -265,13 +269,7 @@ class Simulation:
     def _register(self, robot: Robot, request: RegisterRequest) -> None:
         def ask() -> None:
             response, actions = self.server.on_register(request, self.now)
-            self._way(robot.name, lambda: self._act(
+            self._over_the_air(robot.name, lambda: self._act(
                 robot, robot.machine.on_register_response(response, self.now)))
             self._serve(actions, robot.name)
-        self._way(robot.name, ask)
-
-    def _way(self, name: str, deliver: Callable[[], None]) -> None:
-        if self.now == 0.0:
-            self._at(0.0, deliver)
-        else:
-            self._over_the_air(name, deliver)
+        self._over_the_air(robot.name, ask)
