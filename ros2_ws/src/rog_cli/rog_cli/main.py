@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
-    except (FleetFileError, TraceError, RecordError, TaskError, RogError) as error:
+    except (FleetFileError, TraceError, RecordError, TaskError, RogError,
+            OSError) as error:  # of a file or directory that the user named
         print(f'rog: {error}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
