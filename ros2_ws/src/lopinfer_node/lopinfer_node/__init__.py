@@ -1,0 +1,1 @@
+"""LOPInfer: robot and server share one inference at the granularity of local operations."""

@@ -1,0 +1,21 @@
+"""Errors of LOPInfer; the type says whose fault it is."""
+
+
+class LopinferError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class ModelError(LopinferError, ValueError):
+    """The model can't be traced or divided; the message says why, and where in the model."""
+
+
+class PlanError(LopinferError, ValueError):
+    """A plan is not valid for its graph; the message names the operator and the interval."""
+
+
+class ProfileError(LopinferError, ValueError):
+    """A profile or plan file can't be read, or belongs to another model."""
+
+
+class RemoteError(LopinferError, RuntimeError):
+    """The other side broke the protocol, or can't serve this model."""

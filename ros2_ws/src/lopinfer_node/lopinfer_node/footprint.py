@@ -1,0 +1,117 @@
+"""Footprints: which input interval an output interval needs (thesis 4.4.1).
+
+A tensor is divided along one axis, an operator's output interval [a, b) on its axis needs an
+interval [lo, hi) of each input on that input's axis. Both ends are tables over the output index, so
+every operator, whatever its arithmetic, looks the same to the planner, the checker and the runtime.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+Interval = tuple[int, int]
+EMPTY: Interval = (0, 0)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What output intervals need of one input of `extent` indices.
+
+    `starts[i]` and `ends[i]`, int64 of shape (output extent,), both non-decreasing: the interval
+    [a, b) needs [starts[a], ends[b - 1]), nothing where that is empty. Where the footprint of a
+    single index is not an interval, or steps backwards, this is its hull (exact, or `whole`).
+    """
+
+    starts: np.ndarray
+    ends: np.ndarray
+    extent: int
+
+    def __post_init__(self) -> None:
+        if self.starts.shape != self.ends.shape or not len(self.starts):
+            raise ValueError('a footprint has one start and one end for each output index')
+        for table in (self.starts, self.ends):
+            if table.min() < 0 or table.max() > self.extent or (np.diff(table) < 0).any():
+                raise ValueError(f'a footprint stays in 0..{self.extent} and never steps back')
+
+    def need(self, lo: int, hi: int) -> Interval:
+        """Input interval that the output interval [lo, hi) needs; (0, 0) for nothing."""
+        if lo >= hi:
+            return EMPTY
+        start, end = int(self.starts[lo]), int(self.ends[hi - 1])
+        return (start, end) if start < end else EMPTY
+
+    @property
+    def local(self) -> bool:
+        """Whether some output index does without a part of the input."""
+        return self.extent == 1 or bool(self.starts[-1] > 0 or self.ends[0] < self.extent)
+
+
+def _of(starts: np.ndarray, ends: np.ndarray, extent: int) -> Footprint:
+    """Hulls of [starts[i], ends[i]) per output index, clipped to the input; skips empty ones."""
+    starts, ends = np.clip(starts, 0, extent), np.clip(ends, 0, extent)
+    empty = starts >= ends
+    starts = np.where(empty, extent, starts)
+    ends = np.where(empty, 0, ends)
+    return Footprint(np.minimum.accumulate(starts[::-1])[::-1].astype(np.int64),
+                     np.maximum.accumulate(ends).astype(np.int64), extent)
+
+
+def whole(outputs: int, extent: int) -> Footprint:
+    """Every output index needs the whole input: a global dependency."""
+    return Footprint(np.zeros(outputs, np.int64), np.full(outputs, extent, np.int64), extent)
+
+
+def fixed(outputs: int, lo: int, hi: int, extent: int) -> Footprint:
+    """Every output index needs [lo, hi)."""
+    return Footprint(np.full(outputs, lo, np.int64), np.full(outputs, hi, np.int64), extent)
+
+
+def shifted(outputs: int, offset: int, extent: int, step: int = 1) -> Footprint:
+    """Output index i needs input index i * step + offset, where there is one (slice, pad, cat)."""
+    at = np.arange(outputs) * step + offset
+    return _of(at, at + 1, extent)
+
+
+def identity(extent: int) -> Footprint:
+    """Output index i needs input index i."""
+    return shifted(extent, 0, extent)
+
+
+def window(outputs: int, extent: int, kernel: int, stride: int = 1, padding: int = 0,
+           dilation: int = 1) -> Footprint:
+    """Convolution and pooling: i needs i * stride - padding + dilation * (0 .. kernel - 1)."""
+    start = np.arange(outputs) * stride - padding
+    if dilation == 1:
+        return _of(start, start + kernel, extent)
+    # With holes the first and last tap *inside* the input count, not the clipped hull.
+    first = start + dilation * np.maximum(0, -(start // dilation))
+    last = start + dilation * np.minimum(kernel - 1, (extent - 1 - start) // dilation)
+    return _of(np.where(first <= last, first, extent), last + 1, extent)
+
+
+def transposed_window(outputs: int, extent: int, kernel: int, stride: int = 1, padding: int = 0,
+                      dilation: int = 1) -> Footprint:
+    """Transposed convolution: i needs every j with j * stride - padding + dilation * r == i."""
+    at = np.arange(outputs)[:, None] + padding - dilation * np.arange(kernel)[None, :]
+    j, remainder = np.divmod(at, stride)
+    hit = (remainder == 0) & (j >= 0) & (j < extent)
+    return _of(np.where(hit, j, extent).min(1), np.where(hit, j + 1, 0).max(1), extent)
+
+
+def merged(outputs: int, inner: int, extent: int) -> Footprint:
+    """A reshape that joins the axis, as the outer part, with `inner` more: i needs i // inner."""
+    at = np.arange(outputs) // inner
+    return _of(at, at + 1, extent)
+
+
+def divided(outputs: int, inner: int, extent: int) -> Footprint:
+    """A reshape that takes `inner` off the axis: i needs [i * inner, (i + 1) * inner)."""
+    at = np.arange(outputs) * inner
+    return _of(at, at + inner, extent)
+
+
+def ranges(starts: np.ndarray, ends: np.ndarray, extent: int) -> Footprint:
+    """Output index i needs [starts[i], ends[i]) (adaptive pooling, interpolation)."""
+    return _of(np.asarray(starts), np.asarray(ends), extent)

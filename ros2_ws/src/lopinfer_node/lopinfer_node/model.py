@@ -1,0 +1,179 @@
+"""A traced model: its graph for planning and its calls for running; no Python of the user's.
+
+`trace` makes one from a module, `Traced.load` from two files that a robot may send to a server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import rules  # noqa: F401 - registers the rules
+from .calls import Call, Division, Value, Weight, divide
+from .errors import ModelError
+from .footprint import whole
+from .graph import Graph, Kind, Node
+from .trace import Record, Recording, Ref, record
+
+MAX_CHOICES = 64
+
+
+class Traced:
+    """A model as calls of pure operators, and the graph along the axes of its inputs.
+
+    `axes`: the axis along which each input is divided, None for an input that stays whole.
+    """
+
+    def __init__(self, name: str, recording: Recording, axes: Sequence[int | None]) -> None:
+        self.name = name
+        self.recording = recording
+        self.axes = tuple(axes)
+        self.divisions: dict[int, Division] = {}
+        self.calls: dict[int, Call] = {}
+        self.graph = self._build()
+
+    @property
+    def inputs(self) -> list[Record]:
+        """Records of the model's inputs, in order."""
+        return [r for r in self.recording.records if r.overload is None]
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """Constant tensors by name."""
+        return self.recording.weights
+
+    @cached_property
+    def fingerprints(self) -> dict[str, bytes]:
+        """Eight bytes for each constant tensor: name, type, shape and content."""
+        return {name: fingerprint(name, tensor)
+                for name, tensor in sorted(self.recording.weights.items())}
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the graph, the calls and the weights: equal models give equal results."""
+        from .files import as_json
+        state = hashlib.sha256(as_json(self).encode())
+        for mark in self.fingerprints.values():
+            state.update(mark)
+        return state.hexdigest()
+
+    def _build(self) -> Graph:
+        values: list[Value] = []
+        nodes: list[Node] = []
+        axes = iter(self.axes)
+        for index, made in enumerate(self.recording.records):
+            size = made.dtype.itemsize
+            if made.overload is None:
+                axis = next(axes)
+                nodes.append(Node(index, made.place or f'input{index}', Kind.INPUT, 'input', (), (),
+                                  made.shape, size, axis))
+                values.append(Value(index, made.shape, axis))
+                continue
+            call = Call(made.overload, {k: _valued(a, values) for k, a in made.arguments.items()},
+                        made.shape, made.dtype, made.pick)
+            try:
+                division = divide(call)
+            except ModelError as error:
+                raise ModelError(f'{self.name}: {made.place}: {error}') from None
+            self.calls[index], self.divisions[index] = call, division
+            nodes.append(Node(index, f'{call.op}_{index}', Kind.OPERATOR, call.op,
+                              tuple(v.index for v in call.values), division.footprints, made.shape,
+                              size, division.axis, division.is_global, made.place))
+            values.append(Value(index, made.shape, division.axis))
+        for output in dict.fromkeys(o.index for o in self.recording.outputs if isinstance(o, Ref)):
+            value, made = values[output], self.recording.records[output]
+            nodes.append(Node(len(nodes), f'output_{output}', Kind.OUTPUT, 'output', (output,),
+                              (whole(1, value.extent),), made.shape, made.dtype.itemsize))
+        return Graph(nodes, self.name)
+
+    def check_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Raise ModelError unless each input has the shape and type that was traced."""
+        if len(inputs) != len(self.inputs):
+            raise ModelError(f'{self.name} takes {len(self.inputs)} tensors, got {len(inputs)}')
+        for given, wanted in zip(inputs, self.inputs, strict=True):
+            if tuple(given.shape) != wanted.shape or given.dtype != wanted.dtype:
+                raise ModelError(
+                    f'{self.name}: input {wanted.place} was traced as {wanted.dtype} '
+                    f'{list(wanted.shape)}, got {given.dtype} {list(given.shape)}')
+
+    def save(self, directory: str | Path) -> None:
+        """Write graph.json and weights.safetensors."""
+        from .files import save
+        save(self, Path(directory))
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Traced:
+        """Read what `save` wrote; raises ModelError for anything that does not fit together."""
+        from .files import load
+        return load(Path(directory))
+
+
+def fingerprint(name: str, tensor: torch.Tensor) -> bytes:
+    """Eight bytes by which both sides compare one weight."""
+    state = hashlib.blake2b(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode(),
+                            digest_size=8)
+    state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return state.digest()
+
+
+def _valued(argument: Any, values: Sequence[Value]) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return [_valued(a, values) for a in argument]
+    return values[argument.index] if isinstance(argument, Ref) else argument
+
+
+def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
+          **kwargs: Any) -> Traced:
+    """Trace `model` as called with these example inputs; shapes are fixed from here on.
+
+    The axes of the inputs are chosen so that most operators can be divided. With `verify` the
+    traced calls are run once and compared with the model. Raises ModelError with the reason and
+    the place in the model.
+    """
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise ModelError(f'{type(model).__name__}: all inputs have to be tensors')
+    recording = record(model, leaves, structure)
+    name = type(model).__name__
+    traced = Traced(name, recording, best_axes(name, recording))
+    if verify:
+        _verify(model, traced, args, kwargs, leaves)
+    return traced
+
+
+def _verify(model: torch.nn.Module, traced: Traced, args: Any, kwargs: Any,
+            leaves: list[torch.Tensor]) -> None:
+    from .execute import Program
+    from .plan import DEVICE, Plan
+    with torch.no_grad():
+        copies = pytree.tree_map(torch.clone, (args, kwargs))   # the model may write into them
+        wanted = pytree.tree_leaves(model(*copies[0], **copies[1]))
+        run = Program(traced, Plan.device_only(traced.graph), DEVICE).start(leaves)
+        for got, want in zip(run.finish_alone(), wanted, strict=True):
+            if got.shape != want.shape or not torch.allclose(got, want, 1e-3, 1e-4,
+                                                             equal_nan=True):
+                raise ModelError(f'{traced.name}: the traced operators do not give the model\'s '
+                                 'result; does it depend on something beside its inputs?')
+
+
+def best_axes(name: str, recording: Recording) -> tuple[int | None, ...]:
+    """Axes along which most of the graph can be divided; the outermost of equals.
+
+    Outermost, because slices of it are the largest contiguous pieces of memory.
+    """
+    shapes = [r.shape for r in recording.records if r.overload is None]
+    options: list[list[int | None]] = [[a for a, n in enumerate(shape) if n > 1] or [None]
+                                       for shape in shapes]
+    choices = list(itertools.islice(itertools.product(*options), MAX_CHOICES))
+
+    def divisible(axes: tuple[int | None, ...]) -> int:
+        graph = Traced(name, recording, axes).graph
+        return sum(n.extent > 1 for n in graph.nodes if n.kind is Kind.OPERATOR)
+    return max(choices, key=divisible)

@@ -1,0 +1,162 @@
+"""Small modules, one for each kind of operator, with the inputs to call them with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Apply(nn.Module):
+    """A function as a module; `parts` are submodules or parameters it may use."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(part) if isinstance(part, torch.Tensor) else part)
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function(self, *inputs)
+
+
+def fn(function: Callable[..., Any], **parts: Any) -> nn.Module:
+    return Apply(lambda self, *x: function(*x), **parts)
+
+
+IMAGE = (1, 6, 17, 19)
+
+
+def cases() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
+    """Name -> (module, shapes of its inputs)."""
+    one: dict[str, nn.Module] = {
+        'relu in place': nn.Sequential(nn.ReLU(inplace=True)),
+        'conv 3x3': nn.Conv2d(6, 4, 3, padding=1),
+        'conv no padding': nn.Conv2d(6, 4, 5),
+        'conv 7x7 stride 2': nn.Conv2d(6, 4, 7, 2, 3),
+        'conv 1x1 stride 2': nn.Conv2d(6, 4, 1, 2),
+        'conv stride over kernel': nn.Conv2d(6, 4, 2, 5),
+        'conv dilated': nn.Conv2d(6, 4, 3, padding=4, dilation=4),
+        'conv dilated far': nn.Conv2d(6, 4, 3, padding=12, dilation=12),
+        'conv grouped': nn.Conv2d(6, 4, 3, padding=1, groups=2),
+        'conv depthwise': nn.Conv2d(6, 6, 5, padding=2, groups=6),
+        'conv same': nn.Conv2d(6, 4, 3, padding='same', dilation=2),
+        'conv reflect': nn.Conv2d(6, 4, 3, padding=1, padding_mode='reflect'),
+        'transposed': nn.ConvTranspose2d(6, 4, 3, 2, 1, output_padding=1),
+        'transposed gaps': nn.ConvTranspose2d(6, 4, 2, 4, output_padding=2),
+        'transposed dilated': nn.ConvTranspose2d(6, 4, 3, 2, dilation=2, groups=2, bias=False),
+        'max pool': nn.MaxPool2d(3, 2, 1),
+        'max pool ceil': nn.MaxPool2d(3, 2, ceil_mode=True),
+        'max pool dilated': nn.MaxPool2d(2, 1, dilation=3),
+        'avg pool': nn.AvgPool2d(2),
+        'avg pool padded': nn.AvgPool2d(3, 2, 1),
+        'avg pool without padding': nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+        'avg pool ceil': nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+        'avg pool ceil without padding': nn.AvgPool2d(4, 3, 2, ceil_mode=True,
+                                                      count_include_pad=False),
+        'avg pool divisor': nn.AvgPool2d(3, divisor_override=2),
+        'adaptive avg 5': nn.AdaptiveAvgPool2d(5),
+        'adaptive avg 1': nn.AdaptiveAvgPool2d(1),
+        'adaptive max 7x3': nn.AdaptiveMaxPool2d((7, 3)),
+        'batch norm': nn.BatchNorm2d(6),
+        'group norm': nn.GroupNorm(2, 6),
+        'layer norm last': nn.LayerNorm(19),
+        'layer norm two': nn.LayerNorm((17, 19)),
+        'linear rows': nn.Linear(19, 7),
+        'prelu': nn.PReLU(6),
+        'glu': nn.GLU(1),
+        'softmax last': nn.Softmax(-1),
+        'softmax rows': nn.Softmax(2),
+        'mean over space': fn(lambda x: x.mean((2, 3))),
+        'mean over columns': fn(lambda x: x.mean(3)),
+        'sum keep': fn(lambda x: x.sum(1, keepdim=True)),
+        'max over columns': fn(lambda x: x.max(3).values),
+        'permute': fn(lambda x: x.permute(0, 2, 3, 1)),
+        'transpose flatten': fn(lambda x: x.transpose(1, 2).flatten(2)),
+        'rows to tokens': fn(lambda x: x.flatten(2).transpose(1, 2)),
+        'tokens to rows': fn(lambda x: x.flatten(2).reshape(1, 6, 17, 19)),
+        'slice rows': fn(lambda x: x[:, :, 3:-2]),
+        'slice step': fn(lambda x: x[:, :, 1::3]),
+        'focus': fn(lambda x: torch.cat([x[..., ::2, 1:], x[..., 1:9:1, :18]
+                                         .repeat(1, 1, 2, 1)[..., :9, :]], 1)),
+        'select row': fn(lambda x: x[:, :, 4] * 2),
+        'select channel': fn(lambda x: x[:, 2] + 1),
+        'chunk': fn(lambda x: x.chunk(2, 1)[1] * x.chunk(2, 1)[0]),
+        'split rows': fn(lambda x: x.split([5, 12], 2)[1] + 1),
+        'unbind': fn(lambda x: sum(x.unbind(1))),
+        'cat channels': fn(lambda x: torch.cat([x, x.relu()], 1)),
+        'cat rows': fn(lambda x: torch.cat([x.relu(), x.sigmoid()], 2)),
+        'cat with pooled': fn(lambda x: torch.cat(
+            [x, F.interpolate(F.adaptive_avg_pool2d(x, 1), (17, 19))], 1)),
+        'stack': fn(lambda x: torch.stack([x, x.tanh()], 2)),
+        'pad': fn(lambda x: F.pad(x, (1, 0, 3, 2), value=2.5)),
+        'crop by pad': fn(lambda x: F.pad(x, (0, 0, -3, -2))),
+        'pad reflect': fn(lambda x: F.pad(x, (1, 1, 2, 2), mode='reflect')),
+        'nearest size': fn(lambda x: F.interpolate(x, (40, 40))),
+        'nearest factor': fn(lambda x: F.interpolate(x, scale_factor=2)),
+        'nearest down': fn(lambda x: F.interpolate(x, (7, 9))),
+        'bilinear size': fn(lambda x: F.interpolate(x, (40, 30), mode='bilinear')),
+        'bilinear factor': fn(lambda x: F.interpolate(x, scale_factor=2.5, mode='bilinear')),
+        'bilinear corners': fn(lambda x: F.interpolate(x, (33, 10), mode='bilinear',
+                                                       align_corners=True)),
+        'bicubic': fn(lambda x: F.interpolate(x, (20, 20), mode='bicubic')),
+        'pixel shuffle': nn.Sequential(nn.Conv2d(6, 8, 1), nn.PixelShuffle(2)),
+        'pixel unshuffle': fn(lambda x: F.pixel_unshuffle(x[:, :, :16, :18], 2)),
+        'squeeze and excite': Apply(lambda s, x: x * s.c(x.mean((2, 3), keepdim=True)).sigmoid(),
+                                    c=nn.Conv2d(6, 6, 1)),
+        'position': Apply(lambda s, x: x + s.p, p=torch.randn(1, 1, 17, 1)),
+        'in place on a view': fn(_write_through_view),
+        'in place then used': fn(lambda x: _in_place_twice(x.clone())),
+        'dropout': nn.Dropout(),
+        'where': fn(lambda x: torch.where(x > 0, x, x * 0.1).clamp(max=1.5)),
+        'two outputs': fn(lambda x: {'a': x.relu(), 'b': (x.mean((2, 3)), x)}),
+        'unknown to us: flip': fn(lambda x: x.flip(2) + x),
+        'cumsum rows': fn(lambda x: x.cumsum(2)),
+    }
+    found: dict[str, tuple[nn.Module, list[tuple[int, ...]]]] = {
+        name: (module, [IMAGE]) for name, module in one.items()}
+    found.update(_more())
+    return found
+
+
+def _write_through_view(x: torch.Tensor) -> torch.Tensor:
+    y = x.relu()
+    y[:, :, 2:5].add_(1)
+    return y * 2
+
+
+def _in_place_twice(x: torch.Tensor) -> torch.Tensor:
+    a = x.mul_(2)
+    x.add_(1)
+    return a + x
+
+
+def _more() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
+    attention = nn.MultiheadAttention(16, 4, batch_first=True)
+    return {
+        'broadcast two inputs': (fn(lambda a, b: a * b), [(1, 3, 9, 8), (9, 1)]),
+        'matmul of two inputs': (fn(lambda a, b: a @ b), [(2, 7, 5), (2, 5, 6)]),
+        'matmul transposed': (fn(lambda a: a @ a.transpose(1, 2)), [(1, 7, 5)]),
+        'batched linear': (nn.Linear(5, 3), [(8, 5)]),
+        'batch of images': (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 5)),
+                            [(6, 3, 6, 6)]),
+        'conv1d': (nn.Conv1d(3, 5, 5, 2, 2), [(1, 3, 30)]),
+        'conv3d': (nn.Conv3d(2, 3, 3, padding=1), [(1, 2, 8, 6, 5)]),
+        'avg pool 1d': (nn.AvgPool1d(3, 2), [(1, 3, 20)]),
+        'max pool 3d': (nn.MaxPool3d(2), [(1, 2, 8, 6, 4)]),
+        'trilinear': (fn(lambda x: F.interpolate(x, scale_factor=2, mode='trilinear')),
+                      [(1, 2, 5, 4, 3)]),
+        'unbatched conv': (nn.Conv2d(3, 4, 3, padding=1), [(3, 9, 8)]),
+        'embedding': (Apply(lambda s, x: s.e(x.abs().mul(3).long().clamp(max=9)),
+                            e=nn.Embedding(10, 6)), [(1, 12)]),
+        'self attention': (Apply(lambda s, x: s.a(x, x, x)[0], a=attention), [(1, 11, 16)]),
+        'causal attention': (fn(lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, is_causal=True)), [(1, 2, 9, 4)] * 3),
+        'masked attention': (fn(lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, attn_mask=torch.ones(9, 9).tril().bool())), [(1, 2, 9, 4)] * 3),
+        'encoder layer': (nn.TransformerEncoderLayer(16, 4, 32, batch_first=True),
+                          [(1, 10, 16)]),
+    }

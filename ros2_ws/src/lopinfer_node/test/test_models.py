@@ -1,0 +1,104 @@
+"""Real and random models: every plan that the checker accepts gives the unsplit model's output.
+
+LOPINFER_PLANS plans per torchvision model and LOPINFER_GRAPHS random graphs (all 10,000 plans of
+the documentation: LOPINFER_PLANS=600 LOPINFER_GRAPHS=200).
+"""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from lopinfer_node.errors import PlanError
+from lopinfer_node.model import Traced, trace
+from lopinfer_node.plan import DEVICE, SERVER, Plan, check
+from models import SIDES, RandomNet, named
+from pair import random_plan, relative_error, run_both
+from torch.utils import _pytree as pytree
+
+PLANS = int(os.environ.get('LOPINFER_PLANS', 2))
+GRAPHS = int(os.environ.get('LOPINFER_GRAPHS', 12))
+MODELS = list(SIDES) if PLANS > 2 else ['densenet121', 'mobilenet_v3_large', 'vit_b_16',
+                                        'deeplabv3_resnet50', 'unet']
+
+
+def outputs(model, x):
+    with torch.no_grad():
+        return pytree.tree_leaves(model(x.clone()))
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize('name', MODELS)
+def test_random_plans_of_a_model_give_its_output(name):
+    model, side = named(name), SIDES[name]
+    x = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(3))
+    traced, want = trace(model, x), outputs(model, x)
+    rng = np.random.default_rng(4)
+    for _ in range(PLANS):
+        plan = random_plan(traced.graph, rng)
+        for got, w in zip(run_both(traced, plan, [x]), want, strict=True):
+            assert relative_error(got, w) < 1e-4
+
+
+@pytest.mark.timeout(7200)
+def test_random_plans_of_random_graphs_give_their_output():
+    for seed in range(GRAPHS):
+        net = RandomNet(seed)
+        x = torch.randn(1, 4, net.side, net.side + 1, generator=torch.Generator().manual_seed(seed))
+        traced, want = trace(net, x, verify=False), outputs(net, x)
+        rng = np.random.default_rng(seed)
+        for _ in range(20):
+            plan = random_plan(traced.graph, rng)
+            for got, w in zip(run_both(traced, plan, [x]), want, strict=True):
+                assert relative_error(got, w) < 1e-4, seed
+
+
+def mutations(plan: Plan, rng: np.random.Generator):
+    """The plan with one end of one interval moved inwards by one index."""
+    nodes = [n.index for n in plan.graph.nodes if n.kind.value == 'operator']
+    for node in rng.choice(nodes, min(12, len(nodes)), replace=False):
+        for side in (DEVICE, SERVER):
+            for end, step in ((0, 1), (1, -1)):
+                own = plan.own.copy()
+                if own[side, node, 0] < own[side, node, 1]:
+                    own[side, node, end] += step
+                    yield Plan(plan.graph, own)
+
+
+def computable(traced: Traced, plan: Plan) -> bool:
+    """Whether every side gets, index by index, all it needs; found without the checker."""
+    graph = traced.graph
+    has = [[set(range(*plan.interval(side, n.index))) for n in graph.nodes] for side in (0, 1)]
+    for node in graph.nodes:
+        if has[0][node.index] | has[1][node.index] != set(range(node.extent)):
+            return False
+        for side in (DEVICE, SERVER):
+            for source, footprint in zip(node.inputs, node.footprints, strict=True):
+                for i in has[side][node.index]:
+                    if not set(range(*footprint.need(i, i + 1))) <= \
+                            has[0][source] | has[1][source]:
+                        return False
+        if node.is_global and has[0][node.index] and has[1][node.index]:
+            return False
+    return True
+
+
+def test_mutated_plans_are_refused_or_still_right():
+    refused = accepted = 0
+    for seed in range(10):
+        net = RandomNet(seed)
+        x = torch.randn(1, 4, net.side, net.side + 1, generator=torch.Generator().manual_seed(seed))
+        traced, want = trace(net, x, verify=False), outputs(net, x)
+        rng = np.random.default_rng(seed)
+        for mutant in mutations(random_plan(traced.graph, rng), rng):
+            try:
+                check(mutant)
+            except PlanError:
+                refused += 1
+                assert not computable(traced, mutant)
+                continue
+            accepted += 1
+            assert computable(traced, mutant)
+            for got, w in zip(run_both(traced, mutant, [x]), want, strict=True):
+                assert relative_error(got, w) < 1e-4
+    assert refused > 40 and accepted > 40

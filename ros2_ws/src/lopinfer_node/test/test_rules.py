@@ -1,0 +1,116 @@
+"""Every operator: parts equal slices of the whole, and footprints are neither short nor long."""
+
+import numpy as np
+import pytest
+import torch
+from lopinfer_node.errors import ModelError
+from lopinfer_node.graph import Kind
+from lopinfer_node.model import Traced, best_axes, trace
+from lopinfer_node.plan import check
+from lopinfer_node.trace import _traced
+from operators import Apply, cases
+from pair import random_plan, relative_error, run_both
+from torch.utils import _pytree as pytree
+
+CASES = cases()
+
+
+def traced_case(name):
+    torch.manual_seed(1)
+    module, shapes = CASES[name]
+    module.eval()
+    inputs = [torch.randn(s) for s in shapes]
+    return module, inputs, trace(module, *inputs)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_random_plans_along_every_axis_give_the_result_of_the_module(name):
+    module, inputs, traced = traced_case(name)
+    with torch.no_grad():
+        want = pytree.tree_leaves(module(*(x.clone() for x in inputs)))
+    rng = np.random.default_rng(2)
+    axes = [[a for a, n in enumerate(x.shape) if n > 1] for x in inputs]
+    for choice in range(max(len(a) for a in axes)):
+        chosen = [a[min(choice, len(a) - 1)] for a in axes]
+        again = Traced(traced.name, traced.recording, chosen)
+        for _ in range(12):
+            plan = random_plan(again.graph, rng)
+            check(plan)
+            for got, w in zip(run_both(again, plan, inputs), want, strict=True):
+                assert got.shape == w.shape
+                assert relative_error(got.float(), w.float()) < 1e-5, chosen
+
+
+# Hulls by definition: what one output index needs is not an interval, or steps backwards.
+HULLS = {'slice step', 'focus', 'in place on a view', 'conv dilated far'}
+# Here a derivative of zero does not mean that an input does not matter.
+FLAT = {'max_pool2d', 'max_pool3d', 'adaptive_max_pool2d', 'relu', 'gt', 'where', 'to', 'clamp',
+        'max', 'pad', 'prelu', 'mul'}
+
+
+@pytest.mark.parametrize('name', [n for n, (_, shapes) in CASES.items()
+                                  if n not in HULLS and len(shapes) == 1])
+def test_a_footprint_is_just_what_the_derivative_says(name):
+    _, (given,), traced = traced_case(name)
+    for node in traced.graph.nodes:
+        if node.kind is not Kind.OPERATOR or node.inputs != (0,) or node.axis is None \
+                or node.op in FLAT:
+            continue
+        x = given.clone().requires_grad_()
+        y = traced.calls[node.index].bind()(x)
+        others = tuple(i for i in range(x.dim()) if i != traced.axes[0])
+        for lo in range(0, node.extent, 3):
+            hi = min(node.extent, lo + 2)
+            grad, = torch.autograd.grad(y.narrow(node.axis, lo, hi - lo).square().sum(), x,
+                                        retain_graph=True)
+            used = grad.abs().amax(others).nonzero().flatten()
+            hull = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
+            assert hull == node.footprints[0].need(lo, hi), (node.name, lo, hi)
+
+
+def test_what_can_not_be_traced_is_refused_with_its_place():
+    class Branch(torch.nn.Module):
+        def forward(self, x):
+            return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(ModelError, match=r'test_rules.py:\d+, in forward'):
+        trace(Branch().eval(), torch.ones(2))
+
+
+@pytest.mark.parametrize(('function', 'message'), [
+    (lambda self, x: x + torch.rand(2), 'random'),
+    (lambda self, x: self.count.add_(1) + x, 'changes'),
+    (lambda self, x: (x, 'text'), 'only tensors'),
+    (lambda self, x: torch.ops.aten.special_bessel_j0(x), 'not among those'),
+])
+def test_models_that_would_differ_between_robot_and_server_are_refused(function, message):
+    module = Apply(function)
+    module.register_buffer('count', torch.zeros(2))
+    with pytest.raises(ModelError, match=message):
+        trace(module.eval(), torch.ones(2))
+
+
+def test_a_model_in_training_mode_is_refused():
+    with pytest.raises(ModelError, match='training'):
+        trace(torch.nn.Linear(2, 2), torch.ones(1, 2))
+
+
+def test_inputs_of_another_shape_are_refused():
+    _, _, traced = traced_case('conv 3x3')
+    with pytest.raises(ModelError, match='was traced as'):
+        traced.check_inputs([torch.zeros(1, 6, 5, 5)])
+
+
+def test_torch_fx_gives_the_same_results_where_export_is_not_used():
+    module, (x,), _ = traced_case('squeeze and excite')
+    net = torch.nn.Sequential(torch.nn.Conv2d(6, 6, 3, padding=1), torch.nn.BatchNorm2d(6),
+                              torch.nn.ReLU(True), torch.nn.Flatten(), torch.nn.Linear(1938, 4))
+    net.eval()
+    with torch.no_grad():
+        recording = _traced(net, (x,), {})
+    traced = Traced('net', recording, best_axes('net', recording))
+    assert any(n.extent > 1 and n.op == 'convolution' for n in traced.graph.nodes)
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        got, = run_both(traced, random_plan(traced.graph, rng), [x])
+        assert relative_error(got, net(x)) < 1e-5
