@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import rules  # noqa: F401 - registers the rules
-from .calls import Call, Division, Value, Weight, divide
+from .calls import Call, Division, Value, divide
 from .errors import ModelError
 from .footprint import whole
 from .graph import Graph, Kind, Node

@@ -156,13 +156,13 @@ def check(plan: Plan, small_transfers: bool = False) -> None:
     transmission-efficiency rule: no tensor larger than the model's input crosses the link.
     """
     graph = plan.graph
+    for side, index in np.argwhere((plan.own[..., 0] < 0) | (plan.own[..., 1] > graph.extents)):
+        node, (lo, hi) = graph.nodes[index], plan.interval(side, index)
+        raise PlanError(f'{graph.name}: operator {node.name} ({node.op}) at index {index}: the '
+                        f'{SIDES[side]} computes [{lo}, {hi}) of {node.extent}')
     for node in graph.nodes:
         where = f'{graph.name}: operator {node.name} ({node.op}) at index {node.index}'
         own = [plan.interval(side, node.index) for side in (DEVICE, SERVER)]
-        for side, (lo, hi) in enumerate(own):
-            if lo < 0 or hi > node.extent:
-                raise PlanError(f'{where}: the {SIDES[side]} computes [{lo}, {hi}) of '
-                                f'{node.extent}')
         if node.kind is not Kind.OPERATOR and own != [(0, node.extent), EMPTY]:
             raise PlanError(f'{where}: an {node.kind.value} belongs to the device, whole')
         gap = _gap(own, node.extent)
