@@ -10,6 +10,7 @@ from typing import Any
 
 from fleet_env.fleet import FleetConfig, TrainingConfig
 from fleet_env.fleet_file import load_fleet, with_overrides
+from fleet_ros.environment import dds_environment
 from launch.actions import (
     DeclareLaunchArgument,
     LogInfo,
@@ -26,7 +27,6 @@ from launch_ros.parameter_descriptions import ParameterValue
 from rog_core.codec import get_codec
 from rog_core.sync import parse_sync
 from rog_core.warm_up import warm_up
-from rog_ros.environment import dds_environment
 from rog_ros.parameters import server_parameters, worker_parameters
 
 from launch import LaunchDescription
@@ -90,7 +90,7 @@ def _start(context: Any, names: list[str]) -> list[Any]:
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
     warm_up()  # compile once, not in every process at the same time
     actions = _misspelt(context, names)
-    actions += [SetEnvironmentVariable(*item) for item in dds_environment(fleet).items()]
+    actions += [SetEnvironmentVariable(*item) for item in dds_environment(fleet.network).items()]
     nodes = _nodes(fleet, only, out, value('resume') == 'true')
     return [*actions, *nodes, *_Ending(nodes).handlers()]
 

@@ -51,22 +51,23 @@ def save(traced: Traced, directory: Path) -> None:
               str(directory / WEIGHTS))
 
 
-def load(directory: Path) -> Traced:
-    """Read and check both files. ModelError says what does not fit."""
+def load(directory: Path, device: str = 'cpu') -> Traced:
+    """Read and check both files, weights to `device`. ModelError says what does not fit."""
     try:
         document = json.loads((directory / GRAPH).read_text())
-        weights = load_file(str(directory / WEIGHTS))
+        weights = load_file(str(directory / WEIGHTS), device)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f'{directory}: this is not a traced model: {error}') from error
     try:
-        return _read(document, weights)
+        return _read(document, weights, torch.device(device))
     except ModelError as error:
         raise ModelError(f'{directory / GRAPH}: {error}') from None
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
         raise ModelError(f'{directory / GRAPH}: {type(error).__name__}: {error}') from error
 
 
-def _read(document: dict[str, Any], weights: dict[str, torch.Tensor]) -> Traced:
+def _read(document: dict[str, Any], weights: dict[str, torch.Tensor],
+          device: torch.device) -> Traced:
     if document['version'] != VERSION:
         raise ModelError(f'version {document["version"]}, this program reads version {VERSION}')
     recording = Recording(weights=weights)
@@ -75,13 +76,13 @@ def _read(document: dict[str, Any], weights: dict[str, torch.Tensor]) -> Traced:
         records.append(Record(None, {}, _shape(entry), _dtype(entry['dtype']), entry['place']))
     shadows = [torch.empty(r.shape, dtype=r.dtype, device='meta') for r in records]
     for entry in document['calls']:
-        arguments = {str(k): _decode(a, len(records), weights)
+        arguments = {str(k): _decode(a, len(records), weights, device)
                      for k, a in entry['arguments'].items()}
         made = Record(_overload(entry['op']), arguments, _shape(entry), _dtype(entry['dtype']),
                       str(entry['place']), entry['pick'])
         shadows.append(_check(made, shadows))
         records.append(made)
-    recording.outputs = [_decode(o, len(records), weights) for o in document['outputs']]
+    recording.outputs = [_decode(o, len(records), weights, device) for o in document['outputs']]
     axes = [entry['axis'] for entry in document['inputs']]
     for axis, made in zip(axes, records, strict=False):
         if axis is not None and not 0 <= axis < len(made.shape):
@@ -160,9 +161,10 @@ def _encode(argument: Any) -> Any:
     raise ModelError(f'an argument of type {type(argument).__name__} can not be written down')
 
 
-def _decode(argument: Any, records: int, weights: dict[str, torch.Tensor]) -> Any:
+def _decode(argument: Any, records: int, weights: dict[str, torch.Tensor],
+            device: torch.device) -> Any:
     if isinstance(argument, list):
-        return [_decode(a, records, weights) for a in argument]
+        return [_decode(a, records, weights, device) for a in argument]
     if not isinstance(argument, dict):
         return argument
     (kind, value), = argument.items()
@@ -177,7 +179,7 @@ def _decode(argument: Any, records: int, weights: dict[str, torch.Tensor]) -> An
     if kind == 'float':
         return float(value)
     if kind == 'device':
-        return torch.device('cpu')
+        return device
     found = getattr(torch, str(value), None)
     if kind not in KINDS or not isinstance(found, KINDS[kind]):
         raise ModelError(f'{argument} is not known')

@@ -109,10 +109,10 @@ class Traced:
         save(self, Path(directory))
 
     @classmethod
-    def load(cls, directory: str | Path) -> Traced:
+    def load(cls, directory: str | Path, device: str = 'cpu') -> Traced:
         """Read what `save` wrote; raises ModelError for anything that does not fit together."""
         from .files import load
-        return load(Path(directory))
+        return load(Path(directory), device)
 
 
 def fingerprint(name: str, tensor: torch.Tensor) -> bytes:

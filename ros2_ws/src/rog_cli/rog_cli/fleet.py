@@ -11,8 +11,8 @@ from pathlib import Path
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import dump_fleet, load_fleet
 from fleet_env.summary import SUMMARY_FILE, read_summary
+from fleet_ros.environment import dds_environment
 from rog_bringup import FLEETS
-from rog_ros.environment import dds_environment
 
 from .choice import add_choices, chosen_fleet
 from .processes import FleetProcesses
@@ -45,7 +45,7 @@ def _show(options: argparse.Namespace) -> int:
 def _up(options: argparse.Namespace) -> int:
     try:
         fleet = chosen_fleet(options)
-        environment = dds_environment(fleet)
+        environment = dds_environment(fleet.network)
         names = _names(fleet, options.only)
     except argparse.ArgumentTypeError as error:
         print(f'rog: {error}', file=sys.stderr)

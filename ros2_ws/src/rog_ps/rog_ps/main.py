@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rog_ros.process import run, spin_until
+from fleet_ros.process import run, spin_until
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the node until its time is over or it is stopped; the exit code is 0 for a clean end."""
-    return run(_build, _serve, args)
+    return run(_build, _serve, args, ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps'))
 
 
 def _build() -> Any:

@@ -13,6 +13,9 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env import records
 from fleet_env.errors import RecordError
 from fleet_env.recorder import Recorder
+from fleet_env.shaped import ShapedLink
+from fleet_ros.alarm import Alarm
+from fleet_ros.parameters import declare
 from rclpy.node import Node
 from rog_core.backend import get_backend
 from rog_core.errors import ConfigError, RemoteProtocolError
@@ -33,11 +36,9 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync
 from rog_ros import qos
-from rog_ros.alarm import Alarm
 from rog_ros.convert import payload_bytes, request_from_ros, response_to_ros, to_ros
-from rog_ros.parameters import SERVER, declare, robot_name, robots_of, task_options_of
+from rog_ros.parameters import SERVER, robot_name, robots_of, task_options_of
 from rog_ros.receive import receive
-from rog_ros.shaped import ShapedLink
 from rog_tasks.task import Task, load_task
 from std_srvs.srv import Trigger
 

@@ -9,31 +9,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig
 from fleet_env.fleet_file import link_trace
 from fleet_env.power import PowerModel
 from fleet_env.settings import construct, locate
-from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
-from rclpy.node import Node
+from fleet_ros.parameters import Knob
 from rog_core.codec import CODECS
 from rog_core.errors import ConfigError
 from rog_core.partition import GRANULARITIES
-
-
-@dataclass(frozen=True)
-class Knob:
-    """One parameter: default (its type is the parameter's), description with unit, bounds."""
-
-    default: Any
-    description: str
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-
 
 COMMON = {
     'task': Knob('rog_tasks.cruda:Cruda', 'Task to train, package.module:Class.'),
@@ -83,27 +68,6 @@ SERVER = COMMON | {
     'resume': Knob(False, 'Go on from the checkpoint in the out directory, if there is one.'),
     'fleet': Knob('', 'Name of the fleet, for the records.'),
 }
-
-
-def declare(node: Node, knobs: dict[str, Knob]) -> SimpleNamespace:
-    """Declare the parameters on a node and return their values by name."""
-    values = {}
-    for name, knob in knobs.items():
-        descriptor = ParameterDescriptor(name=name, description=knob.description, read_only=True)
-        if isinstance(knob.default, float) and knob.low is not None and knob.high is not None:
-            descriptor.floating_point_range = [
-                FloatingPointRange(from_value=float(knob.low), to_value=float(knob.high))]
-        elif isinstance(knob.default, int) and knob.low is not None and knob.high is not None:
-            descriptor.integer_range = [
-                IntegerRange(from_value=int(knob.low), to_value=int(knob.high), step=1)]
-        if knob.choices:
-            descriptor.additional_constraints = 'one of ' + ', '.join(knob.choices)
-        value = node.declare_parameter(name, knob.default, descriptor).value
-        if knob.choices and value not in knob.choices:
-            raise ConfigError(f"parameter {name} is '{value}'; it must be one of "
-                              f"{', '.join(knob.choices)}")
-        values[name] = value
-    return SimpleNamespace(**values)
 
 
 def _common(fleet: FleetConfig, epoch: float) -> dict[str, Any]:

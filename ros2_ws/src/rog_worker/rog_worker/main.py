@@ -8,14 +8,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rog_ros.process import fail, run, spin_until
+from fleet_ros.process import fail, run, spin_until
 
 LINGER = 1.0  # seconds in which the last receipt is repeated if it is asked for again
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the node until the run is over; the exit code is 0 for a clean end."""
-    return run(_build, _serve, args)
+    return run(_build, _serve, args, ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker'))
 
 
 def _build() -> Any:

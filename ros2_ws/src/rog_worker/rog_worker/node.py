@@ -17,6 +17,9 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env.jetson import open_meter
+from fleet_env.shaped import ShapedLink
+from fleet_ros.alarm import Alarm
+from fleet_ros.parameters import declare
 from rclpy.node import Node
 from rog_core.errors import ConfigError
 from rog_core.messages import Ack, Action, Chunk, Compute, End, RegisterRequest, Send, Stop
@@ -31,11 +34,9 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register
 from rog_ros import qos
-from rog_ros.alarm import Alarm
 from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros, to_ros
-from rog_ros.parameters import WORKER, declare, link_of, power_of, robot_name, task_options_of
+from rog_ros.parameters import WORKER, link_of, power_of, robot_name, task_options_of
 from rog_ros.receive import receive
-from rog_ros.shaped import ShapedLink
 
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import FrameType
 from typing import Any
 
@@ -16,12 +16,13 @@ from rclpy.signals import SignalHandlerOptions
 
 
 def run(build: Callable[[], Any], serve: Callable[[Any], int],
-        arguments: Sequence[str] | None) -> int:
+        arguments: Sequence[str] | None, packages: Collection[str]) -> int:
     """Build a node, serve it, and return the exit code of the process.
 
     ``build`` imports what takes long (PyTorch), so that Ctrl+C is as clean before as it is later.
-    Errors with which our packages, or rclpy, name a fault of the user are one line.
+    Errors with which ``packages``, or rclpy, name a fault of the user are one line.
     """
+    ours = {'rclpy', 'fleet_ros', 'fleet_env', *packages}
     try:
         # Signals are left to us, so that Ctrl+C can end a run in order.
         rclpy.init(args=None if arguments is None else list(arguments),
@@ -30,9 +31,9 @@ def run(build: Callable[[], Any], serve: Callable[[Any], int],
     except KeyboardInterrupt:
         return _end(0)  # before the run has begun: nothing to put in order
     except Exception as error:
-        if not _is_users(error):
+        if not _is_users(error, ours):
             traceback.print_exc()
-        return _end(fail(_sentence(error)))
+        return _end(fail(_sentence(error, ours)))
     try:
         return serve(node)
     finally:
@@ -40,17 +41,16 @@ def run(build: Callable[[], Any], serve: Callable[[Any], int],
         _end(0)
 
 
-def _is_users(error: Exception) -> bool:
+def _is_users(error: Exception, ours: Collection[str]) -> bool:
     # rclpy has no common base for what is wrong with arguments, names, parameters or the domain.
-    return type(error).__module__.partition('.')[0] in (
-        'rog_core', 'rog_tasks', 'rog_ps', 'rog_worker', 'rog_ros', 'fleet_env', 'rclpy')
+    return type(error).__module__.partition('.')[0] in ours
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: Exception, ours: Collection[str]) -> str:
     if type(error).__module__.startswith('rclpy._rclpy'):
         return (f'ROS 2 does not start: {error}. Check the arguments, ROS_DOMAIN_ID (0 to 232) and '
                 'the network interfaces that CYCLONEDDS_URI names')
-    return str(error) if _is_users(error) else f'{type(error).__name__}: {error}'
+    return str(error) if _is_users(error, ours) else f'{type(error).__name__}: {error}'
 
 
 def _end(code: int) -> int:

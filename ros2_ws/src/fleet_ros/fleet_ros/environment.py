@@ -1,26 +1,26 @@
-"""The DDS environment that a fleet file asks for, the same for rclpy and for `embedded/`."""
+"""The DDS environment of a fleet, the same for rclpy and for `embedded/`."""
 
 from __future__ import annotations
 
 import os
 import socket
 
-from fleet_env.fleet import FleetConfig
-from rog_core.errors import ConfigError
+from fleet_env.errors import FleetFileError
+from fleet_env.fleet import NetworkConfig
 
 
-def dds_environment(fleet: FleetConfig) -> dict[str, str]:
+def dds_environment(network: NetworkConfig) -> dict[str, str]:
     """Return the variables to set: domain, and the interface that DDS is confined to.
 
     What the user's own environment says wins. `lo` keeps everything on this machine. Raises
-    `ConfigError` when there is no such interface.
+    `FleetFileError` when there is no such interface.
     """
-    name = fleet.network.interface
+    name = network.interface
     known = [interface for _, interface in socket.if_nameindex()]
     if name not in known:
-        raise ConfigError(f"network.interface is '{name}', which this machine does not have; "
-                          f"it has {', '.join(known)}")
-    wanted = {'ROS_DOMAIN_ID': str(fleet.network.domain_id)}
+        raise FleetFileError(f"network.interface is '{name}', which this machine does not have; "
+                             f"it has {', '.join(known)}")
+    wanted = {'ROS_DOMAIN_ID': str(network.domain_id)}
     if name == 'lo':
         wanted['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
     elif 'CYCLONEDDS_URI' not in os.environ:

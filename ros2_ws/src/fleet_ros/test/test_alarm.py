@@ -5,10 +5,10 @@ import time
 
 import pytest
 import rclpy
+from fleet_ros.alarm import Alarm
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
-from rog_ros.alarm import Alarm
 
 
 class Bell:

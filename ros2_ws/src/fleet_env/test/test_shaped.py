@@ -4,10 +4,10 @@ import math
 
 import pytest
 from fleet_env.fleet import LinkConfig
+from fleet_env.shaped import ShapedLink
 from fleet_env.trace import LinkTrace
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_ros.shaped import ShapedLink
 
 TRACE = LinkTrace([0.0, 1.0, 2.0], [8.0, 0.0, 4.0])  # Mbit/s: 1 MB in the first second, 0, 0.5
 

@@ -1,0 +1,20 @@
+from setuptools import find_packages, setup
+
+package_name = 'fleet_ros'
+
+setup(
+    name=package_name,
+    version='0.1.0',
+    packages=find_packages(exclude=['test']),
+    data_files=[
+        ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
+        ('share/' + package_name, ['package.xml']),
+    ],
+    install_requires=[],
+    extras_require={'test': ['pytest']},
+    zip_safe=True,
+    maintainer='The ROG founders',
+    maintainer_email='rog@example.org',
+    description='What every node shares: parameters, deadlines, running as a process.',
+    license='Apache-2.0',
+)

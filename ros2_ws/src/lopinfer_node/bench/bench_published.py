@@ -1,0 +1,56 @@
+"""The six published models over the two published links: every method beside the published means.
+
+One JSON line. `gain` is LOPInfer's mean latency against the best baseline's; `foreseen_ms` is the
+mean if every request took the plan of the table that is fastest at the rate it meets; `published`
+holds the thesis's runs (device-only, server-only, best layer partition, LOPInfer; ms).
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from fleet_env.trace import read_trace
+from lopinfer_node import evaluate, published
+
+DATA = Path(__file__).resolve().parents[5] / 'shared/data'
+
+
+def row(graph, table, costs, trace):
+    outcome = evaluate.replay(graph, table, costs, trace)
+    foreseen = evaluate.replay(graph, table, costs, trace, foresight=True)
+    return {'mean_ms': round(outcome.mean * 1e3, 1), 'std_ms': round(outcome.std * 1e3, 1),
+            'p95_ms': round(outcome.p95 * 1e3, 1), 'joules': round(outcome.joules, 3),
+            'foreseen_ms': round(foreseen.mean * 1e3, 1)}
+
+
+def measure(model, traces):
+    loaded = published.load(DATA / f'lop_profiles/{model}.csv')
+    graph = loaded.graph
+    costs = evaluate.costs_of(graph, loaded.device, loaded.server)
+    began = time.monotonic()
+    tables = evaluate.tables(graph, costs)
+    result = {'planning_s': round(time.monotonic() - began, 2)}
+    for link, trace in traces.items():
+        rows = {method: row(graph, table, costs, trace) for method, table in tables.items()}
+        ours = rows['lopinfer']['mean_ms']
+        best = min((m for m in rows if m != 'lopinfer'), key=lambda m: rows[m]['mean_ms'])
+        result[link] = {**rows, 'best_baseline': best,
+                        'gain': round(1 - ours / rows[best]['mean_ms'], 4),
+                        'published': evaluate.PUBLISHED[link][model]}
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--models', nargs='+', default=published.MODELS, choices=published.MODELS)
+    arguments = parser.parse_args()
+    if not DATA.is_dir():
+        print(json.dumps({'bench': 'published', 'skipped': f'{DATA} is not here'}))
+        return
+    traces = {link: read_trace(DATA / f'traces/lop_{link}.txt') for link in evaluate.PUBLISHED}
+    print(json.dumps({'bench': 'published', **{m: measure(m, traces) for m in arguments.models}}))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,151 @@
+"""Share a model's inference with a server: `with offload(model) as m: y = m(x)`."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import rclpy
+import torch
+from rclpy.context import Context
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.node import Node
+from torch.utils import _pytree as pytree
+
+from .client import OPEN, Report
+from .client_shell import Client, ClientOptions
+from .errors import ModelError
+from .model import trace
+from .planner import TablePlanner
+
+_tracing = threading.Lock()  # torch patches itself while it traces
+
+
+class OffloadedModel:
+    """Called like the model, with the same result to float tolerance.
+
+    Inputs of other shapes than the first, and a model that can't be traced (`reason` says why), run
+    whole on this machine.
+    """
+
+    def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:
+        self.model = model
+        self.reason = ''
+        self._robot, self._options = robot, options
+        self._client: Client | None = None
+        self._structure: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One inference."""
+        if self._client is None and not self.reason:
+            self.connect(*args, **kwargs)
+        leaves = pytree.tree_leaves((args, kwargs))
+        if self._client is None or not self._fits(leaves):
+            with torch.no_grad():
+                return self.model(*args, **kwargs)
+        return pytree.tree_unflatten(list(self._client.infer(leaves)), self._structure)
+
+    def _fits(self, leaves: list[Any]) -> bool:
+        assert self._client is not None
+        inputs = self._client.traced.inputs
+        return len(leaves) == len(inputs) and all(
+            isinstance(given, torch.Tensor) and tuple(given.shape) == wanted.shape
+            and given.dtype == wanted.dtype for given, wanted in zip(leaves, inputs, strict=True))
+
+    def connect(self, *args: Any, **kwargs: Any) -> None:
+        """Trace the model with these example inputs and look for the server, in the background."""
+        try:
+            with _tracing:
+                traced = trace(self.model, *args, **kwargs)
+        except ModelError as error:
+            self.reason = str(error)
+            warnings.warn(f'{error}; it runs whole on this machine', stacklevel=3)
+            return
+        with torch.no_grad():
+            self._structure = pytree.tree_flatten(self.model(*args, **kwargs))[1]
+        self._context = Context()  # our own: the program may use rclpy or not, before and after
+        rclpy.init(context=self._context)
+        self._node = Node('lopinfer', namespace=self._robot, context=self._context)
+        self._client = Client(self._node, traced, self._options)
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self._node)
+        self._thread = threading.Thread(target=self._spin, name='lopinfer', daemon=True)
+        self._thread.start()
+
+    def _spin(self) -> None:
+        try:
+            self._executor.spin()
+        except ExternalShutdownException:
+            return
+
+    @property
+    def shared(self) -> bool:
+        """Whether the server is there and ready."""
+        return self._client is not None and self._client.machine.state == OPEN
+
+    @property
+    def report(self) -> Report | None:
+        """Counts, and the times of the last inference; None when nothing was traced."""
+        return None if self._client is None else self._client.machine.report
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the server is ready; False if it is not in time."""
+        return self._client is not None and self._client.wait_until(
+            lambda: self.shared, time.monotonic() + seconds)
+
+    def close(self) -> None:
+        """Leave the server alone; the model goes on here."""
+        if self._client is None:
+            return
+        self._executor.shutdown()
+        self._thread.join()
+        self._client.close()
+        self._node.destroy_node()
+        self._client, self.reason = None, 'closed'
+        self._context.try_shutdown()
+
+
+@contextmanager
+def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = None,
+            robot: str = 'robot', options: ClientOptions | None = None
+            ) -> Iterator[OffloadedModel]:
+    """Share the inferences of ``model`` with the server while the context is open.
+
+    :param server: namespace of the server.
+    :param example: input, or tuple of inputs, to trace the model with; else the first call's.
+    :param robot: namespace of this robot; each one its own.
+    :param options: everything else; ``server`` is then that of the options.
+    """
+    shared = OffloadedModel(model, robot, options or ClientOptions(TablePlanner(), server))
+    try:
+        if example is not None:
+            shared.connect(*(example if isinstance(example, tuple) else (example,)))
+        yield shared
+    finally:
+        shared.close()
+
+
+def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[..., Any]],
+                                                                  Callable[..., Any]]:
+    """Decorate a function whose first argument is to be ``model``, shared with a server.
+
+    ``options`` are those of `offload`. The first call connects it, until the program ends.
+    """
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        opened: list[OffloadedModel] = []
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not opened:
+                context = offload(model, **options)
+                opened.append(context.__enter__())
+                atexit.register(context.__exit__, None, None, None)
+            return function(opened[0], *args, **kwargs)
+        return wrapper
+    return decorate

@@ -1,0 +1,1 @@
+"""The `lopinfer` command, one module for each verb."""

@@ -1,0 +1,55 @@
+"""`lopinfer bench`: what sharing costs where the link costs nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import numpy as np
+import torch
+
+from .. import zoo
+from ..model import trace
+from ..rig import Rig, private_domain
+from .choice import measured, positive
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    parser = verbs.add_parser(
+        'bench', help='measure the overhead over plain server-only execution, on loopback')
+    parser.add_argument('models', nargs='*', metavar='MODEL', default=['resnet18', 'vgg11_bn'],
+                        help='models of torchvision or timm (default: resnet18 vgg11_bn)')
+    parser.add_argument('--requests', type=positive, default=30, metavar='N')
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    torch.set_num_threads(1)
+    rows = []
+    with private_domain():
+        for name in options.models:
+            model = zoo.load(name)
+            example = torch.randn(zoo.IMAGE, generator=torch.Generator().manual_seed(0))
+            profile = measured(trace(model, example))
+            with Rig(model, example, None) as rig:
+                shared = rig.measure('server-only', profile, options.requests, 0.0)
+            plain = _plain(model, example, options.requests)
+            rows.append({'model': name, 'plain_ms': plain * 1e3, 'shared_ms': shared.median * 1e3,
+                         'server_ms': shared.server * 1e3,
+                         'overhead_ms': (shared.median - plain) * 1e3,
+                         'overhead_share': shared.median / plain - 1, 'error': shared.error})
+    print(json.dumps({'bench': 'lopinfer_overhead', 'requests': options.requests, 'rows': rows}))
+    return 0
+
+
+def _plain(model: torch.nn.Module, example: torch.Tensor, requests: int) -> float:
+    """Median seconds of the model called as it is."""
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(3 + requests):
+            before = time.perf_counter()
+            model(example)
+            seconds.append(time.perf_counter() - before)
+    return float(np.median(seconds[3:]))

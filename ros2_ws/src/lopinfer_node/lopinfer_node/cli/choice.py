@@ -1,0 +1,150 @@
+"""Which model, which machines, which bandwidths: options that several verbs share."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .. import published, zoo
+from ..evaluate import costs_of
+from ..graph import Graph
+from ..measure import measure
+from ..model import Traced, trace
+from ..profile import Profile
+from ..timeline import Costs
+
+MODEL_HELP = ('a model of torchvision or timm, package.module:factory, or a published profile '
+              '(a .csv file)')
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Declare MODEL and how it is called."""
+    parser.add_argument('model', metavar='MODEL', help=MODEL_HELP)
+    parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224',
+                        help='shape of the input (default: 1x3x224x224)')
+    parser.add_argument('--threads', type=positive, metavar='N',
+                        help="threads that compute (default: PyTorch's own choice)")
+
+
+def add_machines(parser: argparse.ArgumentParser) -> None:
+    """Declare the profiles of robot and server."""
+    parser.add_argument('--profile', type=Path, metavar='FILE',
+                        help='profile of the robot (default: measure this machine)')
+    parser.add_argument('--server-profile', type=Path, metavar='FILE',
+                        help='profile of the server (default: the robot, --server-speed times as '
+                             'fast)')
+    parser.add_argument('--server-speed', type=above_zero, default=10.0, metavar='X',
+                        help='without --server-profile (default: 10)')
+    parser.add_argument('--latency', type=not_negative, default=0.002, metavar='S',
+                        help='delay of the link per direction, s (default: 0.002)')
+
+
+def traced_model(options: argparse.Namespace) -> Traced:
+    """Load and trace the model that the user named."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return trace(zoo.load(options.model), torch.zeros(options.input))
+
+
+def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
+    """Graph of the chosen model and its costs on the chosen machines."""
+    if options.model.endswith('.csv'):
+        found = published.load(options.model)
+        return found.graph, costs_of(found.graph, found.device, found.server)
+    traced = traced_model(options)
+    robot = Profile.load(options.profile) if options.profile else measured(traced)
+    robot.check(traced.graph)
+    server = Profile.load(options.server_profile) if options.server_profile else \
+        dataclasses.replace(robot, machine=f'{robot.machine} x {options.server_speed:g}',
+                            fixed=robot.fixed / options.server_speed,
+                            per_share=robot.per_share / options.server_speed)
+    return traced.graph, costs_of(traced.graph, robot, server)
+
+
+def measured(traced: Traced, repeats: int = 7) -> Profile:
+    """Profile of this machine, with a bar."""
+    with bar(f'measuring {traced.name}') as show:
+        return measure(traced, repeats, progress=show)
+
+
+@contextmanager
+def bar(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Give a function that is told (done, all); a bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(text, total=1)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def print_table(head: list[str], rows: list[list[str]], title: str = '') -> None:
+    """Print a table: numbers to the right, texts to the left and, where it is narrow, wrapped."""
+    from rich.console import Console
+    from rich.table import Table
+    table = Table(title=title or None, title_justify='left', box=None, pad_edge=False)
+    for name, values in zip(head, zip(*rows, strict=True), strict=True):
+        number = all(v.lstrip('-')[:1].isdigit() or v in ('nan', 'inf') for v in values)
+        table.add_column(name, justify='right' if number else 'left', no_wrap=number)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """`1x3x224x224`."""
+    try:
+        sizes = tuple(int(n) for n in text.lower().split('x'))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f'{text!r} is no shape; write 1x3x224x224')
+    return sizes
+
+
+def bandwidths(text: str) -> tuple[float, ...]:
+    """`0:30:1` or `2,5,10` in MB/s; returned in bytes/s, ascending."""
+    try:
+        if ':' in text:
+            low, high, step = (float(n) for n in text.split(':'))
+            found = np.arange(low, high + step / 2, step)
+        else:
+            found = np.array(sorted({float(n) for n in text.split(',')}))
+    except (ValueError, ZeroDivisionError):
+        found = np.array([])
+    if not 0 < len(found) <= 1000 or found.min() < 0 or not np.isfinite(found).all():
+        raise argparse.ArgumentTypeError(f'{text!r}: write from:to:step or 2,5,10, in MB/s')
+    return tuple(found * 1e6)
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f'{text} is below 1')
+    return number
+
+
+def above_zero(text: str) -> float:
+    """A number above 0."""
+    number = float(text)
+    if not 0 < number < float('inf'):
+        raise argparse.ArgumentTypeError(f'{text} is not above 0')
+    return number
+
+
+def not_negative(text: str) -> float:
+    """A number of at least 0."""
+    number = float(text)
+    if not 0 <= number < float('inf'):
+        raise argparse.ArgumentTypeError(f'{text} is below 0')
+    return number

@@ -1,0 +1,79 @@
+"""`lopinfer compare MODEL`: every method over bandwidth, or over a recorded link."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleet_env.trace import read_trace
+
+from ..evaluate import replay, tables
+from ..graph import Graph
+from ..plan import Plan
+from ..plots import draw_bandwidth, draw_breakdown
+from ..table import BANDWIDTHS
+from ..timeline import Costs, Link, estimate
+from .choice import above_zero, add_machines, add_model, print_table, problem
+
+SHOWN = (0, 1, 2, 3, 5, 8, 12, 20, 30)
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    parser = verbs.add_parser(
+        'compare', help='compare all methods over bandwidth, or over a recorded link')
+    add_model(parser)
+    add_machines(parser)
+    parser.add_argument('--trace', type=Path, metavar='FILE',
+                        help='a recorded link, lines of "seconds Mbit/s"')
+    parser.add_argument('--breakdown', type=above_zero, default=8.0, metavar='MB/S',
+                        help='bandwidth of the breakdown, MB/s (default: 8)')
+    parser.add_argument('--out', type=Path, default=Path('runs/lopinfer'), metavar='DIR',
+                        help='directory for figures and compare.json (default: runs/lopinfer)')
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    graph, costs = problem(options)
+    plans = tables(graph, costs, options.latency)
+    options.out.mkdir(parents=True, exist_ok=True)
+    latencies = {name: [_latency(graph, plan, costs, rate, options.latency)
+                        for rate, plan in zip(BANDWIDTHS, table, strict=True)]
+                 for name, table in plans.items()}
+    result: dict[str, object] = {
+        'model': graph.name, 'bandwidths': BANDWIDTHS,
+        'latency': {name: [s if s < float('inf') else None for s in seconds]
+                    for name, seconds in latencies.items()}}
+    rows = [[name, *(f'{seconds[k] * 1e3:.1f}' for k in SHOWN)]
+            for name, seconds in latencies.items()]
+    print_table(['ms at MB/s', *map(str, SHOWN)], rows, f'{graph.name}: latency')
+    if options.trace:
+        result['trace'] = _over_trace(options, graph, costs, plans)
+    draw_bandwidth(BANDWIDTHS, latencies, options.out / 'bandwidth.png', graph.name)
+    k = min(range(len(BANDWIDTHS)), key=lambda k: abs(BANDWIDTHS[k] - options.breakdown * 1e6))
+    link = Link(BANDWIDTHS[k], BANDWIDTHS[k], options.latency)
+    draw_breakdown({name: estimate(graph, table[k], costs, link) for name, table in plans.items()},
+                   options.out / 'breakdown.png', f'{graph.name} at {BANDWIDTHS[k] / 1e6:g} MB/s')
+    (options.out / 'compare.json').write_text(json.dumps(result) + '\n')
+    print(f'figures and compare.json in {options.out}')
+    return 0
+
+
+def _latency(graph: Graph, plan: Plan, costs: Costs, rate: float, latency: float) -> float:
+    return estimate(graph, plan, costs, Link(rate, rate, latency)).latency
+
+
+def _over_trace(options: argparse.Namespace, graph: Graph, costs: Costs,
+                plans: dict[str, Sequence[Plan]]) -> dict[str, dict[str, float]]:
+    trace = read_trace(options.trace)
+    found = {}
+    for name, table in plans.items():
+        o = replay(graph, table, costs, trace, options.latency)
+        found[name] = {'mean': o.mean, 'std': o.std, 'p95': o.p95, 'energy': o.joules}
+    rows = [[name, *(f'{f[key] * 1e3:.1f}' for key in ('mean', 'std', 'p95')),
+             f'{f["energy"]:.2f}'] for name, f in found.items()]
+    print_table(['over the trace', 'mean ms', 'std ms', 'p95 ms', 'J'], rows,
+                str(options.trace))
+    return found

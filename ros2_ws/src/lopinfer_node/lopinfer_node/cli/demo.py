@@ -1,0 +1,65 @@
+"""`lopinfer demo`: a server and a robot on this machine, every method measured side by side."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+
+from .. import zoo
+from ..model import trace
+from ..plots import draw_measured
+from ..rig import Measured, Rig, private_domain
+from .choice import MODEL_HELP, bandwidths, measured, positive, print_table, shape
+
+METHODS = ('device-only', 'server-only', 'dsccs', 'lopinfer')
+DELAY = 0.002   # seconds per direction of the emulated link
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    parser = verbs.add_parser(
+        'demo', help='start a server, split a model, compare all methods on this machine')
+    parser.add_argument('model', nargs='?', default='vgg11_bn', metavar='MODEL',
+                        help=f'{MODEL_HELP.split(", or a pub")[0]} (default: vgg11_bn)')
+    parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224')
+    parser.add_argument('--bandwidth', type=bandwidths, default=bandwidths('2,5,10'),
+                        metavar='2,5,10', help='of the emulated link, MB/s (default: 2,5,10)')
+    parser.add_argument('--requests', type=positive, default=10, metavar='N',
+                        help='inferences per method and bandwidth (default: 10)')
+    parser.add_argument('--out', type=Path, default=Path('runs/lopinfer'), metavar='DIR',
+                        help='directory for the picture (default: runs/lopinfer)')
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    torch.set_num_threads(1)
+    model = zoo.load(options.model)
+    example = torch.randn(options.input, generator=torch.Generator().manual_seed(0))
+    profile = measured(trace(model, example))
+    print(f'{options.model}: robot and server are two processes with one thread each; the link is '
+          f'emulated, {DELAY * 1e3:g} ms each way')
+    found: dict[float, list[Measured]] = {}
+    with private_domain(), tempfile.TemporaryDirectory() as folder:
+        for rate in options.bandwidth:
+            with Rig(model, example, rate, DELAY, Path(folder)) as rig:
+                found[rate] = [rig.measure(method, profile, options.requests, DELAY)
+                               for method in METHODS]
+            _show(rate, found[rate])
+    error = max(m.error for rows in found.values() for m in rows)
+    print(f'largest difference from the unsplit model: {error:.1e} of its largest output')
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / 'demo.png'
+    draw_measured({rate: {m.method: (m.median, m.estimate) for m in rows}
+                   for rate, rows in found.items()}, path, options.model)
+    print(f'drawn in {path}')
+    return 0
+
+
+def _show(rate: float, rows: list[Measured]) -> None:
+    print_table(['method', 'ms', 'expected', 'robot', 'server', 'transfer', 'hidden'],
+                [[m.method, *(f'{s * 1e3:.0f}' for s in (
+                    m.median, m.estimate, m.device, m.server, m.transfer, m.overlap))]
+                 for m in rows], f'{rate / 1e6:g} MB/s, median ms per inference')

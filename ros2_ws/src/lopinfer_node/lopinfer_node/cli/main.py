@@ -1,0 +1,33 @@
+"""The `lopinfer` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from fleet_env.errors import TraceError
+
+from ..errors import LopinferError
+from . import bench, compare, demo, plan, profile, serve
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; errors of the user are one line and exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog='lopinfer', description='Share one inference between a robot and a server.')
+    verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
+    for module in (demo, profile, plan, compare, serve, bench):
+        module.add_to(verbs)
+    options = parser.parse_args(arguments)
+    try:
+        return options.run(options)
+    except (LopinferError, TraceError, OSError) as error:
+        print(f'lopinfer: {error}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == '__main__':
+    sys.exit(main())

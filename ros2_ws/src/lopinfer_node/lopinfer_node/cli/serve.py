@@ -1,0 +1,32 @@
+"""`lopinfer serve`: answer robots, until Ctrl+C."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..nodes import server_main
+from .choice import positive
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    parser = verbs.add_parser('serve', help='run the server, until Ctrl+C')
+    parser.add_argument('--models', default='', metavar='A,B,...',
+                        help='models to have ready; robots send others themselves')
+    parser.add_argument('--device', default='cpu', metavar='DEVICE',
+                        help='what computes: cpu, cuda or cuda:N (default: cpu)')
+    parser.add_argument('--threads', type=positive, metavar='N',
+                        help="threads that compute (default: PyTorch's own choice)")
+    parser.add_argument('--name', default='lopinfer', metavar='NAMESPACE',
+                        help='namespace of the server (default: lopinfer)')
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    parameters = {'models': options.models, 'device': options.device,
+                  'threads': options.threads or 0}
+    arguments = ['--ros-args', '-r', f'__ns:=/{options.name.strip("/")}']
+    for name, value in parameters.items():
+        if value:
+            arguments += ['-p', f'{name}:={value}']
+    return server_main(arguments)

@@ -1,0 +1,117 @@
+"""What a sender knows of its link, from the acknowledgements of its own pieces.
+
+The bandwidth is the rate at which pieces that queued behind one another arrived: bytes over the
+time that the link was busy, by the receiver's clock, so neither the sender's pauses nor the round
+trip count. A run of such pieces is a train. Within a train the last `TRAIN_BYTES` count; a new
+train counts the more, the longer it is, and alone when it says that the link has changed by a
+factor of two: after a fade the first train, a request's or a probe's, is enough. Upwards a probe
+is not: pieces that a busy receiver finds all at once look as if the link were fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from .wire import MAX_PIECE
+
+INITIAL_RATE = 5e6       # bytes/s, until the first train
+PIECE_TIME = 0.003       # seconds that a piece should take: what a fade costs at most
+MIN_PIECE = 4096         # bytes
+QUEUE_TIME = 0.02        # seconds of data that may be on their way beyond the round trip
+MIN_WINDOW, MAX_WINDOW = 4 * MIN_PIECE, 4 << 20  # bytes
+MIN_RTO, MAX_RTO = 0.05, 2.0
+MIN_RATE = 1e4           # bytes/s
+TRAIN_BYTES = 256e3      # memory within a train
+TRUST_BYTES = 48e3       # a train of that many bytes counts as much as all before it
+SURE_BYTES = 192e3       # a shorter train never more than doubles the rate
+MIN_TRAIN = 24e3         # bytes; what a shorter train says is noise
+
+
+@dataclass
+class LinkEstimate:
+    """Bandwidth (bytes/s), round trip (s), window and time-out towards one peer."""
+
+    max_piece: int = MAX_PIECE
+    rate: float = INITIAL_RATE
+    round_trip: float = 0.02
+    known: bool = False       # whether a train has been measured
+    delivered: int = 0        # bytes
+    backoff: float = 1.0      # factor on the time-out since the last one that fired
+    _trips: deque[float] = field(default_factory=lambda: deque([0.02], 64), repr=False)
+    _delays: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
+    _backed_off: float = -math.inf
+    _last: tuple[int, float] = (-1, 0.0)   # packet, and its arrival, to which the next is compared
+    _before: float = math.inf              # rate before the present train; infinite: unknown
+    _bytes: float = 0.0                    # of the present train, the last ones only
+    _seconds: float = 0.0
+    _length: float = 0.0                   # bytes of the whole train
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes that the next transfer's pieces should have."""
+        return int(min(max(self.rate * PIECE_TIME, MIN_PIECE), self.max_piece))
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes that may be unacknowledged: what the link carries in a round trip, and a bit."""
+        wanted = 1.25 * self.rate * (min(self._trips) + QUEUE_TIME)
+        return int(min(max(wanted, MIN_WINDOW), MAX_WINDOW))
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which an unacknowledged piece counts as lost."""
+        patience = max(3 * self.round_trip, 2 * self.window_bytes / self.rate, MIN_RTO)
+        return min(patience * self.backoff, MAX_RTO)
+
+    def sample(self, packet: int, nbytes: int, sent_at: float, delivered_then: int, arrived: float,
+               now: float) -> None:
+        """Take the acknowledgement of ``packet``; ``arrived`` is by the receiver's clock.
+
+        ``delivered_then``: bytes that had arrived when it was sent.
+        """
+        trip = max(now - sent_at, 1e-6)
+        # What has arrived meanwhile can't be more than the link carries. Without it a window that
+        # became too small to keep the link busy would stay so: there would be no train.
+        self.rate = max(self.rate, (self.delivered - delivered_then) / trip)
+        self._trips.append(trip)
+        weight = 1 / 8 if self.backoff == 1 else 1.0
+        self.round_trip += (trip - self.round_trip) * weight
+        self.backoff = 1.0
+        self._delays.append(arrived - sent_at)
+        former, former_arrived = self._last
+        if packet <= former:
+            return  # overtaken on the way: says nothing about the time between two
+        self._last = packet, arrived
+        # When it was sent the one before had not arrived yet, so the link was busy in between.
+        if packet == former + 1 and sent_at <= former_arrived - min(self._delays):
+            self._extend(nbytes, max(arrived - former_arrived, 1e-6))
+        else:
+            self._bytes = self._seconds = self._length = 0.0
+            self._before = self.rate if self.known else math.inf
+
+    def _extend(self, nbytes: int, seconds: float) -> None:
+        keep = math.exp(-nbytes / TRAIN_BYTES)
+        self._bytes = self._bytes * keep + nbytes
+        self._seconds = self._seconds * keep + seconds
+        self._length += nbytes
+        if self._length < MIN_TRAIN:
+            return
+        measured = self._bytes / self._seconds
+        if self._length < SURE_BYTES:
+            measured = min(measured, 2 * self._before)
+        if not self._before / 2 < measured < self._before * 2:
+            self.rate = measured
+        else:
+            weight = self._length / (self._length + TRUST_BYTES)
+            self.rate = self._before + (measured - self._before) * weight
+        self.rate, self.known = max(self.rate, MIN_RATE), True
+
+    def timed_out(self, now: float) -> None:
+        """A piece was not acknowledged in time: send less, and wait longer. Once per time-out."""
+        if now >= self._backed_off + self.timeout:
+            self._backed_off = now
+            self.rate = max(self.rate / 2, MIN_RATE)
+            self._before = self.rate if self.known else math.inf
+            self.backoff = min(2 * self.backoff, MAX_RTO / MIN_RTO)

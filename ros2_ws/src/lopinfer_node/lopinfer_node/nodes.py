@@ -1,0 +1,37 @@
+"""`ros2 run lopinfer_node lopinfer_server` and `lopinfer_client`: the two nodes as processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fleet_ros.process import fail, run, spin_until
+
+PACKAGES = ('lopinfer_node',)
+
+
+def server_main(args: Sequence[str] | None = None) -> int:
+    """Serve models until stopped; the exit code is 0 for a clean end."""
+    return run(_build_server, _serve, args, PACKAGES)
+
+
+def client_main(args: Sequence[str] | None = None) -> int:
+    """Answer images with results until stopped; the exit code is 0 for a clean end."""
+    return run(_build_client, _serve, args, PACKAGES)
+
+
+def _build_server() -> Any:
+    from .server_node import ServerNode
+    return ServerNode()
+
+
+def _build_client() -> Any:
+    from .client_node import ClientNode
+    return ClientNode()
+
+
+def _serve(node: Any) -> int:
+    stopped: list[bool] = []
+    spin_until(node, lambda: bool(stopped or node.error), lambda: stopped.append(True))
+    node.close()
+    return fail(node.error) if node.error else 0

@@ -1,0 +1,27 @@
+"""What a plan is to be good at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Least latency, unless one of these says otherwise.
+
+    `weight` (s/J): least latency + weight * energy of the device. `deadline` (s): least energy
+    among the plans that meet it, and least latency if none does.
+
+    :raises ValueError: for both at once, or values that are negative or not finite.
+    """
+
+    weight: float = 0.0
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < float('inf'):
+            raise ValueError(f'a weight is not negative, in s/J, not {self.weight}')
+        if self.deadline is not None and not 0 < self.deadline < float('inf'):
+            raise ValueError(f'a deadline is some seconds, not {self.deadline}')
+        if self.deadline is not None and self.weight:
+            raise ValueError('an objective has a weight of energy or a deadline, not both')

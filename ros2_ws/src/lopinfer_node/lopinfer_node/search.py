@@ -1,0 +1,345 @@
+"""The two searches of LOSS as kernels: beam search over boundaries, and large-neighbourhood search.
+
+Both work on bounds (`compiled.py`). A *boundary* at position i lets a part of all tensors that are
+alive there, made at or before i and used after it, cross the link: upwards the server receives
+what it lacks of the first `fraction` of each, downwards the device what it lacks of the rest.
+Between boundaries each side computes what it needs, halos twice; or the operators are *held* at
+the fraction too, and every halo crosses.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import compiled
+from .compiled import OPERATOR, kernel
+from .plan import DEVICE, SERVER
+
+STEPS = 8                  # fractions that the beam tries are eighths
+UP, DOWN = DEVICE, SERVER
+APART, ON_DEVICE, ON_SERVER = 0, 1, 2
+_KINDS = ((UP, 0), (UP, 1), (DOWN, 0))      # boundaries that the beam tries: direction, held
+
+
+@kernel
+def better(a, b):
+    """Whether evaluation a (score, bytes, computing s) beats b; equal to rounding is equal."""
+    for i in range(3):
+        margin = 1e-12 * abs(b[i]) if np.isfinite(b[i]) else 0.0
+        if a[i] < b[i] - margin:
+            return True
+        if a[i] > b[i] + margin or not np.isfinite(a[i]):
+            return False
+    return False
+
+
+@kernel
+def place(p, most, least, begin, end, where):
+    """Operators begin..end - 1: all on one side, or each side what it needs."""
+    for v in range(begin, end):
+        n = p.extent[v]
+        if where == APART:
+            if not p.whole[v]:
+                most[v], least[v] = n, 0
+        else:
+            most[v] = least[v] = n if where == ON_DEVICE else 0
+
+
+@kernel
+def place_globals(p, most, least, begin, end, side):
+    """Global operators among begin..end - 1 to one side; how many there are."""
+    count = 0
+    for v in range(begin, end):
+        if p.whole[v]:
+            most[v] = least[v] = p.extent[v] if side == DEVICE else 0
+            count += 1
+    return count
+
+
+@kernel
+def bound(p, most, least, position, direction, fraction):
+    """Put a boundary after operator `position`; a fraction below 0 removes it."""
+    for v in range(position + 1):
+        if p.last_use[v] > position:
+            _bound_one(p, most, least, v, direction, fraction)
+
+
+@kernel
+def hold(p, most, least, begin, end, direction, fraction):
+    """Bound each operator of begin..end - 1; a fraction below 0 removes the bounds."""
+    for v in range(begin, end):
+        _bound_one(p, most, least, v, direction, fraction)
+
+
+@kernel
+def _bound_one(p, most, least, v, direction, fraction):
+    if p.kind[v] != OPERATOR or p.whole[v]:
+        return
+    at = int(np.rint(fraction * p.extent[v]))
+    if direction == UP:
+        least[v] = at if fraction >= 0 else 0
+    else:
+        most[v] = at if fraction >= 0 else p.extent[v]
+
+
+@kernel
+def beam_search(p, w, positions, width, most, least):
+    """Phase I: Algorithm 5's beam over the operators in topological order.
+
+    `most`, `least`: int64 (beams, nodes), complete plans to start from. At every position a beam
+    goes on as it is, or puts a boundary there and gives everything after it to one side, whatever
+    scores best as a complete plan; a boundary is tried only where the operators between the last
+    boundary and here are on the beam's critical path, others can't shorten it. Returns the best
+    `width` plans, best first.
+    """
+    beams, nodes = most.shape
+    last = np.full(beams, -1)
+    before = np.full((beams, 5), -1)
+    value = np.zeros((beams, 3))
+    on_path = np.zeros((beams, nodes + 1), np.int64)
+    for k in range(beams):
+        value[k] = _value(p, w, most[k], least[k])
+        _path(p, w, value[k], on_path[k])
+    for position in positions:
+        # One row per way to go on: parent, direction (-1: as it is), side of globals, held, step.
+        ways = np.zeros((beams * (1 + 6 * STEPS), 5), np.int64)
+        values = np.full((len(ways), 3), np.inf)
+        made = 0
+        for k in range(beams):
+            ways[made, 0], ways[made, 1] = k, -1
+            values[made] = value[k]
+            made += 1
+            if last[k] >= position or on_path[k, position + 1] == on_path[k, last[k] + 1]:
+                continue
+            made += _expand(p, w, most[k], least[k], last[k], position, k, before[k],
+                            ways[made:], values[made:])
+        kept = _select(values[:made], ways[:made], width)
+        new_most, new_least = most[ways[kept, 0]], least[ways[kept, 0]]
+        new_last, new_before = last[ways[kept, 0]], before[ways[kept, 0]]
+        on_path = on_path[ways[kept, 0]]
+        for k in range(len(kept)):
+            parent, direction = ways[kept[k], :2]
+            if direction >= 0:
+                _extend(p, new_most[k], new_least[k], last[parent], position, ways[kept[k]])
+                new_last[k], new_before[k] = position, ways[kept[k]]
+                _path(p, w, _value(p, w, new_most[k], new_least[k]), on_path[k])
+        most, least, value = new_most, new_least, values[kept]
+        last, before = new_last, new_before
+        beams = len(kept)
+    order = np.argsort(value[:, 0], kind='mergesort')[:width]
+    return most[order], least[order]
+
+
+@kernel
+def _value(p, w, most, least):
+    score, crossed, computing, _ = compiled.evaluate(p, w, most, least, False)
+    return np.array([score, float(crossed), computing])
+
+
+@kernel
+def _path(p, w, value, sums):
+    """Running count of operators on the critical path; of all where energy matters too."""
+    on_path = np.ones(len(p.kind), np.bool_)
+    if p.weight == 0:
+        _mark(p, w, value, on_path)
+    sums[1:] = np.cumsum(on_path)
+
+
+@kernel
+def _mark(p, w, value, on_path):
+    """The critical path of what was just evaluated, unless it is invalid or energy is the aim."""
+    if p.deadline == np.inf and np.isfinite(value[0]):
+        compiled.critical(p, w, on_path)
+
+
+@kernel
+def _extend(p, most, least, last, position, way):
+    """Go on in one way; how many global operators had to be placed for it."""
+    _, direction, side, held, step = way
+    place(p, most, least, last + 1, position + 1, APART)
+    several = place_globals(p, most, least, last + 1, position + 1, side)
+    place(p, most, least, position + 1, len(p.kind), ON_SERVER if direction == UP else ON_DEVICE)
+    fraction = (step + 1) / STEPS if direction == UP else step / STEPS
+    bound(p, most, least, position, direction, fraction)
+    if held:
+        hold(p, most, least, last + 1, position + 1, direction, fraction)
+    return several
+
+
+@kernel
+def _expand(p, w, most, least, last, position, parent, before, ways, values):
+    """Evaluate the boundaries that one beam may put at one position; how many there were.
+
+    `before`: the way that the beam went last. Going up twice, the device's part never grows.
+    """
+    made = 0
+    for choice in range(6 * STEPS):
+        way = ways[made]
+        way[0], way[2], way[4] = parent, choice // (3 * STEPS), choice % STEPS
+        way[1], way[3] = _KINDS[choice // STEPS % 3]
+        if way[1] == UP and before[1] == UP and way[4] > before[4]:
+            continue
+        new_most, new_least = most.copy(), least.copy()
+        several = _extend(p, new_most, new_least, last, position, way)
+        if way[2] == SERVER and several == 0:
+            break
+        values[made] = _value(p, w, new_most, new_least)
+        made += 1
+    return made
+
+
+@kernel
+def _select(values, ways, width):
+    """Rows to go on with: the best of each boundary put here, the best `width` of the others."""
+    kept = np.zeros(len(values), np.int64)
+    used = np.zeros(len(values), np.bool_)
+    here = np.zeros((2, STEPS), np.bool_)
+    count = others = 0
+    while True:
+        best = -1
+        for i in range(len(values)):
+            if not used[i] and (best < 0 or better(values[i], values[best])):
+                best = i
+        if best < 0 or not np.isfinite(values[best, 0]):
+            return kept[:count]
+        used[best] = True
+        direction, step = ways[best, 1], ways[best, 4]
+        if count > 0 and not better(values[kept[count - 1]], values[best]):
+            continue
+        if direction < 0 and others < width:
+            others += 1
+        elif direction >= 0 and not here[direction, step]:
+            here[direction, step] = True
+        else:
+            continue
+        kept[count] = best
+        count += 1
+
+
+@kernel
+def improve(p, w, positions, most, least, rng, evaluations, heat):
+    """Phase II: large-neighbourhood search; betters `most`, `least` in place, returns the value.
+
+    Every step changes the bounds of a window, mostly around an operator on the critical path. The
+    best plan changes only for a strictly better one: lower score, then fewer bytes, then less
+    computing. The search goes on from a plan that is worse by a share of about `heat`, which falls
+    to 0: of 100 small graphs 99 instead of 97 then end within 1 % of the optimum.
+    """
+    on_path = np.ones(len(p.kind), np.bool_)
+    best = now = _value(p, w, most, least)
+    _mark(p, w, now, on_path)
+    cut = w.cut.copy()
+    now_most, now_least = most.copy(), least.copy()
+    new_most, new_least = most.copy(), least.copy()
+    for i in range(evaluations):
+        new_most[:] = now_most
+        new_least[:] = now_least
+        _move(p, positions, cut, new_most, new_least, on_path, rng)
+        while rng.random() < 0.3:
+            _move(p, positions, cut, new_most, new_least, on_path, rng)
+        value = _value(p, w, new_most, new_least)
+        worse = heat * (1 - i / evaluations) ** 2 * -np.log(1 - rng.random())
+        if better(value, now) or value[0] < now[0] * (1 + worse):
+            now = value
+            now_most, new_most = new_most, now_most
+            now_least, new_least = new_least, now_least
+            cut[:] = w.cut
+            _mark(p, w, now, on_path)
+            if better(now, best):
+                best = now
+                most[:] = now_most
+                least[:] = now_least
+    return best
+
+
+@kernel
+def _centre(on_path, rng):
+    """An operator, mostly one on the critical path."""
+    v = 0
+    for _ in range(8):
+        v = rng.integers(0, len(on_path))
+        if on_path[v] or rng.random() < 0.1:
+            break
+    return v
+
+
+@kernel
+def _window(nodes, positions, centre, rng):
+    """A stretch of operators around `centre`, every other time from one position to another."""
+    if len(positions) > 1 and rng.random() < 0.5:
+        before = np.searchsorted(positions, centre)
+        size = int((len(positions) + 1) ** rng.random())
+        first = max(-1, before - rng.integers(1, size + 1))
+        after = min(len(positions) - 1, first + size)
+        return (positions[first] + 1 if first >= 0 else 0), positions[after] + 1
+    size = int(nodes ** rng.random())
+    begin = max(0, centre - rng.integers(0, size + 1))
+    return begin, min(nodes, begin + size)
+
+
+@kernel
+def _move(p, positions, cut, most, least, on_path, rng):
+    centre = _centre(on_path, rng)
+    begin, end = _window(len(p.kind), positions, centre, rng)
+    fraction = rng.integers(0, p.extent[centre] + 1) / p.extent[centre]
+    direction = rng.integers(0, 2)
+    kind = rng.integers(0, 8)
+    if kind <= 2:
+        _shift(p, cut, most, least, begin, end, rng)
+    elif kind == 3:
+        place(p, most, least, begin, end, rng.integers(0, 3))
+    elif kind == 4:
+        bound(p, most, least, centre, direction, fraction if rng.random() < 0.8 else -1.0)
+    elif kind == 5:
+        place(p, most, least, begin, end, APART)
+        bound(p, most, least, end - 1, direction, fraction)
+        if rng.random() < 0.5:
+            hold(p, most, least, begin, end, direction, fraction)
+        place_globals(p, most, least, begin, end, rng.integers(0, 2))
+    elif kind == 6:
+        _single(p, most, least, centre, direction, fraction)
+    else:
+        _relocate(p, cut, most, least, centre, direction, rng)
+
+
+@kernel
+def _single(p, most, least, v, direction, fraction):
+    """One operator's bound; a global operator changes sides."""
+    if p.whole[v]:
+        most[v] = least[v] = p.extent[v] - most[v]
+    else:
+        _bound_one(p, most, least, v, direction, fraction)
+
+
+@kernel
+def _shift(p, cut, most, least, begin, end, rng):
+    """Shift all boundaries of a window by the same share, at least one index."""
+    share = 0.25 * rng.random() ** 3
+    sign = 1 if rng.random() < 0.5 else -1
+    which = rng.integers(0, 3)
+    for v in range(begin, end):
+        if p.whole[v] or p.kind[v] != OPERATOR:
+            continue
+        n = p.extent[v]
+        delta = sign * max(1, int(np.rint(share * n)))
+        if which != DOWN and least[v] > 0 and least[v] >= cut[SERVER, v]:
+            least[v] = min(n, max(0, cut[SERVER, v] + delta))
+        if which != UP and most[v] < n and most[v] <= cut[DEVICE, v]:
+            most[v] = min(n, max(0, cut[DEVICE, v] + delta))
+
+
+@kernel
+def _relocate(p, cut, most, least, position, direction, rng):
+    """Move a boundary near `position` some operators up or down, with its fraction."""
+    nodes = len(p.kind)
+    v = position
+    while v >= 0 and (p.whole[v] or p.kind[v] != OPERATOR
+                      or (least[v] == 0 if direction == UP else most[v] == p.extent[v])):
+        v -= 1
+    if v < 0:
+        return
+    fraction = (cut[SERVER, v] if direction == UP else cut[DEVICE, v]) / p.extent[v]
+    far = int(nodes ** (0.8 * rng.random()))
+    to = v + far if rng.random() < 0.5 else v - far
+    bound(p, most, least, v, direction, -1.0)
+    bound(p, most, least, min(nodes - 1, max(0, to)), direction, fraction)

@@ -1,0 +1,185 @@
+"""What the client does when the server is slow, gone, new or ignorant of it."""
+
+import math
+
+import numpy as np
+import pytest
+from lopinfer_node.client import (
+    CHECKING,
+    OPEN,
+    OPENING,
+    PLANNING,
+    CallOpen,
+    CallSetPlans,
+    ClientMachine,
+    MakePlans,
+    PlannedTable,
+    Upload,
+)
+from lopinfer_node.plan import DEVICE, Plan
+from lopinfer_node.services import MISSING, PREPARING, READY, REFUSED, OpenReply
+from lopinfer_node.wire import NO_PLAN, NOT_OPEN, PROBE, Ack, Arrivals, Piece
+from numpy_program import Program, expected, small_graph
+
+GRAPH = small_graph()
+INPUT = [np.arange(12)]
+TABLE = PlannedTable([0.0, 2e6, 20e6], [Plan.device_only(GRAPH), Plan.server_only(GRAPH),
+                                        Plan.server_only(GRAPH)], [math.inf, 0.2, 0.05])
+REPLY = OpenReply(READY, '', 7, False, np.ones(len(GRAPH)), np.ones(len(GRAPH)))
+
+
+def answer(machine, actions, now, rate=20e6, status=0):
+    """Acknowledge the pieces among the actions as a link of that rate would; what follows."""
+    arrivals, out, at = Arrivals(), [], now + 0.001
+    for piece in [a for a in actions if isinstance(a, Piece)]:
+        at += len(piece.data) / rate
+        out += machine.on_ack(arrivals.note(piece, at, status), at)
+    return out
+
+
+def opened(rate=20e6):
+    """A machine in OPEN that has measured a link of that rate."""
+    machine = ClientMachine(5)
+    assert machine.on_time(0.0) == [CallOpen()]
+    assert isinstance(machine.on_open(REPLY, 0.1)[0], MakePlans)
+    assert machine.on_plans_made(TABLE, 0.2) == [CallSetPlans()]
+    answer(machine, machine.on_plans_set(READY, '', 0.3), 0.3, rate)
+    assert machine.state == OPEN
+    return machine
+
+
+def begin(machine, now):
+    bin_ = machine.choose(now)
+    program = Program(machine.plans[bin_], DEVICE)
+    run = program.start(INPUT)
+    machine.begin(bin_, program.steps, run, now)
+    steps = machine.work(now)
+    for position in steps:
+        run.compute(position)
+    return run, machine.on_computed(steps, 0.001, now)
+
+
+@pytest.mark.parametrize(('rate', 'bin_'), [(20e6, 2), (19.8e6, 2), (18e6, 1), (2e6, 1)])
+def test_the_bin_is_that_of_the_measured_bandwidth(rate, bin_):
+    assert opened(rate).choose(1.0) == bin_
+
+
+def test_below_the_first_shared_bin_the_robot_is_alone():
+    assert opened(1e6).choose(1.0) is None
+
+
+def test_an_idle_probe_decides_the_bin_after_a_fade():
+    machine = opened(20e6)
+    probe = machine.on_time(1.0)
+    assert {p.transfer for p in probe} == {PROBE} and sum(len(p.data) for p in probe) == 64000
+    answer(machine, probe, 1.0, rate=2e6)
+    assert machine.choose(1.5) == 1
+
+
+def test_a_missing_model_is_sent_and_a_server_that_prepares_is_asked_again():
+    machine = ClientMachine(5)
+    machine.on_time(0.0)
+    assert machine.on_open(OpenReply(MISSING, 'who?'), 0.1) == [Upload()]
+    assert machine.on_uploaded('', 9.0) == [CallOpen()]
+    assert machine.on_open(OpenReply(PREPARING), 9.1) == []
+    assert machine.on_time(machine.deadline) == [CallOpen()]
+
+
+def test_a_refusal_is_remembered_as_the_reason_and_asked_again_later():
+    machine = ClientMachine(5)
+    machine.on_time(0.0)
+    machine.on_open(OpenReply(REFUSED, "parameter 'w' has other values"), 0.1)
+    assert "'w'" in machine.reason and machine.state == OPENING and machine.choose(0.2) is None
+    assert 1.0 < machine.deadline < 10.0
+
+
+def test_a_server_that_does_not_answer_costs_its_deadline_and_is_then_left_alone():
+    machine = opened()
+    run, pieces = begin(machine, 1.0)
+    assert pieces
+    limit = 1.0 + max(2 * 0.05, 0.05 + 0.1)
+    assert machine.limit == pytest.approx(limit)
+    assert machine.work(limit - 1e-3) == range(1, 1)     # waits
+    assert machine.work(limit) is None
+    assert run.finish_alone() == expected(GRAPH, INPUT)
+    machine.end(limit, 1.0)
+    assert machine.state == CHECKING and machine.report.fallbacks == 1
+    assert machine.choose(limit) is None
+
+
+def test_a_probe_that_is_answered_brings_the_server_back_after_the_penalty():
+    machine = opened()
+    begin(machine, 1.0)
+    machine.work(2.0)
+    machine.end(2.0, 1.0)
+    answer(machine, machine.on_time(2.5), 2.5)
+    assert machine.state == OPEN and machine.choose(2.6) == 2
+
+
+def test_an_answer_to_a_piece_from_before_the_fallback_does_not_bring_it_back():
+    machine = opened()
+    _, pieces = begin(machine, 1.0)
+    machine.work(2.0)
+    answer(machine, pieces, 2.0)
+    assert machine.state == CHECKING
+
+
+def test_a_late_piece_of_an_abandoned_request_is_acknowledged_and_dropped():
+    machine = opened()
+    run, _ = begin(machine, 1.0)
+    machine.work(2.0)
+    down = next(t for t in TABLE.plans[2].transfers if t.source != DEVICE)
+    late = Piece(5, 0, 0, 1, down.index, 0, 1, 2, 0.0, bytes(down.bytes)).sealed()
+    assert [type(a) for a in machine.on_piece(late, 2.1)] == [Ack]
+    assert machine.dropped['late'] == 1 and not run.there[down.node].any()
+
+
+def test_a_late_piece_of_the_request_before_is_not_taken_for_this_one():
+    machine = opened()
+    begin(machine, 1.0)
+    run, _ = begin(machine, 1.1)
+    down = next(t for t in TABLE.plans[2].transfers if t.source != DEVICE)
+    late = Piece(5, machine._numbers[2], 0, 1, down.index, 0, 1, 2, 0.0, bytes(down.bytes))
+    machine.on_piece(late.sealed(), 1.2)
+    assert machine.dropped['late'] == 1 and not run.there[down.node].any()
+    machine.on_piece(Piece(5, machine._numbers[2], 1, 2, down.index, 0, 1, 2, 0.0,
+                           bytes(down.bytes)).sealed(), 1.2)
+    assert run.there[down.node].all()
+
+
+def test_a_server_that_was_restarted_is_opened_again_and_gets_the_plans():
+    machine = opened()
+    _, pieces = begin(machine, 1.0)
+    out = answer(machine, pieces, 1.0, status=NOT_OPEN)
+    assert out == [CallOpen()] and machine.state == OPENING
+    assert machine.work(1.01) is None    # the request does not wait for its deadline
+    assert machine.on_open(OpenReply(READY, '', 8), 1.1) == [CallSetPlans()]
+
+
+def test_a_server_without_the_plans_gets_them():
+    machine = opened()
+    probe = machine.on_time(1.0)
+    assert answer(machine, probe[:1], 1.0, status=NO_PLAN) == [CallSetPlans()]
+    assert machine.state == PLANNING
+
+
+def test_a_server_that_falls_silent_while_idle_is_noticed_without_a_request():
+    machine, now = opened(), 1.0
+    while machine.state == OPEN:
+        now = max(now, machine.deadline)
+        machine.on_time(now)
+    assert now < 2.5
+    while machine.state == CHECKING:
+        now = max(now, machine.deadline)
+        machine.on_time(now)
+    assert machine.state == OPENING and now < 10.0
+
+
+@pytest.mark.parametrize('other', [{'incarnation': 6}, {'data': b'\1' * 8}])
+def test_foreign_and_damaged_pieces_are_dropped_without_an_answer(other):
+    machine = opened()
+    begin(machine, 1.0)
+    from dataclasses import replace
+    good = Piece(5, machine._numbers[2], 0, 1, 1, 0, 1, 2, 0.0, bytes(8)).sealed()
+    assert machine.on_piece(replace(good, **other), 1.01) == []
+    assert sum(machine.dropped.values()) == 1

@@ -1,0 +1,81 @@
+import itertools
+
+import numpy as np
+import pytest
+from graphs import random_costs, random_graph
+from lopinfer_node.loss import Search
+from lopinfer_node.plan import Plan, check
+from lopinfer_node.timeline import Costs, Link, estimate
+
+pytest.importorskip('ortools')
+from lopinfer_node.exact import plan_exact  # noqa: E402
+
+
+def all_cuts(graph):
+    """Every pair of cuts of every operator, globals on one side."""
+    choices = []
+    for node in graph.nodes:
+        n = node.extent
+        if node.kind.value != 'operator':
+            choices.append([(n, n)])
+        elif node.is_global:
+            choices.append([(n, n), (0, 0)])
+        else:
+            choices.append([(d, s) for d in range(n + 1) for s in range(d + 1)])
+    return itertools.product(*choices)
+
+
+@pytest.mark.parametrize('seed', range(400, 404))
+def test_the_exact_solver_finds_the_best_of_all_plans(seed):
+    graph = random_graph(seed, operators=2)
+    costs, link = random_costs(graph, seed)
+    best = float('inf')
+    for cuts in all_cuts(graph):
+        plan = Plan.of_cuts(graph, *np.array(cuts).T)
+        best = min(best, estimate(graph, plan, costs, link).latency)
+    found = plan_exact(graph, costs, link, small_transfers=False)
+    assert found.proven
+    check(found.plan)
+    assert estimate(graph, found.plan, costs, link).latency == pytest.approx(best, rel=1e-3)
+
+
+def test_loss_is_within_one_percent_of_the_optimum_in_95_of_100():
+    close = 0
+    for seed in range(40):
+        graph = random_graph(seed)
+        costs, link = random_costs(graph, seed)
+        search = Search(graph, costs, link)
+        search.construct()
+        search.refine(0, 20_000)
+        plan = search.plan(exempt=False)
+        exact = plan_exact(graph, costs, link, known=plan, seconds=20)
+        assert exact.proven
+        check(exact.plan, small_transfers=True)
+        latency, optimum = (estimate(graph, p, costs, link).latency for p in (plan, exact.plan))
+        assert latency >= optimum * (1 - 1e-3)
+        close += latency <= optimum * 1.01
+    assert close >= 38
+
+
+def test_nothing_crosses_a_dead_link():
+    graph = random_graph(3)
+    costs, _ = random_costs(graph, 3)
+    found = plan_exact(graph, costs, Link(0, 0))
+    assert found.proven and found.plan.transfers == ()
+
+
+def test_a_solver_without_time_says_that_nothing_is_proven():
+    graph = random_graph(5)
+    costs, link = random_costs(graph, 5)
+    found = plan_exact(graph, costs, link, seconds=1e-6)
+    check(found.plan)
+    assert not found.proven
+
+
+def test_a_free_server_takes_what_pays():
+    graph = random_graph(7)
+    costs, _ = random_costs(graph, 7)
+    free = Costs(costs.fixed * [[1], [0]], costs.per_share * [[1], [0]])
+    fast = Link(1e12, 1e12)
+    found = plan_exact(graph, free, fast, small_transfers=False)
+    assert estimate(graph, found.plan, free, fast).latency < 1e-6

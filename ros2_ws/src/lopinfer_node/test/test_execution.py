@@ -1,0 +1,74 @@
+"""One side of a request: steps run when their inputs are there, what they send leaves at once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lopinfer_node.errors import RemoteError
+from lopinfer_node.execution import Execution
+from lopinfer_node.outbox import Route
+from lopinfer_node.plan import DEVICE, SERVER
+from lopinfer_node.wire import Piece
+from numpy_program import Program, expected, random_plan, small_graph
+
+GRAPH = small_graph()
+ROUTE = Route(1, 77, 3)
+
+
+def piece(transfer, data):
+    return Piece(5, 77, 0, 1, transfer, 0, 1, 3, 0.0, bytes(data)).sealed()
+
+
+def execution(side, plan, inputs=None):
+    program = Program(plan, side)
+    return Execution(side, ROUTE, program.steps, plan.transfers, program.start(inputs))
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_two_sides_that_exchange_what_they_send_get_the_result(random):
+    plan, inputs = random_plan(GRAPH, random), [np.arange(12) * 3]
+    sides = {DEVICE: execution(DEVICE, plan, inputs), SERVER: execution(SERVER, plan)}
+    coming = []
+    while not all(s.done for s in sides.values()):
+        turns = [('compute', s) for s in sides if sides[s].runnable()] \
+            + [('deliver', i) for i in range(len(coming))]
+        assert turns, 'both sides wait for each other'
+        what, which = random.choice(turns)
+        if what == 'compute':
+            steps = sides[which].runnable()
+            for position in steps:
+                sides[which].run.compute(position)
+            coming += [(1 - which, piece(t, d)) for t, d in sides[which].computed(steps)]
+        else:
+            to, arriving = coming.pop(which)
+            assert sides[to].take(arriving)
+    assert sides[DEVICE].run.outputs() == expected(GRAPH, inputs)
+    assert not coming
+
+
+@settings(max_examples=50, derandomize=True, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_no_step_is_computed_between_one_that_sends_and_its_sending(random):
+    plan = random_plan(GRAPH, random)
+    side = execution(DEVICE, plan, [np.arange(12)])
+    steps = Program(plan, DEVICE).steps
+    while ready := side.runnable():
+        assert not any(steps[s].sends for s in ready[:-1])
+        for position in ready:
+            side.run.compute(position)
+        side.computed(ready)
+
+
+@pytest.mark.parametrize('other', [{'plan': 78}, {'bin': 4}, {'transfer': 99}])
+def test_a_piece_of_another_plan_is_refused(other):
+    from lopinfer_node.plan import Plan
+    plan = Plan.server_only(GRAPH)
+    side = execution(SERVER, plan)
+    up = next(t for t in plan.transfers if t.source == DEVICE)
+    good = piece(up.index, bytes(up.bytes))
+    with pytest.raises(RemoteError):
+        side.take(replace(good, **other))
+    assert side.take(good)

@@ -1,0 +1,240 @@
+"""Real processes over DDS: the same results, a server that is killed, two robots, both nodes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rclpy
+import torch
+from lopinfer_node.api import offload, offloaded
+from lopinfer_node.client import PlannedTable
+from lopinfer_node.client_shell import ClientOptions
+from lopinfer_node.plan import Plan
+from lopinfer_node.recording import Recording
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from runtime_models import Small, Untraceable
+
+LIMIT = 90.0  # seconds; what goes wrong fails then, nothing is measured
+SHAPE = (1, 3, 32, 40)
+HERE = Path(__file__).parent
+NODE = 'import sys; from lopinfer_node.nodes import {0}_main; sys.exit({0}_main())'
+
+
+@pytest.fixture(autouse=True)
+def domain(monkeypatch):
+    """A DDS domain of this test's own."""
+    for number in range(100, 200):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind(('127.0.0.1', 7400 + 250 * number + 10))
+            except OSError:
+                continue
+        monkeypatch.setenv('ROS_DOMAIN_ID', str(number))
+        return
+
+
+@pytest.fixture
+def processes():
+    running = []
+    yield running
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def start(processes, kind, **parameters):
+    arguments = ['--ros-args', '-p', 'threads:=1']
+    for name, value in parameters.items():
+        arguments += ['-p', f'{name}:={value}']
+    path = os.pathsep.join([*sys.path, str(HERE)])
+    process = subprocess.Popen([sys.executable, '-c', NODE.format(kind), *arguments],
+                               env={**os.environ, 'PYTHONPATH': path})
+    processes.append(process)
+    return process
+
+
+def halves(traced, fixed, per_share):
+    """At every bandwidth: the upper half of each operator on the robot, the lower on the server."""
+    graph = traced.graph
+    whole = np.array([n.is_global or n.extent == 1 for n in graph.nodes])
+    cuts = np.where(whole, 0, graph.extents // 2)
+    return PlannedTable([0.0], [Plan.of_cuts(graph, cuts, cuts)], [2.0])
+
+
+def same(got, want):
+    assert got.keys() == want.keys()
+    for name in want:
+        torch.testing.assert_close(got[name], want[name], rtol=1e-4, atol=1e-5)
+
+
+def eventually(done):
+    until = time.monotonic() + LIMIT
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes, tmp_path):
+    model = Small().eval()
+    inputs = [torch.rand(SHAPE) for _ in range(6)]
+    with torch.no_grad():
+        wanted = [model(x) for x in inputs]
+    server = start(processes, 'server', directory=tmp_path)
+    with offload(model, example=inputs[0], options=ClientOptions(halves)) as shared:
+        same(shared(inputs[0]), wanted[0])            # before there is a server
+        assert shared.wait(LIMIT)
+        for x, want in zip(inputs, wanted, strict=True):
+            same(shared(x), want)
+        report = shared.report
+        assert report.offloaded == 6 and report.server > 0
+        server.kill()                                 # the client can't know, and begins a request
+        same(shared(inputs[1]), wanted[1])
+        assert report.fallbacks <= 1 and report.offloaded == 6
+        start(processes, 'server', directory=tmp_path)
+        eventually(lambda: shared(inputs[2]) is not None and report.offloaded > 6)
+        same(shared(inputs[3]), wanted[3])
+        same(shared(torch.ones(SHAPE)), model(torch.ones(SHAPE)))
+        other = torch.rand(1, 3, 16, 16)              # not the shape that was traced
+        same(shared(other), model(other))
+
+
+def test_a_server_that_is_killed_while_it_computes(processes, tmp_path):
+    model = Small().eval()
+    x = torch.rand(SHAPE)
+    server = start(processes, 'server', directory=tmp_path)
+    with offload(model, example=x, options=ClientOptions(halves)) as shared:
+        assert shared.wait(LIMIT)
+        client, original = shared._client, shared._client.machine.on_computed
+
+        def kill_then(*arguments):
+            if server.poll() is None:
+                server.send_signal(signal.SIGKILL)    # before anything of the request is sent
+                server.wait()
+            return original(*arguments)
+        client.machine.on_computed = kill_then
+        same(shared(x), model(x))
+        assert shared.report.fallbacks == 1 and not shared.shared
+
+
+def test_what_both_sides_do_is_written_down(processes, tmp_path):
+    model, x = Small().eval(), torch.rand(SHAPE)
+    start(processes, 'server', directory=tmp_path / 'store', recording=tmp_path / 'server')
+    options = ClientOptions(halves, recording=Recording(tmp_path / 'robot'))
+    with offload(model, example=x, options=options) as shared:
+        assert shared.wait(LIMIT)
+        shared(x)
+    lines = [json.loads(line) for name in ('robot', 'server')
+             for line in (tmp_path / name).read_text().splitlines()]
+    sent = {(e['side'], e['index']): e['start'] for e in lines if e['what'] == 'send'}
+    received = {(1 - e['side'], e['index']): e['end'] for e in lines if e['what'] == 'receive'}
+    assert {side for side, _ in sent} == {0, 1} and sent.keys() == received.keys()
+    assert all(sent[transfer] < received[transfer] for transfer in sent)
+    assert {e['side'] for e in lines if e['what'] == 'compute'} == {0, 1}
+
+
+def test_two_robots_do_not_mix(processes, tmp_path):
+    models = [Small().eval(), Small().eval()]
+    with torch.no_grad():
+        models[1].head.weight.mul_(-3.0)
+    start(processes, 'server', directory=tmp_path)
+    fine = []
+
+    def drive(number, shared):
+        generator = torch.Generator().manual_seed(number)
+        for _ in range(20):
+            x = torch.rand(SHAPE, generator=generator)
+            same(shared(x), models[number](x))
+        assert shared.report.offloaded >= 15
+        fine.append(number)
+
+    with offload(models[0], example=torch.rand(SHAPE), robot='robot0',
+                 options=ClientOptions(halves)) as first, \
+            offload(models[1], example=torch.rand(SHAPE), robot='robot1',
+                    options=ClientOptions(halves)) as second:
+        assert first.wait(LIMIT) and second.wait(LIMIT)
+        robots = [threading.Thread(target=drive, args=pair) for pair in enumerate([first, second])]
+        for robot in robots:
+            robot.start()
+        for robot in robots:
+            robot.join()
+    assert sorted(fine) == [0, 1]
+
+
+def test_other_weights_are_refused_by_name_where_models_can_not_be_sent(processes, tmp_path):
+    model = Small().eval()
+    from lopinfer_node.model import trace
+    from lopinfer_node.store import Store
+    Store(tmp_path).add(trace(model, torch.rand(SHAPE)))
+    start(processes, 'server', directory=tmp_path, uploads='false')
+    with offload(model, example=torch.rand(SHAPE), options=ClientOptions(halves)) as shared:
+        assert shared.wait(LIMIT)
+        other = Small().eval()
+        with torch.no_grad():
+            other.second.weight[0, 0, 0, 0] += 1.0
+        with offload(other, example=torch.rand(SHAPE), robot='robot2',
+                     options=ClientOptions(halves)) as refused:
+            eventually(lambda: 'second.weight' in refused._client.machine.reason)
+            assert not refused.shared
+
+
+def test_an_untraceable_model_says_where_and_runs_here():
+    x = torch.rand(4)
+    with pytest.warns(UserWarning, match='runtime_models.py'), \
+            offload(Untraceable().eval(), example=x) as shared:
+        assert torch.equal(shared(x), x * 2) and not shared.wait(0.0)
+
+
+def test_the_decorator_gives_the_function_the_shared_model():
+    model = Small().eval()
+
+    @offloaded(model, options=ClientOptions(halves))
+    def detect(shared, x):
+        return shared(x)
+    x = torch.rand(SHAPE)
+    same(detect(x), model(x))
+
+
+def test_the_nodes_answer_an_image_and_end_cleanly(processes, tmp_path):
+    from lopinfer_msgs.msg import Result
+    from lopinfer_node.images import image_tensor
+    from lopinfer_node.qos import IMAGE, RESULT
+    from sensor_msgs.msg import Image
+    server = start(processes, 'server', directory=tmp_path)
+    client = start(processes, 'client', model='runtime_models:small', height=32, width=40,
+                   method='server-only')
+    image = Image(height=32, width=40, encoding='bgr8', step=120,
+                  data=np.random.default_rng(0).integers(0, 256, 32 * 120, np.uint8))
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    with torch.no_grad():
+        wanted = Small().eval()(image_tensor(image, (32, 40), mean, std))
+    context = Context()
+    rclpy.init(args=[], context=context)
+    node = rclpy.create_node('camera', context=context)
+    results = []
+    node.create_subscription(Result, 'lopinfer/result', results.append, RESULT)
+    images = node.create_publisher(Image, 'image', IMAGE)
+    node.create_timer(0.1, lambda: images.publish(image))
+    executor = SingleThreadedExecutor(context=context)
+    executor.add_node(node)
+    until = time.monotonic() + LIMIT
+    while not any(r.offloaded for r in results):
+        executor.spin_once(0.1)
+        assert time.monotonic() < until
+    node.destroy_node()
+    context.try_shutdown()
+    for result in (results[0], results[-1]):
+        for tensor, want in zip(result.outputs, wanted.values(), strict=True):
+            assert list(tensor.shape) == list(want.shape)
+            np.testing.assert_allclose(np.array(tensor.values), want.numpy().ravel(), 1e-4, 1e-5)
+    for process in (client, server):
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0

@@ -1,0 +1,81 @@
+"""The two machines over a bad channel in virtual time: every result is right, nothing hangs."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lopinfer_node.client import OPEN
+from numpy_program import small_graph
+from virtual import Channel, World
+
+GRAPH = small_graph()
+BAD = st.builds(Channel, loss=st.floats(0, 0.3), double=st.floats(0, 0.3),
+                corrupt=st.floats(0, 0.2), jitter=st.floats(0, 0.02),
+                latency=st.floats(0, 0.02), rate=st.floats(1e5, 1e8))
+FEW = settings(max_examples=60, derandomize=True, deadline=None)
+
+
+def all_open(world):
+    return lambda: all(c.machine.state == OPEN for c in world.clients)
+
+
+def infer(world, rounds=5, patience=5.0):
+    """Each client makes one request after another; returns when all have all their results."""
+    for _ in range(rounds):
+        for client in world.clients:
+            client.request()
+        world.run(lambda: all(c.idle for c in world.clients), world.now + patience)
+    for client in world.clients:
+        assert client.results == client.wanted
+
+
+def wait(world, seconds):
+    end = world.now + seconds
+    world.at(end, lambda: None)
+    world.run(lambda: world.now >= end, end + 1)
+
+
+@FEW
+@given(st.integers(0, 2 ** 32), st.integers(1, 3))
+def test_on_a_good_link_every_request_is_shared_and_right(seed, clients):
+    world = World(GRAPH, seed, clients=clients)
+    world.run(all_open(world), 10.0)
+    infer(world)
+    for client in world.clients:
+        assert client.machine.report.offloaded == 5
+        assert client.machine.report.fallbacks == 0
+        assert not client.machine.dropped['corrupt']
+
+
+@FEW
+@given(st.integers(0, 2 ** 32), BAD, st.integers(1, 3))
+def test_results_are_right_whatever_the_channel_does(seed, channel, clients):
+    world = World(GRAPH, seed, channel, clients)
+    infer(world, 2)                     # before anybody is connected
+    wait(world, 3.0)
+    infer(world, 6)
+
+
+@FEW
+@given(st.integers(0, 2 ** 32), st.floats(0, 0.06), st.integers(1, 2))
+def test_a_server_that_dies_and_comes_back_is_used_again(seed, moment, clients):
+    world = World(GRAPH, seed, clients=clients)
+    world.run(all_open(world), 10.0)
+    world.at(world.now + moment, world.kill_server)
+    infer(world, 6)
+    world.kill_server()
+    world.run(lambda: not any(c.machine.state == OPEN for c in world.clients), world.now + 60.0)
+    world.start_server()
+    world.run(all_open(world), world.now + 60.0)
+    wait(world, 31.0)     # no penalty of a fallback lasts longer
+    before = [c.machine.report.offloaded for c in world.clients]
+    infer(world, 20)
+    for client, shared in zip(world.clients, before, strict=True):
+        assert client.machine.report.offloaded == shared + 20
+
+
+@FEW
+@given(st.integers(0, 2 ** 32))
+def test_a_model_that_the_server_lacks_is_sent_first(seed):
+    world = World(GRAPH, seed, stored=())
+    infer(world, 1)
+    world.run(all_open(world), 10.0)
+    infer(world)

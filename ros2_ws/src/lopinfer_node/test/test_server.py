@@ -1,0 +1,210 @@
+"""The server accepts what fits, says what does not, and keeps its clients apart."""
+
+import numpy as np
+import pytest
+from lopinfer_node.outbox import Outbox, Route
+from lopinfer_node.plan import DEVICE, SERVER, Plan
+from lopinfer_node.server import (
+    Join,
+    Leave,
+    Limits,
+    Prepare,
+    Prepared,
+    PreparePlans,
+    Send,
+    ServerMachine,
+)
+from lopinfer_node.services import (
+    MISSING,
+    PREPARING,
+    PROTOCOL,
+    READY,
+    REFUSED,
+    OpenRequest,
+    PlansRequest,
+    encode_plans,
+)
+from lopinfer_node.wire import MAX_PIECE, NO_PLAN, NOT_OPEN, OK, Ack, plan_number
+from numpy_program import Program, expected, small_graph
+
+GRAPH = small_graph()
+PLAN = Plan.server_only(GRAPH)
+DIGEST = 'a' * 64
+COSTS = np.ones(len(GRAPH))
+
+
+def open_request(client='robot1', incarnation=5, digest=DIGEST, hashes=(1, 2), protocol=PROTOCOL):
+    return OpenRequest(protocol, client, incarnation, 'small', digest, ['w', 'b'], list(hashes))
+
+
+def plans_request(client='robot1', incarnation=5):
+    bins, own = encode_plans([PLAN.own, PLAN.own])
+    return PlansRequest(client, incarnation, DIGEST, bytes(bins), own)
+
+
+def serving(*clients, limits=None):
+    """A server with these clients, all ready."""
+    server = ServerMachine(9, {DIGEST}, limits)
+    for client in clients:
+        reply, actions = server.on_open(open_request(client), 0.0)
+        if reply.status == PREPARING:
+            assert actions == [Prepare(DIGEST)]
+            server.on_model(DIGEST, COSTS, COSTS)
+            reply, actions = server.on_open(open_request(client), 0.0)
+        assert reply.status == READY and actions == [Join(client)]
+        status, _, actions = server.on_set_plans(plans_request(client), 0.0)
+        assert status == PREPARING
+        server.on_plans(actions[0].request, [Prepared(PLAN, Program(PLAN, SERVER))] * 2)
+        assert server.on_set_plans(plans_request(client), 0.0)[0] == READY
+    return server
+
+
+def pieces_of(inputs, number, incarnation=5):
+    """What a client sends for one request."""
+    box = Outbox(incarnation, MAX_PIECE)
+    run = Program(PLAN, DEVICE).start(inputs)
+    for t in PLAN.transfers:
+        if t.source == DEVICE:
+            box.offer(Route(number, plan_number(PLAN.digest), 1), t.index, run.piece(t.index))
+    return box.poll(0.0)
+
+
+def finish(server, now=1.0):
+    """Compute all that can be computed; the pieces that are sent."""
+    sent = []
+    while (work := server.work()) is not None:
+        for position in work.steps:
+            work.execution.run.compute(position)
+        sent += server.on_computed(work, 0.5, now)
+    return sent
+
+
+def results(sent):
+    return {s.client: int(np.frombuffer(s.message.data, np.int64)[0]) for s in sent}
+
+
+def test_the_first_piece_opens_a_request_and_the_answer_says_how_long_it_took():
+    server = serving('robot1')
+    inputs = [np.arange(12)]
+    for piece in pieces_of(inputs, 1):
+        (ack,) = server.on_piece('robot1', piece, 1.0)
+        assert ack.message.status == OK
+    sent = finish(server)
+    assert results(sent) == {'robot1': expected(GRAPH, inputs)[0]}
+    assert sent[-1].message.busy == 0.5 and sent[-1].message.request == 1
+
+
+def test_two_clients_with_the_same_request_number_do_not_mix():
+    server = serving('robot1', 'robot2')
+    inputs = {'robot1': [np.arange(12)], 'robot2': [np.arange(12) * 7 + 1]}
+    for client in inputs:
+        for piece in pieces_of(inputs[client], 4):
+            server.on_piece(client, piece, 1.0)
+    assert results(finish(server)) == {c: expected(GRAPH, i)[0] for c, i in inputs.items()}
+
+
+def test_clients_take_turns():
+    server = serving('robot1', 'robot2')
+    for client in server.clients:
+        for piece in pieces_of([np.arange(12)], 1):
+            server.on_piece(client, piece, 1.0)
+    first = server.work()
+    assert server.work().client != first.client
+
+
+def test_a_new_request_replaces_the_former_even_while_that_is_computed():
+    server = serving('robot1')
+    for piece in pieces_of([np.arange(12)], 1):
+        server.on_piece('robot1', piece, 1.0)
+    old = server.work()
+    for position in old.steps:
+        old.execution.run.compute(position)
+    for piece in pieces_of([np.arange(12) + 5], 2):
+        server.on_piece('robot1', piece, 1.0)
+    assert server.on_computed(old, 0.1, 1.0) == []
+    assert results(finish(server)) == {'robot1': expected(GRAPH, [np.arange(12) + 5])[0]}
+    server.on_piece('robot1', pieces_of([np.arange(12)], 1)[0], 2.0)
+    assert server.dropped['late'] == 1 and server.work() is None
+
+
+def test_a_piece_of_an_unknown_plan_or_life_is_answered_with_the_reason():
+    server = serving('robot1')
+    piece = pieces_of([np.arange(12)], 1)[0]
+    from dataclasses import replace
+    foreign = replace(piece, incarnation=6).sealed()
+    assert server.on_piece('robot1', foreign, 1.0)[0].message.status == NOT_OPEN
+    for other in ({'plan': 3}, {'bin': 9}):
+        unknown = replace(piece, **other).sealed()
+        assert server.on_piece('robot1', unknown, 1.0)[0].message.status == NO_PLAN
+    assert server.on_piece('robot1', replace(piece, part=1, parts=2).sealed(), 1.0) == []
+    assert server.on_piece('robot1', replace(piece, data=b'\1'), 1.0) == []
+    assert server.on_ack('robot1', Ack(6, 0, 0, 1.0), 1.0) == []
+    assert server.on_ack('robot1', Ack(5, 99, 0, 1.0), 1.0) == []
+    assert server.dropped == {'foreign': 2, 'plan': 2, 'corrupt': 3}
+    assert server.work() is None
+
+
+def test_a_model_with_other_weights_is_refused_by_the_name_of_the_first_that_differs():
+    server = serving('robot1', limits=Limits(uploads=False))
+    reply, actions = server.on_open(open_request('robot2', digest='b' * 64, hashes=(1, 3)), 1.0)
+    assert reply.status == REFUSED and "'b'" in reply.reason and not actions
+    server = serving('robot1')
+    reply, _ = server.on_open(open_request('robot2', digest='b' * 64, hashes=(0, 3)), 1.0)
+    assert reply.status == MISSING and "'w'" in reply.reason
+
+
+@pytest.mark.parametrize(('request_', 'says'), [
+    (open_request('robot2', protocol=99), 'protocol'), (open_request('robot2'), 'clients already'),
+    (open_request('robot1', incarnation=6), 'in use'),
+    (open_request('robot1', hashes=(1,)), 'hashes'),
+    (open_request('robot 1'), 'namespace'), (open_request('a/../b'), 'namespace')])
+def test_what_does_not_fit_is_refused_with_the_reason(request_, says):
+    server = serving('robot1', limits=Limits(clients=1))
+    reply, actions = server.on_open(request_, 1.0)
+    assert reply.status == REFUSED and says in reply.reason and not actions
+    assert server.clients == ['robot1']
+
+
+def test_another_life_of_a_client_takes_over_when_the_former_is_silent():
+    server = serving('robot1')
+    assert server.on_open(open_request(incarnation=6), 3.0)[0].status == READY
+    assert server.on_set_plans(plans_request(), 3.0)[0] == REFUSED     # of the former life
+
+
+def test_a_model_that_can_not_be_served_is_refused_and_may_be_tried_again():
+    server = ServerMachine(9, {DIGEST})
+    assert server.on_open(open_request(), 0.0)[1] == [Prepare(DIGEST)]
+    server.on_model(DIGEST, COSTS, COSTS, 'no such operator')
+    assert server.on_open(open_request(), 0.0)[0].reason == 'no such operator'
+    assert server.on_open(open_request(), 0.0)[0].status == MISSING
+
+
+def test_plans_that_are_refused_or_too_large_are_not_used():
+    table, reason = [Prepared(PLAN, Program(PLAN, SERVER))] * 2, 'nobody computes [0, 3)'
+    for limits, prepared, refusal in ((None, [], reason), (Limits(request_bytes=10), table, '')):
+        server = serving('robot1')
+        server.limits = limits or server.limits
+        server.on_open(open_request('robot3'), 0.0)
+        (action,) = server.on_set_plans(plans_request('robot3'), 0.0)[2]
+        assert isinstance(action, PreparePlans)
+        server.on_plans(action.request, prepared, refusal)
+        status, says, _ = server.on_set_plans(plans_request('robot3'), 0.0)
+        assert status == REFUSED and says == (refusal or says) and says
+        assert server.on_piece('robot3', pieces_of([np.arange(12)], 1)[0], 1.0)[0].message.status \
+            == NO_PLAN
+
+
+def test_a_silent_client_is_forgotten_and_a_heard_one_is_not():
+    server = serving('robot1', 'robot2')
+    server.on_piece('robot2', pieces_of([np.arange(12)], 1)[0], 20.0)
+    assert [a for a in server.on_time(30.0) if not isinstance(a, Send)] == [Leave('robot1')]
+    assert server.clients == ['robot2'] and server.deadline <= 50.0
+
+
+def test_a_request_that_can_not_be_computed_hurts_nobody_else():
+    server = serving('robot1', 'robot2')
+    for client in server.clients:
+        for piece in pieces_of([np.arange(12)], 1):
+            server.on_piece(client, piece, 1.0)
+    server.on_failed(server.work())
+    assert len(results(finish(server))) == 1

@@ -1,0 +1,87 @@
+"""A model gets to the server's disk whole, from wherever it was interrupted, or not at all."""
+
+import random
+
+import pytest
+from lopinfer_node.errors import RemoteError
+from lopinfer_node.store import FILES, PART_BYTES, Store, UploadRequest, send_model
+
+DIGEST = 'c' * 64
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / 'model'
+    folder.mkdir()
+    draw = random.Random(1)
+    for name, size in zip(FILES, (100, 3 * PART_BYTES + 17), strict=True):
+        (folder / name).write_bytes(draw.randbytes(size))
+    return folder
+
+
+def test_an_upload_survives_lost_calls_and_a_restart(model, tmp_path):
+    path, draw, calls = tmp_path / 'store', random.Random(2), []
+    stores = [Store(path)]
+
+    def call(request):
+        calls.append(request.offset)
+        if len(calls) == 5:
+            stores[0] = Store(path)       # the server is restarted
+        if draw.random() < 0.3:
+            raise TimeoutError
+        return stores[0].take(request)
+
+    for _ in range(50):
+        try:
+            send_model(model, DIGEST, call)
+            break
+        except TimeoutError:
+            continue
+    assert stores[0].digests() == {DIGEST}
+    for name in FILES:
+        assert (stores[0].path(DIGEST) / name).read_bytes() == (model / name).read_bytes()
+    sent = []
+    send_model(model, DIGEST, lambda r: sent.append(r.data) or stores[0].take(r))
+    assert sent == [b'', b'']             # a second robot only asks
+
+
+def test_a_file_that_arrives_damaged_is_refused_and_can_be_sent_again(model, tmp_path):
+    store, damage = Store(tmp_path / 'store'), [True]
+
+    def call(request):
+        if damage and request.offset:
+            damage.clear()
+            request = UploadRequest(request.digest, request.file, request.sha256, request.size,
+                                    request.offset, b'\0' * len(request.data))
+        return store.take(request)
+
+    with pytest.raises(RemoteError, match='damaged'):
+        send_model(model, DIGEST, call)
+    assert store.digests() == set()
+    send_model(model, DIGEST, call)
+    assert store.digests() == {DIGEST}
+
+
+@pytest.mark.parametrize('bad', [
+    UploadRequest('../../etc', 'graph.json', '', 1, 0, b'x'),
+    UploadRequest(DIGEST, '../passwd', '', 1, 0, b'x'),
+    UploadRequest(DIGEST, 'graph.json', '', 10 ** 12, 0, b'x'),
+    UploadRequest(DIGEST, 'graph.json', '', 1, 0, b'xyz')])
+def test_what_is_no_part_of_a_model_is_refused(bad, tmp_path):
+    store = Store(tmp_path / 'store')
+    assert not store.take(bad).accepted
+    assert not [p for p in (tmp_path / 'store').rglob('*') if p.is_file()]
+
+
+def test_a_full_store_takes_no_further_model(tmp_path):
+    store = Store(tmp_path, models=1)
+    assert store.take(UploadRequest(DIGEST, 'graph.json', '', 9, 0, b'abc')).accepted
+    assert not store.take(UploadRequest('d' * 64, 'graph.json', '', 9, 0, b'abc')).accepted
+    assert store.take(UploadRequest(DIGEST, 'graph.json', '', 9, 3, b'abc')).received == 6
+
+
+def test_a_part_that_was_not_asked_for_changes_nothing(tmp_path):
+    store = Store(tmp_path / 'store')
+    assert store.take(UploadRequest(DIGEST, 'graph.json', '', 9, 0, b'abc')).received == 3
+    assert store.take(UploadRequest(DIGEST, 'graph.json', '', 9, 0, b'xyz')).received == 3
+    assert store.take(UploadRequest(DIGEST, 'graph.json', '', 9, 6, b'xyz')).received == 3
