@@ -38,9 +38,9 @@ class ClientNode(Node):
         traced = trace(zoo.load(s.model, s.pretrained).to(s.device),
                        torch.zeros(1, 3, *self.size, device=s.device))
         self.client = Client(self, traced, ClientOptions(
-            TablePlanner(s.method, latency=s.link_delay), s.server,
+            TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
             Settings(s.probe_period, s.probe_bytes, s.deadline), shaped_link(s),
-            recording=recording(s)))
+            recording=recording(s), slowdown=s.slowdown))
         self._newest: tuple[Any, float] | None = None   # image, and when it came
         self._there = threading.Condition()
         self._closing = False

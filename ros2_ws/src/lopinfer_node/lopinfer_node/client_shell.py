@@ -53,6 +53,7 @@ from .model import Traced
 from .plan import DEVICE, Plan
 from .recording import Recording, recorded
 from .services import PROTOCOL, OpenRequest, PlansRequest, encode_plans, number
+from .slow import slowed
 from .store import UploadReply, UploadRequest, send_model
 from .wire import Ack, Piece
 
@@ -72,6 +73,7 @@ class ClientOptions:
     link: ShapedLink = field(default_factory=ShapedLink)
     power: PowerModel = field(default_factory=PowerModel)
     recording: Recording | None = None
+    slowdown: float = 1.0
 
 
 class Client:
@@ -92,7 +94,7 @@ class Client:
         self._link = options.link
         self._ready: list[Piece | Ack] = []     # has left the link, is to be published
         self._meter = open_meter(options.power, time.monotonic())
-        self._alone = Program(traced, Plan.device_only(traced.graph), DEVICE)
+        self._alone = self._program(Plan.device_only(traced.graph))
         self._programs: list[execution.Program] = []
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
         self._call: Any = None                  # client and future of the last service call
@@ -114,6 +116,10 @@ class Client:
         self._closing = True
         self._alarm.close()
         self._jobs.shutdown(cancel_futures=True)
+
+    def _program(self, plan: Plan) -> Any:
+        program = recorded(Program(self.traced, plan, DEVICE), DEVICE, self.options.recording)
+        return slowed(program, self.options.slowdown)
 
     # -- one inference ---------------------------------------------------------------------------
 
@@ -281,8 +287,7 @@ class Client:
     def _make_plans(self, action: MakePlans) -> None:
         try:
             table = self.options.planner(self.traced, action.fixed, action.per_share)
-            compiled = {plan: recorded(Program(self.traced, plan, DEVICE), DEVICE,
-                                       self.options.recording) for plan in set(table.plans)}
+            compiled = {plan: self._program(plan) for plan in set(table.plans)}
         except Exception as error:  # the planner may be the user's; the robot goes on alone
             self.node.get_logger().error(f'no plans: {type(error).__name__}: {error}')
             return

@@ -78,12 +78,12 @@ def costs_of(graph: Graph, device: Profile, server: Profile) -> Costs:
                  np.stack([device.per_share, server.per_share]))
 
 
-def tables(graph: Graph, costs: Costs) -> dict[str, Sequence[Plan]]:
+def tables(graph: Graph, costs: Costs, latency: float = LATENCY) -> dict[str, Sequence[Plan]]:
     """One plan per bandwidth of `table.BANDWIDTHS` for every baseline and for LOPInfer."""
-    links = [Link(rate, rate, LATENCY) for rate in BANDWIDTHS]
+    links = [Link(rate, rate, latency) for rate in BANDWIDTHS]
     found: dict[str, Sequence[Plan]] = {
         name: [plan(graph, costs, link) for link in links] for name, plan in BASELINES.items()}
-    found['lopinfer'] = plan_table(graph, costs, BANDWIDTHS, LATENCY)
+    found['lopinfer'] = plan_table(graph, costs, BANDWIDTHS, latency)
     return found
 
 
@@ -111,7 +111,7 @@ def estimates(graph: Graph, plan: Plan, costs: Costs, rates: np.ndarray,
 
 
 def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
-           foresight: bool = False) -> Outcome:
+           foresight: bool = False, latency: float = LATENCY) -> Outcome:
     """Requests of one method, one after the other, over one period of a recorded link.
 
     :param table: one plan per bandwidth of `table.BANDWIDTHS`.
@@ -126,7 +126,8 @@ def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
     different, sample = np.unique(rates, return_inverse=True)
     number = {plan: k for k, plan in enumerate(dict.fromkeys(table))}
     # (2, plans, samples): latency and energy of every plan at every sample
-    every = np.stack([estimates(graph, plan, costs, different) for plan in number], 1)[..., sample]
+    every = np.stack([estimates(graph, plan, costs, different, latency)
+                      for plan in number], 1)[..., sample]
     if foresight:
         chosen = every[0].argmin(0)
     else:

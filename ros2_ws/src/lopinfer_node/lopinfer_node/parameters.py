@@ -48,6 +48,8 @@ CLIENT = LINK | {
     'probe_bytes': Knob(64000, 'Bytes of a measurement.', 4096, 240000),
     'deadline': Knob(0.1, 'Time that a request waits for the server beyond what was expected of '
                           'it, s; at least as long as was expected.', 0.0, 60.0),
+    'slowdown': Knob(1.0, 'Emulate a slower robot: computing takes so many times as long; 1: off.',
+                     1.0, 1000.0),
     'link_delay': Knob(0.002, 'Delay of the link per direction that plans expect, s.', 0.0, 10.0),
 }
 

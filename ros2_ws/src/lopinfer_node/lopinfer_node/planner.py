@@ -26,8 +26,8 @@ METHODS = (LOSS, *BASELINES)
 class TablePlanner:
     """Makes a table by one of `METHODS`, or estimates one that is given.
 
-    ``profile``: of this machine, measured when it is None. ``latency`` of the link per direction,
-    s.
+    ``profile``: of this machine, measured when it is None, and taken ``slowdown`` times as slow.
+    ``latency`` of the link per direction, s.
     """
 
     method: str = LOSS
@@ -36,6 +36,7 @@ class TablePlanner:
     latency: float = 0.002
     objective: Objective | None = None
     power: PowerModel = field(default_factory=PowerModel)
+    slowdown: float = 1.0
 
     def __call__(self, traced: Traced, fixed: np.ndarray, per_share: np.ndarray) -> PlannedTable:
         """Plan for a server with this profile, seconds per operator."""
@@ -43,7 +44,8 @@ class TablePlanner:
         own = self.profile or measure(traced)
         if own.digest != graph.digest or len(fixed) != len(graph) or len(per_share) != len(graph):
             raise ProfileError(f'a profile is not one of {traced.name}')
-        costs = Costs(np.stack([own.fixed, fixed]), np.stack([own.per_share, per_share]))
+        costs = Costs(np.stack([own.fixed * self.slowdown, fixed]),
+                      np.stack([own.per_share * self.slowdown, per_share]))
         table = self.table or self._plan(graph, costs)
         links = [Link(rate, rate, self.latency) for rate in table.bandwidths]
         estimates = [estimate(graph, plan, costs, link, self.power).latency

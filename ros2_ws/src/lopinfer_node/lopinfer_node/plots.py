@@ -134,7 +134,7 @@ def draw_measured(rates: Mapping[float, Mapping[str, tuple[float, float]]], path
             axes.bar(at, values[:, 0] * 1e3, width * .92, label=method,
                      color=_METHODS.get(method, _OTHER)[0])
             axes.hlines(values[:, 1] * 1e3, at - width / 2, at + width / 2, color=_OTHER[0],
-                        linewidth=1.2, label='expected' if method == methods[-1] else None)
+                        linewidth=1.2, label='expected' if method == methods[-1] else '')
         axes.set_xticks(range(len(rates)), [f'{rate / 1e6:g}' for rate in rates])
         axes.set_xlabel('bandwidth (MB/s)')
         axes.set_ylabel('latency (ms)')

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from .profile import Profile
 
 SERVER = 'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())'
 START = 120.0       # seconds that a server has to load, measure and accept plans
-WARM_UP = 3         # requests
+WARM_UP = 2         # requests
 DEVICE_ONLY = 'device-only'
 
 
@@ -62,18 +62,19 @@ class Measured:
 class Rig:
     """Server and link stay while `measure` tries one method after the other.
 
-    ``rate`` in bytes/s in each direction, None for loopback as it is; ``latency`` in s.
+    ``rate`` in bytes/s in each direction, None for loopback as it is; ``latency`` in s. The robot
+    computes ``slowdown`` times as slowly as it could.
     """
 
     def __init__(self, model: torch.nn.Module, example: torch.Tensor, rate: float | None,
                  latency: float = 0.0, folder: Path | None = None,
-                 environment: Mapping[str, str] | None = None) -> None:
+                 slowdown: float = 1.0) -> None:
         self.model, self.example = model, example
         self.rate, self.latency = rate, latency
         with torch.no_grad():
             self.want: torch.Tensor = model(example)
         self._folder = folder
-        self._environment = environment or {}
+        self.slowdown = slowdown
         self._process: subprocess.Popen[bytes] | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -87,7 +88,7 @@ class Rig:
         arguments = [a for name, value in parameters.items() for a in ('-p', f'{name}:={value}')]
         self._process = subprocess.Popen(
             [sys.executable, '-c', SERVER, '--ros-args', '--log-level', 'warn',
-             '-r', '__ns:=/lopinfer', *arguments], env={**os.environ, **self._environment})
+             '-r', '__ns:=/lopinfer', *arguments], env=dict(os.environ))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -102,8 +103,10 @@ class Rig:
 
         ``profile``: of the robot. ``delay``: of the link per direction, s, as plans expect it.
         """
-        with self.robot(TablePlanner(method, profile, latency=delay), method) as shared:
-            return measure(shared, self.example, self.want, method, requests)
+        with self.robot(TablePlanner(method, profile, latency=delay,
+                                     slowdown=self.slowdown), method) as shared:
+            alone = float(profile.whole.sum()) * self.slowdown
+            return measure(shared, self.example, self.want, method, requests, alone)
 
     @contextmanager
     def robot(self, planner: TablePlanner, name: str) -> Iterator[OffloadedModel]:
@@ -111,7 +114,7 @@ class Rig:
         link = ShapedLink() if self.rate is None else \
             ShapedLink(LinkTrace([0.0], [self.rate * 8e-6]), self.latency)
         shared = OffloadedModel(self.model, name.replace('-', '_'),
-                                ClientOptions(planner, link=link))
+                                ClientOptions(planner, link=link, slowdown=self.slowdown))
         shared.connect(self.example)
         try:
             if not shared.wait(START):
@@ -123,8 +126,11 @@ class Rig:
 
 
 def measure(shared: OffloadedModel, example: torch.Tensor, want: torch.Tensor, method: str,
-            requests: int) -> Measured:
-    """Run requests one after the other, after a few that do not count."""
+            requests: int, alone: float) -> Measured:
+    """Run requests one after the other, after a few that do not count.
+
+    ``alone``: expected seconds of the robot alone.
+    """
     rows: list[Sequence[float]] = []
     estimate, offloaded, error = float('nan'), 0, 0.0
     for turn in range(WARM_UP + requests):
@@ -138,7 +144,7 @@ def measure(shared: OffloadedModel, example: torch.Tensor, want: torch.Tensor, m
             offloaded = report.offloaded
         if turn >= WARM_UP:
             rows.append((seconds, report.device, report.server, report.transfer, report.overlap))
-            estimate = report.estimate
+            estimate = alone if np.isnan(report.estimate) else report.estimate
     assert report is not None
     table = np.array(rows)
     return Measured(method, table[:, 0], estimate, report.offloaded - offloaded,

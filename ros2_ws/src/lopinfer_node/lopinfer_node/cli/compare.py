@@ -70,7 +70,7 @@ def _over_trace(options: argparse.Namespace, graph: Graph, costs: Costs,
     trace = read_trace(options.trace)
     found = {}
     for name, table in plans.items():
-        o = replay(graph, table, costs, trace, options.latency)
+        o = replay(graph, table, costs, trace, latency=options.latency)
         found[name] = {'mean': o.mean, 'std': o.std, 'p95': o.p95, 'energy': o.joules}
     rows = [[name, *(f'{f[key] * 1e3:.1f}' for key in ('mean', 'std', 'p95')),
              f'{f["energy"]:.2f}'] for name, f in found.items()]

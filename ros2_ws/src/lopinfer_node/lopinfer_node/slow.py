@@ -1,0 +1,52 @@
+"""A slower robot than the machine that stands in for it: for the demo, benches and tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .execution import Program, Run, Step
+
+SHORTEST = 1e-3   # s; shorter pauses cost more than they last
+
+
+class SlowProgram:
+    """A program whose computations take ``factor`` times as long."""
+
+    def __init__(self, program: Program, factor: float) -> None:
+        self.program, self.factor = program, factor
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """Those of the program."""
+        return self.program.steps
+
+    def start(self, inputs: Any) -> Run:
+        """Begin an inference."""
+        return _SlowRun(self.program.start(inputs), self.factor, self.steps)
+
+
+class _SlowRun:
+    """Sleeps after each computation, in few pauses; all of it before anything leaves."""
+
+    def __init__(self, run: Run, factor: float, steps: Sequence[Step]) -> None:
+        self.deliver, self.piece = run.deliver, run.piece
+        self.outputs, self.finish_alone = run.outputs, run.finish_alone
+        self._run, self._factor, self._steps = run, factor, steps
+        self._owed = 0.0
+
+    def compute(self, position: int) -> None:
+        start = time.perf_counter()
+        self._run.compute(position)
+        self._owed += (time.perf_counter() - start) * (self._factor - 1)
+        last = position == len(self._steps) - 1 or bool(self._steps[position].sends)
+        if self._owed > (0 if last else SHORTEST):
+            start = time.perf_counter()
+            time.sleep(self._owed)
+            self._owed -= time.perf_counter() - start
+
+
+def slowed(program: Program, factor: float) -> Program:
+    """The program, `factor` times as slow; itself for 1."""
+    return program if factor == 1 else SlowProgram(program, factor)
