@@ -15,24 +15,26 @@ from .execute import arithmetic
 from .graph import Kind
 from .model import Traced
 from .profile import Profile, fit
+from .slow import Pause
 
 SHARES = (0.25, 0.5, 1.0)
 Progress = Callable[[int, int], None]
 
 
 def measure(traced: Traced, repeats: int = 7, warm_up: int = 2, shares: Sequence[float] = SHARES,
-            progress: Progress | None = None) -> Profile:
+            progress: Progress | None = None, slowdown: float = 1.0) -> Profile:
     """Run the model `repeats` times at each share, operator by operator, and fit the medians.
 
     Every pass goes through the whole model in order, as an inference does, so caches are as warm
-    as they will be. `progress(done, passes)` is called after each pass.
+    as they will be. `progress(done, passes)` is called after each pass. `slowdown`: of a robot that
+    is emulated by pauses (`slow.py`), after which caches are colder.
     """
     sizes = [_sizes(traced, share) for share in shares]
     actual = np.array(sizes) / traced.graph.extents
     seconds = np.zeros((len(shares), len(traced.graph)))
     passes, done = len(shares) * (warm_up + repeats), 0
     for row, size in enumerate(sizes):
-        timer = _Pass(traced, size)
+        timer = _Pass(traced, size, slowdown)
         samples = []
         for turn in range(warm_up + repeats):
             sample = timer.run()
@@ -61,8 +63,8 @@ def _sizes(traced: Traced, share: float) -> list[int]:
 class _Pass:
     """The whole model, each operator computing [0, size) of its result and, untimed, the rest."""
 
-    def __init__(self, traced: Traced, sizes: list[int]) -> None:
-        self.traced = traced
+    def __init__(self, traced: Traced, sizes: list[int], slowdown: float) -> None:
+        self.traced, self.slowdown = traced, slowdown
         graph = traced.graph
         self.parts: list[tuple[int, Arithmetic, Arithmetic | None, list[tuple[int, int, int]]]] = []
         for node in graph.nodes:
@@ -83,6 +85,7 @@ class _Pass:
         graph = self.traced.graph
         values: dict[int, torch.Tensor] = {}
         marks: list[tuple[int, Any, Any]] = []
+        pause = Pause(self.slowdown)
         with torch.inference_mode():
             for index in graph.inputs:
                 made = self.traced.recording.records[index]
@@ -95,7 +98,10 @@ class _Pass:
                     axis = graph.nodes[inputs[at]].axis
                     tensors[at] = tensors[at].narrow(axis or 0, lo, hi - lo)
                 result = part(*tensors)
-                marks.append((index, begin, self._now()))
+                end = self._now()
+                marks.append((index, begin, end))
+                if self.slowdown != 1:
+                    pause.after(end - begin)
                 values[index] = result if rest is None else rest(*(values[i] for i in inputs))
                 for source in inputs:
                     if self.last_use[source] == index:
@@ -115,7 +121,7 @@ class _Pass:
             torch.cuda.synchronize()
         for index, begin, end in marks:
             found[index] = begin.elapsed_time(end) / 1e3 if self.device.type == 'cuda' \
-                else end - begin
+                else (end - begin) * self.slowdown
         return found
 
 

@@ -26,7 +26,7 @@ METHODS = (LOSS, *BASELINES)
 class TablePlanner:
     """Makes a table by one of `METHODS`, or estimates one that is given.
 
-    ``profile``: of this machine, measured when it is None, and taken ``slowdown`` times as slow.
+    ``profile``: of this machine, measured when it is None, as ``slowdown`` times as slow.
     ``latency`` of the link per direction, s.
     """
 
@@ -41,11 +41,10 @@ class TablePlanner:
     def __call__(self, traced: Traced, fixed: np.ndarray, per_share: np.ndarray) -> PlannedTable:
         """Plan for a server with this profile, seconds per operator."""
         graph = traced.graph
-        own = self.profile or measure(traced)
+        own = self.profile or measure(traced, slowdown=self.slowdown)
         if own.digest != graph.digest or len(fixed) != len(graph) or len(per_share) != len(graph):
             raise ProfileError(f'a profile is not one of {traced.name}')
-        costs = Costs(np.stack([own.fixed * self.slowdown, fixed]),
-                      np.stack([own.per_share * self.slowdown, per_share]))
+        costs = Costs(np.stack([own.fixed, fixed]), np.stack([own.per_share, per_share]))
         table = self.table or self._plan(graph, costs)
         links = [Link(rate, rate, self.latency) for rate in table.bandwidths]
         estimates = [estimate(graph, plan, costs, link, self.power).latency

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from fleet_env.shaped import ShapedLink
 from fleet_env.trace import LinkTrace
+from torch.utils import _pytree as pytree
 
 from .api import OffloadedModel
 from .client_shell import ClientOptions
@@ -72,7 +73,7 @@ class Rig:
         self.model, self.example = model, example
         self.rate, self.latency = rate, latency
         with torch.no_grad():
-            self.want: torch.Tensor = model(example)
+            self.want: list[torch.Tensor] = pytree.tree_leaves(model(example))
         self._folder = folder
         self.slowdown = slowdown
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,11 +102,10 @@ class Rig:
     def measure(self, method: str, profile: Profile, requests: int, delay: float) -> Measured:
         """Share `requests` inferences by the plans of one method.
 
-        ``profile``: of the robot. ``delay``: of the link per direction, s, as plans expect it.
+        ``profile``: of the robot, slowed. ``delay`` of the link per direction, s, that plans expect.
         """
-        with self.robot(TablePlanner(method, profile, latency=delay,
-                                     slowdown=self.slowdown), method) as shared:
-            alone = float(profile.whole.sum()) * self.slowdown
+        with self.robot(TablePlanner(method, profile, latency=delay), method) as shared:
+            alone = float(profile.whole.sum())
             return measure(shared, self.example, self.want, method, requests, alone)
 
     @contextmanager
@@ -125,8 +125,8 @@ class Rig:
             shared.close()
 
 
-def measure(shared: OffloadedModel, example: torch.Tensor, want: torch.Tensor, method: str,
-            requests: int, alone: float) -> Measured:
+def measure(shared: OffloadedModel, example: torch.Tensor, want: Sequence[torch.Tensor],
+            method: str, requests: int, alone: float) -> Measured:
     """Run requests one after the other, after a few that do not count.
 
     ``alone``: expected seconds of the robot alone.
@@ -139,7 +139,8 @@ def measure(shared: OffloadedModel, example: torch.Tensor, want: torch.Tensor, m
         seconds = time.perf_counter() - before
         report = shared.report
         assert report is not None
-        error = max(error, float((got - want).abs().max() / want.abs().max()))
+        error = max(error, *(float((g - w).abs().max() / w.abs().max())
+                             for g, w in zip(pytree.tree_leaves(got), want, strict=True)))
         if turn == WARM_UP - 1:
             offloaded = report.offloaded
         if turn >= WARM_UP:

@@ -11,6 +11,22 @@ from .execution import Program, Run, Step
 SHORTEST = 1e-3   # s; shorter pauses cost more than they last
 
 
+class Pause:
+    """Sleeps so that computing takes ``factor`` times as long, in few stretches."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._owed = 0.0
+
+    def after(self, seconds: float, at_once: bool = False) -> None:
+        """So long was computed; ``at_once``: sleep off all that is owed."""
+        self._owed += seconds * (self._factor - 1)
+        if self._owed > (0 if at_once else SHORTEST):
+            start = time.perf_counter()
+            time.sleep(self._owed)
+            self._owed -= time.perf_counter() - start
+
+
 class SlowProgram:
     """A program whose computations take ``factor`` times as long."""
 
@@ -33,18 +49,14 @@ class _SlowRun:
     def __init__(self, run: Run, factor: float, steps: Sequence[Step]) -> None:
         self.deliver, self.piece = run.deliver, run.piece
         self.outputs, self.finish_alone = run.outputs, run.finish_alone
-        self._run, self._factor, self._steps = run, factor, steps
-        self._owed = 0.0
+        self._run, self._steps = run, steps
+        self._pause = Pause(factor)
 
     def compute(self, position: int) -> None:
         start = time.perf_counter()
         self._run.compute(position)
-        self._owed += (time.perf_counter() - start) * (self._factor - 1)
         last = position == len(self._steps) - 1 or bool(self._steps[position].sends)
-        if self._owed > (0 if last else SHORTEST):
-            start = time.perf_counter()
-            time.sleep(self._owed)
-            self._owed -= time.perf_counter() - start
+        self._pause.after(time.perf_counter() - start, last)
 
 
 def slowed(program: Program, factor: float) -> Program:

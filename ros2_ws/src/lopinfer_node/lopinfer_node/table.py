@@ -26,7 +26,7 @@ from .timeline import Costs, Link
 FORMAT = 'lopinfer plan table 1'
 ANCHORS = 3            # every so many bins get a beam search, the others start from these
 BANDWIDTHS = tuple(k * 1e6 for k in range(31))
-EFFORT = 2_000_000     # evaluations times operators that refine a bin: about 0.1 s
+EFFORT = 1_500_000     # evaluations times operators that refine a bin: about 0.1 s
 LEAST = 5000           # evaluations, however large the graph
 
 

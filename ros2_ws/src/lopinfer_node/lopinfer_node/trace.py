@@ -7,6 +7,7 @@ folded, lists of tensors become slices, so that what comes after sees one plain 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import operator
 import warnings
@@ -116,12 +117,13 @@ def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Its warnings tell developers of PyTorch what the exception tells the user."""
+    """What PyTorch logs and prints of a failure is for its developers; the exception says it."""
     log = logging.getLogger(name)
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         log.setLevel(level)
 

@@ -68,10 +68,10 @@ def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
     return traced.graph, costs_of(traced.graph, robot, server)
 
 
-def measured(traced: Traced, repeats: int = 7) -> Profile:
+def measured(traced: Traced, repeats: int = 7, slowdown: float = 1.0) -> Profile:
     """Profile of this machine, with a bar."""
     with bar(f'measuring {traced.name}') as show:
-        return measure(traced, repeats, progress=show)
+        return measure(traced, repeats, progress=show, slowdown=slowdown)
 
 
 @contextmanager

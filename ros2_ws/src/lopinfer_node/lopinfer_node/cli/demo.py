@@ -40,7 +40,7 @@ def _run(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     model = zoo.load(options.model)
     example = torch.randn(options.input, generator=torch.Generator().manual_seed(0))
-    profile = measured(trace(model, example))
+    profile = measured(trace(model, example), slowdown=options.slowdown)
     print(f'{options.model}: robot and server are two processes with one thread each, the robot '
           f'{options.slowdown:g} times as slow; the link is emulated, {DELAY * 1e3:g} ms each way')
     found: dict[float, list[Measured]] = {}

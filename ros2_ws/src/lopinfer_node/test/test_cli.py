@@ -1,0 +1,96 @@
+"""The `lopinfer` command: what users type, what they read, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lopinfer_node.cli.main import main
+from lopinfer_node.errors import ProfileError
+from lopinfer_node.model import trace
+from lopinfer_node.profile import Profile
+from lopinfer_node.table import PlanTable
+from runtime_models import small
+
+HERE = Path(__file__).parent
+MODEL = ['runtime_models:small', '--input', '1x3x32x40']
+PNG = b'\x89PNG'
+
+
+@pytest.fixture(scope='module')
+def profile(tmp_path_factory):
+    path = tmp_path_factory.mktemp('profile') / 'robot.json'
+    assert main(['profile', *MODEL, '--repeats', '1', '--out', str(path)]) == 0
+    return path
+
+
+def test_a_profile_is_one_of_the_model(profile):
+    import torch
+    graph = trace(small().eval(), torch.zeros(1, 3, 32, 40)).graph
+    found = Profile.load(profile)
+    found.check(graph)
+    assert found.whole.sum() > 0
+
+
+def test_plan_prints_a_row_per_bandwidth_writes_the_table_and_draws(profile, tmp_path, capsys):
+    import torch
+    out, picture = tmp_path / 'plans.json', tmp_path / 'plan.png'
+    assert main(['plan', *MODEL, '--profile', str(profile), '--bandwidth', '0:4:2', '--out',
+                 str(out), '--plot', str(picture)]) == 0
+    text = capsys.readouterr().out
+    assert 'all on the robot' in text and '3 plans' in text
+    graph = trace(small().eval(), torch.zeros(1, 3, 32, 40)).graph
+    assert PlanTable.load(graph, out).bandwidths == (0.0, 2e6, 4e6)
+    assert picture.read_bytes().startswith(PNG)
+    with pytest.raises(ProfileError):
+        PlanTable.load(trace(small().eval(), torch.zeros(1, 3, 16, 16)).graph, out)
+
+
+def test_compare_writes_latencies_and_figures(profile, tmp_path, capsys):
+    trace_file = tmp_path / 'link.txt'
+    trace_file.write_text(''.join(f'{i * 0.5} {20 + 10 * (i % 3)}\n' for i in range(8)))
+    assert main(['compare', *MODEL, '--profile', str(profile), '--trace', str(trace_file),
+                 '--out', str(tmp_path)]) == 0
+    found = json.loads((tmp_path / 'compare.json').read_text())
+    assert set(found['latency']) == set(found['trace']) >= {'device-only', 'dsccs', 'lopinfer'}
+    for k, seconds in enumerate(found['latency']['lopinfer']):
+        others = [found['latency'][m][k] for m in found['latency']]
+        assert seconds <= min(s for s in others if s is not None) * (1 + 1e-9)
+    assert (tmp_path / 'bandwidth.png').read_bytes().startswith(PNG)
+    assert (tmp_path / 'breakdown.png').read_bytes().startswith(PNG)
+    assert 'over the trace' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (['profile', 'no_such_model'], "there is no model 'no_such_model'"),
+    (['profile', 'no.such.module:f'], 'No module named'),
+    (['profile', 'runtime_models:Untraceable', '--input', '4'], 'runtime_models.py'),
+    (['plan', *MODEL, '--profile', '/nowhere/p.json'], '/nowhere/p.json: cannot be read'),
+    (['compare', *MODEL, '--trace', '/nowhere/t.txt'], '/nowhere/t.txt'),
+])
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and error.startswith('lopinfer: ') and '\n' not in error
+
+
+@pytest.mark.parametrize('arguments', [
+    ['plan', *MODEL, '--bandwidth', 'fast'], ['plan', *MODEL, '--bandwidth', '0:1:0'],
+    ['plan', 'resnet18', '--input', '1xtall'], ['plan', *MODEL, '--server-speed', '0'], ['play']])
+def test_bad_options_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2 and 'error:' in capsys.readouterr().err
+
+
+def test_the_demo_shares_a_model_and_compares_the_methods(tmp_path):
+    path = os.pathsep.join([*sys.path, str(HERE)])
+    done = subprocess.run(
+        [sys.executable, '-m', 'lopinfer_node.cli.main', 'demo', *MODEL, '--bandwidth', '20',
+         '--requests', '1', '--out', str(tmp_path)], timeout=300, text=True, cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    assert all(method in done.stdout for method in ('device-only', 'dsccs', 'lopinfer'))
+    assert (tmp_path / 'demo.png').read_bytes().startswith(PNG)
