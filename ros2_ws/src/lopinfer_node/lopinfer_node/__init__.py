@@ -1,1 +1,16 @@
-"""LOPInfer: robot and server share one inference at the granularity of local operations."""
+"""LOPInfer: robot and server share one inference at the granularity of local operations.
+
+`offload` and `offloaded` are the interface; they are loaded when asked for, because planning and
+profiles need no ROS.
+"""
+
+from typing import Any
+
+__all__ = ['offload', 'offloaded']
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from . import api
+        return getattr(api, name)
+    raise AttributeError(f'module {__name__} has no attribute {name}')

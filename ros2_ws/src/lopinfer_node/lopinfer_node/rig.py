@@ -102,7 +102,7 @@ class Rig:
     def measure(self, method: str, profile: Profile, requests: int, delay: float) -> Measured:
         """Share `requests` inferences by the plans of one method.
 
-        ``profile``: of the robot, slowed. ``delay`` of the link per direction, s, that plans expect.
+        ``profile``: of the slowed robot. ``delay`` of the link per direction that plans expect, s.
         """
         with self.robot(TablePlanner(method, profile, latency=delay), method) as shared:
             alone = float(profile.whole.sum())
