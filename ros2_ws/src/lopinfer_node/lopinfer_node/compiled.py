@@ -38,8 +38,8 @@ class Problem(NamedTuple):
     Edges of node v are `first[v]:first[v + 1]`; edge e comes from `source[e]`, its footprint of
     output index i is [starts[table[e] + i], ends[table[e] + i]), of the whole output
     [lowest[e], highest[e]). `last_use[v]`: the last consumer of v, -1 if there is none.
-    `stays[v]`: the tensor may not cross. `slope`: seconds per index. `weight` in s/J and
-    `deadline` in s are the objective's.
+    `stays[v]`: the tensor may not cross. `slope`: seconds per index, `message` per transfer.
+    `weight` in s/J and `deadline` in s are the objective's.
     """
 
     kind: np.ndarray
@@ -59,6 +59,7 @@ class Problem(NamedTuple):
     slope: np.ndarray
     rate: np.ndarray
     latency: float
+    message: float
     watts: np.ndarray
     weight: float
     deadline: float
@@ -123,7 +124,7 @@ def problem(graph: Graph, costs: Costs, link: Link, power: PowerModel | None = N
     return Problem(
         **_flat(graph), stays=np.array(large), fixed=costs.fixed,
         slope=costs.per_share / graph.extents, rate=np.array([link.up, link.down], np.float64),
-        latency=float(link.latency),
+        latency=float(link.latency), message=float(link.message),
         watts=np.array([power.computing, power.communicating, power.stalled]),
         weight=float(weight), deadline=float(deadline))
 
@@ -236,8 +237,8 @@ def schedule(p, w):
             crossed += size
             w.queue[side, v] = sent[side] if busy_to[side] > w.end[side, v] else -1
             w.sent_from[side, v] = max(busy_to[side], w.end[side, v])
-            w.sent_to[side, v] = busy_to[side] = w.sent_from[side, v] + size / p.rate[side] \
-                if p.rate[side] > 0 else np.inf
+            w.sent_to[side, v] = busy_to[side] = w.sent_from[side, v] + p.message \
+                + size / p.rate[side] if p.rate[side] > 0 else np.inf
             w.arrival[side, v] = busy_to[side] + p.latency
             sent[side] = v
     return latency, crossed, computing

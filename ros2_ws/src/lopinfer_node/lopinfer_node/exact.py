@@ -35,8 +35,11 @@ def plan_exact(graph: Graph, costs: Costs, link: Link, small_transfers: bool = T
     :param known: a plan that keeps to the rules, which may save most of the time.
     :param seconds: limit of the solver; what it has by then is not proven.
     :raises ImportError: without OR-tools.
+    :raises ValueError: for a link where a transfer costs more than its bytes.
     """
     from ortools.sat.python import cp_model
+    if link.message:
+        raise ValueError('the exact model knows no cost per transfer')
     start = known or Plan.device_only(graph)
     model = _Model(cp_model.CpModel(), graph, costs, link, small_transfers)
     model.hint(start, estimate(graph, start, costs, link).latency)

@@ -20,6 +20,7 @@ from .timeline import Costs, Link, estimate
 
 LOSS = 'lopinfer'
 METHODS = (LOSS, *BASELINES)
+MESSAGE = 0.001   # s: threads that wake each other at both ends; measured on loopback
 
 
 @dataclass
@@ -27,13 +28,14 @@ class TablePlanner:
     """Makes a table by one of `METHODS`, or estimates one that is given.
 
     ``profile``: of this machine, measured when it is None, as ``slowdown`` times as slow.
-    ``latency`` of the link per direction, s.
+    ``latency`` of the link per direction, and what a transfer costs beyond its bytes, s.
     """
 
     method: str = LOSS
     profile: Profile | None = None
     table: PlanTable | None = None
     latency: float = 0.002
+    message: float = MESSAGE
     objective: Objective | None = None
     power: PowerModel = field(default_factory=PowerModel)
     slowdown: float = 1.0
@@ -46,15 +48,17 @@ class TablePlanner:
             raise ProfileError(f'a profile is not one of {traced.name}')
         costs = Costs(np.stack([own.fixed, fixed]), np.stack([own.per_share, per_share]))
         table = self.table or self._plan(graph, costs)
-        links = [Link(rate, rate, self.latency) for rate in table.bandwidths]
+        links = [self._link(rate) for rate in table.bandwidths]
         estimates = [estimate(graph, plan, costs, link, self.power).latency
                      for link, plan in zip(links, table.plans, strict=True)]
         return PlannedTable(table.bandwidths, table.plans, estimates)
 
+    def _link(self, rate: float) -> Link:
+        return Link(rate, rate, self.latency, self.message)
+
     def _plan(self, graph: Graph, costs: Costs) -> PlanTable:
         if self.method == LOSS:
             return plan_table(graph, costs, BANDWIDTHS, self.latency, self.objective,
-                              power=self.power)
-        plans = [BASELINES[self.method](graph, costs, Link(rate, rate, self.latency))
-                 for rate in BANDWIDTHS]
+                              power=self.power, message=self.message)
+        plans = [BASELINES[self.method](graph, costs, self._link(rate)) for rate in BANDWIDTHS]
         return PlanTable(graph, BANDWIDTHS, self.latency, plans)

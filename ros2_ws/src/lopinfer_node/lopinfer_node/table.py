@@ -117,12 +117,13 @@ class PlanTable(Sequence[Plan]):
 def plan_table(graph: Graph, costs: Costs, bandwidths: Sequence[float] = BANDWIDTHS,
                latency: float = 0.0, objective: Objective | None = None, seed: int = 0,
                evaluations: int | None = None, power: PowerModel | None = None,
-               small_transfers: bool = True, workers: int | None = None) -> PlanTable:
+               small_transfers: bool = True, workers: int | None = None,
+               message: float = 0.0) -> PlanTable:
     """Plan every bandwidth (bytes/s, both directions; ascending).
 
     The same seed gives the same table, however many `workers` (threads; default: one per core).
-    `evaluations` is the refinement of each bin; by default the more, the smaller the graph. No plan
-    is worse than a baseline at its bandwidth.
+    `latency` and `message` are the link's, s. `evaluations` is the refinement of each bin; by
+    default the more, the smaller the graph. No plan is worse than a baseline at its bandwidth.
     """
     workers = workers or len(os.sched_getaffinity(0))
     half = (evaluations or max(LEAST, EFFORT // len(graph))) // 2
@@ -130,8 +131,8 @@ def plan_table(graph: Graph, costs: Costs, bandwidths: Sequence[float] = BANDWID
     with ThreadPoolExecutor(workers) as pool:
 
         def start(k: int) -> Search:
-            found = Search(graph, costs, Link(bandwidths[k], bandwidths[k], latency), objective,
-                           power, small_transfers)
+            found = Search(graph, costs, Link(bandwidths[k], bandwidths[k], latency, message),
+                           objective, power, small_transfers)
             if k % ANCHORS == 0:
                 found.construct()
                 found.refine(seed, half)

@@ -44,20 +44,25 @@ class Costs:
 
 @dataclass(frozen=True)
 class Link:
-    """Rates in bytes/s, 0 where nothing can cross; latency in s, which does not occupy the link."""
+    """Rates in bytes/s, 0 where nothing can cross; latency in s, which does not occupy the link.
+
+    `message`: seconds that a transfer costs beyond its bytes, at both ends together.
+    """
 
     up: float
     down: float
     latency: float = 0.0
+    message: float = 0.0
 
     def __post_init__(self) -> None:
-        if not all(np.isfinite(x) and x >= 0 for x in (self.up, self.down, self.latency)):
+        if not all(np.isfinite(x) and x >= 0
+                   for x in (self.up, self.down, self.latency, self.message)):
             raise ValueError(f'no link has {self}')
 
     def seconds(self, source: int, size: int) -> float:
         """How long `size` bytes from side `source` occupy the link; infinite at rate 0."""
         rate = self.up if source == DEVICE else self.down
-        return size / rate if rate > 0 else float('inf')
+        return size / rate + self.message if rate > 0 else float('inf')
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fleet_env.power import PowerModel
@@ -25,6 +27,7 @@ def settled(graph, costs, link, seed, small_transfers=False):
 def test_the_kernels_say_what_the_estimate_says(seed):
     graph = random_graph(seed)
     costs, link = random_costs(graph, seed)
+    link = replace(link, message=0.01 * (seed % 3))
     p, w, _ = settled(graph, costs, link, seed)
     plan = Plan.of_cuts(graph, *w.cut)
     timeline = estimate(graph, plan, costs, link)

@@ -1,0 +1,20 @@
+"""A program that infers on 'cuda' until it is told to end; it knows nothing of rrto."""
+
+import signal
+
+import torch
+
+
+def stop(*_):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl+C launch passes on a second one
+    raise KeyboardInterrupt
+
+
+signal.signal(signal.SIGINT, stop)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).cuda()
+try:
+    with torch.no_grad():
+        while True:
+            model(torch.rand(2, 8).cuda()).cpu()
+except KeyboardInterrupt:
+    pass
