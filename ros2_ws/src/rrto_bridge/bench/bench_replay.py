@@ -1,0 +1,128 @@
+"""What replaying costs beside the operators themselves; one JSON line.
+
+A sequence of 229 calls (ResNet-50's shape). Client: microseconds of processor time for a step that
+`advance` stands for, and of a whole pass over its calls (`pass_us_per_call`: with the input, the
+output, and what closes the run before). Server: microseconds for a step of a plan whose operators
+do nothing, beside calling those operators in a plain loop, and for compiling a step.
+"""
+
+import json
+import time
+
+from bench_search import MAP, one_pass
+from rrto_bridge.actions import Finish, Start
+from rrto_bridge.plan import Kernel, Plan, ReplayServer
+from rrto_bridge.record import DTOH, HTOD, Call, Ref
+from rrto_bridge.replay import ReplayClient
+from rrto_bridge.sequence import build
+
+PASSES = 300
+
+
+class Nothing:
+    """Executor whose operators return their first argument."""
+
+    def __init__(self):
+        self.tensors = {}
+
+    def resolve(self, op):
+        return Kernel(lambda a, k: ((a[0], None, None), None), (0,) if op.endswith('_') else ())
+
+    def argument(self, value):
+        return value
+
+    upload = download = random = set_random = lambda *_: None
+
+    def get(self, handle):
+        return handle
+
+    add = free = save = restore = lambda *_: None
+
+
+def recorded():
+    calls, _ = one_pass(10_000, 57, 1, 0)
+    return calls
+
+
+def client():
+    """Seconds of all passes, and of their `advance` calls alone."""
+    handles = [10_000]
+
+    def allocate(count):
+        handles[0] += count
+        return handles[0] - count
+
+    machine = ReplayClient(allocate, lambda handle: MAP)
+    while not machine.sequences:
+        calls, used = one_pass(allocate(0), 57, 1, 0)
+        allocate(used)
+        for call in calls:
+            machine.call(call)
+            machine.recorded(call)
+    begin = time.process_time()
+    fast = 0
+    advance = machine.advance
+    for _ in range(PASSES):
+        machine.call(Call(HTOD, metas=(MAP,)))
+        while machine.expected is not None:
+            advance()
+            fast += 1
+        machine.call(Call(DTOH, (Ref(machine.base + handles_of_output),), wanted=True))
+    whole = time.process_time() - begin
+    assert machine.finished == PASSES
+    return whole / PASSES / len(calls), fast
+
+
+def server():
+    calls = recorded()
+    sequence = build(calls, {}, ())
+    sequence.number = 0
+    executor = Nothing()
+    begin = time.process_time()
+    for _ in range(10):
+        plan = Plan(sequence, executor)
+    compiling = (time.process_time() - begin) / 10
+    machine = ReplayServer(executor)
+    machine._plans[0] = plan
+    begin = time.process_time()
+    for run in range(PASSES):
+        machine.apply(Start(run, 0, 10_000, (b'',), ()))
+        machine.advance(1 << 20)
+        machine.apply(Finish(run, ()))
+    running = time.process_time() - begin
+    kernel = executor.resolve('').call
+    begin = time.process_time()
+    for _ in range(PASSES):
+        for _ in calls:
+            kernel([1, 2, 3], {})
+    plain = time.process_time() - begin
+    steps = PASSES * len(calls)
+    return running / steps, plain / steps, compiling / len(calls)
+
+
+def advance_alone():
+    sequence = build(recorded(), {}, ())
+    machine = ReplayClient(lambda n: 0, lambda h: MAP)
+    machine._fast = list(sequence.steps) * PASSES + [None]
+    begin = time.process_time()
+    for _ in range(len(machine._fast) - 1):
+        machine.advance()
+    return (time.process_time() - begin) / len(machine._fast)
+
+
+handles_of_output = build(recorded(), {}, ()).steps[-1].arguments[0].slot
+
+
+def main():
+    whole, fast = client()
+    running, plain, compiling = server()
+    print(json.dumps({
+        'bench': 'rrto_replay', 'calls': len(recorded()), 'fast_share': round(
+            fast / PASSES / len(recorded()), 3),
+        'advance_us': round(advance_alone() * 1e6, 3), 'pass_us_per_call': round(whole * 1e6, 3),
+        'server_step_us': round(running * 1e6, 3), 'plain_loop_us': round(plain * 1e6, 3),
+        'compile_step_us': round(compiling * 1e6, 2)}))
+
+
+if __name__ == '__main__':
+    main()

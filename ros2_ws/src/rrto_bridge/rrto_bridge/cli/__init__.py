@@ -1,0 +1,1 @@
+"""The `rrto` command, one module for each verb."""

@@ -1,0 +1,27 @@
+"""`rrto VERB ...`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from . import bench, demo, run, serve, status
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog='rrto', description='Run an unmodified PyTorch program on the GPU of a server.')
+    verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
+    for module in (run, serve, status, demo, bench):
+        module.add_parser(verbs)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.call(options))
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""`rrto status`: the servers in this DDS domain and the programs that use them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+SECONDS = 2.0   # for which statuses are collected
+
+
+def add_parser(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser('status', help='show the servers and their programs')
+    parser.set_defaults(call=call)
+
+
+def call(options: Any) -> int:
+    """Run the verb."""
+    import rclpy
+    from rclpy.node import Node
+    from rrto_msgs import msg
+
+    from .. import qos
+    from ..discovery import servers
+    rclpy.init(args=[])
+    node = Node('rrto_status')
+    heard: dict[str, Any] = {}
+    known: set[str] = set()
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        for name in set(servers(node)) - known:
+            known.add(name)
+            node.create_subscription(msg.ServerStatus, f'/rrto/{name}/status',
+                                     lambda m: heard.__setitem__(m.server, m), qos.STATUS)
+        rclpy.spin_once(node, timeout_sec=0.1)
+    for status in heard.values():
+        print(f'{status.server}: {status.device}, busy {status.busy:.0%}, '
+              f'{status.messages} messages, {status.weights / 2**20:.0f} MiB of weights kept')
+        for program, memory in zip(status.programs, status.memory, strict=True):
+            print(f'  {program}: {memory / 2**20:.0f} MiB')
+    if not heard:
+        print('no server in this DDS domain')
+    node.destroy_node()
+    rclpy.try_shutdown()
+    return 0 if heard else 1

@@ -1,0 +1,212 @@
+"""The client's protocol in the per-call modes: what is sent when, and what is waited for.
+
+No I/O, no clock, no thread. `issue` gives the result if it is known and else a ticket; the shell
+sends what `outgoing` returns and hands in what arrives, until the ticket is settled. Modes:
+
+- rpc: every call is one request, and so is every query and every free (Cricket's way);
+- cached: queries are answered from memory, frees and views travel with the next request (semi-
+  RRTO);
+- async: a call whose result was seen before with the same scalars and metas is posted and not
+  waited for (LUPINE's way); the others wait once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from . import errors
+from .actions import Action, Define, Forget, Value
+from .context import metas
+from .record import DTOH, HTOD, Call, Meta, signature
+from .requests import to_item, value_of
+from .wire import decode, encode
+
+MODES = ('rpc', 'cached', 'async')
+POSTED = 16  # calls that wait before a message is sent although nobody waits for it
+
+FREE, SEED, QUERY, FIND, KEEP = 'free', 'seed', 'query', 'find', 'keep'  # items that are no calls
+
+_CHANGING = frozenset(('used', 'free'))   # answers that are not remembered
+
+ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (
+    errors.Refused, errors.OutOfMemory, errors.RemoteError, RuntimeError, IndexError, ValueError,
+    TypeError, NotImplementedError)}
+
+
+class Ticket(NamedTuple):
+    """The reply to message `number`, that is to its last item, is needed."""
+
+    number: int
+    key: Any = None   # under which the reply is remembered
+
+
+class Awaited(NamedTuple):
+    """The value that the `step`-th wanted step of a replayed run gives is needed."""
+
+    run: int
+    step: int
+
+
+class ClientMachine:
+    """Messages of one program to its server and back; `mode` is one of MODES."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.calls = 0
+        self.round_trips = 0
+        self._next_handle = 1
+        self._number = 0
+        self._items: list[Any] = []            # of the message that is being filled
+        self._sealed: list[bytes] = []
+        self._awaited: set[int] = set()        # numbers of messages
+        self._replies: dict[int, tuple[Any, ...]] = {}
+        self._known: dict[Any, Any] = {}       # results by signature, answers by query
+        self._values: dict[tuple[int, int], Value] = {}   # of replayed runs
+
+    def successor(self) -> ClientMachine:
+        """A machine for another server, which has the tensors under the same handles."""
+        machine = ClientMachine('async')
+        machine._next_handle = self._next_handle
+        return machine
+
+    # -- what the program does -------------------------------------------------------------------
+
+    def allocate(self, count: int) -> int:
+        """The first of `count` new handles in a row."""
+        first = self._next_handle
+        self._next_handle += count
+        return first
+
+    def upload(self, meta: Meta, data: Any) -> tuple[int, Ticket | None]:
+        """Host to device; returns the new handle."""
+        self.calls += 1
+        handle = self.allocate(1)
+        return handle, self._add((HTOD, handle, meta, data), self.mode != 'async')
+
+    def download(self, handle: int) -> Ticket:
+        """Device to host; the reply is (meta, bytes)."""
+        self.calls += 1
+        return self._wait((DTOH, handle))
+
+    def issue(self, call: Call, input_metas: tuple[Meta | None, ...], view: bool) -> Any:
+        """An operator: its result as `Context.execute` describes it, or a Ticket for that.
+
+        The new tensors have the handles from `first_handle` on. `view`: it only makes a view.
+        """
+        self.calls += 1
+        item = (call.op, call.arguments, call.keywords, self._next_handle)
+        if call.wanted or self.mode == 'rpc' or (self.mode == 'cached' and not view):
+            return self._wait(item)
+        key = signature(call, input_metas)
+        known = self._known.get(key)
+        if known is None:
+            return self._wait(item, key)
+        self._add(item, False)
+        return known
+
+    def settle(self, result: Any) -> int:
+        """The first handle of the new tensors in `result`, which the last `issue` gave."""
+        return self.allocate(sum(1 for _ in metas(result)))
+
+    def free(self, handles: Sequence[int]) -> Ticket | None:
+        """The program has dropped these tensors."""
+        return self._add((FREE, tuple(handles)), self.mode == 'rpc')
+
+    def seed(self, seed: int) -> Ticket | None:
+        """Seed of the random operators."""
+        return self._add((SEED, seed), self.mode == 'rpc')
+
+    def query(self, name: str) -> Any:
+        """What the server knows under `name`, or a Ticket for it."""
+        if self.mode != 'rpc' and name in self._known:
+            return self._known[name]
+        return self._wait((QUERY, name), None if name in _CHANGING else name)
+
+    def synchronize(self) -> Ticket:
+        """A reply comes when every call before is done."""
+        return self._wait((QUERY, 'synchronize'))
+
+    def find(self, digest: str, meta: Meta) -> tuple[int, Ticket]:
+        """Ask for an upload that the server may have kept; the reply says whether it did."""
+        handle = self.allocate(1)
+        return handle, self._wait((FIND, handle, meta, digest))
+
+    def keep(self, handle: int, meta: Meta, data: Any, digest: str) -> Ticket:
+        """Upload under a handle that `find` gave, for the server to keep."""
+        return self._wait((KEEP, handle, meta, data, digest))
+
+    def ask(self, action: Action) -> None:
+        """Something of a replay; what the server can begin with goes out at once."""
+        self._items.append(to_item(action))
+        if not isinstance(action, (Define, Forget)):
+            self._seal(False)
+
+    def await_value(self, run: int, index: int) -> Awaited:
+        """A value of a replayed run is needed."""
+        self.round_trips += 1
+        return Awaited(run, index)
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def _add(self, item: Any, wait: bool) -> Ticket | None:
+        if wait:
+            return self._wait(item)
+        self._items.append(item)
+        if len(self._items) >= POSTED:
+            self._seal(False)
+        return None
+
+    def _wait(self, item: Any, key: Any = None) -> Ticket:
+        self._items.append(item)
+        self.round_trips += 1
+        self._seal(True)
+        self._awaited.add(self._number)
+        return Ticket(self._number, key)
+
+    def _seal(self, wanted: bool) -> None:
+        self._number += 1
+        self._sealed.append(encode((self._number, wanted, tuple(self._items))))
+        self._items.clear()
+
+    def outgoing(self) -> list[bytes]:
+        """Messages to send now, in order."""
+        sealed, self._sealed = self._sealed, []
+        return sealed
+
+    def flush(self) -> None:
+        """Let `outgoing` return what nobody waits for, too."""
+        if self._items:
+            self._seal(False)
+
+    def on_message(self, data: bytes) -> None:
+        """A reply has come; raises RemoteError for one that nobody waits for."""
+        reply = decode(data)
+        if type(reply) is tuple and len(reply) == 5:
+            value = value_of(reply)
+            self._values[value.run, value.index] = value
+            return
+        if type(reply) is not tuple or len(reply) != 3 or type(reply[1]) is not str:
+            raise errors.RemoteError('a reply has another form')
+        if reply[0] not in self._awaited:
+            raise errors.RemoteError(f'reply to message {reply[0]}, which is not awaited')
+        self._awaited.remove(reply[0])
+        self._replies[reply[0]] = reply
+
+    def settled(self, ticket: Ticket | Awaited) -> bool:
+        """Whether the reply has come."""
+        if isinstance(ticket, Awaited):
+            return ticket in self._values
+        return ticket.number in self._replies
+
+    def result(self, ticket: Ticket | Awaited) -> Any:
+        """What the server replied; raises what it says went wrong, with or before this item."""
+        if isinstance(ticket, Awaited):
+            self._values = {k: v for k, v in self._values.items() if k >= ticket}
+            return self._values.pop(ticket)
+        _, error, value = self._replies.pop(ticket.number)
+        if error:
+            raise ERRORS.get(error, errors.RrtoError)(value)
+        if ticket.key is not None:
+            self._known[ticket.key] = value
+        return value

@@ -1,0 +1,250 @@
+"""The program's end of the link: a ClientMachine on the topics of a ROS 2 node of its own.
+
+The node has its own context and a thread that spins it, so that the program may use rclpy, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import rclpy
+import torch
+from fleet_env.shaped import ShapedLink
+from fleet_ros.alarm import Alarm
+from rclpy.context import Context
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+from rrto_msgs import msg, srv
+
+from . import qos
+from .allow import operators_digest
+from .client import Awaited, ClientMachine, Ticket
+from .convert import frame_of, to_ros
+from .discovery import LIMIT, find_server
+from .errors import ConfigError, LinkError, RrtoError
+from .server import PROTOCOL, SendAck, SendFrame
+from .stream import Frame, Receiver, Sender
+
+LINGER = 0.0005       # seconds between messages that nobody waits for
+MESSAGE = 1 << 32     # most bytes of a reply
+
+
+@dataclass
+class LinkOptions:
+    """`server`: its name, '' for any that is found; `namespace` of the node; `link`: emulated."""
+
+    mode: str
+    server: str = ''
+    namespace: str = ''
+    link: ShapedLink = field(default_factory=ShapedLink)
+
+
+class Link:
+    """A Port over DDS. Raises ConfigError if there is no server or it refuses."""
+
+    def __init__(self, options: LinkOptions) -> None:
+        self.machine = ClientMachine('async' if options.mode == 'replay' else options.mode)
+        self.mode = options.mode
+        self.lost = ''                       # why the link is over
+        self.program = program_name()
+        self.sender, self.receiver = Sender(), Receiver(MESSAGE)
+        self._incarnation = secrets.randbits(63)
+        self._link = options.link
+        self._inbox: deque[bytes] = deque()
+        self._changed = threading.Condition()  # guards streams, inbox and link
+        self._heard = self._flushed = time.monotonic()
+        self._context = Context()
+        rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
+        self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
+                         context=self._context)
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self.node)
+        threading.Thread(target=self._spin, name='rrto', daemon=True).start()
+        try:
+            self.server = options.server or find_server(self.node)
+            self._create_topics()
+            self.lease = self._open()
+        except BaseException:
+            self._context.try_shutdown()
+            raise
+        self.engine: Any = None              # whose figures the status shows
+        self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
+        self.node.create_timer(min(1.0, self.lease / 4), self._on_timer)
+        atexit.register(self.close)
+
+    def _create_topics(self) -> None:
+        base = f'/rrto/{self.server}/{self.program}/'
+        node = self.node
+        self._up = node.create_publisher(msg.Frame, base + 'up', qos.STREAM)
+        self._acks = node.create_publisher(msg.Ack, base + 'down_ack', qos.STREAM)
+        self._alarm = Alarm(node, self._on_alarm)
+        node.create_subscription(msg.Frame, base + 'down', self._on_frame, qos.STREAM)
+        node.create_subscription(msg.Ack, base + 'up_ack', self._on_ack, qos.STREAM)
+
+    def _open(self) -> float:
+        client = self.node.create_client(srv.Open, f'/rrto/{self.server}/open')
+        if not client.wait_for_service(LIMIT):
+            raise ConfigError(f'there is no server {self.server!r} in DDS domain '
+                              f'{self._context.get_domain_id()}; start one with `rrto serve`')
+        request = srv.Open.Request(protocol=PROTOCOL, program=self.program, torch=torch.__version__,
+                                   incarnation=self._incarnation, operators=operators_digest())
+        answered = threading.Event()
+        future = client.call_async(request)
+        future.add_done_callback(lambda _: answered.set())
+        if not answered.wait(2 * LIMIT):
+            raise ConfigError(f'server {self.server!r} does not answer')
+        response = future.result()
+        if not response.accepted:
+            raise ConfigError(f'server {self.server!r} refuses: {response.reason}')
+        limit = time.monotonic() + 2 * LIMIT
+        while self._up.get_subscription_count() < 1 or self._acks.get_subscription_count() < 1 \
+                or self.node.count_publishers(f'/rrto/{self.server}/{self.program}/down') < 1:
+            if time.monotonic() > limit:
+                raise ConfigError(f'the topics of server {self.server!r} are not found')
+            time.sleep(0.005)
+        return float(response.lease)
+
+    def close(self) -> None:
+        """Tell the server that this program ends."""
+        if not self._context.ok():
+            return
+        if not self.lost:
+            end = SendAck('', self._incarnation, self.receiver.next, 'it ends')
+            self._acks.publish(to_ros(end))
+        self._fail('the program ends')
+        self._alarm.close()
+        self._context.try_shutdown()
+
+    # -- Port ------------------------------------------------------------------------------------
+
+    def wait(self, ticket: Ticket | Awaited) -> Any:
+        """Send what is to be sent, wait for the reply, and return or raise what it says."""
+        self._transmit()
+        while True:
+            with self._changed:
+                while not self._inbox and not self.lost:
+                    self._changed.wait()
+                if self.lost and not self._inbox:
+                    raise LinkError(f'server {self.server!r} is lost: {self.lost}')
+                message = self._inbox.popleft()
+            self.machine.on_message(message)
+            if self.machine.settled(ticket):
+                return self.machine.result(ticket)
+
+    def post(self) -> None:
+        """Send what is to be sent. That the server is lost is for `wait` to say."""
+        now = time.monotonic()
+        if now - self._flushed > LINGER:
+            self.machine.flush()
+        self._transmit()
+
+    def _transmit(self) -> None:
+        messages = self.machine.outgoing()
+        if not messages:
+            return
+        with self._changed:
+            self._flushed = time.monotonic()
+            for message in messages:
+                self.sender.offer(message)
+            self._poll()
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        for frame in self.sender.poll():
+            self._publish(frame)
+
+    def _publish(self, frame: Frame) -> None:
+        message = to_ros(SendFrame('', self._incarnation, frame))
+        self._link.send(len(frame.data), partial(self._up.publish, message), time.monotonic())
+        self._alarm.set(self._link.deadline)
+
+    def _on_frame(self, message: Any) -> None:
+        if message.incarnation != self._incarnation:
+            return
+        with self._changed:
+            self._heard = time.monotonic()
+            try:
+                complete, acknowledge = self.receiver.take(frame_of(message))
+            except RrtoError as error:
+                self._fail(str(error))
+                return
+            if complete is not None:
+                self._inbox.append(complete)
+                self._changed.notify_all()
+            if acknowledge:
+                ack = to_ros(SendAck('', self._incarnation, self.receiver.next))
+                self._link.send(0, partial(self._acks.publish, ack), time.monotonic())
+                self._alarm.set(self._link.deadline)
+
+    def _on_ack(self, message: Any) -> None:
+        if message.incarnation != self._incarnation:
+            return
+        with self._changed:
+            self._heard = time.monotonic()
+            if message.error:
+                self._fail(message.error)
+                return
+            self.sender.on_ack(message.number)
+            self._poll()
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _on_alarm(self) -> None:
+        with self._changed:
+            self._link.release(time.monotonic())
+            self._alarm.set(self._link.deadline)
+
+    def _on_timer(self) -> None:
+        with self._changed:
+            silent = time.monotonic() - self._heard
+            if silent > self.lease:
+                self._fail(f'nothing was heard of it for {silent:.1f} s')
+            elif not self.lost:
+                self._publish(self.sender.ping())
+
+        self._report()
+
+    def _report(self) -> None:
+        engine, machine = self.engine, self.machine
+        message = msg.BridgeStatus(
+            server=self.server, mode=self.mode, state='lost' if self.lost else 'connected',
+            reason=self.lost, calls=machine.calls, round_trips=machine.round_trips,
+            bytes_up=self.sender.bytes, bytes_down=self.receiver.bytes)
+        if engine is not None:
+            message.inferences, message.sequences = engine.inferences, engine.sequences
+            message.round_trips_last = engine.last
+        message.header.stamp = self.node.get_clock().now().to_msg()
+        message.header.frame_id = self.program
+        self._status.publish(message)
+
+    def _fail(self, reason: str) -> None:
+        with self._changed:
+            self.lost = self.lost or reason
+            self._changed.notify_all()
+
+    def _spin(self) -> None:
+        try:
+            self._executor.spin()
+        except ExternalShutdownException:
+            pass
+
+
+def program_name() -> str:
+    """A name on the graph that is this process's own."""
+    name = Path(sys.argv[0] or 'python').stem if sys.argv else 'python'
+    parts = f'{socket.gethostname()}_{name}_{os.getpid()}'
+    return re.sub(r'_+', '_', re.sub(r'[^A-Za-z0-9]', '_', parts)).strip('_')

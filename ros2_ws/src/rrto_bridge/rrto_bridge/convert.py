@@ -1,0 +1,25 @@
+"""Between the machines' frames and the messages of rrto_msgs."""
+
+from __future__ import annotations
+
+import array
+from typing import Any
+
+from rrto_msgs import msg
+
+from .server import SendAck, SendFrame
+from .stream import Frame
+
+
+def frame_of(message: Any) -> Frame:
+    """The frame in a message."""
+    return Frame(message.number, message.last, memoryview(message.data).cast('B'))
+
+
+def to_ros(action: SendFrame | SendAck) -> Any:
+    """The message for an action."""
+    if isinstance(action, SendAck):
+        return msg.Ack(incarnation=action.incarnation, number=action.number, error=action.error)
+    frame = action.frame
+    return msg.Frame(incarnation=action.incarnation, number=frame.number, last=frame.last,
+                     data=array.array('B', frame.data))

@@ -1,0 +1,254 @@
+"""What a program asks `torch.cuda` and its relatives, answered for the remote device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from . import remote
+from .device import Device
+from .remote import CUDA
+
+
+class Properties(NamedTuple):
+    """What `get_device_properties` returns, as far as a remote device has it."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int = 1
+
+
+class Event:
+    """Calls run in the order in which they were made, so an event is done when they are."""
+
+    def __init__(self, device: Device, enable_timing: bool = False) -> None:
+        self._device = device
+        self._at = 0.0
+        self._timed = enable_timing
+
+    def record(self, stream: Any = None) -> None:
+        """Note the time at which all calls before this are done."""
+        if self._timed:
+            self._at = self._device.clock()
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing: there is one stream."""
+
+    def query(self) -> bool:
+        """Whether what was recorded is done."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until what was recorded is done."""
+        self._device.synchronize()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds between two events."""
+        return (end._at - self._at) * 1e3
+
+
+class Stream:
+    """The one stream there is, under any name."""
+
+    device = CUDA
+    cuda_stream = device_index = 0
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        self.priority = priority
+
+    def synchronize(self) -> None:
+        """Wait until all calls are done."""
+        torch.cuda.synchronize()
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing: there is one stream."""
+
+    wait_event = wait_stream
+
+    def record_event(self, event: Any = None) -> Any:
+        """Record an event."""
+        event = event or torch.cuda.Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Whether all calls are done."""
+        return True
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+def install(device: Device) -> None:
+    """Patch `torch.cuda`, and the few functions elsewhere that know of CUDA."""
+    others = {'_lazy_init': lambda: None, 'Stream': Stream, 'device': _DeviceScope,
+              'Event': functools.partial(Event, device), 'device_of': lambda tensor: _DeviceScope()}
+    for name, value in (_queries(device) | others).items():
+        setattr(torch.cuda, name, value)
+    _tensors(device)
+    _loading(device)
+    torch.compile = _no_compile
+
+
+class _DeviceScope:
+    """`with torch.cuda.device(...)`: there is one."""
+
+    def __init__(self, device: Any = None) -> None:
+        _check(device)
+        self.idx = self.prev_idx = 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+def _check(device: Any) -> None:
+    index = device if isinstance(device, int) else torch.device(device or 'cuda').index or 0
+    if index > 0:
+        raise RuntimeError(f'CUDA error: invalid device ordinal {index}: there is one, cuda:0')
+
+
+def _queries(device: Device) -> dict[str, Callable[..., Any]]:
+    """Replacements by name; each an object of its own, which `torch._dynamo` insists on."""
+    def ask(name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: device.query(name)
+
+    def constant(value: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: value
+
+    def properties(of: Any = None) -> Properties:
+        _check(of)
+        major, minor = device.query('capability')
+        return Properties(device.query('name'), major, minor, device.query('total'))
+
+    def seed(value: int) -> None:
+        device.seed(int(value))
+
+    memory = ('memory_allocated', 'max_memory_allocated', 'memory_reserved', 'max_memory_reserved')
+    nothing = ('empty_cache', 'ipc_collect', 'set_device', 'set_stream', 'init', '_sleep',
+               'reset_peak_memory_stats', 'reset_max_memory_allocated', 'set_sync_debug_mode',
+               'set_per_process_memory_fraction')
+    stream = Stream()
+    return {
+        'is_available': constant(True), 'is_initialized': constant(True),
+        '_is_in_bad_fork': constant(False), 'is_bf16_supported': constant(True),
+        'device_count': ask('device_count'), 'current_device': ask('current_device'),
+        'get_device_name': ask('name'), 'get_device_capability': ask('capability'),
+        'get_device_properties': properties, 'get_arch_list': constant([]),
+        'mem_get_info': lambda *a: (device.query('free'), device.query('total')),
+        'memory_stats': lambda *a: {'allocated_bytes.all.current': device.query('used')},
+        'synchronize': lambda *a: device.synchronize(),
+        'manual_seed': seed, 'manual_seed_all': lambda value: seed(value),
+        'current_stream': constant(stream), 'default_stream': constant(stream),
+        'stream': lambda s=None: nullcontext(s), 'is_current_stream_capturing': constant(False),
+        **{name: ask('used') for name in memory}, **{name: constant(None) for name in nothing},
+    }
+
+
+def _tensors(device: Device) -> None:
+    """Pinned memory is ordinary memory, `.data =` may cross devices, devices may be numbers."""
+    for name, value in (('pin_memory', lambda self, device=None: self),
+                        ('is_pinned', lambda self, device=None: False),
+                        ('data', property(remote.get_data, remote.set_data))):
+        setattr(torch.Tensor, name, value)
+    for owner, name in ((torch.Tensor, 'to'), (torch.Tensor, 'cuda'), (torch.nn.Module, 'to'),
+                        (torch.nn.Module, 'cuda')):
+        setattr(owner, name, _numbered(getattr(owner, name)))
+
+
+def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method whose first argument may be the number of a device, which needs an accelerator."""
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is int:
+            args = (f'cuda:{args[0]}', *args[1:])
+        elif type(kwargs.get('device')) is int:
+            kwargs['device'] = f"cuda:{kwargs['device']}"
+        return method(self, *args, **kwargs)
+    return call
+
+
+def _loading(device: Device) -> None:
+    """Weights that go through a module or `torch.load` are looked for on the server first."""
+    apply = torch.nn.Module._apply
+
+    @functools.wraps(apply)
+    def _apply(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        with device.loading_weights():
+            if isinstance(self, torch.jit.ScriptModule):
+                return _apply_to_script(self, function)
+            return apply(self, function, *args, **kwargs)
+
+    torch.nn.Module._apply = _apply  # type: ignore[method-assign,assignment]
+    load = torch.load
+
+    @functools.wraps(load)
+    def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        moved: set[int] = set()
+
+        def locate(storage: Any, location: str) -> Any:
+            target = location
+            if callable(map_location):
+                placed = map_location(storage, location)
+                target = location if placed is None else str(placed.device)
+            elif isinstance(map_location, dict):
+                target = map_location.get(location, location)
+            elif map_location is not None:
+                target = str(map_location)
+            if str(target).startswith('cuda'):
+                moved.add(storage.data_ptr())
+            return storage
+
+        loaded = load(f, locate, *args, **kwargs)
+        with device.loading_weights():
+            return _moved(loaded, moved) if moved else loaded
+
+    torch.load = _load
+
+
+def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
+    """As `Module._apply`: tensors of a script module live in C++, where they can be replaced."""
+    for child in module.children():
+        child._apply(function)
+    for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+        if tensor is not None:
+            with torch.no_grad():
+                module._c.setattr(name, function(tensor).requires_grad_(tensor.requires_grad))
+    return module
+
+
+def _moved(value: Any, storages: set[int]) -> Any:
+    """`value` with the tensors on these storages moved to the device, in containers and modules."""
+    if isinstance(value, torch.nn.Module):
+        return value._apply(lambda t: _moved(t, storages))
+    if isinstance(value, torch.Tensor):
+        on = value.untyped_storage().data_ptr() in storages
+        moved = value.detach().cuda().requires_grad_(value.requires_grad) if on else value
+        return torch.nn.Parameter(moved, value.requires_grad) \
+            if on and isinstance(value, torch.nn.Parameter) else moved
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = _moved(value[key], storages)
+        return value
+    if isinstance(value, list):
+        value[:] = [_moved(item, storages) for item in value]
+        return value
+    if type(value) is tuple:
+        return tuple(_moved(item, storages) for item in value)
+    return value
+
+
+def _no_compile(model: Any = None, **kwargs: Any) -> Any:
+    """`torch.compile` leaves a program as it is: the server runs recorded sequences anyway."""
+    return model if model is not None else lambda function: function

@@ -1,0 +1,378 @@
+"""The device behind 'cuda:0': turns what PyTorch dispatches into calls, results into tensors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from .errors import LinkError, OutOfMemory, Refused
+from .inprocess import InProcess
+from .match import MISS, compiled
+from .operators import COMPOSITE, Operator, operator, overload
+from .percall import PerCall, Result, Unknowing
+from .record import Call, Meta, Ref
+from .remote import NOTHING, RemoteTensor, make, make_view, move, released
+from .tensors import NAMES, contiguous, meta_of, pack, special, unpack
+
+OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
+aten = torch.ops.aten
+
+
+class Device:
+    """Everything that one process does on its remote device; threads take turns.
+
+    `connect` makes the engine; it is called when the device is first used.
+    """
+
+    def __init__(self, connect: Callable[[], PerCall]) -> None:
+        self._connect = connect
+        self.follower: Any = Unknowing()
+        self.lock = threading.RLock()
+        self.pid = os.getpid()
+        self.local: set[str] = set()            # operators that run here, not on the server
+        self._unborn: dict[int, Any] = {}       # empty tensors that nothing has used yet
+        self._shared: Counter[int] = Counter()  # handles with several wrappers: how many more
+        self._temporary = NOTHING               # the last handle that was given to an empty tensor
+        self._thread = threading.local()
+
+    @cached_property
+    def engine(self) -> PerCall:
+        """What carries the calls out."""
+        if os.getpid() != self.pid:
+            raise RuntimeError('Cannot re-initialize CUDA in forked subprocess. To use CUDA with '
+                               "multiprocessing, you must use the 'spawn' start method")
+        engine = self._connect()
+        self.follower = engine.follower
+        return engine
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        """Call a method of the engine; if the server is lost, on this machine if that may be."""
+        try:
+            return getattr(self.engine, what)(*arguments)
+        except LinkError as error:
+            if self.engine.journal is None:
+                raise
+            self._go_local(error)
+            return getattr(self.engine, what)(*arguments)
+
+    def _go_local(self, error: LinkError) -> None:
+        lost = self.engine
+        assert lost.journal is not None
+        for call, data in lost.lost():
+            lost.journal.made(call, data)
+        port = InProcess(lost.machine.successor())
+        with torch.inference_mode():
+            lost.journal.rebuild(port.performer.context)
+        self.engine = PerCall(port)
+        self.follower = self.engine.follower
+        print(f'rrto: {error}; going on on this machine', file=sys.stderr)
+
+    # -- what PyTorch dispatches -----------------------------------------------------------------
+
+    def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Run an operator that has a remote tensor or the remote device among its arguments."""
+        with self.lock:
+            follower = self.follower
+            step = follower.expected
+            if step is not None:
+                match = step.compiled or compiled(step)
+                result = match(function, args, kwargs, follower.base)
+                if result is not MISS:
+                    follower.advance()
+                    return result
+            try:
+                handler = _HANDLERS.get(function)
+                if handler is not None:
+                    return handler(self, *args, **(kwargs or {}))
+                return self.run(function, args, kwargs or {})
+            except OutOfMemory as error:
+                raise OUT_OF_MEMORY(str(error)) from None
+
+    def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run any operator on the server, or here if the server can not."""
+        facts = operator(function)
+        if facts.decomposes:
+            # Not function.decompose(): it prefers decompositions in Python, with other rounding.
+            return function._op_dk(COMPOSITE, *args, **kwargs)
+        if facts.name in self.local:
+            return self._run_here(function, facts, args, kwargs)
+        self.collect()
+        given: list[RemoteTensor] = []
+        try:
+            arguments = tuple([self._argument(a, given, facts) for a in args])
+            keywords = tuple([(k, self._argument(v, given, facts)) for k, v in kwargs.items()])
+            if facts.moves:
+                return self._move(facts, args[0], given, arguments, keywords)
+            result = self._call(facts, facts.name, arguments, keywords, given)
+        except (Refused, TypeError) as error:
+            if not self._announce(facts, error):
+                raise
+            return self._run_here(function, facts, args, kwargs)
+        return self._tensors(result, facts, given)
+
+    def _call(self, facts: Operator, name: str, arguments: Any, keywords: Any,
+              given: list[RemoteTensor]) -> Result:
+        masked = facts.index and any(t.dtype in (torch.bool, torch.uint8) for t in given[1:])
+        call = Call(name, arguments, keywords, wanted=facts.wanted or masked)
+        return self._ask('execute', call, tuple([meta_of(t) for t in given]), facts.view)
+
+    def _argument(self, value: Any, given: list[RemoteTensor], facts: Operator) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is list or kind is tuple:
+            return tuple([self._argument(item, given, facts) for item in value])
+        if isinstance(value, torch.Tensor):
+            remote = self._remote(value, facts)
+            self._bear(remote)
+            given.append(remote)
+            return Ref(remote.handle)
+        return special(value)
+
+    def _remote(self, tensor: torch.Tensor, facts: Operator) -> RemoteTensor:
+        if isinstance(tensor, RemoteTensor):
+            return tensor
+        if tensor.dim() and not facts.index and 'index_put' not in facts.name:
+            raise RuntimeError('Expected all tensors to be on the same device, but found at least '
+                               f'two devices, cuda:0 and {tensor.device}! (in {facts.name})')
+        return self.upload(tensor)
+
+    def _tensors(self, result: Result, facts: Operator, given: list[RemoteTensor]) -> Any:
+        if not result.handles:
+            return [] if facts.lists else result.value
+        flat: list[Any] = []
+        for handle, meta in zip(result.handles, result.metas, strict=True):
+            known = next((t for t in given if t.handle == handle), None)
+            if known is not None and meta is not None and meta != meta_of(known):
+                move(known, meta)
+            if known is not None or handle is None or meta is None:
+                flat.append(known)
+            else:
+                flat.append(make_view(handle, meta, given[0]) if facts.view else make(handle, meta))
+        return flat if facts.lists else flat[0] if len(flat) == 1 else tuple(flat)
+
+    def _move(self, facts: Operator, tensor: RemoteTensor, given: list[RemoteTensor],
+              arguments: Any, keywords: Any) -> RemoteTensor:
+        """An in-place view: the tensor becomes another one, so handles never change their shape."""
+        view = operator(overload(facts.moves.removeprefix('aten.')))
+        result = self._call(view, view.name, arguments, keywords, given)
+        handle, meta = result.handles[0], result.metas[0]
+        assert handle is not None and meta is not None
+        released.append(tensor.handle)
+        tensor.handle = handle
+        move(tensor, meta)
+        return tensor
+
+    # -- copies ----------------------------------------------------------------------------------
+
+    def upload(self, tensor: torch.Tensor) -> RemoteTensor:
+        """Host to device."""
+        meta, data = pack(tensor)
+        with self.lock:
+            self.collect()
+            weight = getattr(self._thread, 'weights', False)
+            return make(self._ask('upload', meta, data, weight), meta)
+
+    def download(self, tensor: RemoteTensor) -> torch.Tensor:
+        """Device to host."""
+        with self.lock:
+            self.collect()
+            self._bear(tensor)
+            meta, data = self._ask('download', tensor.handle)
+        return unpack(meta, data)
+
+    @contextmanager
+    def loading_weights(self) -> Iterator[None]:
+        """Within, uploads of this thread are weights: the server may have kept them."""
+        before = getattr(self._thread, 'weights', False)
+        self._thread.weights = True
+        try:
+            yield
+        finally:
+            self._thread.weights = before
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+        if not isinstance(target, RemoteTensor):
+            return target.copy_(self.download(source))  # type: ignore[arg-type]
+        if isinstance(source, RemoteTensor):
+            return self.run(aten.copy_.default, (target, source), {})
+        if target.handle in self._unborn:
+            dense = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
+            uploaded = self.upload(dense.copy_(source))
+            if uploaded.stride() == target.stride():
+                target.handle, uploaded.handle = uploaded.handle, target.handle
+                return target
+        return self.run(aten.copy_.default, (target, self.upload(source.to(target.dtype))), {})
+
+    def _to_copy(self, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        device = kwargs.get('device')
+        if isinstance(tensor, RemoteTensor) and (device is None or device.type == 'cuda'):
+            kwargs.pop('non_blocking', None)
+            return self.run(aten._to_copy.default, (tensor,), kwargs)
+        if isinstance(tensor, RemoteTensor):
+            return aten._to_copy.default(self.download(tensor), **kwargs)
+        kwargs.pop('device', None)
+        return self.upload(aten._to_copy.default(tensor, **kwargs) if kwargs else tensor)
+
+    # -- tensors that need no call ---------------------------------------------------------------
+
+    def _alias(self, tensor: RemoteTensor) -> RemoteTensor:
+        self._shared[tensor.handle] += 1
+        return make_view(tensor.handle, meta_of(tensor), tensor)
+
+    def _empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
+        """An empty tensor; what is copied into it first may make the call needless."""
+        self._temporary -= 1
+        self._unborn[self._temporary] = function, args, kwargs
+        return make(self._temporary, meta)
+
+    def _bear(self, tensor: RemoteTensor) -> None:
+        if tensor.handle in self._unborn:
+            function, args, kwargs = self._unborn.pop(tensor.handle)
+            facts = operator(function)
+            keywords = tuple([(k, self._argument(v, [], facts)) for k, v in kwargs.items()
+                              if k not in ('pin_memory', 'non_blocking')])
+            arguments = tuple([self._argument(a, [], facts) for a in args])
+            call = Call(facts.name, arguments, keywords)
+            handle = self._ask('execute', call, (), False).handles[0]
+            assert handle is not None
+            self._shared[handle] += self._shared.pop(tensor.handle, 0)
+            tensor.handle = handle
+
+    # -- the device itself -----------------------------------------------------------------------
+
+    def query(self, name: str) -> Any:
+        """What the server says about its device; see `perform.answer`."""
+        with self.lock:
+            return self._ask('query', name)
+
+    def seed(self, seed: int) -> None:
+        """Seed of the random operators."""
+        with self.lock:
+            self._ask('seed', seed)
+
+    def synchronize(self) -> None:
+        """Wait until every call is done; raises what went wrong with those nobody waited for."""
+        with self.lock:
+            self._ask('synchronize')
+
+    def clock(self) -> float:
+        """Time at which every call so far is done, s."""
+        self.synchronize()
+        return time.monotonic()
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Tell the server about tensors that the program has dropped, if they are many."""
+        journal = self.engine.journal
+        if journal is not None and self.follower.expected is None:
+            for handle in journal.deep():
+                journal.fetched(handle, *self._ask('download', handle))
+        if len(released) < self.engine.batch:
+            return
+        dropped = []
+        while released:
+            handle = released.popleft()
+            if self._shared.get(handle, 0) > 0:
+                self._shared[handle] -= 1
+            elif self._unborn.pop(handle, None) is None:
+                self._shared.pop(handle, None)
+                dropped.append(handle)
+        if dropped:
+            self._ask('free', dropped)
+
+    # -- what the server can not do --------------------------------------------------------------
+
+    def _announce(self, facts: Operator, error: Exception) -> bool:
+        """Say once that an operator runs here; False if it can not."""
+        if facts.view:
+            return False
+        self.local.add(facts.name)
+        print(f'rrto: {facts.name} runs on this machine, not on the server ({error}); '
+              f'first used at {users_line()}', file=sys.stderr)
+        return True
+
+    def _run_here(self, function: Any, facts: Operator, args: Any, kwargs: Any) -> Any:
+        """Fetch the arguments, run the operator on the CPU, bring back what it changed and made."""
+        here: dict[int, torch.Tensor] = {}
+
+        def fetch(value: Any) -> Any:
+            if isinstance(value, RemoteTensor):
+                return here.setdefault(id(value), self.download(value))
+            if isinstance(value, (list, tuple)):
+                return type(value)([fetch(item) for item in value])
+            if isinstance(value, torch.device):
+                return torch.device('cpu')
+            return value
+
+        def back(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                known = next((a for a in (*args, *kwargs.values())
+                              if here.get(id(a)) is value), None)
+                return self.upload(value) if known is None else known
+            if isinstance(value, (list, tuple)):
+                return type(value)([back(item) for item in value])
+            return value
+
+        result = function(*[fetch(a) for a in args], **{k: fetch(v) for k, v in kwargs.items()})
+        for name, value in [*zip((a.name for a in function._schema.arguments), args, strict=False),
+                            *kwargs.items()]:
+            if name in facts.writes and isinstance(value, RemoteTensor):
+                self._copy(value, here[id(value)])
+        return back(result)
+
+
+def users_line() -> str:
+    """File and line of the program that is being run, for messages."""
+    frame = sys._getframe(1)
+    ours = os.path.dirname(__file__), os.path.dirname(torch.__file__)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        frame = frame.f_back
+    return f'{frame.f_code.co_filename}:{frame.f_lineno}'
+
+
+def _empty_memory_format(on: Device, /, size: Any, **kwargs: Any) -> RemoteTensor:
+    dtype = kwargs.get('dtype') or torch.get_default_dtype()
+    if kwargs.get('memory_format') in (None, torch.contiguous_format):
+        meta = contiguous(tuple(size), NAMES[dtype])
+    else:
+        meta = meta_of(torch.empty(size, dtype=dtype, device='meta',
+                                   memory_format=kwargs['memory_format']))
+    return on._empty(aten.empty.memory_format, meta, (size,), kwargs)
+
+
+def _empty_strided(on: Device, /, size: Any, stride: Any, **kwargs: Any) -> RemoteTensor:
+    dtype = kwargs.get('dtype') or torch.get_default_dtype()
+    meta = Meta(tuple(size), tuple(stride), NAMES[dtype])
+    return on._empty(aten.empty_strided.default, meta, (size, stride), kwargs)
+
+
+def _native_batch_norm(on: Device, /, *args: Any) -> Any:
+    """In training it changes its running statistics, and its schema does not say so."""
+    changes = args[5] and args[3] is not None
+    return on.run(aten._native_batch_norm_legit.default if changes
+                  else aten.native_batch_norm.default, args, {})
+
+
+_PLAIN = frozenset((int, float, bool, str, complex, type(None)))
+_HANDLERS: dict[Any, Any] = {
+    aten.copy_.default: Device._copy,
+    aten._to_copy.default: Device._to_copy,
+    aten.detach.default: Device._alias,
+    aten.alias.default: Device._alias,
+    aten.lift_fresh.default: Device._alias,
+    aten.native_batch_norm.default: _native_batch_norm,
+    aten.empty.memory_format: _empty_memory_format,
+    aten.empty_strided.default: _empty_strided,
+    aten.record_stream.default: lambda device, tensor, stream: None,
+}

@@ -1,0 +1,30 @@
+"""Which servers there are on the graph."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from rclpy.node import Node
+
+from .errors import ConfigError
+
+LIMIT = 3.0   # seconds in which a server answers if there is one
+
+
+def servers(node: Node) -> list[str]:
+    """Names of the servers that `node` knows of by now."""
+    names = (re.fullmatch(r'/rrto/(\w+)/open', n) for n, _ in node.get_service_names_and_types())
+    return sorted(found[1] for found in names if found)
+
+
+def find_server(node: Node, limit: float = LIMIT, wanted: str = '') -> str:
+    """Name of a server in the DDS domain, of any or of one; raises ConfigError if none is found."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        for name in servers(node):
+            if wanted in ('', name):
+                return name
+        time.sleep(0.02)
+    name = f' {wanted!r}' if wanted else ''
+    raise ConfigError(f'there is no server{name} in this DDS domain; start one with `rrto serve`')

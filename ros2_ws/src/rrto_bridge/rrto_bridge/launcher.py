@@ -1,0 +1,38 @@
+"""Inside the program: installs the device that `rrto run` asked for by the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+from .settings import Settings
+
+
+def install() -> None:
+    """Make the remote device this process's 'cuda:0'; the server is looked for at its first use."""
+    from . import intercept
+    from .device import Device
+    settings = Settings.from_environment(os.environ)
+    intercept.install(Device(lambda: connect(settings)))
+
+
+def connect(settings: Settings) -> Any:
+    """The engine of the mode that was asked for. Ends the process if there is no server."""
+    from .client_shell import Link, LinkOptions
+    from .errors import ConfigError
+    from .journal import Journal
+    from .percall import PerCall
+    from .replaying import Replaying
+    try:
+        link = Link(LinkOptions(settings.mode, settings.server, settings.namespace,
+                                settings.link()))
+    except ConfigError as error:
+        print(f'rrto: {error}', file=sys.stderr)
+        if threading.current_thread() is threading.main_thread():
+            raise SystemExit(1) from None
+        raise
+    journal = Journal() if settings.on_loss == 'local' else None
+    link.engine = (Replaying if settings.mode == 'replay' else PerCall)(link, journal)
+    return link.engine

@@ -1,0 +1,85 @@
+"""`python -m rrto_bridge.measure MODEL SIZE COUNT [native]`: times the inferences of one model.
+
+An ordinary program, but for `native`: under `rrto run` it then hands the server each input and
+takes the output, without running the model's code, as an application written for it would.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+WARM = 8   # inferences before the timing: the sequence is found in them
+
+
+def load(name: str) -> torch.nn.Module:
+    """`small` of our own, or a model of torchvision."""
+    torch.manual_seed(0)
+    if name == 'small':
+        layers = [torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.ReLU())
+                  for _ in range(24)]
+        return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2), *layers, torch.nn.Flatten(),
+                                   torch.nn.LazyLinear(10))
+    import torchvision
+    return torchvision.models.get_model(name, weights=None)
+
+
+def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The recorded sequence as one call."""
+    from .actions import Finish, Start
+    from .tensors import pack, unpack
+    engine = device.engine
+    sequence, machine = engine.defined, engine.machine
+    run = 1 << 40
+    torch.zeros(1, device='cuda').item()   # the last pass is over
+
+    def infer(image: torch.Tensor) -> torch.Tensor:
+        nonlocal run
+        run += 1
+        base = machine.allocate(sequence.slots)
+        machine.ask(Start(run, sequence.number, base, (pack(image)[1],), ()))
+        value = engine.settle(machine.await_value(run, 0))
+        machine.ask(Finish(run, ()))
+        return unpack(*value.value)
+
+    return infer
+
+
+def main(arguments: list[str]) -> None:
+    """Print one line of JSON: milliseconds per inference."""
+    name, size, count = arguments[0], int(arguments[1]), int(arguments[2])
+    torch.set_num_threads(1)
+    place = 'cuda' if torch.cuda.is_available() else 'cpu'
+    model = load(name).eval()
+    image = torch.rand(1, 3, size, size)
+    with torch.no_grad():
+        model(image)
+
+        def forward(image: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = model(image.to(place)).cpu()
+            return out
+
+        infer: Callable[[torch.Tensor], torch.Tensor] = forward
+        model.to(place)
+        for _ in range(WARM):
+            infer(image)
+        if arguments[3:] == ['native']:
+            from .remote import Hook
+            infer = native(Hook.dispatch.__self__)
+        times = []
+        for _ in range(count):
+            image = torch.rand(1, 3, size, size)
+            began = time.perf_counter()
+            infer(image)
+            times.append((time.perf_counter() - began) * 1e3)
+    print(json.dumps({'median_ms': statistics.median(times), 'worst_ms': max(times)}))
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

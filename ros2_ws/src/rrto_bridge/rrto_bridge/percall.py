@@ -1,0 +1,145 @@
+"""Calls one by one: what the program does on its device, over a ClientMachine and its shell."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+from .client import Awaited, ClientMachine, Ticket
+from .context import GIVEN
+from .journal import Journal
+from .record import HTOD, Call, Meta, Special
+from .replay import ReplayClient
+from .sequence import Step
+
+WEIGHT_BYTES = 4096   # a smaller weight is sent without asking whether it is there
+
+
+class Port(Protocol):
+    """The shell around a ClientMachine: see `inprocess.InProcess`, `client_shell.Link`."""
+
+    machine: ClientMachine
+
+    def wait(self, ticket: Ticket | Awaited) -> Any:
+        """Send what is to be sent, wait for the reply, and return or raise what it says."""
+
+    def post(self) -> None:
+        """Send what is to be sent."""
+
+
+class Result(NamedTuple):
+    """What a call gave: tensors, flattened (None, None for no tensor), or a plain value."""
+
+    handles: tuple[int | None, ...]
+    metas: tuple[Meta | None, ...]
+    value: Any = None
+
+
+class Unknowing:
+    """In place of a `replay.ReplayClient`: never expects anything."""
+
+    expected: Step | None = None
+    base = 0
+
+    def advance(self) -> None:
+        """Never called."""
+
+
+class PerCall:
+    """Each call is asked of the server, in one of the modes of `client`."""
+
+    follower: Unknowing | ReplayClient = Unknowing()
+    batch = 64                          # dropped tensors that are told together
+    inferences = sequences = last = 0   # replayed; known; round trips of the last that was replayed
+
+    def __init__(self, port: Port, journal: Journal | None = None) -> None:
+        self.port = port
+        self.machine = port.machine
+        self.journal = journal
+
+    def execute(self, call: Call, input_metas: tuple[Meta, ...], view: bool) -> Result:
+        """An operator; `call` has no results yet. `view`: it makes views and computes nothing."""
+        described = self.settle(self.machine.issue(call, input_metas, view))
+        first = self.machine.settle(described)
+        handles: list[int | None] = []
+        metas: list[Meta | None] = []
+        inputs = call.inputs()
+        if type(described) not in (Meta, tuple) and described is not None:
+            return Result((), (), described)
+        _flatten(described, first, inputs, handles, metas)
+        result = Result(tuple(handles), tuple(metas))
+        if self.journal is not None:
+            self.journal.made(replace(call, results=result.handles, metas=result.metas))
+        return result
+
+    def upload(self, meta: Meta, data: Any, weight: bool) -> int:
+        """Host to device; a `weight` is sent only if the server has not kept it."""
+        handle = self._upload(meta, data, weight)
+        if self.journal is not None:
+            self.journal.made(Call(HTOD, results=(handle,), metas=(meta,)), data)
+        return handle
+
+    def _upload(self, meta: Meta, data: Any, weight: bool) -> int:
+        if not weight or len(data) < WEIGHT_BYTES:
+            handle, ticket = self.machine.upload(meta, data)
+            self.settle(ticket)
+            return handle
+        digest = hashlib.sha256(data).hexdigest()
+        handle, ticket = self.machine.find(digest, meta)
+        if not self.settle(ticket):
+            self.settle(self.machine.keep(handle, meta, data, digest))
+        return handle
+
+    def download(self, handle: int) -> tuple[Meta, Any]:
+        """Device to host."""
+        meta, data = self.settle(self.machine.download(handle))
+        return meta, data
+
+    def free(self, handles: list[int]) -> None:
+        """The program has dropped these tensors."""
+        for handle in handles if self.journal is not None else ():
+            self.journal.freed(handle)  # type: ignore[union-attr]
+        self.settle(self.machine.free(handles))
+
+    def seed(self, seed: int) -> None:
+        """Seed of the random operators."""
+        if self.journal is not None:
+            self.journal.seed = seed
+        self.settle(self.machine.seed(seed))
+
+    def query(self, name: str) -> Any:
+        """What the server says about its device."""
+        return self.settle(self.machine.query(name))
+
+    def synchronize(self) -> None:
+        """Wait until every call is done."""
+        self.settle(self.machine.synchronize())
+
+    def lost(self) -> list[tuple[Call, Any]]:
+        """The server is gone: calls that the program takes for made and the journal lacks."""
+        return []
+
+    def settle(self, result: Any) -> Any:
+        """`result`, waited for if it is a Ticket."""
+        if type(result) is Ticket or type(result) is Awaited:
+            return self.port.wait(result)
+        self.port.post()
+        return result
+
+
+def _flatten(described: Any, first: int, inputs: tuple[int, ...], handles: list[int | None],
+             metas: list[Meta | None]) -> None:
+    if type(described) is Meta:
+        made = sum(h is not None and h >= first for h in handles)
+        handles.append(first + made)
+        metas.append(described)
+    elif described is None:
+        handles.append(None)
+        metas.append(None)
+    elif described and type(described[0]) is Special and described[0].kind == GIVEN:
+        handles.append(inputs[int(described[0].name)])
+        metas.append(described[1])
+    else:
+        for item in described:
+            _flatten(item, first, inputs, handles, metas)

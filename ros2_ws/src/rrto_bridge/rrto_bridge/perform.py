@@ -1,0 +1,189 @@
+"""Executes a client's messages on its `Context`: what the server's computing thread does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from .client import ERRORS, FIND, FREE, KEEP, QUERY, SEED
+from .context import Context
+from .errors import RemoteError
+from .executor import ContextExecutor
+from .plan import ReplayServer
+from .record import DTOH, HTOD, Meta
+from .requests import KINDS, from_item, value_to_message
+from .wire import decode, encode
+
+MAX_ERROR = 2000  # characters of an error that travel
+STEPS = 64        # of a replayed sequence between two looks at whether a value can be sent
+
+
+class Weights:
+    """Bytes of uploads by SHA-256, so that a program's weights cross the link once.
+
+    At most `limit` bytes are kept; what was used longest ago goes first.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+
+    def get(self, digest: str) -> bytes | None:
+        """The bytes, if they are here."""
+        data = self._kept.get(digest)
+        if data is not None:
+            self._kept.move_to_end(digest)
+        return data
+
+    def keep(self, data: Any) -> str:
+        """Keep a copy; returns the digest."""
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in self._kept and len(data) <= self.limit:
+            self._kept[digest] = bytes(data)
+            self.used += len(data)
+            while self.used > self.limit:
+                self.used -= len(self._kept.popitem(last=False)[1])
+        return digest
+
+
+class Performer:
+    """Executes the messages of one client in order."""
+
+    def __init__(self, context: Context, weights: Weights) -> None:
+        self.context = context
+        self.replay = ReplayServer(ContextExecutor(context))
+        self.weights = weights
+        self._failure: tuple[str, str] | None = None  # of a call that nobody waited for
+
+    @property
+    def used(self) -> int:
+        """Bytes of the client's tensors."""
+        return self.context.used
+
+    def close(self) -> None:
+        """Free everything."""
+        self.context.close()
+        self.replay = ReplayServer(ContextExecutor(self.context))
+
+    def perform(self, data: Any) -> list[bytes]:
+        """Execute a message; returns the replies.
+
+        Raises RemoteError for a message of another form. What goes wrong inside is a reply.
+        """
+        message = decode(data)
+        if (type(message) is not tuple or len(message) != 3 or type(message[0]) is not int
+                or type(message[1]) is not bool or type(message[2]) is not tuple):
+            raise RemoteError('a message has another form')
+        number, wanted, items = message
+        value = None
+        replies = []
+        with torch.inference_mode():
+            for item in items:
+                if type(item) is tuple and item and item[0] in KINDS:
+                    self._apply(item)
+                    continue
+                try:
+                    value = self.item(item)
+                except Exception as error:  # noqa: PERF203 - it concerns this item's caller alone
+                    value = None
+                    self._failure = self._failure or _described(error)
+            while self.replay.ready:
+                replies += [encode(value_to_message(v)) for v in self.replay.advance(STEPS)]
+        if wanted:
+            failure, self._failure = self._failure, None
+            replies.append(encode((number, *failure) if failure else (number, '', value)))
+        return replies
+
+    def _apply(self, item: tuple[Any, ...]) -> None:
+        """Take something of a replay; programs do not err in these, so an error ends the session."""
+        try:
+            self.replay.apply(from_item(item))
+        except Exception as error:
+            raise RemoteError(f'{item[0]}: {error}') from error
+
+    def item(self, item: Any) -> Any:
+        """Execute one item and return its result."""
+        if type(item) is not tuple or not item or type(item[0]) is not str:
+            raise RemoteError('an item has another form')
+        kind, fields = item[0], item[1:]
+        method = _ITEMS.get(kind)
+        if method is not None:
+            _check(kind, fields, method[1])
+            return method[0](self, *fields)
+        _check(kind[:80], fields, (tuple, tuple, int))
+        if not all(type(k) is tuple and len(k) == 2 for k in fields[1]):
+            raise RemoteError('keywords are no pairs')
+        return self.context.execute(kind, *fields)
+
+    def _upload(self, handle: int, meta: Meta, data: Any) -> None:
+        self.context.upload(handle, meta, data)
+
+    def _keep(self, handle: int, meta: Meta, data: Any, digest: str) -> None:
+        if self.weights.keep(data) != digest:
+            raise RemoteError(f'weights of {len(data)} bytes do not have the digest {digest[:64]}')
+        self.context.upload(handle, meta, data)
+
+    def _download(self, handle: int) -> Any:
+        return self.context.download(handle)
+
+    def _find(self, handle: int, meta: Meta, digest: str) -> bool:
+        data = self.weights.get(digest)
+        if data is None:
+            return False
+        self.context.upload(handle, meta, data)
+        return True
+
+    def _free(self, handles: tuple[Any, ...]) -> None:
+        for handle in handles:
+            if type(handle) is not int:
+                raise RemoteError('a handle is no number')
+            self.context.free(handle)
+
+    def _seed(self, seed: int) -> None:
+        self.context.seed(seed)
+
+    def _query(self, name: str) -> Any:
+        return _answer(self.context, name)
+
+
+_ITEMS: dict[str, tuple[Any, tuple[type, ...]]] = {
+    HTOD: (Performer._upload, (int, Meta, memoryview)),
+    KEEP: (Performer._keep, (int, Meta, memoryview, str)),
+    DTOH: (Performer._download, (int,)),
+    FIND: (Performer._find, (int, Meta, str)),
+    FREE: (Performer._free, (tuple,)),
+    SEED: (Performer._seed, (int,)),
+    QUERY: (Performer._query, (str,)),
+}
+
+
+def _check(kind: str, fields: tuple[Any, ...], types: tuple[type, ...]) -> None:
+    if tuple(type(f) for f in fields) != types:
+        raise RemoteError(f'{kind} has fields of other types')
+
+
+def _answer(context: Context, name: str) -> Any:
+    device = context.device
+    if device.type == 'cuda':
+        free, total = torch.cuda.mem_get_info(device)
+        name_of = torch.cuda.get_device_name(device)
+        capability = torch.cuda.get_device_capability(device)
+    else:
+        free, total = context.limit - context.used, context.limit
+        name_of, capability = 'CPU', (0, 0)
+    answers = {'name': name_of, 'capability': capability, 'total': total, 'free': free,
+               'used': context.used, 'current_device': 0, 'device_count': 1, 'synchronize': None}
+    if name not in answers:
+        raise RemoteError(f'unknown query {name[:40]!r}')
+    return answers[name]
+
+
+def _described(error: Exception) -> tuple[str, str]:
+    for kind in type(error).__mro__:
+        if kind.__name__ in ERRORS:
+            return kind.__name__, str(error)[:MAX_ERROR]
+    return 'RuntimeError', f'{type(error).__name__}: {error}'[:MAX_ERROR]

@@ -1,0 +1,116 @@
+"""What one intercepted call is: operator, handles, scalars, and what it returns.
+
+All other files speak of the program in these terms; nothing here knows torch. Thesis 5.3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+HTOD = 'htod'  # host to device: no arguments, one result; the bytes travel beside the call
+DTOH = 'dtoh'  # device to host: one Ref, no result, always wanted; the bytes are the value
+
+
+class Meta(NamedTuple):
+    """What is known of a tensor without its values.
+
+    `shape`, `stride` (elements), `dtype` as in torch without its prefix ('float32'), `offset` of
+    the first element in the storage (elements).
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    offset: int = 0
+
+
+class Ref(NamedTuple):
+    """A tensor argument: the handle that the client gave it. Handles are never used again."""
+
+    handle: int
+
+
+class Slot(NamedTuple):
+    """The place of the k-th tensor argument in a signature, where handles do not count."""
+
+    place: int
+
+
+class Special(NamedTuple):
+    """An argument that is neither scalar nor tensor: `kind` is 'dtype', 'layout', ..."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call that reached the device.
+
+    `op` is 'aten.conv2d.default', HTOD or DTOH. `arguments` and `keywords` (name, value) hold
+    scalars, `Ref`, `Special`, and tuples of these. `results` are the handles of the returned
+    tensors, flattened in order, None where the operator returned no tensor at that place; an in-
+    place operator returns the handle that it was given. `metas` belong to `results`. `wanted`: the
+    program needs a value now (a number, bytes, or a shape that depends on data), so a round trip
+    cannot be avoided.
+    """
+
+    op: str
+    arguments: tuple[Any, ...] = ()
+    keywords: tuple[tuple[str, Any], ...] = ()
+    results: tuple[int | None, ...] = ()
+    metas: tuple[Meta | None, ...] = ()
+    wanted: bool = False
+
+    def inputs(self) -> tuple[int, ...]:
+        """Handles of the tensor arguments, in order, with repetitions."""
+        return tuple(_handles((self.arguments, self.keywords)))
+
+    def fresh(self) -> tuple[int, ...]:
+        """Handles that this call brings into being (not those that it was given)."""
+        given = set(self.inputs())
+        return tuple(h for h in self.results if h is not None and h not in given)
+
+
+def _handles(value: Any) -> Iterator[int]:
+    if isinstance(value, Ref):
+        yield value.handle
+    elif type(value) is tuple:
+        for item in value:
+            yield from _handles(item)
+
+
+def signature(call: Call, input_metas: tuple[Meta | None, ...]) -> tuple[Any, ...]:
+    """Hashable identity of a call without its handles: equal for the same step of two inferences.
+
+    `input_metas` belong to `call.inputs()`. Types count (1, 1.0 and True are three scalars), and so
+    does which result is an argument returned.
+    """
+    given = call.inputs()
+    slots = iter(range(len(given)))
+    template = _template((call.arguments, call.keywords), slots)
+    returned = tuple(-1 if h is None else given.index(h) if h in given else -2
+                     for h in call.results)
+    return (call.op, template, input_metas, call.metas, returned, call.wanted)
+
+
+def _template(value: Any, slots: Iterator[int]) -> Any:
+    if isinstance(value, Ref):
+        return Slot(next(slots))
+    if type(value) is tuple:
+        return tuple(_template(item, slots) for item in value)
+    if type(value) is float:
+        return ('float', value.hex())  # NaN equals NaN, -0.0 differs from 0.0
+    if type(value) is complex:
+        return ('complex', value.real.hex(), value.imag.hex())
+    if type(value) in (bool, int):
+        return (type(value).__name__, value)
+    return value
+
+
+class Persistent(NamedTuple):
+    """Role of a tensor that existed before the pass began (parameter, buffer, something kept)."""
+
+    handle: int

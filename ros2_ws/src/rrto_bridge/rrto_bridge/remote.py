@@ -1,0 +1,153 @@
+"""The tensor that the program holds: a handle, and the meta of what it stands for.
+
+Its device is 'cuda:0' to the program and to PyTorch; its values are on the server.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+
+from .record import Meta
+from .tensors import DTYPES, meta_of
+
+CUDA = torch.device('cuda:0')
+SIZE = 1 << 60  # of the storage, bytes: PyTorch's checks against it are the server's business
+
+NOTHING = -1     # handle of a wrapper whose tensor another wrapper has taken over
+
+released: deque[int] = deque()   # handles of tensors that died, once per wrapper
+_make = torch.Tensor._make_wrapper_subclass
+
+
+def _not_installed(function: Any, args: Any, kwargs: Any) -> Any:
+    raise RuntimeError('no rrto device is installed in this process')
+
+
+class Hook:
+    """Where calls go; `intercept` sets it."""
+
+    dispatch: Any = staticmethod(_not_installed)
+
+
+class RemoteTensor(torch.Tensor):
+    """A tensor on the server; `handle` is its name there. Made as one of its two subclasses."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    handle: int
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any,  # type: ignore[override]
+                           args: Any = (), kwargs: Any = None) -> Any:
+        return Hook.dispatch(function, args, kwargs)
+
+    def __del__(self) -> None:
+        if self.handle != NOTHING:
+            released.append(self.handle)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Of a CUDA tensor: refused unless `force`."""
+        if force:
+            return self.detach().cpu().numpy(force=True)
+        if self.requires_grad:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use "
+                               'tensor.detach().numpy() instead.')
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to "
+                        'copy the tensor to host memory first.')
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.numpy()
+
+    def tolist(self) -> Any:
+        """Values as nested lists."""
+        return self.detach().cpu().tolist()
+
+    def __format__(self, spec: str) -> str:
+        return self.item().__format__(spec) if not self.dim() else object.__format__(self, spec)
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        text = repr(self.detach().cpu().requires_grad_(self.requires_grad and self.is_leaf))
+        place = text.rfind(']') + 1 or min(k for k in (text.find(','), text.rfind(')')) if k > 0)
+        function = f', grad_fn=<{self.grad_fn.name()}>)' if self.grad_fn else ')'
+        return text[:place] + ", device='cuda:0'" + text[place:-1] + function
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.detach().cpu().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copy = self.detach().clone().requires_grad_(self.requires_grad)
+        if getattr(self, '_is_param', False):
+            copy = torch.nn.Parameter(copy, self.requires_grad)
+        memo[id(self)] = copy
+        return copy
+
+
+class Value(RemoteTensor):
+    """What calls return. A slot takes a third of the time that an attribute of a tensor takes."""
+
+    __slots__ = ('handle',)
+
+
+class Place(RemoteTensor):
+    """What was another tensor before: objects with slots can not change their class."""
+
+
+def make(handle: int, meta: Meta, kind: type[RemoteTensor] = Value) -> RemoteTensor:
+    """The wrapper of a handle."""
+    tensor: RemoteTensor = _make(kind, meta.shape, meta.stride, meta.offset, None,
+                                 DTYPES[meta.dtype], torch.strided, CUDA, False, False, None, False,
+                                 False, None, SIZE)
+    tensor.handle = handle
+    return tensor
+
+
+def make_view(handle: int, meta: Meta, of: torch.Tensor) -> RemoteTensor:
+    """The wrapper of a view: in inference mode, a view of an ordinary tensor is an ordinary one."""
+    if torch.is_inference_mode_enabled() and not of.is_inference():
+        with torch._C._InferenceMode(False):
+            return make(handle, meta)
+    return make(handle, meta)
+
+
+_data: Any = torch._C.TensorBase.data   # the attribute as PyTorch defines it
+
+
+def get_data(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor.data`: the same values, without history."""
+    return tensor.detach() if isinstance(tensor, RemoteTensor) else _data.__get__(tensor)
+
+
+def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """`tensor.data = value`, across devices too: this is how a module moves its parameters.
+
+    The two exchange what they are, as in `torch.utils.swap_tensors`; graphs keep the old values.
+    """
+    remote = isinstance(tensor, RemoteTensor), isinstance(value, RemoteTensor)
+    if not any(remote):
+        _data.__set__(tensor, value)
+        return
+    if isinstance(tensor, Value):
+        raise RuntimeError('rrto: .data of a tensor that was made on the device can not be set')
+    other = value.detach()
+    if isinstance(other, Value):
+        other, taken = make(other.handle, meta_of(other), Place), other
+        taken.handle = NOTHING
+    parameter = isinstance(tensor, torch.nn.Parameter)
+    other.requires_grad_(tensor.requires_grad)
+    torch._C._swap_tensor_impl(tensor, other)
+    kind = type(other) if remote[1] else torch.nn.Parameter if parameter else torch.Tensor
+    tensor.__class__, other.__class__ = kind, type(tensor)
+    handles = [vars(t).pop('handle', NOTHING) for t in (tensor, other)]
+    for end, handle in ((other, handles[0]), (tensor, handles[1])):
+        if isinstance(end, RemoteTensor):
+            end.handle = handle
+    if remote[1]:
+        tensor._is_param = parameter
+
+
+def move(tensor: RemoteTensor, meta: Meta) -> None:
+    """Give a wrapper another shape, stride and offset."""
+    with torch._C._DisableTorchDispatch():
+        tensor.as_strided_(meta.shape, meta.stride, meta.offset)

@@ -1,0 +1,172 @@
+"""The engine of mode `replay`: a ReplayClient in front of calls one by one."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .actions import Action, Define, Free, Notice
+from .journal import Journal
+from .percall import PerCall, Port, Result
+from .record import DTOH, HTOD, Call, Meta, Ref
+from .replay import Decision, ReplayClient
+from .search import Search
+from .sequence import Sequence
+from .tensors import DTYPES, from_special, meta_of
+
+
+class Replaying(PerCall):
+    """Records calls made one by one, and follows sequences that repeat.
+
+    `repeats`: passes that must be equal before a sequence is taken up (the thesis's R).
+    """
+
+    batch = 1   # what lives on after a pass has to be known when the pass ends
+
+    def __init__(self, port: Port, journal: Journal | None = None, repeats: int = 3) -> None:
+        super().__init__(port, journal)
+        self._metas: dict[int, Meta] = {}
+        self.replay = ReplayClient(self.machine.allocate, self._metas.__getitem__,
+                                   Search(repeats), infer)
+        self.follower = self.replay
+        self.defined: Sequence | None = None   # the newest
+        self._dropped: set[int] = set()   # since a run was closed with an effect
+        self._round_trips = 0   # when the last replayed inference ended
+
+    @property
+    def sequences(self) -> int:  # type: ignore[override]
+        """How many sequences are known."""
+        return self.replay.sequences
+
+    def execute(self, call: Call, input_metas: tuple[Meta, ...], view: bool) -> Result:
+        """An operator."""
+        for handle, meta in zip(call.inputs(), input_metas, strict=True):
+            self._metas.setdefault(handle, meta)
+        decision = self._decide(call)
+        if decision.step is not None:
+            value, metas = self._value(decision)
+            return Result(decision.handles, metas or decision.step.metas, value)
+        result = super().execute(call, input_metas, view)
+        self._recorded(call, result.handles, result.metas)
+        return result
+
+    def upload(self, meta: Meta, data: Any, weight: bool) -> int:
+        """Host to device."""
+        call = Call(HTOD, metas=(meta,))
+        decision = self._decide(call, data)
+        if decision.step is not None:
+            handle = decision.handles[0]
+            assert handle is not None
+            return handle
+        handle = super().upload(meta, data, weight)
+        self._recorded(call, (handle,), (meta,))
+        return handle
+
+    def download(self, handle: int) -> tuple[Meta, Any]:
+        """Device to host."""
+        call = Call(DTOH, (Ref(handle),), wanted=True)
+        decision = self._decide(call)
+        if decision.step is not None:
+            meta, data = self._value(decision)[0]
+            return meta, data
+        meta, data = super().download(handle)
+        self._recorded(call, (), ())
+        return meta, data
+
+    def free(self, handles: list[int]) -> None:
+        """The program has dropped these tensors."""
+        for handle in handles:
+            self._metas.pop(handle, None)
+            self.replay.freed(handle)
+        if self.journal is not None:
+            self._dropped.update(handles)
+
+    def lost(self) -> list[tuple[Call, Any]]:
+        """The server is gone: the calls of the open run."""
+        return self.replay.lost()
+
+    def _decide(self, call: Call, data: Any = None) -> Decision:
+        decision = self.replay.call(call, data)
+        self._note_closed()
+        self._act(decision.actions)
+        if decision.wait is not None and self.replay.finished != self.inferences:
+            self.inferences = self.replay.finished
+            self.last = self.machine.round_trips + 1 - self._round_trips
+            self._round_trips = self.machine.round_trips + 1
+        return decision
+
+    def _note_closed(self) -> None:
+        """Tell the journal what a run did that is over, and what is dropped of it already."""
+        if self.journal is None or self.replay.closed is None:
+            return
+        calls = self.replay.closed()
+        for call, data in calls:
+            self.journal.made(call, data)
+        for handle in self._dropped.intersection([h for call, _ in calls for h in call.fresh()]):
+            self.journal.freed(handle)
+        self._dropped.clear()
+
+    def _recorded(self, call: Call, handles: tuple[int | None, ...],
+                  metas: tuple[Meta | None, ...]) -> None:
+        for handle, meta in zip(handles, metas, strict=True):
+            if handle is not None and meta is not None:
+                self._metas[handle] = meta
+        self._act(self.replay.recorded(replace(call, results=handles, metas=metas)))
+
+    def _value(self, decision: Decision) -> tuple[Any, tuple[Meta | None, ...]]:
+        """What a virtual call gives, if the program needs it now."""
+        if decision.wait is None:
+            self.port.post()
+            return None, ()
+        value = self.settle(self.machine.await_value(*decision.wait))
+        if value.error:
+            self._act(self.replay.failed())
+            raise RuntimeError(value.error)
+        actions = self.replay.received(value)
+        self._note_closed()
+        self._act(actions)
+        return value.value, value.metas
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Notice):
+                print(f'rrto: {action.text}', file=sys.stderr)
+            elif isinstance(action, Free):
+                self._dropped.difference_update(action.handles)
+                super().free(list(action.handles))
+            else:
+                self.machine.ask(action)
+                if isinstance(action, Define):
+                    self.defined = action.sequence
+        if actions:
+            self.port.post()
+
+
+def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
+          ) -> tuple[Meta | None, ...]:
+    """Metas of an operator's results, from metas in place of its tensors; raises if impossible."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second, and is rarely needed
+
+    _, base, overload = op.split('.')
+    function = getattr(getattr(torch.ops.aten, base), overload)
+
+    def fake(value: Any) -> Any:
+        if isinstance(value, Meta):
+            return torch.empty_strided(value.shape, value.stride, dtype=DTYPES[value.dtype])
+        if type(value) is tuple:
+            return [fake(item) for item in value]
+        return from_special(value, torch.device('cpu')) if hasattr(value, 'kind') else value
+
+    def flat(result: Any) -> Any:
+        if isinstance(result, (tuple, list)):
+            for item in result:
+                yield from flat(item)
+        else:
+            yield None if result is None else meta_of(result)
+
+    with FakeTensorMode():
+        return tuple(flat(function(*[fake(a) for a in arguments],
+                                   **{name: fake(v) for name, v in keywords})))

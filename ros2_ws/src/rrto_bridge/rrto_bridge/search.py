@@ -1,0 +1,317 @@
+"""Operator Sequence Search: finds the calls that a program repeats (Algorithms 8 to 10).
+
+Incremental, so its cost is linear in the log. The log is cut into *chunks*, each ending with a
+wanted call (device to host: the only place where an inference can end), and chunks with equal tags
+have equal names. A pass is then a few chunks that repeat, and is looked for among chunk names:
+
+- candidates (boundary statistics): how long ago the last 1, 2, 4, ... chunks were seen before;
+- FastCheck: the chunks of R passes are equal. Tags are interned, so equality is exact;
+- FullCheck: every tensor argument has the same role in R passes.
+
+The length is e - s + 1; Algorithm 8 has e - s, which its Algorithm 10 contradicts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+from .record import HTOD, Call, Meta, Ref
+from .sequence import Sequence, build
+
+REPETITIONS = 3       # R: the first may hold initialisation, two are then steady (thesis 5.3.3)
+WITHOUT_INPUT = 8     # a pass without host-to-device copy may be an inner loop: R times this often
+MAX_WANTED = 256      # wanted calls in one pass
+LIMIT = 1 << 17       # calls kept; a pass of more than LIMIT / R calls is not found
+
+_ORDERS = MAX_WANTED.bit_length()
+_TENSOR = '\0tensor'  # stands for a tensor in a tag
+_BOOLS = ('\0False', '\0True')
+
+# Origin of a tensor, one int: position of the call that made it << _SHIFT | which of its results it
+# is; -1 for a tensor from before the log.
+_SHIFT = 16
+_INDEX = (1 << _SHIFT) - 1
+
+
+class Search:
+    """The log of calls that ran one by one, and what repeats in it."""
+
+    def __init__(self, repetitions: int = REPETITIONS, limit: int = LIMIT) -> None:
+        if repetitions < REPETITIONS:
+            raise ValueError(f'a sequence must be seen at least {REPETITIONS} times')
+        self.repetitions, self.limit = repetitions, limit
+        self.observed = 0             # calls, ever
+        self._tags: dict[Any, int] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the log."""
+        self._tags.clear()
+        self._log: list[Call] = []
+        self._row: list[int] = []                 # tag of each call
+        self._given = array('q')                  # handles of the tensor arguments of all calls
+        self._from = array('q')                   # where these come from
+        self._first = [0]                         # index in both of the first one of each call
+        self._origin: dict[int, int]    = {}      # of tensors that live
+        self._outside: dict[int, Meta] = {}       # tensors that replayed passes left
+        self._breaks: list[int] = []              # positions before which other work was done
+        self._input = -1                          # position of the last host-to-device copy
+        self._names: dict[Any, int] = {}          # of chunks and of runs of 2^k chunks
+        self._contexts: list[list[int]] = [[] for _ in range(_ORDERS)]
+        self._seen: dict[int, int] = {}           # name: chunk at which it was last seen
+        self._ends: list[int] = [-1]              # position of the end of each chunk, from index 1
+        self._blocked: dict[int, int] = {}        # pass length: not to begin before this position
+
+    def observe(self, call: Call) -> Sequence | None:
+        """Take a call that was made and whose results are known; a sequence if one is found."""
+        if len(self._row) + len(self._outside) >= self.limit:
+            self.restart()
+        self.observed += 1
+        position = len(self._row)
+        key, given = _skeleton(call)
+        origin = self._origin
+        self._given.extend(given)
+        self._from.extend([origin.get(h, -1) for h in given])
+        self._first.append(len(self._given))
+        made = position << _SHIFT
+        for handle in call.results:
+            if handle in given:
+                key.append(given.index(handle))
+            elif handle is None:
+                key.append(None)
+            else:
+                key.append(_TENSOR)
+                origin[handle] = made
+            made += 1
+        self._log.append(call)
+        self._row.append(self._tags.setdefault(tuple(key), len(self._tags)))
+        if call.op == HTOD:
+            self._input = position
+        return self._on_end(position) if call.wanted else None
+
+    def freed(self, handle: int) -> None:
+        """The program holds this tensor no longer."""
+        self._origin.pop(handle, None)
+
+    def interrupt(self, left: Mapping[int, Meta]) -> None:
+        """A pass that is not in the log was replayed here: no pass may span this place.
+
+        `left`: the tensors that live on after it. What came after the last wanted call is dropped,
+        since nothing can end there any more.
+        """
+        self._outside.update(left)
+        keep = self._ends[-1] + 1
+        for call in self._log[keep:]:
+            for handle in call.fresh():
+                self._origin.pop(handle, None)
+        del self._log[keep:], self._row[keep:], self._first[keep + 1:]
+        del self._given[self._first[keep]:], self._from[self._first[keep]:]
+        if self._input >= keep:
+            self._input = -1
+        if self._breaks[-1:] != [keep]:
+            self._breaks.append(keep)
+
+    # -- candidates and FastCheck (Algorithms 8 and 9) -------------------------------------------
+
+    def _on_end(self, end: int) -> Sequence | None:
+        periods = self._add_chunk(end)
+        for period in sorted(periods):
+            sequence = self._try(end, period)
+            if sequence is not None:
+                self.restart()
+                return sequence
+        return None
+
+    def _add_chunk(self, end: int) -> set[int]:
+        """Name the chunk that ends here; how many chunks ago its last 1, 2, 4, ... were seen."""
+        chunk = len(self._ends) - 1
+        key: Any = tuple(self._row[self._ends[-1] + 1:end + 1])
+        self._ends.append(end)
+        periods = set()
+        for order, row in enumerate(self._contexts):
+            name = self._names.setdefault((order, key), len(self._names))
+            row.append(name)
+            before = self._seen.get(name)
+            if before is not None and chunk - before <= MAX_WANTED:
+                periods.add(chunk - before)
+            self._seen[name] = chunk
+            earlier = chunk - (1 << order)
+            if earlier < 0:
+                self._fill(order + 1, chunk)
+                break
+            key = (row[earlier], name)
+        return periods
+
+    def _fill(self, order: int, chunk: int) -> None:
+        """Runs of chunks that would begin before the log have no name."""
+        for row in self._contexts[order:]:
+            if len(row) <= chunk:
+                row.append(-1 - chunk)
+
+    def _try(self, end: int, period: int) -> Sequence | None:
+        names, count = self._contexts[0], len(self._ends) - 1
+        begin = count - period
+        length = end - self._ends[begin]
+        has_input = self._input > end - length
+        repetitions = self.repetitions * (1 if has_input else WITHOUT_INPUT)
+        first = end + 1 - repetitions * length
+        if first < self._blocked.get(length, 0):
+            return None
+        whole = (repetitions - 2) * period    # the first pass may share its first chunk with noise
+        if whole > begin or names[begin - whole:begin] != names[count - whole:count]:
+            return None
+        if self._row[first:first + length] != self._row[end + 1 - length:end + 1]:
+            return None
+        fixed = self._full_check(first, length, repetitions)
+        if isinstance(fixed, int):
+            self._blocked[length] = fixed
+            return None
+        wait = self._best_cut(end, length, period, fixed)
+        if wait:
+            self._blocked[length] = first + wait
+            return None
+        return self._accept(end + 1 - length, length)
+
+    # -- FullCheck (Algorithm 10) ----------------------------------------------------------------
+
+    def _full_check(self, first: int, length: int, repetitions: int) -> int | list[bool]:
+        """Whether every argument has one role; else where a later check has to begin.
+
+        A role is: the same tensor in all passes; what a certain earlier call of the same pass made;
+        or what a certain call of a recent pass made (the first pass may have it from elsewhere).
+        The former are True in the list that is returned, for all arguments of the pass.
+        """
+        last = first + (repetitions - 1) * length
+        for start in range(last, first - 1, -length):
+            at = bisect_right(self._breaks, start)
+            if at < len(self._breaks) and self._breaks[at] < start + length:
+                return self._breaks[at]
+        given, _ = self._arguments(last, length)
+        before, _ = self._arguments(last - length, length)
+        fixed = [a == b for a, b in zip(given, before, strict=True)]
+        for start in range(last - length, first - 1, -length):
+            wrong = self._other_role(last, start, length, fixed, start == first)
+            if wrong is not None:
+                return bisect_right(self._first, self._first[start] + wrong)
+        return fixed
+
+    def _arguments(self, start: int, length: int) -> tuple[array[int], array[int]]:
+        """Handles of the tensor arguments of a pass, and where they come from."""
+        row = slice(self._first[start], self._first[start + length])
+        return self._given[row], self._from[row]
+
+    def _other_role(self, last: int, start: int, length: int, fixed: list[bool],
+                    is_first: bool) -> int | None:
+        """Which argument of the pass from `start` has another role than in the one from `last`."""
+        shift = (last - start) << _SHIFT
+        begin, end = start << _SHIFT, last << _SHIFT
+        outside = self._outside
+        rows = zip(fixed, *self._arguments(last, length), *self._arguments(start, length),
+                   strict=True)
+        for index, (same, a, one, b, two) in enumerate(rows):
+            if same:
+                if a != b:
+                    return index
+            elif one < 0:                  # it may be what a replayed pass left
+                if two >= 0 or a not in outside or b not in outside:
+                    return index
+            elif (two < 0 or one - two != shift) and not (is_first and one < end and two < begin):
+                return index
+        return None
+
+    def _best_cut(self, end: int, length: int, period: int, fixed: list[bool]) -> int:
+        """Calls to wait until the best place to cut; 0 if it is here (Figure 5.5f: rotation).
+
+        A sequence of several chunks repeats from any of them. The right one is where fewest
+        tensors are carried over; then where the next call brings an input; then the next one.
+        """
+        if period == 1:
+            return 0
+        start = end + 1 - length
+        lives: dict[tuple[int, int], int] = {}  # calls from making to last use, in any rotation
+        for position in range(start, start + length):
+            for at in range(self._first[position], self._first[position + 1]):
+                origin = self._from[at]
+                if origin >= 0 and not fixed[at - self._first[start]]:
+                    made = origin >> _SHIFT
+                    tensor = ((made + 1 - start) % length, origin & _INDEX)
+                    lives[tensor] = max(lives.get(tensor, 0), position - made)
+        change = [0] * (length + 1)        # of the number of tensors carried into a position
+        for (begin, _), life in lives.items():
+            whole, rest = divmod(life, length)
+            change[0] += whole
+            _span(begin, rest, change)
+        carried, total = [], 0
+        for step in change[:length]:
+            total += step
+            carried.append(total)
+        cuts = [(e + 1 - start) % length for e in self._ends[-period:]]
+        return min(cuts, key=lambda c: (carried[c], self._log[start + c].op != HTOD, c))
+
+    def _accept(self, start: int, length: int) -> Sequence:
+        changing: dict[int, Meta] = {}
+        before, _ = self._arguments(start - length, length)
+        for handle, origin, other in zip(*self._arguments(start, length), before, strict=True):
+            meta = self._outside.get(handle)
+            if 0 <= origin < start << _SHIFT:
+                meta = self._log[origin >> _SHIFT].metas[origin & _INDEX]
+            if handle != other and meta is not None:
+                changing[handle] = meta
+        return build(self._log[start:], changing, self._origin.keys())
+
+
+def _span(begin: int, size: int, change: list[int]) -> None:
+    """Add 1 to `size` positions from `begin` on, around the end."""
+    length = len(change) - 1
+    if not size:
+        return
+    change[begin] += 1
+    stop = begin + size
+    if stop <= length:
+        change[stop] -= 1
+    else:
+        change[0] += 1
+        change[stop - length] -= 1
+
+
+def _skeleton(call: Call) -> tuple[list[Any], list[int]]:
+    """The call without handles and results, and its handles."""
+    given: list[int] = []
+    key: list[Any] = [call.op, call.wanted, call.metas]
+    add = key.append
+    for value in call.arguments:
+        kind = type(value)
+        if kind is Ref:
+            given.append(value[0])
+            add(_TENSOR)
+        elif kind is int or kind is str or value is None:
+            add(value)
+        else:
+            add(_exact(value, given))
+    for name, value in call.keywords:
+        add(name)
+        add(_exact(value, given))
+    return key, given
+
+
+def _exact(value: Any, given: list[int]) -> Any:
+    """Hashable form of an argument in which 1, 1.0 and True differ; its handles go to `given`."""
+    kind = type(value)
+    if kind is tuple:
+        for item in value:
+            if type(item) is not int:
+                return tuple([_exact(item, given) for item in value])
+        return value
+    if kind is Ref:
+        given.append(value[0])
+        return _TENSOR
+    if kind is float:
+        return '\0' + value.hex()  # NaN equals itself, -0.0 differs from 0.0
+    if kind is int or kind is str or value is None:
+        return value
+    if kind is bool:
+        return _BOOLS[value]
+    return '\0' + repr(value)      # complex, Special: the type's name is in it

@@ -1,0 +1,242 @@
+"""What an accepted operator sequence is: steps whose tensors have roles in place of handles.
+
+Thesis section 5.3.3 (provenance) and 5.3.4 (what a replay carries). A tensor of a step is
+`Own(slot)`: the slot-th tensor that the pass brings into being (its handle is base + slot);
+`Persistent(handle)`: the same tensor in every pass (parameter, buffer);
+`Bound(index)`: a tensor of an earlier pass, another one each time (prefetched input, recurrent
+state): the client names it when the program first uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import Any
+
+from .record import HTOD, Call, Meta, Persistent, Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Role of the `slot`-th tensor that the pass brings into being."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Role of a tensor that existed before the pass and differs from pass to pass."""
+
+    index: int
+
+
+StepRole = Own | Persistent | Bound
+ROLES = (Own, Persistent, Bound)
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One call of a sequence. `arguments` and `keywords` hold roles where a call holds `Ref`.
+
+    `results`: `Own` for a new tensor, the role of the argument for one that is returned, None for
+    no tensor. `compiled` is free for who executes or matches steps.
+    """
+
+    op: str
+    arguments: tuple[Any, ...] = ()
+    keywords: tuple[tuple[str, Any], ...] = ()
+    results: tuple[StepRole | None, ...] = ()
+    metas: tuple[Meta | None, ...] = ()
+    wanted: bool = False
+    compiled: Any = None
+
+    def roles(self) -> list[StepRole]:
+        """Roles of the tensor arguments, in order, with repetitions."""
+        return list(_roles((self.arguments, self.keywords)))
+
+    def key(self) -> str:
+        """Equal for equal steps; types count, and so does the sign of zero."""
+        return repr((self.op, self.arguments, self.keywords, self.results, self.metas, self.wanted))
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Steps of one inference. `kept`: slots that live on after the pass, as far as is known."""
+
+    steps: tuple[Step, ...]
+    kept: frozenset[int]
+    bound: tuple[Meta, ...] = ()  # of the `Bound` tensors
+    slots: int = 0        # how many tensors the pass brings into being
+    number: int = -1      # given by the client when it takes the sequence up
+    keys: list[str] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)   # slots made before step i; last: all
+    metas: dict[int, Meta] = field(default_factory=dict)  # of the slots, at the end of the pass
+    needs: list[int] = field(default_factory=list)  # steps that need something of the client
+
+    def __post_init__(self) -> None:
+        """Derive what follows from the steps."""
+        seen: set[int] = set()
+        for position, step in enumerate(self.steps):
+            self.made.append(self.slots)
+            fresh = {r.index for r in step.roles() if isinstance(r, Bound)} - seen
+            seen |= fresh
+            if fresh or step.op == HTOD:
+                self.needs.append(position)
+            self.slots += sum(type(r) is Own and r.slot >= self.slots for r in step.results)
+            for role, meta in zip(step.results, step.metas, strict=False):
+                if isinstance(role, Own) and meta is not None:
+                    self.metas[role.slot] = meta
+        self.made.append(self.slots)
+        self.keys = [step.key() for step in self.steps]
+
+    def calls(self, count: int, base: int, bound: Items[int]) -> list[Call]:
+        """First `count` steps as the calls of a pass."""
+        return [instantiate(step, base, bound) for step in self.steps[:count]]
+
+    def common(self, other: Sequence) -> int:
+        """How many first steps are equal in both."""
+        pairs = zip(self.keys, other.keys, strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b),
+                    min(len(self.keys), len(other.keys)))
+
+
+def _roles(value: Any) -> Iterator[StepRole]:
+    if isinstance(value, ROLES):
+        yield value
+    elif type(value) is tuple:
+        for item in value:
+            yield from _roles(item)
+
+
+def substitute(value: Any, kinds: type | tuple[type, ...], new: Callable[[Any], Any]) -> Any:
+    """`value` with everything of `kinds` in it, however deep in tuples, replaced by `new` of it."""
+    if isinstance(value, kinds):
+        return new(value)
+    if type(value) is tuple:
+        return tuple(substitute(item, kinds, new) for item in value)
+    return value
+
+
+def instantiate(step: Step, base: int, bound: Items[int]) -> Call:
+    """The call that a step stands for in the pass whose slots begin at handle `base`."""
+    def handle(role: StepRole) -> int:
+        if isinstance(role, Own):
+            return base + role.slot
+        return bound[role.index] if isinstance(role, Bound) else role.handle
+
+    def ref(role: StepRole) -> Ref:
+        return Ref(handle(role))
+
+    return Call(step.op, substitute(step.arguments, ROLES, ref),
+                substitute(step.keywords, ROLES, ref),
+                tuple(None if r is None else handle(r) for r in step.results),
+                step.metas, step.wanted)
+
+
+def build(calls: Items[Call], changing: Mapping[int, Meta], alive: Collection[int]) -> Sequence:
+    """Sequence of a recorded pass.
+
+    `changing`: handles from before the pass that differ from pass to pass; `alive`: handles that
+    the program still holds at the end of the pass.
+    """
+    roles: dict[int, StepRole] = {}
+    bound: list[Meta] = []
+    slots = 0
+    steps = []
+    for call in calls:
+        for handle in call.inputs():
+            if handle not in roles:
+                if handle in changing:
+                    roles[handle] = Bound(len(bound))
+                    bound.append(changing[handle])
+                else:
+                    roles[handle] = Persistent(handle)
+        for made in call.fresh():
+            if made not in roles:
+                roles[made] = Own(slots)
+                slots += 1
+        steps.append(_step(call, roles))
+    kept = frozenset(r.slot for h, r in roles.items() if type(r) is Own and h in alive)
+    return Sequence(tuple(steps), kept, tuple(bound))
+
+
+def changed(new: Sequence, old: Sequence) -> set[int] | None:
+    """Which persistent tensors differ, if that is all in which two sequences do; else None."""
+    if len(new.steps) != len(old.steps):
+        return None
+    pairs: set[tuple[int, int]] = set()
+    for one, two in zip(new.steps, old.steps, strict=True):
+        if one.op != two.op:
+            return None
+        pairs |= {(a.handle, b.handle) for a, b in zip(one.roles(), two.roles(), strict=False)
+                  if isinstance(a, Persistent) and isinstance(b, Persistent)}
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        return None
+
+    def old_name(role: Persistent) -> Persistent:
+        return Persistent(names.get(role.handle, -1))
+
+    for one, two in zip(new.steps, old.steps, strict=True):
+        renamed = Step(one.op, substitute(one.arguments, Persistent, old_name),
+                       substitute(one.keywords, Persistent, old_name),
+                       substitute(one.results, Persistent, old_name), one.metas, one.wanted)
+        if renamed.key() != two.key():
+            return None
+    return {a for a, b in pairs if a != b}
+
+
+def loosen(sequence: Sequence, changing: Mapping[int, Meta]) -> Sequence:
+    """The sequence with `Bound` in place of these persistent tensors."""
+    base = 1 << 62                           # beyond all handles, as are the bound ones
+    bound = range(base + sequence.slots, base + sequence.slots + len(sequence.bound))
+    calls = sequence.calls(len(sequence.steps), base, bound)
+    return build(calls, {**changing, **dict(zip(bound, sequence.bound, strict=True))},
+                 {base + slot for slot in sequence.kept})
+
+
+def _step(call: Call, roles: Mapping[int, StepRole]) -> Step:
+    def role(ref: Ref) -> StepRole:
+        return roles[ref.handle]
+
+    return Step(call.op, substitute(call.arguments, Ref, role),
+                substitute(call.keywords, Ref, role),
+                tuple(None if h is None else roles[h] for h in call.results),
+                call.metas, call.wanted)
+
+
+def matches(step: Step, call: Call, base: int, bound: list[int]) -> list[int] | None:
+    """Handles of the `Bound` tensors that the step uses first, if the call is the step; else None.
+
+    `base`: handle of slot 0; `bound`: handles of the `Bound` tensors so far.
+    """
+    if step.op != call.op or (step.op == HTOD and step.metas != call.metas):
+        return None
+    new: list[int] = []
+    pairs = [(step.arguments, call.arguments), (step.keywords, call.keywords)]
+    for expected, actual in pairs:
+        if not _same(expected, actual, base, bound, new):
+            return None
+    return new
+
+
+def _same(expected: Any, actual: Any, base: int, bound: list[int], new: list[int]) -> bool:
+    kind = type(expected)
+    if kind is Own:
+        return type(actual) is Ref and actual.handle == base + expected.slot
+    if kind is Persistent:
+        return type(actual) is Ref and actual.handle == expected.handle
+    if kind is Bound:
+        if type(actual) is not Ref:
+            return False
+        if expected.index >= len(bound) + len(new):
+            new.append(actual.handle)
+            return True
+        return actual.handle == (*bound, *new)[expected.index]
+    if kind is not type(actual):
+        return False
+    if kind is tuple:
+        return len(expected) == len(actual) and all(
+            _same(e, a, base, bound, new) for e, a in zip(expected, actual, strict=True))
+    return repr(expected) == repr(actual) if kind in (float, complex) else expected == actual

@@ -1,0 +1,102 @@
+"""Tensors as metas and bytes, and PyTorch's special arguments as names; both sides use it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from .errors import RemoteError
+from .record import Meta, Special
+
+DTYPES = {str(d).removeprefix('torch.'): d for d in (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16,
+    torch.int32, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.complex128)}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+_FORMATS = {str(f).removeprefix('torch.'): f for f in (
+    torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)}
+_KINDS: dict[type, str] = {torch.dtype: 'dtype', torch.memory_format: 'memory_format',
+                           torch.layout: 'layout', torch.device: 'device'}
+DEVICE = Special('device', '')  # the server's own; there is no other
+
+
+def special(value: Any) -> Special:
+    """Name of a dtype, memory format, strided layout or the device; TypeError for anything else."""
+    kind = _KINDS.get(type(value))
+    name = str(value).removeprefix('torch.')
+    if kind == 'device' and value.type == 'cuda':
+        return DEVICE
+    known: dict[str | None, Any] = {'dtype': DTYPES, 'memory_format': _FORMATS,
+                                    'layout': ('strided',)}
+    if name not in known.get(kind, ()):
+        raise TypeError(f'{value!r} can not be sent')
+    return Special(str(kind), name)
+
+
+def from_special(value: Special, device: torch.device) -> Any:
+    """What `special` named; raises RemoteError."""
+    found = {'dtype': DTYPES.get(value.name), 'memory_format': _FORMATS.get(value.name),
+             'layout': torch.strided if value.name == 'strided' else None,
+             'device': device if not value.name else None}.get(value.kind)
+    if found is None:
+        raise RemoteError(f'unknown {value.kind[:20]} {value.name[:20]!r}')
+    return found
+
+
+def meta_of(tensor: torch.Tensor) -> Meta:
+    """Meta of a strided tensor; TypeError for a dtype that cannot be sent."""
+    name = NAMES.get(tensor.dtype)
+    if name is None or tensor.layout is not torch.strided:
+        raise TypeError(f'a tensor of {tensor.dtype}, {tensor.layout} can not be sent')
+    return Meta(tuple(tensor.shape), tensor.stride(), name, int(tensor.storage_offset()))
+
+
+def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
+    """Values of a tensor on the CPU and a dense meta (as `.cpu()` would have, offset 0).
+
+    The bytes lie in the order of the storage and are not copied where the tensor is dense already.
+    """
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if not _dense(tensor.shape, tensor.stride()):
+        tensor = tensor.clone()
+    meta = meta_of(tensor)._replace(offset=0)
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    data: Any = flat.view(torch.uint8).numpy()
+    return meta, memoryview(data)
+
+
+def unpack(meta: Meta, data: Any) -> torch.Tensor:
+    """A tensor of its own memory from what `pack` gave. Raises RemoteError if they do not fit."""
+    dtype = DTYPES.get(meta.dtype)
+    if dtype is None or meta.offset or not _dense(meta.shape, meta.stride):
+        raise RemoteError(f'{meta} is not the meta of a dense tensor')
+    count = math.prod(meta.shape)
+    if count * dtype.itemsize != len(data):
+        raise RemoteError(f'{meta} with {len(data)} bytes')
+    if not count:
+        return torch.empty_strided(meta.shape, meta.stride, dtype=dtype)
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)
+    return flat.as_strided(meta.shape, meta.stride)
+
+
+def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:
+    """Meta of a tensor in C order."""
+    stride, step = [], 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= max(size, 1)
+    return Meta(shape, tuple(reversed(stride)), dtype)
+
+
+def _dense(shape: Any, stride: Any) -> bool:
+    """Whether elements fill their storage without gap or overlap, in any order of dimensions."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for step, size in sorted((st, n) for n, st in zip(shape, stride, strict=True) if n != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,145 @@
+"""The sequences that are known, as a prefix tree: a list with the length of every common prefix."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from .actions import Action, Define, Forget
+from .derive import Infer, derive
+from .record import HTOD, Call, Meta, Persistent
+from .sequence import Bound, Sequence, Step, changed, loosen, matches
+
+MAX_SEQUENCES = 32    # known at a time; the one longest unused is forgotten
+PATIENCE = 3          # failed runs in a row before a sequence has to pause
+MAX_LOOSE = 4         # tensors that may turn out not to be persistent; more is another model
+MAX_DERIVED = 4096    # pairs of a sequence and an input that are remembered as tried
+MAX_PAUSE = 64        # boundaries at which a failing sequence is passed over
+
+ANY = 1 << 62         # more than any handle: a pass that has no tensors of its own yet
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """A sequence and how it went."""
+
+    sequence: Sequence
+    common: dict[int, int] = field(default_factory=dict)  # number of another: length of prefix
+    failures: int = 0   # runs in a row
+    pause: int = 0      # boundaries
+    persistent: frozenset[int] = frozenset()
+    fast: list[Step | None] = field(default_factory=list)  # None: the client has to look closer
+
+    def __post_init__(self) -> None:
+        """Sort the steps."""
+        roles = [(step, step.roles()) for step in self.sequence.steps]
+        self.persistent = frozenset(
+            r.handle for _, row in roles for r in row if isinstance(r, Persistent))
+        self.fast = [None if step.op == HTOD or step.wanted or any(type(r) is Bound for r in row)
+                     else step for step, row in roles]
+
+    def failed(self) -> None:
+        """A run left the sequence; one that is left again and again pauses."""
+        self.failures += 1
+        self.pause = min(1 << max(0, self.failures - PATIENCE), MAX_PAUSE) - 1
+
+
+class Tree:
+    """Known sequences, last used last. `meta_of` and `infer` serve other batch sizes."""
+
+    def __init__(self, meta_of: Callable[[int], Meta], infer: Infer | None) -> None:
+        self.known: list[Known] = []
+        self._former: deque[Sequence] = deque(maxlen=4)  # forgotten since a tensor was freed
+        self._meta_of, self._infer = meta_of, infer
+        self.taken = 0                # sequences, ever
+        self._derived: set[tuple[int, tuple[Meta | None, ...]]] = set()  # tried: sequence, input
+
+    def add(self, sequence: Sequence, actions: list[Action]) -> Known:
+        """Take a sequence up; a known one that differs only in what is kept is replaced.
+
+        A tensor that was persistent in a former sequence until it was freed, and is another one
+        now, is not persistent (features of the last key frame): it becomes `Bound`.
+        """
+        for former in self._former:
+            loose = changed(sequence, former)
+            if loose and len(loose) <= MAX_LOOSE:
+                sequence = loosen(sequence, {h: self._meta_of(h) for h in loose})
+                break
+        for known in self.known:
+            if known.sequence.keys == sequence.keys:
+                sequence.kept |= known.sequence.kept
+                self.forget(known, actions)
+                break
+        if len(self.known) >= MAX_SEQUENCES:
+            self.forget(self.known[0], actions)
+        sequence.number = self.taken
+        self.taken += 1
+        new = Known(sequence)
+        for other in self.known:
+            length = sequence.common(other.sequence)
+            other.common[sequence.number] = new.common[other.sequence.number] = length
+        self.known.append(new)
+        actions.append(Define(sequence))
+        return new
+
+    def forget(self, known: Known, actions: list[Action]) -> None:
+        """Drop a sequence."""
+        self.known.remove(known)
+        number = known.sequence.number
+        self._derived = {d for d in self._derived if d[0] != number}
+        for other in self.known:
+            other.common.pop(number, None)
+        actions.append(Forget(number))
+
+    def forget_users(self, handles: Iterable[int], actions: list[Action]) -> None:
+        """Drop sequences that use one of these tensors in every pass."""
+        gone = set(handles)
+        for known in [k for k in self.known if not gone.isdisjoint(k.persistent)]:
+            self.forget(known, actions)
+            self._former.append(known.sequence)
+
+    def used(self, known: Known) -> None:
+        """A run came to its end."""
+        known.failures = 0
+        self.known.remove(known)
+        self.known.append(known)
+
+    def openers(self, call: Call, actions: list[Action]) -> list[Known]:
+        """Sequences that begin with the call and do not pause, last used first."""
+        able = [k for k in reversed(self.known) if self.bind(k, 0, call, ANY, []) is not None]
+        if not able and call.op == HTOD and self._infer is not None:
+            able = self._specialise(call, self._infer, actions)
+        ready = []
+        for known in able:
+            if known.pause:
+                known.pause -= 1
+            else:
+                ready.append(known)
+        return ready
+
+    def bind(self, known: Known, position: int, call: Call, base: int,
+             bound: list[int]) -> list[int] | None:
+        """Handles that `Bound` tensors of the step get if the call is the step; None if not."""
+        sequence = known.sequence
+        new = matches(sequence.steps[position], call, base, bound)
+        for index, handle in enumerate(new or ()):
+            if handle >= base or self._meta_of(handle) != sequence.bound[len(bound) + index]:
+                return None
+        return new
+
+    def _specialise(self, call: Call, infer: Infer, actions: list[Action]) -> list[Known]:
+        """Sequences for an input of another batch size than those that are known."""
+        new = []
+        for known in [*self.known]:
+            sequence = known.sequence
+            if (sequence.number, call.metas) in self._derived:
+                continue
+            if len(self._derived) >= MAX_DERIVED:
+                self._derived.clear()
+            self._derived.add((sequence.number, call.metas))
+            derived = derive(sequence, call.metas[0], infer, self._meta_of)
+            if derived is not None and all(
+                    derived.keys != other.sequence.keys for other in self.known):
+                new.append(self.add(derived, actions))
+        return [known for known in new if known in self.known]

@@ -1,0 +1,13 @@
+"""torchvision, also where PyTorch's CPU build cannot load its C++ library."""
+
+import importlib
+
+import torch
+
+try:
+    torchvision = importlib.import_module('torchvision')
+except RuntimeError:
+    _library = torch.library.Library('torchvision', 'DEF')
+    for _op in ('nms', 'qnms'):
+        _library.define(f'{_op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
+    torchvision = importlib.import_module('torchvision')

@@ -1,0 +1,62 @@
+"""The device in this process, with a new server in this process for each test."""
+
+import gc
+
+import torch
+from rrto_bridge import intercept, remote
+from rrto_bridge.client import ClientMachine
+from rrto_bridge.device import Device
+from rrto_bridge.errors import LinkError
+from rrto_bridge.inprocess import InProcess
+from rrto_bridge.journal import Journal
+from rrto_bridge.percall import PerCall, Unknowing
+from rrto_bridge.replaying import Replaying
+
+MODES = ('rpc', 'cached', 'async', 'replay')
+_device = None
+torch.set_num_threads(1)   # the number decides how sums are rounded
+
+
+class Mortal(InProcess):
+    """A server that dies after so many waits."""
+
+    def __init__(self, machine, lives):
+        super().__init__(machine)
+        self.lives = lives
+        self.waits = 0
+
+    def wait(self, ticket):
+        self.waits += 1
+        if self.waits > self.lives:
+            raise LinkError('the server is lost')
+        return super().wait(ticket)
+
+    def post(self):
+        if self.waits <= self.lives:
+            super().post()
+        else:
+            self.machine.outgoing()
+
+
+def start(mode, lives=1 << 60, journal=False):
+    """Install a new engine; returns it. Tensors of former engines must be gone."""
+    global _device
+    port = Mortal(ClientMachine('async' if mode == 'replay' else mode), lives)
+    kind = Replaying if mode == 'replay' else PerCall
+    engine = kind(port, Journal() if journal else None)
+    if _device is None:
+        _device = Device(lambda: engine)
+        intercept.install(_device)
+    gc.collect()
+    remote.released.clear()
+    _device._connect = lambda: engine
+    _device.__dict__.pop('engine', None)
+    _device._unborn.clear()
+    _device._shared.clear()
+    _device.local.clear()
+    _device.follower = Unknowing()
+    return engine
+
+
+def device():
+    return _device

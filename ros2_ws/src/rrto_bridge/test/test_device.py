@@ -1,0 +1,291 @@
+"""What a program sees of its device is what it would see of CUDA."""
+
+import copy
+import io
+import threading
+
+import numpy as np
+import pytest
+import remote
+import torch
+from rrto_bridge.remote import RemoteTensor
+from torch import nn
+
+
+def halve(x):
+    x.div_(2)
+
+
+LIBRARY = torch.library.Library('rrto_test', 'FRAGMENT')
+LIBRARY.define('twice(Tensor x) -> Tensor')
+LIBRARY.define('halve_(Tensor(a!) x) -> ()')
+LIBRARY.impl('twice', lambda x: x * 2, 'CPU')
+LIBRARY.impl('halve_', halve, 'CPU')
+
+
+@pytest.fixture(params=remote.MODES)
+def engine(request):
+    return remote.start(request.param)
+
+
+@pytest.fixture
+def replay():
+    return remote.start('replay')
+
+
+def test_tensors_say_that_they_are_on_cuda(engine):
+    x = torch.zeros(2, 3).cuda()
+    assert x.is_cuda and x.device == torch.device('cuda:0') and str(x.device) == 'cuda:0'
+    assert x.shape == (2, 3) and x.dtype is torch.float32 and x.get_device() == 0
+    assert x.type() == 'torch.cuda.FloatTensor'
+    assert repr(x[0]) == "tensor([0., 0., 0.], device='cuda:0')"
+    assert repr(x.sum()) == "tensor(0., device='cuda:0')"
+    assert f'{x.sum():.2f}' == '0.00'
+
+
+def test_the_device_can_be_named_in_every_way(engine):
+    cpu = torch.arange(3.0)
+    for x in (cpu.cuda(), cpu.to('cuda'), cpu.to('cuda:0'), cpu.cuda(0), cpu.to(0),
+              cpu.to(torch.device('cuda')),
+              torch.tensor([0.0, 1, 2], device='cuda'), torch.arange(3.0, device='cuda'),
+              torch.as_tensor(np.arange(3, dtype='f'), device='cuda')):
+        assert isinstance(x, RemoteTensor) and x.tolist() == [0, 1, 2]
+    with torch.device('cuda'):
+        assert torch.ones(2).is_cuda and nn.Linear(2, 2).weight.is_cuda
+    assert nn.Linear(2, 2).to(0).weight.is_cuda and nn.Linear(2, 2).cuda(0).bias.is_cuda
+    assert x.to('cuda') is x and x.cuda() is x and x.cpu().device.type == 'cpu'
+    with pytest.raises(RuntimeError, match='ordinal'):
+        torch.cuda.get_device_properties(1)
+
+
+def test_values_come_back_in_every_way(engine):
+    x = torch.tensor([[1.5, -2.0]]).cuda()
+    assert x.tolist() == [[1.5, -2.0]] and x[0, 1].item() == -2.0 and float(x.sum()) == -0.5
+    assert bool((x > 0).any()) and int(x.argmax()) == 0 and len(x) == 1
+    assert torch.equal(torch.zeros(1, 2).copy_(x), x.cpu())
+    assert x.cpu().numpy().tolist() == x.numpy(force=True).tolist()
+    with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
+        x.numpy()
+    with pytest.raises(TypeError, match='Tensor.cpu'):
+        np.asarray(x)
+
+
+def test_devices_are_not_mixed(engine):
+    x = torch.ones(3).cuda()
+    assert (x + torch.tensor(1.0)).tolist() == [2, 2, 2]
+    assert x[torch.tensor([0, 2])].shape == (2,)
+    with pytest.raises(RuntimeError, match='same device.*cuda:0 and cpu'):
+        x + torch.ones(3)
+
+
+def test_writing_through_views_masks_and_indices(engine):
+    def write(x):
+        x[1] = 5
+        x[:, 0] += 1
+        x[x > 4] *= 2
+        x.view(-1)[2:4].zero_()
+        x[[0, 1], [1, 2]] = torch.tensor([7.0, 8.0]).to(x.device)
+        y = x.t()
+        y.add_(1)
+        return x
+    assert torch.equal(write(torch.arange(6.0).view(2, 3)),
+                       write(torch.arange(6.0).view(2, 3).cuda()).cpu())
+
+
+def test_in_place_views_and_out_arguments(engine):
+    x = torch.arange(6.0).view(2, 3).cuda()
+    alias = x.detach()
+    x.t_().unsqueeze_(0)
+    assert x.shape == (1, 3, 2) and alias.shape == (2, 3)
+    assert x.tolist() == torch.arange(6.0).view(2, 3).t()[None].tolist()
+    out = torch.empty(0, device='cuda')
+    torch.add(alias, 1, out=out)
+    assert out.shape == (2, 3) and out.sum().item() == 21
+
+
+def test_strides_survive_the_way(engine):
+    x = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert x.cuda().stride() == x.stride() == x.cuda().cpu().stride()
+    y = torch.rand(4, 6)[:, ::2]
+    assert torch.equal(y.cuda().cpu(), y) and y.cuda().stride() == y.to('cpu', copy=True).stride()
+    for dtype in (torch.float16, torch.bfloat16, torch.bool, torch.int8, torch.complex64):
+        z = torch.ones(3).to(dtype)
+        assert torch.equal(z.cuda().cpu(), z)
+        assert torch.equal(torch.ones(3).to('cuda', dtype).cpu(), z)
+
+
+def test_modules_move_there_and_back(engine):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval()
+    x = torch.rand(2, 4)
+    expected = model(x)
+    weight = model[0].weight
+    assert torch.equal(model.cuda()(x.cuda()).cpu(), expected)
+    assert model[0].weight is weight and isinstance(weight, nn.Parameter) and weight.is_cuda
+    assert all(v.is_cuda for v in model.state_dict().values())
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        model[0].bias.zero_()
+    assert torch.equal(twin(x.cuda()).cpu(), expected)
+    twin.load_state_dict(model.state_dict())
+    assert twin[0].bias.abs().sum().item() == 0
+    assert not model.cpu()[0].weight.is_cuda and type(model[0].weight) is nn.Parameter
+    assert torch.equal(model.half().cuda()[0].weight.cpu(), model.cpu()[0].weight)
+
+
+def test_saving_and_loading(engine):
+    model = nn.Linear(3, 2)
+    file = io.BytesIO()
+    torch.save(model.cuda().state_dict(), file)
+    for location, on_cuda in (('cuda', True), (torch.device('cuda:0'), True), ('cpu', False),
+                              (lambda storage, place: storage, False), ({'cpu': 'cuda'}, True)):
+        file.seek(0)
+        loaded = torch.load(file, map_location=location)
+        assert all(v.is_cuda is on_cuda for v in loaded.values())
+        assert torch.equal(loaded['weight'].cpu(), model.weight.cpu())
+
+
+def test_questions_about_the_device(engine):
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+    assert torch.cuda.current_device() == 0 and torch.cuda.get_device_name() == 'CPU'
+    properties = torch.cuda.get_device_properties(0)
+    assert properties.name == 'CPU' and properties.total_memory > 0
+    before = torch.cuda.memory_allocated()
+    x = torch.zeros(1000).cuda()
+    assert torch.cuda.memory_allocated() == before + 4000 and x is not None
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    stream, start, end = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in 'ab')
+    with torch.cuda.stream(stream):
+        start.record()
+        end.record()
+    assert start.elapsed_time(end) >= 0 and torch.cuda.current_stream() is not None
+    with torch.cuda.device(0):
+        assert torch.zeros(1).pin_memory().cuda(non_blocking=True).is_cuda
+
+
+def test_seeds(engine):
+    torch.manual_seed(3)
+    on_cpu = torch.rand(5)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(5, device='cuda').cpu(), on_cpu)
+    torch.cuda.manual_seed_all(3)
+    assert torch.equal(torch.rand(5, device='cuda').cpu(), on_cpu)
+
+
+def test_autocast(engine):
+    x = torch.rand(2, 4)
+    layer = nn.Linear(4, 3)
+    with torch.no_grad(), torch.autocast('cpu', dtype=torch.float16):
+        expected = layer(x)
+    layer.cuda()
+    with torch.no_grad(), torch.autocast('cuda'):
+        result = layer(x.cuda())
+    assert result.dtype is torch.float16 and torch.equal(result.cpu(), expected)
+
+
+def test_inference_mode(engine):
+    layer = nn.Linear(3, 3).cuda()
+    with torch.inference_mode():
+        y = layer.weight.expand(3, 3) + layer(torch.ones(3, device='cuda'))
+        assert y.is_inference() and y.add_(1).shape == (3, 3)
+
+
+def test_threads(engine):
+    model = nn.Linear(8, 8).cuda()
+    inputs = [torch.rand(2, 8) for _ in range(4)]
+    results = [None] * 4
+
+    def work(k):
+        with torch.no_grad():
+            for _ in range(6):
+                results[k] = model(inputs[k].cuda()).cpu()
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    model.cpu()
+    with torch.no_grad():
+        assert all(torch.equal(model(x), y) for x, y in zip(inputs, results, strict=True))
+
+
+def test_data_loader_with_pinned_memory(engine):
+    data = torch.utils.data.TensorDataset(torch.arange(6.0).view(3, 2))
+    loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)
+    assert [x.cuda().sum().item() for x, in loader] == [6.0, 9.0]
+
+
+def test_scripted_and_traced_modules(engine):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).eval()
+    x = torch.rand(2, 3)
+    expected = model(x)
+    scripted = torch.jit.trace(model, x).cuda()
+    with torch.no_grad():
+        for _ in range(5):
+            assert torch.equal(scripted(x.cuda()).cpu(), expected)
+    assert torch.compile(model) is model
+
+
+def test_errors_are_those_of_pytorch(engine):
+    x = torch.zeros(2, 3).cuda()
+    with pytest.raises(RuntimeError, match='mat1 and mat2|must match|size'):
+        (x @ x).cpu()
+    with pytest.raises(IndexError):
+        x[5].cpu()
+    assert x.sum().item() == 0
+
+
+def test_recurrent_layers_and_attention_choose_the_servers_kernels(engine):
+    torch.manual_seed(0)
+    lstm, gru = nn.LSTM(3, 4, batch_first=True), nn.GRU(4, 2)
+    attention = nn.MultiheadAttention(4, 2, batch_first=True).eval()
+
+    def run(x):
+        with torch.no_grad():
+            y, (h, c) = lstm(x)
+            return [t.cpu() for t in (y, h, c, gru(y)[0], attention(y, y, y)[0])]
+
+    x = torch.rand(2, 5, 3)
+    expected = run(x)
+    for module in (lstm, gru, attention):
+        module.cuda()
+    assert all(map(torch.equal, run(x.cuda()), expected))
+
+
+def test_an_operator_that_the_server_refuses_runs_here(engine, capsys):
+    x = torch.arange(1.0, 4.0).cuda()
+    for _ in range(2):
+        assert torch.ops.rrto_test.twice(x).tolist() == [2, 4, 6]
+    torch.ops.rrto_test.halve_(x)
+    assert x.tolist() == [0.5, 1.0, 1.5] and x.is_cuda
+    told = capsys.readouterr().err
+    assert told.count('rrto_test.twice.default runs on this machine') == 1
+    assert 'test_device.py:' in told
+
+
+def test_dropped_tensors_are_freed_on_the_server(engine):
+    x = torch.zeros(10).cuda()
+    for _ in range(500):
+        x = x + 1
+    remote.device().collect()
+    torch.cuda.synchronize()
+    x.cpu()
+    assert x[0].item() == 500 and len(engine.port.performer.context.tensors) < 150
+
+
+def test_round_trips_of_a_replayed_inference(replay):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).cuda()
+    with torch.no_grad():
+        for _ in range(12):
+            before = replay.machine.round_trips
+            model(torch.rand(1, 4).cuda()).cpu()
+    assert replay.machine.round_trips - before == 1
+    assert replay.inferences >= 7 and replay.last == 1
+    with torch.no_grad():
+        for _ in range(12):
+            before = replay.machine.round_trips
+            y = model(torch.rand(1, 4).cuda())
+            if y.max().item() > 100:
+                break
+            y.cpu()
+    assert replay.machine.round_trips - before == 2 and replay.last == 2

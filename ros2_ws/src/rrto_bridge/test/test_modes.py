@@ -1,0 +1,124 @@
+"""Programs that leave their sequences, or lose their server, get the results of plain PyTorch."""
+
+import os
+
+import pytest
+import remote
+import torch
+from torch import nn
+
+LAYERS = 5
+LOSSES = int(os.environ.get('RRTO_LOSSES', '8'))   # moments at which the server is lost
+
+
+class Model(nn.Module):
+    """Changes a buffer in place, before and after the point where a pass may branch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(LAYERS))
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer('count', torch.zeros(4))
+
+    def forward(self, x, branch=None, error=None):
+        self.count += 1
+        x = self.norm(x)
+        for k, layer in enumerate(self.layers):
+            if k == error:
+                raise KeyError('the program gives up')
+            x = torch.relu(layer(x)) if k != branch else torch.sigmoid(layer(x)) * 2
+            self.count[k % 4:].add_(x[0, 0])
+        return x
+
+
+def program(device, passes):
+    """Results of passes, each a dict of what is special about it."""
+    model = Model().to(device)
+    torch.manual_seed(5)
+    results = []
+    kept = []
+    with torch.no_grad():
+        for k, special in enumerate(passes):
+            x = torch.randn(special.get('batch', 3), 4)
+            try:
+                y = model(x.to(device), special.get('branch'), special.get('error'))
+            except KeyError:
+                results.append(model.count.cpu().clone())
+                continue
+            if 'keep' in special:
+                kept.append(y[0] * 2)
+            if 'stop' in special:
+                continue
+            results.append(y.cpu())
+            if k % 4 == 3:
+                results.append(model.norm.running_mean.cpu().clone())
+        results += [t.cpu() for t in kept] + [model.count.cpu(), model.norm.running_var.cpu()]
+    return results
+
+
+def check(mode, passes):
+    expected = program('cpu', passes)
+    engine = remote.start(mode)
+    got = program('cuda', passes)
+    assert len(got) == len(expected)
+    assert all(map(torch.equal, got, expected))
+    return engine
+
+
+PLAIN = [{}] * 8
+
+
+@pytest.mark.parametrize('branch', range(LAYERS))
+def test_a_branch_at_every_position(branch):
+    engine = check('replay', [*PLAIN, {'branch': branch}, {}, {}, *[{'branch': branch}, {}] * 6])
+    assert engine.replay.runs > engine.inferences > 3
+
+
+@pytest.mark.parametrize('error', range(LAYERS))
+def test_an_exception_of_the_program_at_every_position(error):
+    check('replay', [*PLAIN, {'error': error}, {}, {}, {'error': error}, {'error': error}, {}])
+
+
+@pytest.mark.parametrize('special', [
+    {'stop': 1}, {'keep': 1}, {'keep': 1, 'stop': 1}, {'batch': 5}])
+def test_passes_that_end_early_keep_something_or_change_size(special):
+    check('replay', [*PLAIN, special, {}, special, special, *PLAIN, special, {}])
+
+
+@pytest.mark.parametrize('mode', remote.MODES)
+def test_every_mode_gives_the_same_results(mode):
+    check(mode, [*PLAIN, {'branch': 2}, {'batch': 2}, {'keep': 1}, {'error': 1}, *PLAIN])
+
+
+@pytest.mark.parametrize('mode', remote.MODES)
+def test_a_program_goes_on_here_when_the_server_is_lost_at_any_moment(mode, capsys):
+    passes = [*PLAIN, {'branch': 2}, {'keep': 1}, {}, {'error': 1}, {}]
+    expected = program('cpu', passes)
+    engine = remote.start(mode)
+    program('cuda', passes)
+    waits = engine.port.waits
+    step = max(1, waits // LOSSES)
+    for lives in range(0, waits, step):
+        remote.start(mode, lives, journal=True)
+        got = program('cuda', passes)
+        assert all(map(torch.equal, got, expected)), lives
+        assert 'going on on this machine' in capsys.readouterr().err
+
+
+def test_without_leave_to_go_on_the_loss_is_an_error():
+    remote.start('replay', lives=30)
+    with pytest.raises(RuntimeError, match='the server is lost'):
+        program('cuda', PLAIN * 4)
+
+
+def test_what_makes_old_values_is_fetched_before_it_is_too_long(monkeypatch):
+    from rrto_bridge import journal
+    monkeypatch.setattr(journal, 'DEPTH', 64)
+    engine = remote.start('replay', journal=True)
+    state = torch.zeros(3).cuda()
+    with torch.no_grad():
+        for k in range(200):
+            state = state * 0.5 + torch.full((3,), float(k)).cuda()
+            state.cpu()
+    assert max(n.depth for n in engine.journal._nodes.values()) < 400

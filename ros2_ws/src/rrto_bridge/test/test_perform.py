@@ -1,0 +1,176 @@
+"""The server executes what is allowed, within limits, and survives everything else."""
+
+import os
+import random
+
+import pytest
+import torch
+from rrto_bridge import tensors
+from rrto_bridge.allow import allowed, resolve
+from rrto_bridge.client import ClientMachine
+from rrto_bridge.context import Context
+from rrto_bridge.errors import OutOfMemory, Refused, RemoteError
+from rrto_bridge.inprocess import InProcess
+from rrto_bridge.perform import Performer, Weights
+from rrto_bridge.record import Call, Meta, Persistent, Ref, Special
+from rrto_bridge.sequence import Own
+from rrto_bridge.wire import decode, encode
+
+MALFORMED = int(os.environ.get('RRTO_MALFORMED', '1500'))
+
+
+def port(limit=1 << 20):
+    made = InProcess(ClientMachine('rpc'), limit)
+    made.performer.weights = Weights(1 << 20)
+    return made
+
+
+def upload(to, tensor):
+    handle, ticket = to.machine.upload(*tensors.pack(tensor))
+    to.wait(ticket)
+    return handle
+
+
+def issue(to, op, *arguments, **keywords):
+    result = to.wait(to.machine.issue(Call(op, arguments, tuple(keywords.items())), (), False))
+    return result, to.machine.settle(result)
+
+
+@pytest.mark.parametrize('name', [
+    'aten.from_file.default', 'aten.set_.source_Storage', 'aten.record_stream.default',
+    'aten._print.default', 'aten.conv2d', 'prims.add.default', 'aten.__class__.default',
+    'aten.add.__init__', 'os.system.default', 'aten.resize_.default', 'aten._foobar.default',
+    'aten._sparse_mm.default', 'aten.quantize_per_tensor.default', 'aten.add.Nothing', ''])
+def test_what_is_not_in_the_list_is_refused(name):
+    with pytest.raises(Refused):
+        resolve(name)
+
+
+def test_ordinary_operators_are_allowed():
+    assert all(allowed(n) for n in ('add', 'convolution', 'native_batch_norm', 'relu_', '_softmax'))
+
+
+def test_a_refused_operator_is_named():
+    with pytest.raises(Refused, match=r'aten\.from_file\.default'):
+        issue(port(), 'aten.from_file.default', '/etc/passwd', True, 10)
+
+
+def test_no_more_memory_than_the_limit():
+    to = port(limit=4000)
+    handle = upload(to, torch.zeros(500))
+    with pytest.raises(OutOfMemory, match='MiB'):
+        issue(to, 'aten.cat.default', (Ref(handle),) * 3)
+    assert to.performer.context.used == 2000
+    result, made = issue(to, 'aten.view.default', Ref(handle), (5, 100))
+    assert to.performer.context.used == 2000 and result.shape == (5, 100)
+    to.wait(to.machine.free((handle, made)))
+    assert to.performer.context.used == 0
+
+
+def test_an_operators_error_reaches_its_caller_as_it_is():
+    to = port()
+    handle = upload(to, torch.zeros(3))
+    with pytest.raises(RuntimeError, match='must be a matrix'):
+        issue(to, 'aten.mm.default', Ref(handle), Ref(handle))
+    with pytest.raises(IndexError):
+        issue(to, 'aten.select.int', Ref(handle), 0, 10)
+
+
+def test_empty_tensors_show_nobodys_memory():
+    to = port()
+    for _ in range(20):
+        to.wait(to.machine.free((upload(to, torch.full((1000,), 7.0)),)))
+        _, handle = issue(to, 'aten.empty.memory_format', (1000,))
+        meta, data = to.wait(to.machine.download(handle))
+        assert not any(bytes(data))
+
+
+def test_random_numbers_are_each_programs_own():
+    first, second = port(), port()
+    state = torch.get_rng_state()
+    for to in (first, second):
+        to.wait(to.machine.seed(5))
+    draws = []
+    for to in (first, second, first, second):
+        handle = upload(to, torch.zeros(4))
+        issue(to, 'aten.uniform_.default', Ref(handle))
+        draws.append(bytes(to.wait(to.machine.download(handle))[1]))
+    assert draws[0] == draws[1] and draws[2] == draws[3] and draws[0] != draws[2]
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_weights_are_found_by_their_digest_and_checked():
+    to = port()
+    meta, data = tensors.pack(torch.arange(6.0))
+    handle, ticket = to.machine.find('0' * 64, meta)
+    assert to.wait(ticket) is False
+    with pytest.raises(RemoteError, match='do not have the digest'):
+        to.wait(to.machine.keep(handle, meta, data, '0' * 64))
+    digest = to.performer.weights.keep(data)
+    handle, ticket = to.machine.find(digest, meta)
+    assert to.wait(ticket) is True
+    issue(to, 'aten.add_.Scalar', Ref(handle), 1)
+    _, ticket = to.machine.find(digest, meta)
+    assert to.wait(ticket) and bytes(to.performer.weights.get(digest)) == bytes(data)
+
+
+def test_weights_that_are_too_many_go_in_order_of_use():
+    weights = Weights(250)
+    a, b = weights.keep(bytes(100)), weights.keep(b'b' * 100)
+    weights.get(a)
+    weights.keep(b'c' * 100)
+    assert weights.get(a) is not None and weights.get(b) is None and weights.used == 200
+
+
+def garbage(chance):
+    """A message that is no message, or asks for what cannot be."""
+    handle = chance.choice([0, 1, 2, 3, -1, 2**62])
+    leaves = [None, True, -1, 2**40, 0.5, 'x', Ref(handle), Special('dtype', 'float32'),
+              Special('dtype', 'float99'), Meta((2**20, 2**30), (1, 1), 'float32'), b'abcd', Own(0),
+              Persistent(1), Own(-5), (), ((),), Meta((2,), (1,), 'float32')]
+    fields = [chance.choice(leaves) for _ in range(chance.randint(0, 5))]
+    step = ('aten.add.Tensor', (Own(chance.randint(-1, 2)), Persistent(handle)), (), (Own(0),),
+            (Meta((2,), (1,), 'float32'),), chance.random() < 0.5)
+    item = chance.choice([
+        (chance.choice(['htod', 'dtoh', 'free', 'seed', 'query', 'find', 'keep', 'define', 'start',
+                        'more', 'switch', 'abandon', 'finish', 'forget', 'x', 'aten.add.Tensor',
+                        'aten.mm.default', 'aten.index.Tensor']), *fields),
+        ('aten.add.Tensor', (Ref(handle), Ref(1)), (), chance.choice([1, 2, 50])),
+        ('aten.as_strided.default', (Ref(handle), (2**30,), (2**20,), chance.randint(-9, 9)), (),
+         60),
+        ('aten.index_select.default', (Ref(1), 0, Ref(2)), (), 61),
+        ('define', chance.randint(-1, 3), (chance.randint(-2, 9),), (),
+         (step,) * chance.randint(0, 3)),
+        ('start', 1, chance.randint(0, 3), 100, (b'1234',), ()),
+        ('abandon', 1, chance.randint(0, 9), (100, chance.randint(0, 200))),
+        ('finish', 1, (chance.randint(0, 200),)), tuple(fields), 5])
+    message = encode(chance.choice([(1, True, (item,)), (1, True, (item, item)), (1, item), item]))
+    if chance.random() < 0.3:
+        damaged = bytearray(message)
+        damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        return bytes(damaged)
+    return message
+
+
+def test_malformed_messages_change_nothing_of_another_program():
+    chance = random.Random(3)
+    weights = Weights(1 << 20)
+    victim, attacker = (Performer(Context(torch.device('cpu'), 1 << 24), weights) for _ in range(2))
+    meta, data = tensors.pack(torch.arange(100.0))
+    for who in (victim, attacker):
+        for handle in (1, 2):
+            who.context.upload(handle, meta, data)
+    answered = 0
+    for _ in range(MALFORMED):
+        try:
+            replies = attacker.perform(garbage(chance))
+        except RemoteError:
+            continue
+        answered += bool(replies)
+        for reply in replies:
+            decode(reply)
+    assert answered > MALFORMED // 10
+    assert list(victim.context.tensors) == [1, 2]
+    assert all(bytes(victim.context.download(h)[1]) == bytes(data) for h in (1, 2))
+    attacker.close()
+    assert attacker.used == 0 and not attacker.context.tensors

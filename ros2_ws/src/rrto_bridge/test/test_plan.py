@@ -1,0 +1,208 @@
+"""The replaying server: what it refuses, and that a run can be undone at every step."""
+
+import numpy as np
+import pytest
+from fake import Executor, meta_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rrto_bridge.actions import Abandon, Define, Finish, Forget, Free, More, Start, Switch
+from rrto_bridge.errors import RemoteError
+from rrto_bridge.plan import MAX_SEQUENCES, ReplayServer
+from rrto_bridge.record import DTOH, HTOD, Call, Persistent, Ref
+from rrto_bridge.sequence import Bound, Own, Sequence, Step, build
+
+M = meta_of(np.zeros((1, 4), np.int64))
+ONE = meta_of(np.zeros((1, 1), np.int64))
+X = np.arange(4).tobytes()
+BUFFER, STATE = 1, 2
+
+
+def sequence(number=0):
+    """Writes a buffer (directly, through a view, unreturned), draws a random number."""
+    calls = [
+        Call(HTOD, (), (), (10,), (M,)),
+        Call('add_', (Ref(BUFFER), Ref(10)), (), (BUFFER,), (M,)),
+        Call('noise', (Ref(10),), (), (11,), (M,)),
+        Call('row', (Ref(BUFFER), 0), (), (12,), (M,)),
+        Call('add_', (Ref(12), Ref(11)), (), (12,), (M,)),
+        Call('track', (Ref(12),), (('total', Ref(BUFFER)),), (13,), (M,)),
+        Call('add', (Ref(13), Ref(STATE)), (), (14,), (M,)),
+        Call('item', (Ref(13),), (), (), (), True),
+        Call(HTOD, (), (), (15,), (M,)),
+        Call('add_', (Ref(BUFFER), Ref(15)), (), (BUFFER,), (M,)),
+        Call(DTOH, (Ref(14),), (), (), (), True)]
+    made = build(calls, {STATE: M}, {14})
+    made.number = number
+    return made
+
+
+def server():
+    executor = Executor()
+    executor.tensors = {BUFFER: np.full((1, 4), 5), STATE: np.full((1, 4), 7)}
+    machine = ReplayServer(executor)
+    machine.apply(Define(sequence()))
+    return machine, executor
+
+
+def one_by_one(count):
+    """What the first steps do without a plan: tensors by handle from 100 on, and the generator."""
+    machine, executor = server()
+    names, made = {BUFFER: BUFFER, STATE: STATE}, 100
+    calls = sequence().calls(count, 100, [STATE])
+    for call in calls:
+        if call.op == DTOH or call.op == 'item':
+            continue
+        if call.op == HTOD:
+            results = (executor.upload(X, M),)
+        else:
+            args = [executor.tensors[a.handle] if isinstance(a, Ref) else a for a in call.arguments]
+            keys = {n: executor.tensors[v.handle] for n, v in call.keywords}
+            results, _ = executor.kernels[call.op].call(args, keys)
+        for handle, tensor in zip(call.results, results, strict=True):
+            executor.tensors.setdefault(handle, tensor)
+    assert made and names
+    return executor
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(ahead=st.integers(0, 12), count=st.integers(0, 11), late=st.booleans())
+def test_abandoned_anywhere_it_is_as_if_made_one_by_one(ahead, count, late):
+    machine, executor = server()
+    machine.apply(Start(1, 0, 100, (X,), () if late else (STATE,)))
+    machine.advance(ahead)
+    machine.apply(More(1, (X,), (STATE,) if late else ()))
+    machine.advance(ahead)
+    expected = one_by_one(count)
+    alive = tuple(h for h in expected.tensors if h >= 100)
+    machine.apply(Abandon(1, count, alive))
+    assert set(executor.tensors) == set(expected.tensors)
+    for handle, tensor in expected.tensors.items():
+        assert np.array_equal(executor.tensors[handle], tensor), handle
+    assert executor.random() == expected.random()
+    assert not machine.ready
+
+
+def test_finished_it_is_as_if_made_one_by_one():
+    machine, executor = server()
+    machine.apply(Start(1, 0, 100, (X, X), (STATE,)))
+    values = machine.advance(1000)
+    assert [v.index for v in values] == [0, 1]
+    machine.apply(Finish(1, (104,)))
+    expected = one_by_one(11)
+    assert np.array_equal(values[1].value, expected.tensors[104])
+    assert set(executor.tensors) == {BUFFER, STATE, 104}
+    assert np.array_equal(executor.tensors[BUFFER], expected.tensors[BUFFER])
+
+
+def test_stops_where_a_shape_is_not_as_recorded():
+    machine, executor = server()
+    calls = [Call(HTOD, (), (), (10,), (M,)),
+             Call('nonzero', (Ref(10),), (), (11,), (meta_of(np.zeros(3, np.int64)),), True),
+             Call('add_', (Ref(BUFFER), Ref(10)), (), (BUFFER,), (M,)),
+             Call(DTOH, (Ref(10),), (), (), (), True)]
+    nonzero = build(calls, {}, ())
+    nonzero.number = 1
+    machine.apply(Define(nonzero))
+    machine.apply(Start(1, 1, 100, (np.array([1, 0, 0, 2]).tobytes(),), ()))
+    value, = machine.advance(1000)
+    assert value.metas == (meta_of(np.zeros(2, np.int64)),)
+    assert executor.tensors[BUFFER].tolist() == [[5] * 4]
+    machine.apply(Abandon(1, 2, (101,)))
+    assert executor.tensors[101].tolist() == [0, 3]
+
+
+def test_an_operator_that_fails_when_calls_are_made_again_ends_the_run():
+    machine, executor = server()
+    executor.kernels['noise'] = executor.kernels['noise'].__class__(lambda a, k: 1 / 0)
+    machine.apply(Define(sequence(1)))
+    machine.apply(Start(1, 1, 100, (X,), (STATE,)))
+    with pytest.raises(ZeroDivisionError):
+        machine.apply(Abandon(1, 5, ()))
+    assert executor.tensors[BUFFER].tolist() == [[5] * 4]
+    machine.apply(Start(2, 0, 100, (X, X), (STATE,)))
+    assert len(machine.advance(1000)) == 2
+
+
+def test_runs_as_far_as_it_has_inputs():
+    machine, _ = server()
+    machine.apply(Start(1, 0, 100, (X,), ()))
+    assert machine.advance(1000) == []
+    machine.apply(More(1, (), (STATE,)))
+    assert [v.index for v in machine.advance(1000)] == [0]
+    assert not machine.ready
+
+
+def test_switch_begins_again_under_a_new_number():
+    machine, executor = server()
+    machine.apply(Define(sequence(7)))
+    machine.apply(Start(1, 0, 100, (X,), (STATE,)))
+    first = machine.advance(1000)
+    machine.apply(Switch(1, 2, 7))
+    second = machine.advance(1000)
+    assert [(v.run, v.index) for v in first + second] == [(1, 0), (2, 0)]
+    assert first[0].value == second[0].value
+    machine.apply(Abandon(2, 0, ()))
+    assert executor.tensors[BUFFER].tolist() == [[5] * 4]
+
+
+def test_a_failing_operator_stops_the_run_and_can_be_undone():
+    machine, executor = server()
+    kernel = executor.kernels['add']
+    executor.kernels['add'] = kernel.__class__(lambda a, k: 1 / 0)
+    broken = sequence(9)
+    machine.apply(Define(broken))
+    machine.apply(Start(1, 9, 100, (X,), (STATE,)))
+    value, = machine.advance(1000)
+    assert 'ZeroDivisionError' in value.error and (value.run, value.index) == (1, 0)
+    assert not machine.ready
+    machine.apply(Abandon(1, 0, ()))
+    assert executor.tensors[BUFFER].tolist() == [[5] * 4]
+
+
+@pytest.mark.parametrize('steps', [
+    (), (Step('add', (Own(0), Own(0)), (), (Own(0),), (M,)),),
+    (Step(HTOD, (), (), (Own(1),), (M,)),), (Step(HTOD, (), (), (), ()),),
+    (Step(HTOD, (), (), (Own(0),), (None,)),), (Step(HTOD, (), (), (Own(0),), ()),),
+    (Step(DTOH, (), (), (), (), True),),
+    (Step('add', (Bound(1), Bound(0)), (), (Own(0),), (M,)),),
+    (Step('add', (Bound(0), Bound(0)), (), (Own(0),), (M,)),),
+    (Step('add_', (Persistent(1), Persistent(1)), (), (Persistent(9),), (M,)),)])
+def test_sequences_that_cannot_be_are_refused(steps):
+    machine, _ = server()
+    bad = Sequence(steps, frozenset())
+    bad.number = 5
+    with pytest.raises(RemoteError):
+        machine.apply(Define(bad))
+
+
+@pytest.mark.parametrize('requests', [
+    (Start(1, 3, 100, (), ()),), (More(1, (), ()),), (Finish(1, ()),), (Abandon(1, 0, ()),),
+    (Switch(1, 2, 0),), (Define(sequence()),),
+    (Start(1, 0, 100, (), ()), Start(2, 0, 200, (), ())),
+    (Start(1, 0, 100, (), (99,)),), (Start(1, 0, 100, (), (STATE, STATE)),),
+    (Start(1, 0, 100, (), ()), Switch(1, 2, 8)),
+    (Start(1, 0, 100, (), ()), Abandon(1, 5, ())),
+    (Start(1, 0, 100, (X,), ()), Abandon(1, 999, ())),
+    (Start(1, 0, 100, (X,), ()), Abandon(1, -1, (100,))),
+    (Start(1, 0, 100, (X,), ()), Abandon(1, 2, (BUFFER,))),
+    (Start(1, 0, 100, (X, X), (STATE,)), Finish(1, (100,))),
+    (Start(1, 0, BUFFER, (X,), ()), Abandon(1, 1, (BUFFER,))),
+    (Start(1, 0, 100, (X,), ()), Finish(1, ())),
+    tuple(Define(sequence(k)) for k in range(1, MAX_SEQUENCES + 1))])
+def test_requests_that_cannot_be_are_refused_and_harm_nobody(requests):
+    machine, executor = server()
+    other, untouched = server()
+    with pytest.raises(RemoteError):
+        for request in requests:
+            machine.apply(request)
+    for handle, tensor in untouched.tensors.items():
+        assert np.array_equal(executor.tensors[handle], tensor)
+
+
+def test_forgotten_sequences_and_freed_tensors_are_gone():
+    machine, executor = server()
+    machine.apply(Forget(0))
+    machine.apply(Free((BUFFER, 12345)))
+    assert set(executor.tensors) == {STATE}
+    with pytest.raises(RemoteError):
+        machine.apply(Start(1, 0, 100, (), ()))

@@ -1,0 +1,48 @@
+"""Unmodified programs as processes: every mode prints what plain PyTorch on the CPU prints.
+
+RRTO_INFERENCES=200 is the full run; each program then is a test of its own.
+"""
+
+import os
+import sys
+
+import pytest
+from processes import PROGRAMS, Domain
+
+NAMES = ('classify', 'segment', 'detect', 'encoder', 'mlp', 'two_models', 'batches', 'branches',
+         'recurrent', 'images')
+VISION = ('classify', 'segment')
+FULL = 'RRTO_INFERENCES' in os.environ
+GROUPS = [(name,) for name in NAMES] if FULL else [NAMES]
+MODES = ('rpc', 'cached', 'async', 'replay')
+
+
+@pytest.fixture(scope='module')
+def domain():
+    made = Domain(91)
+    made.server('tested', threads=1, lease=120.0).wait('serving as tested')
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope='module')
+def expected(domain):
+    known = {}
+
+    def of(names):
+        if names not in known:
+            known[names] = domain.plain(str(PROGRAMS / 'everything.py'), *names)
+        return known[names]
+    return of
+
+
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('names', GROUPS, ids=lambda names: names[0] if len(names) == 1 else 'all')
+def test_output_is_that_of_plain_pytorch(domain, expected, mode, names):
+    if not FULL and mode == 'rpc':
+        names = tuple(n for n in names if n not in VISION)   # thousands of round trips
+    code, out, err = domain.run('--server', 'tested', '--mode', mode, '--', sys.executable,
+                                str(PROGRAMS / 'everything.py'), *names)
+    assert code == 0, err
+    assert out == expected(names)
+    assert err == ''

@@ -1,0 +1,72 @@
+"""What is encoded comes back; what is malformed is refused, and nothing else happens."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rrto_bridge.errors import RemoteError
+from rrto_bridge.record import Meta, Persistent, Ref, Special
+from rrto_bridge.sequence import Bound, Own
+from rrto_bridge.wire import decode, encode
+
+INTS = st.integers(-2**63, 2**63 - 1)
+SIZES = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
+METAS = SIZES.flatmap(lambda s: st.builds(
+    Meta, st.just(s), st.just(s), st.text(max_size=8), st.integers(0, 2**40)))
+LEAVES = st.one_of(st.none(), st.booleans(), INTS, st.floats(allow_nan=False), st.text(max_size=20),
+                   st.complex_numbers(allow_nan=False), INTS.map(Ref), INTS.map(Own),
+                   INTS.map(Persistent), INTS.map(Bound), METAS,
+                   st.builds(Special, st.text(max_size=5), st.text(max_size=5)))
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4).map(tuple), max_leaves=20)
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(VALUES)
+def test_values_come_back_with_their_types(value):
+    back = decode(encode(value))
+    assert back == value and repr(back) == repr(value)
+
+
+def test_bytes_come_back():
+    assert bytes(decode(encode((1, b'abc')))[1]) == b'abc'
+
+
+def test_minus_zero_and_nan_keep_their_bits():
+    assert repr(decode(encode((-0.0, float('nan'))))) == '(-0.0, nan)'
+
+
+@pytest.mark.parametrize('value', [object(), [1], {'a': 1}, 1j.real.__class__, (1, [2])])
+def test_other_types_are_not_sent(value):
+    with pytest.raises(TypeError):
+        encode(value)
+
+
+def test_large_integers_are_refused():
+    with pytest.raises(OverflowError):
+        encode(1 << 63)
+
+
+def test_a_count_beyond_the_message_is_refused_before_memory_is_taken():
+    with pytest.raises(RemoteError, match='announced'):
+        decode(b'(' + (0xFFFFFFFF).to_bytes(4, 'little'))
+
+
+def test_deep_nesting_is_refused():
+    with pytest.raises(RemoteError, match='deep'):
+        decode((b'(' + (1).to_bytes(4, 'little')) * 50 + b'N')
+
+
+def test_damaged_messages_raise_only_remote_errors():
+    chance = random.Random(0)
+    whole = encode((3, True, (('aten.add.Tensor', (Ref(1), 2.5, 'x', None), (('alpha', 1),), 7),
+                              ('htod', 4, Meta((2, 2), (2, 1), 'float32'), b'0123456789abcdef'))))
+    for _ in range(5000):
+        damaged = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        damaged = damaged[:chance.randint(0, len(damaged))] if chance.random() < 0.5 else damaged
+        try:
+            decode(bytes(damaged))
+        except RemoteError:
+            pass
