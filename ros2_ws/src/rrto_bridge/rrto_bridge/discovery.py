@@ -18,13 +18,20 @@ def servers(node: Node) -> list[str]:
     return sorted(found[1] for found in names if found)
 
 
+def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '') -> list[str]:
+    """Names of the servers as soon as there is one (or `wanted`), at the latest after `limit` s."""
+    end = time.monotonic() + limit
+    while True:
+        names = servers(node)
+        if (names if not wanted else wanted in names) or time.monotonic() > end:
+            return names
+        time.sleep(0.02)
+
+
 def find_server(node: Node, limit: float = LIMIT, wanted: str = '') -> str:
     """Name of a server in the DDS domain, of any or of one; raises ConfigError if none is found."""
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        for name in servers(node):
-            if wanted in ('', name):
-                return name
-        time.sleep(0.02)
+    names = [n for n in wait_for_servers(node, limit, wanted) if wanted in ('', n)]
+    if names:
+        return names[0]
     name = f' {wanted!r}' if wanted else ''
     raise ConfigError(f'there is no server{name} in this DDS domain; start one with `rrto serve`')

@@ -99,7 +99,7 @@ class Performer:
         return replies
 
     def _apply(self, item: tuple[Any, ...]) -> None:
-        """Take something of a replay; programs do not err in these, so an error ends the session."""
+        """Take something of a replay; programs do not err in these: an error ends the session."""
         try:
             self.replay.apply(from_item(item))
         except Exception as error:

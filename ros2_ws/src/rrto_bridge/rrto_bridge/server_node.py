@@ -10,6 +10,8 @@ import torch
 from fleet_ros.parameters import declare
 from rclpy.node import Node
 
+from .discovery import wait_for_servers
+from .errors import ConfigError
 from .parameters import SERVER, shaped_link
 from .server import Limits
 from .server_shell import Server
@@ -25,6 +27,8 @@ class ServerNode(Node):
             torch.set_num_threads(s.threads)
         device = torch.device(s.device or ('cuda' if torch.cuda.is_available() else 'cpu'))
         name = s.name or re.sub(r'[^A-Za-z0-9]+', '_', socket.gethostname()).strip('_')
+        if name in wait_for_servers(self, wanted=name):
+            raise ConfigError(f'there is a server {name!r} in this DDS domain; choose another name')
         limits = Limits(s.programs, s.memory << 20, s.lease)
         self.server = Server(self, name, device, limits, s.weights << 20, lambda: shaped_link(s))
         self.get_logger().info(f'serving as {name} on {device}')

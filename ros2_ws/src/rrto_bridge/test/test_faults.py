@@ -22,7 +22,7 @@ with torch.no_grad():
 
 @pytest.fixture(scope='module')
 def domain():
-    made = Domain(92)
+    made = Domain()
     yield made
     made.close()
 
@@ -61,7 +61,7 @@ def test_a_killed_server_ends_a_program_with_one_error_or_lets_it_go_on(domain):
 
 
 def test_without_a_server_one_is_started_and_the_exit_code_is_the_programs():
-    domain = Domain(93)
+    domain = Domain(1)
     code, out, err = domain.run('--', sys.executable, '-c',
                                 'import torch, sys; print(torch.ones(2).cuda().sum().item()); '
                                 'sys.exit(7)')
@@ -87,6 +87,10 @@ def test_modules_child_processes_and_programs_without_torch(domain, server, tmp_
     assert domain.run('--server', 's', '--', 'echo', 'hello') == (0, 'hello\n', '')
     code, _, err = domain.run('--server', 's', '--', str(tmp_path / 'missing'))
     assert code == 127 and 'missing' in err
+
+
+def test_two_servers_of_one_name_are_refused(domain, server):
+    domain.server('s').wait("there is a server 's' in this DDS domain; choose another name")
 
 
 def test_memory_that_the_server_does_not_have_is_an_error_of_cuda(domain, server):

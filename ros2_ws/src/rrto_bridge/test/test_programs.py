@@ -19,7 +19,7 @@ MODES = ('rpc', 'cached', 'async', 'replay')
 
 @pytest.fixture(scope='module')
 def domain():
-    made = Domain(91)
+    made = Domain()
     made.server('tested', threads=1, lease=120.0).wait('serving as tested')
     yield made
     made.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for module in (run, serve, status, demo, bench):
         module.add_parser(verbs)
     options = parser.parse_args(arguments)
+    # So that a server that was started for this command ends with it.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         return int(options.call(options))
     except KeyboardInterrupt:
