@@ -6,24 +6,21 @@ import dataclasses
 import difflib
 import os
 import time
+from functools import partial
 from typing import Any
 
 from fleet_env.fleet import FleetConfig, TrainingConfig
 from fleet_env.fleet_file import load_fleet, with_overrides
-from fleet_ros.environment import dds_environment
 from launch.actions import (
     DeclareLaunchArgument,
     LogInfo,
     OpaqueFunction,
     RegisterEventHandler,
-    SetEnvironmentVariable,
     Shutdown,
     TimerAction,
 )
 from launch.event_handlers import OnProcessExit
-from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
-from launch_ros.parameter_descriptions import ParameterValue
 from rog_core.codec import get_codec
 from rog_core.sync import parse_sync
 from rog_core.warm_up import warm_up
@@ -31,9 +28,9 @@ from rog_ros.parameters import server_parameters, worker_parameters
 
 from launch import LaunchDescription
 from rog_bringup import FLEETS
+from rog_bringup.arguments import ONLY, PATIENCE, chosen, environment, text_parameter, value
 
-_KEEP = ''      # an argument left empty keeps what the fleet file says
-_PATIENCE = 15.0  # s that processes have to end by themselves, once the run is over or on Ctrl+C
+_KEEP = ''  # an argument left empty keeps what the fleet file says
 
 
 def _settings() -> dict[str, tuple[str, str]]:
@@ -60,8 +57,7 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
                               description='fleet file: indoor, outdoor or a path'),
         DeclareLaunchArgument('out', default_value='', description='directory for run.jsonl, '
                               'summary.json and the checkpoint; empty for runs/<fleet>-<time>'),
-        DeclareLaunchArgument('only', default_value='', description='start only these, separated '
-                              'by commas: server, or names of robots; empty for all'),
+        ONLY,
         DeclareLaunchArgument('resume', default_value='false', choices=['true', 'false'],
                               description='go on from the checkpoint in out'),
         *(DeclareLaunchArgument(name, default_value=_KEEP,
@@ -72,46 +68,38 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
 
 
 def _start(context: Any, names: list[str]) -> list[Any]:
-    def value(name: str) -> str:
-        return LaunchConfiguration(name).perform(context).strip()
-
-    fleet = load_fleet(value('fleet'), [FLEETS])
-    fleet = with_overrides(fleet, {setting: value(name)
+    given = partial(value, context)
+    fleet = load_fleet(given('fleet'), [FLEETS])
+    fleet = with_overrides(fleet, {setting: given(name)
                                    for name, (setting, _) in _settings().items()
-                                   if value(name) != _KEEP})
+                                   if given(name) != _KEEP})
     parse_sync(fleet.training.sync)
     get_codec(fleet.training.codec)
-    only = [name.strip() for name in value('only').split(',') if name.strip()]
-    unknown = set(only) - {'server', *(r.name for r in fleet.robots)}
-    if unknown:
-        raise RuntimeError(f"only:={value('only')} names {', '.join(sorted(unknown))}; the fleet "
-                           f"has server, {', '.join(r.name for r in fleet.robots)}")
-    out = os.path.abspath(value('out') or os.path.join(
+    here = chosen(context, [r.name for r in fleet.robots])
+    out = os.path.abspath(given('out') or os.path.join(
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
     warm_up()  # compile once, not in every process at the same time
-    actions = _misspelt(context, names)
-    actions += [SetEnvironmentVariable(*item) for item in dds_environment(fleet.network).items()]
-    nodes = _nodes(fleet, only, out, value('resume') == 'true')
-    return [*actions, *nodes, *_Ending(nodes).handlers()]
+    nodes = _nodes(fleet, here, out, given('resume') == 'true')
+    return [*_misspelt(context, names), *environment(fleet.network), *nodes,
+            *_Ending(nodes).handlers()]
 
 
-def _nodes(fleet: FleetConfig, only: list[str], out: str, resume: bool) -> list[Node]:
+def _nodes(fleet: FleetConfig, here: list[str], out: str, resume: bool) -> list[Node]:
     epoch = time.time()
     nodes = []
-    if not only or 'server' in only:
+    if 'server' in here:
         parameters = server_parameters(fleet, epoch, out) | {'resume': resume}
         nodes.append(Node(package='rog_ps', executable='parameter_server', output='screen',
-                          parameters=[_typed(parameters)], sigterm_timeout=str(_PATIENCE)))
+                          parameters=[_typed(parameters)], sigterm_timeout=str(PATIENCE)))
     return nodes + [
         Node(package='rog_worker', executable='worker', namespace=robot.name, output='screen',
              parameters=[_typed(worker_parameters(fleet, robot, epoch))],
-             sigterm_timeout=str(_PATIENCE))
-        for robot in fleet.robots if not only or robot.name in only]
+             sigterm_timeout=str(PATIENCE))
+        for robot in fleet.robots if robot.name in here]
 
 
 def _typed(parameters: dict[str, Any]) -> dict[str, Any]:
-    # Without its type launch reads a text as YAML, and a directory called 2024 becomes a number.
-    return {name: ParameterValue(value, value_type=str) if isinstance(value, str) else value
+    return {name: text_parameter(value) if isinstance(value, str) else value
             for name, value in parameters.items()}
 
 
@@ -143,7 +131,7 @@ class _Ending:
             return []
         if node is self._server and not event.returncode and self._running:
             # They end on the server's word; one that has never heard of it does not.
-            return [TimerAction(period=_PATIENCE, actions=[Shutdown(reason='the run is over')])]
+            return [TimerAction(period=PATIENCE, actions=[Shutdown(reason='the run is over')])]
         if node is self._server or self._running in ([], [self._server]):
             if self._failed:  # an exception is what makes `ros2 launch` end with exit code 1
                 raise RuntimeError(f'failed: {", ".join(self._failed)}')

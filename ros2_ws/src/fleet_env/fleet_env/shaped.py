@@ -15,7 +15,7 @@ from fleet_env.trace import LinkTrace
 
 
 class ShapedLink:
-    """First-in first-out link that follows a trace, plus a fixed delay; without a trace, no delay.
+    """First-in first-out link that follows a trace, plus a fixed delay; no trace: unlimited rate.
 
     ``latency`` in seconds. ``epoch``: wall-clock time at which the trace begins, the same in every
     process of a fleet, so that both directions of a link fade together.
@@ -36,10 +36,10 @@ class ShapedLink:
 
     def send(self, nbytes: int, publish: Callable[[], None], now: float) -> None:
         """Call ``publish`` once the link has carried ``nbytes``."""
-        if self._bucket is None:
+        if self._bucket is None and not self.latency:
             publish()
             return
-        at = self._bucket.offer(nbytes, now) + self.latency
+        at = (now if self._bucket is None else self._bucket.offer(nbytes, now)) + self.latency
         heapq.heappush(self._queue, (at, next(self._count), publish))
 
     def release(self, now: float) -> None:
@@ -53,5 +53,5 @@ class ShapedLink:
         return self._queue[0][0] if self._queue else math.inf
 
     def rate(self, now: float) -> float:
-        """Rate now, Mbit/s; NaN for a real link."""
+        """Rate now, Mbit/s; NaN for a real link, and for an unlimited one."""
         return math.nan if self._bucket is None else self._bucket.rate_at(now)

@@ -13,8 +13,8 @@ from typing import Any
 
 import rclpy
 import torch
+from fleet_ros.spinning import Spinning
 from rclpy.context import Context
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from torch.utils import _pytree as pytree
 
@@ -73,16 +73,7 @@ class OffloadedModel:
         rclpy.init(context=self._context)
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)
         self._client = Client(self._node, traced, self._options)
-        self._executor = SingleThreadedExecutor(context=self._context)
-        self._executor.add_node(self._node)
-        self._thread = threading.Thread(target=self._spin, name='lopinfer', daemon=True)
-        self._thread.start()
-
-    def _spin(self) -> None:
-        try:
-            self._executor.spin()
-        except ExternalShutdownException:
-            return
+        self._spinning = Spinning(self._node)
 
     @property
     def shared(self) -> bool:
@@ -103,8 +94,7 @@ class OffloadedModel:
         """Leave the server alone; the model goes on here."""
         if self._client is None:
             return
-        self._executor.shutdown()
-        self._thread.join()
+        self._spinning.close()
         self._client.close()
         self._node.destroy_node()
         self._client, self.reason = None, 'closed'

@@ -127,11 +127,6 @@ class Call:
 
         return run
 
-    def axis_of(self, name: str) -> int | None:
-        """Axis along which argument `name` is divided; None for a constant or a whole tensor."""
-        argument = self.arguments.get(name)
-        return argument.axis if isinstance(argument, Value) else None
-
 
 def _constant(argument: Any) -> Any:
     if isinstance(argument, Weight):
@@ -170,13 +165,13 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 # Without a rule of their own: always whole. Pure functions of tensors, safe to run for a client.
 WHOLE = frozenset((
-    'argmax', 'argmin', 'argsort', 'bincount', 'cdist', 'cummax', 'cumprod', 'diag_embed',
+    'argmin', 'argsort', 'bincount', 'cdist', 'cummax', 'cumprod', 'diag_embed',
     'diagonal', 'einsum', 'fft_fft2', 'flip', 'gather', 'grid_sampler', 'grid_sampler_2d',
     'index', 'index_add', 'index_put', 'index_select', 'kthvalue', 'max_unpool2d', 'median',
     'native_group_norm', 'group_norm', 'instance_norm', 'nonzero_static', 'repeat_interleave',
     'roll', 'rot90', 'scatter', 'scatter_add', 'select_scatter', 'slice_scatter', 'sort', 'take',
     'topk', 'tril', 'triu', 'upsample_bicubic2d', 'affine_grid_generator', 'im2col', 'col2im',
-    'unfold', 'as_strided', 'repeat', 'tile', 'celu_and_mul', 'cross', 'linalg_vector_norm',
+    'unfold', 'as_strided', 'repeat', 'tile', 'cross', 'linalg_vector_norm',
     '_adaptive_avg_pool3d', '_upsample_bicubic2d_aa', '_upsample_bilinear2d_aa', 'lstm', 'gru'))
 
 
@@ -184,8 +179,7 @@ def divide(call: Call) -> Division:
     """Apply the operator's rule. ModelError for operators that are not known to be safe."""
     if call.overload.namespace != 'aten' or call.overload._schema.is_mutable:
         raise ModelError(f'operator {call.overload} is not a pure ATen operator')
-    if torch.Tag.nondeterministic_seeded in call.overload.tags and call.op not in (
-            'dropout', 'scaled_dot_product_attention'):
+    if _random(call):
         raise ModelError(f'operator {call.overload} is random: robot and server would differ')
     found = RULES.get(call.op)
     if found is None:
@@ -196,6 +190,14 @@ def divide(call: Call) -> Division:
     if all(value.axis is None for value in call.values):
         return indivisible(call, call.op in SINGLE_ROW_GLOBAL)
     return found(call)
+
+
+def _random(call: Call) -> bool:
+    if torch.Tag.nondeterministic_seeded not in call.overload.tags:
+        return False
+    if call.op in ('dropout', 'lstm', 'gru'):
+        return bool(call.arguments.get('train', True))
+    return call.op != 'scaled_dot_product_attention'
 
 
 # With a single row there is nothing to divide: Table 4.1 counts these as global.

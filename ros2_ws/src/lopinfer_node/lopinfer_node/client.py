@@ -134,7 +134,6 @@ class ClientMachine:
         self._request: Execution | None = None
         self.changed = False               # `work` or `state` may have; whoever looks resets it
         self._abandoned = False
-        self._started = 0.0
         self._limit = math.inf             # time at which the request stops waiting
         self._sending_since = math.inf
         self._bytes_down = 0               # of the present request
@@ -226,7 +225,6 @@ class ClientMachine:
         self._abandoned = False
         estimate = self.estimates[bin_]
         known = estimate if math.isfinite(estimate) else 1.0
-        self._started = now
         self._limit = now + max(2 * known, known + self.settings.deadline)
         self._bytes_down = 0
         report = self.report

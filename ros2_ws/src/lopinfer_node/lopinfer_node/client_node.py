@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import torch
+from fleet_ros.link import shaped_link
 from fleet_ros.parameters import declare
 from lopinfer_msgs.msg import Result
 from rclpy.node import Node
@@ -18,7 +19,7 @@ from .client_shell import Client, ClientOptions
 from .errors import LopinferError
 from .images import image_tensor, result_message
 from .model import trace
-from .parameters import CLIENT, recording, shaped_link
+from .parameters import CLIENT, recording
 from .planner import TablePlanner
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from fleet_env.errors import TraceError
 from fleet_env.trace import LinkTrace
 
 from . import compiled
@@ -118,7 +119,8 @@ def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
     :param trace: Mbit/s; its rates times `EFFICIENCY` are what a controller measures.
     :param foresight: each request takes the plan of the table that is fastest at the rate it will
         meet, as no controller can: what remains of a difference is not a matter of prediction.
-    :raises ValueError: not one plan per bandwidth, or a request that would never end.
+    :raises ValueError: not one plan per bandwidth.
+    :raises TraceError: for a request that would never end.
     """
     if len(table) != len(BANDWIDTHS):
         raise ValueError(f'{len(table)} plans for {len(BANDWIDTHS)} bandwidths')
@@ -142,7 +144,7 @@ def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
 def _one_after_the_other(trace: LinkTrace, seconds: np.ndarray) -> np.ndarray:
     """Sample in which each request starts, if one that starts in sample i takes seconds[i]."""
     if not (np.isfinite(seconds).all() and (seconds > 0).all()):
-        raise ValueError('a request takes no time, or never ends: the link fails in this trace')
+        raise TraceError('a request takes no time, or never ends: the link fails in this trace')
     served, now, sample = [], 0.0, 0
     ends = np.append(trace.times[1:], trace.period).tolist()
     while now < trace.period:

@@ -42,11 +42,11 @@ class _Compiled:
     last: tuple[int, ...]      # values that nobody needs after this step
 
 
-def arithmetic(traced: Traced, index: int, lo: int, hi: int) -> Arithmetic:
-    """What computes [lo, hi) of operator `index` from just the intervals that it needs."""
+def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Interval]
+               ) -> Arithmetic:
+    """What computes [lo, hi) of operator `index` from just the intervals `needs` of its inputs."""
     node, nodes = traced.graph.nodes[index], traced.graph.nodes
     call, division = traced.calls[index], traced.divisions[index]
-    needs = [footprint.need(lo, hi) for footprint in node.footprints]
     whole = (lo, hi) == (0, node.extent) and all(
         need == (0, nodes[source].extent) for source, need in zip(node.inputs, needs, strict=True))
     if division.part is None or whole:
@@ -79,7 +79,8 @@ class Program:
             waits = [t for source, (start, end), _ in sources for t in arriving.get(source, ())
                      if plan.transfers[t].lo < end and start < plan.transfers[t].hi]
             self.steps.append(Step(node.index, tuple(waits), tuple(leaving.get(node.index, ()))))
-            run = arithmetic(traced, node.index, lo, hi) if node.kind is Kind.OPERATOR else None
+            run = arithmetic(traced, node.index, lo, hi, [need for _, need, _ in sources]) \
+                if node.kind is Kind.OPERATOR else None
             self._compiled.append(_Compiled(sources, run, (lo, hi), ()))
         self._mark_last_uses()
 
@@ -182,7 +183,7 @@ class Run:
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """The model's results, on the device after the last step."""
-        return tuple(self._output(o, lambda node: self._whole(node))
+        return tuple(self._output(o, self._whole)
                      for o in self.program.traced.recording.outputs)
 
     def _output(self, output: Ref | Weight, whole: Callable[[int], torch.Tensor]) -> torch.Tensor:

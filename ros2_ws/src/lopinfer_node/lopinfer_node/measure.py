@@ -74,7 +74,7 @@ class _Pass:
             needs = [f.need(0, size) for f in node.footprints]
             cuts = [(i, lo, hi) for i, (lo, hi) in enumerate(needs)
                     if (lo, hi) != (0, graph.nodes[node.inputs[i]].extent)]
-            part = arithmetic(traced, node.index, 0, size)
+            part = arithmetic(traced, node.index, 0, size, needs)
             rest = traced.calls[node.index].bind() if size < node.extent else None
             self.parts.append((node.index, part, rest, cuts))
         self.last_use = {source: n.index for n in graph.nodes for source in n.inputs}

@@ -141,8 +141,7 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise ModelError(f'{type(model).__name__}: all inputs have to be tensors')
     recording = record(model, leaves, structure)
-    name = type(model).__name__
-    traced = Traced(name, recording, best_axes(name, recording))
+    traced = divided(type(model).__name__, recording)
     if verify:
         _verify(model, traced, args, kwargs, leaves)
     return traced
@@ -163,17 +162,16 @@ def _verify(model: torch.nn.Module, traced: Traced, args: Any, kwargs: Any,
                                  'result; does it depend on something beside its inputs?')
 
 
-def best_axes(name: str, recording: Recording) -> tuple[int | None, ...]:
-    """Axes along which most of the graph can be divided; the outermost of equals.
+def divided(name: str, recording: Recording) -> Traced:
+    """The model along the axes by which most of its graph can be divided; the outermost of equals.
 
     Outermost, because slices of it are the largest contiguous pieces of memory.
     """
     shapes = [r.shape for r in recording.records if r.overload is None]
     options: list[list[int | None]] = [[a for a, n in enumerate(shape) if n > 1] or [None]
                                        for shape in shapes]
-    choices = list(itertools.islice(itertools.product(*options), MAX_CHOICES))
+    choices = itertools.islice(itertools.product(*options), MAX_CHOICES)
 
-    def divisible(axes: tuple[int | None, ...]) -> int:
-        graph = Traced(name, recording, axes).graph
-        return sum(n.extent > 1 for n in graph.nodes if n.kind is Kind.OPERATOR)
-    return max(choices, key=divisible)
+    def divisible(traced: Traced) -> int:
+        return sum(n.extent > 1 for n in traced.graph.nodes if n.kind is Kind.OPERATOR)
+    return max((Traced(name, recording, axes) for axes in choices), key=divisible)

@@ -5,27 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-from fleet_env.fleet import LinkConfig
-from fleet_env.shaped import ShapedLink
-from fleet_env.trace import LinkTrace
+from fleet_ros.link import LINK
 from fleet_ros.parameters import Knob
 
 from .planner import METHODS
 from .recording import Recording
 
-LINK = {
-    'link_trace': Knob('', 'Emulate a link: a built-in trace (indoor, outdoor) or a file of '
-                           '"seconds Mbit/s" lines. Empty: a real link, or link_rate.'),
-    'link_rate': Knob(0.0, 'Emulate a link of a constant rate, Mbit/s; 0: none.', 0.0, 1e6),
-    'link_latency': Knob(0.0, 'Delay of an emulated link, s.', 0.0, 10.0),
-    'link_epoch': Knob(0.0, 'Wall-clock time at which the trace of an emulated link begins, s; the '
-                            'same on robot and server.'),
+COMMON = LINK | {
     'threads': Knob(0, "Threads that compute; 0: PyTorch's own choice.", 0, 1024),
     'recording': Knob('', 'File to which every computation and transfer is written; empty: none.'),
     'device': Knob('cpu', 'PyTorch device that computes: cpu, cuda or cuda:N.'),
 }
 
-SERVER = LINK | {
+SERVER = COMMON | {
     'directory': Knob('', 'Folder of the models; empty: ~/.cache/lopinfer.'),
     'models': Knob('', 'Models to have ready, names separated by commas: of torchvision or timm, '
                        'or package.module:factory.'),
@@ -34,7 +26,7 @@ SERVER = LINK | {
     'lease': Knob(30.0, 'Silence after which a robot is forgotten, s.', 3.0, 3600.0),
 }
 
-CLIENT = LINK | {
+CLIENT = COMMON | {
     'model': Knob('mobilenet_v3_small', 'Model: a name of torchvision or timm, or '
                                         'package.module:factory.'),
     'pretrained': Knob(False, 'Whether to download trained weights.'),
@@ -57,13 +49,3 @@ CLIENT = LINK | {
 def recording(settings: SimpleNamespace) -> Recording | None:
     """What the parameters want written down."""
     return Recording(Path(settings.recording)) if settings.recording else None
-
-
-def shaped_link(settings: SimpleNamespace) -> ShapedLink:
-    """The emulated link that the parameters describe, or the real one."""
-    if settings.link_trace:
-        config = LinkConfig(trace=settings.link_trace, latency=settings.link_latency)
-        return ShapedLink.from_config(config, settings.link_epoch)
-    if settings.link_rate:
-        return ShapedLink(LinkTrace([0.0], [settings.link_rate]), settings.link_latency)
-    return ShapedLink()

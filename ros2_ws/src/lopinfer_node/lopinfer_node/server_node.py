@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fleet_ros.link import shaped_link
 from fleet_ros.parameters import declare
 from rclpy.node import Node
 
 from . import zoo
 from .model import trace
-from .parameters import SERVER, recording, shaped_link
+from .parameters import SERVER, recording
 from .server import Limits
 from .server_shell import Server, ServerOptions
 

@@ -68,6 +68,8 @@ def test_compare_writes_latencies_and_figures(profile, tmp_path, capsys):
     (['profile', 'no.such.module:f'], 'No module named'),
     (['profile', 'runtime_models:Untraceable', '--input', '4'], 'runtime_models.py'),
     (['plan', *MODEL, '--profile', '/nowhere/p.json'], '/nowhere/p.json: cannot be read'),
+    (['plan', 'published.csv', '--profile', 'p.json'], 'leave out --profile'),
+    (['compare', 'published.csv', '--server-profile', 'p.json'], 'leave out --profile'),
     (['compare', *MODEL, '--trace', '/nowhere/t.txt'], '/nowhere/t.txt'),
 ])
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, capsys):
@@ -76,8 +78,18 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, capsys):
     assert message in error and error.startswith('lopinfer: ') and '\n' not in error
 
 
+def test_a_trace_in_which_the_link_fails_is_a_mistake(profile, tmp_path, capsys):
+    trace_file = tmp_path / 'link.txt'
+    trace_file.write_text('0 50\n1 0\n')
+    assert main(['compare', *MODEL, '--profile', str(profile), '--trace', str(trace_file),
+                 '--out', str(tmp_path)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith('lopinfer: ') and 'the link fails' in error and '\n' not in error
+
+
 @pytest.mark.parametrize('arguments', [
     ['plan', *MODEL, '--bandwidth', 'fast'], ['plan', *MODEL, '--bandwidth', '0:1:0'],
+    ['plan', *MODEL, '--weight', '1', '--deadline', '1'],
     ['plan', 'resnet18', '--input', '1xtall'], ['plan', *MODEL, '--server-speed', '0'], ['play']])
 def test_bad_options_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fleet_env.errors import TraceError
 from fleet_env.trace import LinkTrace, read_trace
 from graphs import Builder
 from hypothesis import given, settings
@@ -127,7 +128,7 @@ def test_a_table_of_another_size_is_refused():
 
 def test_a_link_that_fails_is_refused():
     trace = LinkTrace([0.0, 1.0], [100.0, 0.0])
-    with pytest.raises(ValueError, match='fails'):
+    with pytest.raises(TraceError, match='fails'):
         evaluate.replay(GRAPH, table_from(1), COSTS, trace)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from lopinfer_node.errors import ModelError
 from lopinfer_node.graph import Kind
-from lopinfer_node.model import Traced, best_axes, trace
+from lopinfer_node.model import Traced, divided, trace
 from lopinfer_node.plan import check
 from lopinfer_node.trace import _traced
 from operators import Apply, cases
@@ -108,7 +108,7 @@ def test_torch_fx_gives_the_same_results_where_export_is_not_used():
     net.eval()
     with torch.no_grad():
         recording = _traced(net, (x,), {})
-    traced = Traced('net', recording, best_axes('net', recording))
+    traced = divided('net', recording)
     assert any(n.extent > 1 and n.op == 'convolution' for n in traced.graph.nodes)
     rng = np.random.default_rng(3)
     for _ in range(20):

@@ -1,6 +1,9 @@
 """QoS profiles, named once. Every publisher and subscription of a topic uses the same."""
 
+from fleet_ros.qos import STATUS
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+
+__all__ = ['CHUNK', 'CONTROL', 'DIAGNOSTICS', 'STATUS']
 
 # Row chunks and their acknowledgements: we repeat what is lost ourselves, and nothing may queue up
 # behind a dead link. Deep enough for a burst that arrives while a callback runs.
@@ -10,11 +13,6 @@ CHUNK = QoSProfile(depth=512, history=HistoryPolicy.KEEP_LAST,
 # Ends and receipts of transfers: few, and each is waited for.
 CONTROL = QoSProfile(depth=16, history=HistoryPolicy.KEEP_LAST,
                      reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
-
-# Status for people and heartbeats: the newest is enough, and whoever comes late gets it too.
-STATUS = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
-                    reliability=ReliabilityPolicy.RELIABLE,
-                    durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 DIAGNOSTICS = QoSProfile(depth=10, history=HistoryPolicy.KEEP_LAST,
                          reliability=ReliabilityPolicy.RELIABLE,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import rclpy
 import torch
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from fleet_ros.spinning import Spinning
 from rog_core.optimizer import RogOptimizer
 
 from .node import WorkerNode
@@ -20,16 +19,7 @@ class Connection:
 
     def __init__(self, robot: str) -> None:
         self.node = WorkerNode(namespace=robot)
-        self._executor = SingleThreadedExecutor()
-        self._executor.add_node(self.node)
-        self._thread = threading.Thread(target=self._spin, name='rog', daemon=True)
-        self._thread.start()
-
-    def _spin(self) -> None:
-        try:
-            self._executor.spin()
-        except ExternalShutdownException:
-            return
+        self._spinning = Spinning(self.node)
 
     def optimizer(self, model: torch.nn.Module, **options: Any) -> RogOptimizer:
         """Return the optimizer that trains ``model`` with the fleet; waits for the server.
@@ -41,8 +31,7 @@ class Connection:
 
     def close(self) -> None:
         """Leave the fleet and release the node."""
-        self._executor.shutdown()
-        self._thread.join()
+        self._spinning.close()
         self.node.leave()
         self.node.destroy_node()
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,8 @@ import rclpy
 import torch
 from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
+from fleet_ros.spinning import Spinning
 from rclpy.context import Context
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from rrto_msgs import msg, srv
@@ -33,12 +34,13 @@ from . import qos
 from .allow import operators_digest
 from .client import Awaited, ClientMachine, Ticket
 from .convert import frame_of, to_ros
-from .discovery import LIMIT, find_server
+from .discovery import LIMIT, find_server, servers
 from .errors import ConfigError, LinkError, RrtoError
 from .server import PROTOCOL, SendAck, SendFrame
 from .stream import Frame, Receiver, Sender
 
 LINGER = 0.0005       # seconds between messages that nobody waits for
+LOOK = 2.0            # seconds between looks for a server that is back
 MESSAGE = 1 << 32     # most bytes of a reply
 
 
@@ -58,6 +60,7 @@ class Link:
     def __init__(self, options: LinkOptions) -> None:
         self.machine = ClientMachine('async' if options.mode == 'replay' else options.mode)
         self.mode = options.mode
+        self._wanted = options.server
         self.lost = ''                       # why the link is over
         self.program = program_name()
         self.sender, self.receiver = Sender(), Receiver(MESSAGE)
@@ -70,15 +73,14 @@ class Link:
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
                          context=self._context)
-        self._executor = SingleThreadedExecutor(context=self._context)
-        self._executor.add_node(self.node)
-        threading.Thread(target=self._spin, name='rrto', daemon=True).start()
+        self._alarm = Alarm(self.node, self._on_alarm)
+        self._spinning = Spinning(self.node)
         try:
             self.server = options.server or find_server(self.node)
             self._create_topics()
             self.lease = self._open()
         except BaseException:
-            self._context.try_shutdown()
+            self._release()
             raise
         self.engine: Any = None              # whose figures the status shows
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
@@ -90,7 +92,6 @@ class Link:
         node = self.node
         self._up = node.create_publisher(msg.Frame, base + 'up', qos.STREAM)
         self._acks = node.create_publisher(msg.Ack, base + 'down_ack', qos.STREAM)
-        self._alarm = Alarm(node, self._on_alarm)
         node.create_subscription(msg.Frame, base + 'down', self._on_frame, qos.STREAM)
         node.create_subscription(msg.Ack, base + 'up_ack', self._on_ack, qos.STREAM)
 
@@ -125,7 +126,12 @@ class Link:
             end = SendAck('', self._incarnation, self.receiver.next, 'it ends')
             self._acks.publish(to_ros(end))
         self._fail('the program ends')
+        self._release()
+
+    def _release(self) -> None:
         self._alarm.close()
+        self._spinning.close()
+        self.node.destroy_node()
         self._context.try_shutdown()
 
     # -- Port ------------------------------------------------------------------------------------
@@ -150,6 +156,15 @@ class Link:
         if now - self._flushed > LINGER:
             self.machine.flush()
         self._transmit()
+
+    def watch(self, back: Callable[[], bool]) -> None:
+        """Call `back`, in this link's thread, while a server is in sight, until it returns True."""
+        def look() -> None:
+            names = servers(self.node)
+            if (self._wanted in names if self._wanted else names) and back():
+                timer.cancel()
+
+        timer = self.node.create_timer(LOOK, look)
 
     def _transmit(self) -> None:
         messages = self.machine.outgoing()
@@ -235,12 +250,6 @@ class Link:
         with self._changed:
             self.lost = self.lost or reason
             self._changed.notify_all()
-
-    def _spin(self) -> None:
-        try:
-            self._executor.spin()
-        except ExternalShutdownException:
-            pass
 
 
 def program_name() -> str:

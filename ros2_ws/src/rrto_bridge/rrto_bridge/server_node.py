@@ -7,12 +7,13 @@ import socket
 from typing import Any
 
 import torch
+from fleet_ros.link import shaped_link
 from fleet_ros.parameters import declare
 from rclpy.node import Node
 
 from .discovery import wait_for_servers
 from .errors import ConfigError
-from .parameters import SERVER, shaped_link
+from .parameters import SERVER
 from .server import Limits
 from .server_shell import Server
 

@@ -43,5 +43,5 @@ class Settings:
 
     def link(self) -> Any:
         """The emulated link, or the real one."""
-        from .parameters import shaped_link
-        return shaped_link(self)  # type: ignore[arg-type]
+        from fleet_ros.link import shaped_link
+        return shaped_link(self)

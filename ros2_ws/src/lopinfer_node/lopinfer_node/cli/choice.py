@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from .. import published, zoo
+from ..errors import ProfileError
 from ..evaluate import costs_of
 from ..graph import Graph
 from ..measure import measure
@@ -56,6 +57,9 @@ def traced_model(options: argparse.Namespace) -> Traced:
 def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
     """Graph of the chosen model and its costs on the chosen machines."""
     if options.model.endswith('.csv'):
+        if options.profile or options.server_profile:
+            raise ProfileError(f'{options.model} says itself what its machines take; leave out '
+                               '--profile and --server-profile')
         found = published.load(options.model)
         return found.graph, costs_of(found.graph, found.device, found.server)
     traced = traced_model(options)

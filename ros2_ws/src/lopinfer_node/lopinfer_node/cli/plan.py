@@ -33,9 +33,10 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     add_machines(parser)
     parser.add_argument('--bandwidth', type=bandwidths, default=bandwidths('0:30:1'),
                         metavar='0:30:1', help='bandwidths in MB/s (default: 0:30:1)')
-    parser.add_argument('--weight', type=not_negative, default=0.0, metavar='S_PER_J',
+    wanted = parser.add_mutually_exclusive_group()
+    wanted.add_argument('--weight', type=not_negative, default=0.0, metavar='S_PER_J',
                         help='minimise latency + weight * energy (default: 0)')
-    parser.add_argument('--deadline', type=above_zero, metavar='S',
+    wanted.add_argument('--deadline', type=above_zero, metavar='S',
                         help='minimise energy among plans that meet it')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--plot', nargs='?', const='', metavar='FILE',

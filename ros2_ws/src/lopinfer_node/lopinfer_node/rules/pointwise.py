@@ -10,10 +10,10 @@ from ..footprint import Footprint, Interval, identity, whole
 
 UNARY = (
     'relu', 'relu6', 'gelu', 'silu', 'sigmoid', 'tanh', 'hardswish', 'hardsigmoid', 'hardtanh',
-    'leaky_relu', 'elu', 'selu', 'celu', 'mish', 'softplus', 'softsign', 'log_sigmoid', 'exp',
+    'leaky_relu', 'elu', 'selu', 'celu', 'mish', 'softplus', 'log_sigmoid', 'exp',
     'expm1', 'log', 'log1p', 'log2', 'sqrt', 'rsqrt', 'square', 'abs', 'neg', 'sign', 'sin', 'cos',
     'tan', 'atan', 'erf', 'floor', 'ceil', 'round', 'trunc', 'reciprocal', 'clone', 'contiguous',
-    'to', '_to_copy', 'detach', 'detach_', 'alias', 'lift_fresh_copy', 'dropout', 'feature_dropout',
+    'to', '_to_copy', 'detach', 'alias', 'lift_fresh_copy', 'dropout', 'feature_dropout',
     'alpha_dropout', 'clamp', 'clamp_min', 'clamp_max', 'nan_to_num', 'logical_not', 'bitwise_not',
     'isnan', 'isinf', 'threshold', 'hardshrink', 'softshrink', 'type_as', 'zeros_like',
     'ones_like', 'full_like')
@@ -110,7 +110,7 @@ def glu(call: Call) -> Division:
     return same_axis(call, value)
 
 
-@rule('channel_shuffle', 'pixel_norm')
+@rule('channel_shuffle')
 def channels(call: Call) -> Division:
     """Moves channels about; local along any other axis."""
     value = call.values[0]

@@ -147,7 +147,7 @@ def layer_norm(call: Call) -> Division:
     return same_axis(call, value)
 
 
-@rule('softmax', '_softmax', 'log_softmax', '_log_softmax', 'cumsum', 'normalize')
+@rule('softmax', '_softmax', 'log_softmax', '_log_softmax', 'cumsum')
 def along_one_axis(call: Call) -> Division:
     """Aggregates over one axis: global there, local along the others."""
     value = call.values[0]

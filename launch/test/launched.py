@@ -1,0 +1,76 @@
+"""A launch file started as users start it, and a node that watches what it started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import rclpy
+from fleet_under_test import DEADLINE, environment, free_domain
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+
+pytest.importorskip('launch_ros', reason='launch_ros is not installed: no ROS 2 is sourced')
+pytest.importorskip('ros2launch', reason='ros2launch is not installed: no ROS 2 is sourced')
+
+COMMAND = [sys.executable, '-c', 'import sys; from ros2cli.cli import main; sys.exit(main())',
+           'launch', 'rog_bringup']
+
+
+class Launched:
+    """A launch in a DDS domain of its own; once it has ended there are `code` and `output`."""
+
+    def __init__(self, folder, file, *arguments):
+        self.domain = free_domain()
+        self._process = subprocess.Popen(
+            [*COMMAND, file, *arguments], cwd=folder, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**environment(self.domain), 'ROS_LOG_DIR': str(folder), 'HOME': str(folder)})
+
+    def wait(self):
+        """Wait until it ends by itself."""
+        self.output = self._process.communicate(timeout=2 * DEADLINE)[0]
+        self.code = self._process.returncode
+        return self
+
+    def __enter__(self):
+        self._context = Context()
+        rclpy.init(context=self._context, domain_id=self.domain)
+        self.node = Node('observer', context=self._context)
+        return self
+
+    def spin_until(self, done):
+        """Spin `node` until it is done, the launch has ended, or something is stuck."""
+        executor = SingleThreadedExecutor(context=self._context)
+        executor.add_node(self.node)
+        end = time.monotonic() + 2 * DEADLINE
+        while not done() and self._process.poll() is None and time.monotonic() < end:
+            executor.spin_once(0.1)
+
+    def __exit__(self, *_):
+        """End it by Ctrl+C."""
+        self.node.destroy_node()
+        self._context.try_shutdown()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGINT)
+        self.wait()
+
+
+def check_clean_end(launch):
+    assert launch.code == 0, launch.output
+    assert 'process has died' not in launch.output and 'Traceback' not in launch.output
+
+
+def check_refused(launch, message):
+    launch.wait()
+    assert launch.code == 1 and message in launch.output, launch.output
+    assert 'process started' not in launch.output
+
+
+def check_described(folder, file, *names):
+    launch = Launched(folder, file, '--show-args').wait()
+    assert launch.code == 0 and 'no description given' not in launch.output
+    assert all(f"'{name}':" in launch.output for name in names)

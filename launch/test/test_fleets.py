@@ -1,0 +1,23 @@
+"""Every shipped fleet file loads, can be written and read back, and its task can be made."""
+
+from pathlib import Path
+
+import pytest
+import rog_bringup
+from fleet_env.fleet_file import dump_fleet, link_trace, read_fleet
+from rog_tasks.task import load_task
+
+FLEETS = sorted((Path(rog_bringup.__file__).parent / 'fleets').glob('*.yaml'))
+
+
+@pytest.mark.parametrize('file', FLEETS, ids=lambda file: file.stem)
+def test_a_shipped_fleet_is_complete(file, tmp_path):
+    fleet = read_fleet(file)
+    assert fleet.name == file.stem and fleet.description
+    copy = tmp_path / 'copy.yaml'
+    copy.write_text(dump_fleet(fleet))
+    assert read_fleet(copy) == fleet
+    assert all(link_trace(robot.link).mean > 0 for robot in fleet.robots)
+    training = fleet.training
+    task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
+    assert task.loss(task.model(), next(iter(task.batches(0, len(fleet.robots))))).isfinite()

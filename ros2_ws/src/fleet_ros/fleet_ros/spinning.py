@@ -1,0 +1,34 @@
+"""A node's callbacks on a thread of their own, while the program does something else."""
+
+from __future__ import annotations
+
+import threading
+
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.node import Node
+
+
+class Spinning:
+    """Runs the callbacks of ``node`` until `close`, or until its context is shut down."""
+
+    def __init__(self, node: Node) -> None:
+        self._executor = SingleThreadedExecutor(context=node.context)
+        self._executor.add_node(node)
+        self._thread = threading.Thread(target=self._spin, name=node.get_name(), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait for the callback that runs; no other follows. Call it before the node goes.
+
+        From any thread but a callback's.
+        """
+        # rclpy's shutdown takes away what a spin in another thread waits with.
+        self._executor.create_task(self._executor.shutdown)
+        self._thread.join()
+        self._executor.shutdown()
+
+    def _spin(self) -> None:
+        try:
+            self._executor.spin()
+        except ExternalShutdownException:
+            pass

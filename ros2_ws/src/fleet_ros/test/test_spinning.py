@@ -1,0 +1,82 @@
+"""Callbacks run beside the program until `close` returns, and then never again."""
+
+import threading
+
+import pytest
+import rclpy
+from fleet_ros.spinning import Spinning
+from rclpy.context import Context
+from rclpy.node import Node
+
+LIMIT = 30.0  # seconds; what goes wrong fails then
+
+
+@pytest.fixture
+def node():
+    context = Context()
+    rclpy.init(args=[], context=context)
+    node = Node('spinner', context=context)
+    yield node
+    node.destroy_node()
+    context.try_shutdown()
+
+
+def spinners():
+    return [t for t in threading.enumerate() if t.name == 'spinner']
+
+
+def test_callbacks_run_on_another_thread_until_it_is_closed(node):
+    rung = threading.Event()
+    threads = set()
+
+    def ring():
+        threads.add(threading.current_thread())
+        rung.set()
+
+    guard = node.create_guard_condition(ring)
+    spinning = Spinning(node)
+    guard.trigger()
+    assert rung.wait(LIMIT)
+    assert threads.isdisjoint({threading.main_thread()}) and len(threads) == 1
+    spinning.close()
+    assert not spinners()
+    rung.clear()
+    guard.trigger()
+    assert not rung.is_set()
+
+
+def test_close_waits_for_the_callback_that_runs(node):
+    entered, leave, left = threading.Event(), threading.Event(), threading.Event()
+
+    def slow():
+        entered.set()
+        assert leave.wait(LIMIT)
+        left.set()
+
+    guard = node.create_guard_condition(slow)
+    spinning = Spinning(node)
+    guard.trigger()
+    assert entered.wait(LIMIT)
+    closer = threading.Thread(target=spinning.close)
+    closer.start()
+    assert not left.is_set() and closer.is_alive()
+    leave.set()
+    closer.join(LIMIT)
+    assert left.is_set() and not closer.is_alive() and not spinners()
+
+
+def test_it_ends_with_its_context_too(node):
+    spinning = Spinning(node)
+    node.context.try_shutdown()
+    spinning.close()
+    assert not spinners()
+
+
+def test_it_can_be_closed_whatever_comes_in(node):
+    for _ in range(50):
+        guard = node.create_guard_condition(lambda: guard.trigger())
+        spinning = Spinning(node)
+        guard.trigger()
+        spinning.close()
+        assert not spinners()
+        node.destroy_guard_condition(guard)
