@@ -6,8 +6,8 @@ sends what `outgoing` returns and hands in what arrives, until the ticket is set
 - rpc: every call is one request, and so is every query and every free (Cricket's way);
 - cached: queries are answered from memory, frees and views travel with the next request (semi-
   RRTO);
-- async: a call whose result was seen before with the same scalars and metas is posted and not
-  waited for (LUPINE's way); the others wait once.
+- async: a call whose result was seen before with the same scalars and metas, or follows from one
+  that was (see predict.py), is posted and not waited for (LUPINE's way); the others wait once.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any, NamedTuple
 from . import errors
 from .actions import Action, Define, Forget, Value
 from .context import metas
+from .errors import raise_named
+from .infer import infer, sketch
+from .predict import Predictor
 from .record import DTOH, HTOD, Call, Meta, signature
 from .requests import to_item, value_of
 from .wire import decode, encode
 
 MODES = ('rpc', 'cached', 'async')
 POSTED = 16  # calls that wait before a message is sent although nobody waits for it
+KNOWN = 1 << 16  # results that are remembered
 
 FREE, SEED, QUERY, FIND, KEEP = 'free', 'seed', 'query', 'find', 'keep'  # items that are no calls
 
 _CHANGING = frozenset(('used', 'free'))   # answers that are not remembered
-
-ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (
-    errors.Refused, errors.OutOfMemory, errors.RemoteError, RuntimeError, IndexError, ValueError,
-    TypeError, NotImplementedError)}
 
 
 class Ticket(NamedTuple):
@@ -39,6 +39,7 @@ class Ticket(NamedTuple):
 
     number: int
     key: Any = None   # under which the reply is remembered
+    asked: tuple[Call, tuple[Meta | None, ...]] | None = None   # what to learn it for
 
 
 class Awaited(NamedTuple):
@@ -62,13 +63,13 @@ class ClientMachine:
         self._awaited: set[int] = set()        # numbers of messages
         self._replies: dict[int, tuple[Any, ...]] = {}
         self._known: dict[Any, Any] = {}       # results by signature, answers by query
+        self._predictor = Predictor(sketch, infer)
         self._values: dict[tuple[int, int], Value] = {}   # of replayed runs
 
-    def successor(self) -> ClientMachine:
-        """A machine for another server, which has the tensors under the same handles."""
-        machine = ClientMachine('async')
-        machine._next_handle = self._next_handle
-        return machine
+    def follow(self, other: ClientMachine) -> ClientMachine:
+        """Go on with the handles of another machine's tensors; returns itself."""
+        self._next_handle = other._next_handle
+        return self
 
     # -- what the program does -------------------------------------------------------------------
 
@@ -100,10 +101,24 @@ class ClientMachine:
             return self._wait(item)
         key = signature(call, input_metas)
         known = self._known.get(key)
+        if known is not None:
+            self._add(item, False)
+            return known
+        known = self._predictor.predict(call, input_metas)
         if known is None:
-            return self._wait(item, key)
-        self._add(item, False)
+            return self._wait(item, key, (call, input_metas))
+        self._remember(key, known)
+        self._add((*item, known), False)
         return known
+
+    def _remember(self, key: Any, known: Any) -> None:
+        if len(self._known) >= KNOWN:
+            self._known.clear()
+        self._known[key] = known
+
+    def repeat(self, call: Call) -> None:
+        """An operator whose one new tensor has its handle already."""
+        self._add((call.op, call.arguments, call.keywords, call.results[0]), False)
 
     def settle(self, result: Any) -> int:
         """The first handle of the new tensors in `result`, which the last `issue` gave."""
@@ -157,12 +172,12 @@ class ClientMachine:
             self._seal(False)
         return None
 
-    def _wait(self, item: Any, key: Any = None) -> Ticket:
+    def _wait(self, item: Any, key: Any = None, asked: Any = None) -> Ticket:
         self._items.append(item)
         self.round_trips += 1
         self._seal(True)
         self._awaited.add(self._number)
-        return Ticket(self._number, key)
+        return Ticket(self._number, key, asked)
 
     def _seal(self, wanted: bool) -> None:
         self._number += 1
@@ -206,7 +221,9 @@ class ClientMachine:
             return self._values.pop(ticket)
         _, error, value = self._replies.pop(ticket.number)
         if error:
-            raise ERRORS.get(error, errors.RrtoError)(value)
+            raise_named(error, value)
         if ticket.key is not None:
-            self._known[ticket.key] = value
+            self._remember(ticket.key, value)
+        if ticket.asked is not None:
+            self._predictor.learn(*ticket.asked, value)
         return value

@@ -108,6 +108,7 @@ class Link:
         if not answered.wait(2 * LIMIT):
             raise ConfigError(f'server {self.server!r} does not answer')
         response = future.result()
+        self.node.destroy_client(client)
         if not response.accepted:
             raise ConfigError(f'server {self.server!r} refuses: {response.reason}')
         limit = time.monotonic() + 2 * LIMIT

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .allow import resolve
-from .errors import OutOfMemory, RemoteError
+from .errors import Missing, OutOfMemory, RemoteError
 from .record import DTOH, HTOD, Meta, Ref, Special
 from .tensors import from_special, meta_of, pack, unpack
 
@@ -48,19 +48,26 @@ class Context:
         """Take a tensor in under a new handle. Raises OutOfMemory, RemoteError; then it did not."""
         if handle in self.tensors:
             raise RemoteError(f'handle {handle} is in use')
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
+        address = tensor.untyped_storage().data_ptr()
         entry = self._storages.get(address)
         if entry is None:
-            size = storage.nbytes()
-            if self.used + size > self.limit:
-                raise OutOfMemory(f'the server gives this program {self.limit >> 20} MiB; '
-                                  f'{self.used >> 20} MiB are in use, {size >> 10} KiB are asked')
-            self.used += size
-            entry = self._storages[address] = [0, size]
+            entry = self._storages[address] = [0, self.charge(tensor)]
         entry[0] += 1
         self.tensors[handle] = tensor
         self._addresses[handle] = address
+
+    def charge(self, tensor: torch.Tensor) -> int:
+        """Count the memory of a tensor; returns its bytes. Raises OutOfMemory; then it did not."""
+        size = tensor.untyped_storage().nbytes()
+        if self.used + size > self.limit:
+            raise OutOfMemory(f'the server gives this program {self.limit >> 20} MiB; '
+                              f'{self.used >> 20} MiB are in use, {size >> 10} KiB are asked')
+        self.used += size
+        return size
+
+    def credit(self, size: int) -> None:
+        """Bytes that were charged are free again."""
+        self.used -= size
 
     def free(self, handle: int) -> None:
         """Forget a tensor; an unknown handle is nothing (its call may have failed)."""
@@ -74,10 +81,10 @@ class Context:
             del self._storages[address]
 
     def tensor(self, handle: int) -> torch.Tensor:
-        """The tensor of a handle; raises RemoteError."""
+        """The tensor of a handle; raises Missing."""
         found = self.tensors.get(handle)
         if found is None:
-            raise RemoteError(f'there is no tensor {handle} (its call may have failed)')
+            raise Missing(f'there is no tensor {handle} (its call may have failed)')
         return found
 
     def seed(self, seed: int) -> None:

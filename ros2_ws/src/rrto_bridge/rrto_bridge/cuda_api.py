@@ -96,6 +96,7 @@ def install(device: Device) -> None:
         setattr(torch.cuda, name, value)
     _tensors(device)
     _loading(device)
+    _no_gradients()
     torch.compile = _no_compile
 
 
@@ -252,3 +253,36 @@ def _moved(value: Any, storages: set[int]) -> Any:
 def _no_compile(model: Any = None, **kwargs: Any) -> Any:
     """`torch.compile` leaves a program as it is: the server runs recorded sequences anyway."""
     return model if model is not None else lambda function: function
+
+
+def _no_gradients() -> None:
+    """A backward pass through the device fails with an error that says why."""
+    autograd: Any = torch.autograd
+    run = autograd._engine_run_backward
+
+    @functools.wraps(run)
+    def _run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(outputs, *args, **kwargs)
+        except RuntimeError as error:
+            if not _on_device(outputs):
+                raise
+            raise RuntimeError('RRTO is for inference only: gradients can not be computed through '
+                               "tensors on 'cuda'; train on the CPU or on the server") from error
+
+    autograd._engine_run_backward = _run
+
+
+def _on_device(outputs: Any) -> bool:
+    """Whether anything in the graph behind these tensors is on the device."""
+    ahead: list[Any] = [getattr(t, 'grad_fn', None) for t in outputs]
+    seen: set[Any] = {None}
+    while ahead:
+        node = ahead.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if any(m.device.type == 'cuda' for m in node._input_metadata):
+            return True
+        ahead += [following for following, _ in node.next_functions]
+    return False

@@ -59,7 +59,7 @@ class _Derivation:
         arguments, keywords, metas = step.arguments, step.keywords, step.metas
         if step.op == HTOD:
             metas = tuple(m and _with_batch(m, self.old, self.new) for m in metas)
-        elif metas:
+        elif any(metas):
             inputs = [self.of(role) for role in step.roles()]
             out = metas[0]
 

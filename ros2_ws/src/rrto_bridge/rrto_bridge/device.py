@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
-from .errors import LinkError, OutOfMemory, Refused
+from .client import ClientMachine
+from .errors import LinkError, OutOfMemory, Refused, RrtoError
 from .inprocess import InProcess
 from .match import MISS, compiled
+from .moving import carry
 from .operators import COMPOSITE, Operator, operator, overload
 from .percall import PerCall, Result, Unknowing
 from .record import Call, Meta, Ref
@@ -30,11 +32,14 @@ aten = torch.ops.aten
 class Device:
     """Everything that one process does on its remote device; threads take turns.
 
-    `connect` makes the engine; it is called when the device is first used.
+    `connect` makes the engine; it is called when the device is first used, and when a server is in
+    sight again that was lost; then it may raise RrtoError.
     """
 
     def __init__(self, connect: Callable[[], PerCall]) -> None:
         self._connect = connect
+        self._lost: PerCall | None = None       # the engine before this one
+        self._next: PerCall | None = None       # the engine of a server that is there again
         self.follower: Any = Unknowing()
         self.lock = threading.RLock()
         self.pid = os.getpid()
@@ -69,12 +74,45 @@ class Device:
         assert lost.journal is not None
         for call, data in lost.lost():
             lost.journal.made(call, data)
-        port = InProcess(lost.machine.successor())
+        port = InProcess(ClientMachine('async').follow(lost.machine))
         with torch.inference_mode():
             lost.journal.rebuild(port.performer.context)
-        self.engine = PerCall(port)
-        self.follower = self.engine.follower
+        self._use(PerCall(port))
         print(f'rrto: {error}; going on on this machine', file=sys.stderr)
+        self._lost = lost
+        lost.port.watch(self._found)
+
+    def _use(self, engine: PerCall) -> None:
+        self.engine = engine
+        self.follower = engine.follower
+
+    def _found(self) -> bool:
+        """A server is in sight, says another thread; whether it can be used."""
+        try:
+            self._next = self._connect()
+        except RrtoError:
+            return False
+        return True
+
+    def _return(self, found: PerCall) -> None:
+        """Go on on a server that is there again; an inference begins."""
+        here, lost = self.engine, self._lost
+        assert isinstance(here.port, InProcess) and lost is not None
+        here.synchronize()
+        self._next = None
+        found.machine.follow(here.machine)
+        try:
+            carry(here.port.performer.context, found)
+        except RrtoError as error:
+            found.port.close()
+            print(f'rrto: {error}; staying on this machine', file=sys.stderr)
+            if isinstance(error, LinkError):
+                lost.port.watch(self._found)
+            return
+        self._use(found)
+        lost.port.close()
+        self._lost = None
+        print('rrto: the server is back; going on there', file=sys.stderr)
 
     # -- what PyTorch dispatches -----------------------------------------------------------------
 
@@ -178,6 +216,8 @@ class Device:
         """Host to device."""
         meta, data = pack(tensor)
         with self.lock:
+            if self._next is not None:
+                self._return(self._next)
             self.collect()
             weight = getattr(self._thread, 'weights', False)
             return make(self._ask('upload', meta, data, weight), meta)

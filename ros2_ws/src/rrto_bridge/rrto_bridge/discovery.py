@@ -14,8 +14,10 @@ LIMIT = 3.0   # seconds in which a server answers if there is one
 
 def servers(node: Node) -> list[str]:
     """Names of the servers that `node` knows of by now."""
+    # A service's name is on the graph as soon as somebody asks for it, so its status counts.
     names = (re.fullmatch(r'/rrto/(\w+)/open', n) for n, _ in node.get_service_names_and_types())
-    return sorted(found[1] for found in names if found)
+    return sorted(found[1] for found in names
+                  if found and node.count_publishers(f'/rrto/{found[1]}/status'))
 
 
 def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '') -> list[str]:

@@ -1,4 +1,10 @@
-"""Errors, by whose fault they are."""
+"""Errors, by whose fault they are, and how they travel."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+MAX_TEXT = 2000   # characters of an error that travel
 
 
 class RrtoError(RuntimeError):
@@ -17,9 +23,31 @@ class RemoteError(RrtoError):
     """The peer sent something that it must not send."""
 
 
+class Missing(RemoteError):
+    """There is no such tensor; the call that should have made it may have failed."""
+
+
 class Refused(RrtoError):
     """The server does not execute this operator; its name is the message's first word."""
 
 
 class OutOfMemory(RrtoError):
     """The server has no memory left for this client."""
+
+
+_KINDS: tuple[type[Exception], ...] = (Refused, OutOfMemory, RemoteError, RuntimeError, IndexError,
+                                       ValueError, TypeError, NotImplementedError)
+_NAMED = {kind.__name__: kind for kind in _KINDS} | {'OutOfMemoryError': OutOfMemory}  # CUDA's own
+
+
+def described(error: Exception) -> tuple[str, str]:
+    """Name and text of an error for the other side."""
+    for kind in type(error).__mro__:
+        if kind.__name__ in _NAMED:
+            return kind.__name__, str(error)[:MAX_TEXT]
+    return 'RuntimeError', f'{type(error).__name__}: {error}'[:MAX_TEXT]
+
+
+def raise_named(name: str, text: str) -> NoReturn:
+    """Raise what `described` named."""
+    raise _NAMED.get(name, RrtoError)(text)

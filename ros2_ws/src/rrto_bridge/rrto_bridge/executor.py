@@ -23,6 +23,8 @@ class ContextExecutor:
         self.get = context.tensor
         self.add = context.add
         self.free = context.free
+        self.charge = context.charge
+        self.credit = context.credit
 
     def resolve(self, op: str) -> Kernel:
         """The operator of this name; raises Refused."""
@@ -31,7 +33,7 @@ class ContextExecutor:
         names = [a.name for a in function._schema.arguments]
         writes = tuple([names.index(w) for w in facts.writes] + list(facts.writes))
         views = facts.composite or any(r.alias_info for r in function._schema.returns)
-        return Kernel(self._call(op, function), writes, views)
+        return Kernel(self._call(op, function), writes, views, not facts.view)
 
     def _call(self, op: str, function: Any) -> Any:
         random = torch.Tag.nondeterministic_seeded in function.tags

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,3 +29,9 @@ class InProcess:
         for message in self.machine.outgoing():
             for reply in self.performer.perform(message):
                 self.machine.on_message(reply)
+
+    def watch(self, back: Callable[[], bool]) -> None:
+        """Nothing: it is never lost."""
+
+    def close(self) -> None:
+        """Nothing: there is no link."""

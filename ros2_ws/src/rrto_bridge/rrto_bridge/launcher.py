@@ -19,7 +19,10 @@ def install() -> None:
 
 
 def connect(settings: Settings) -> Any:
-    """The engine of the mode that was asked for. Ends the process if there is no server."""
+    """The engine of the mode that was asked for. Without a server the main thread ends the process.
+
+    Raises ConfigError in other threads, and when a server was there before.
+    """
     from .client_shell import Link, LinkOptions
     from .errors import ConfigError
     from .journal import Journal
@@ -29,8 +32,8 @@ def connect(settings: Settings) -> Any:
         link = Link(LinkOptions(settings.mode, settings.server, settings.namespace,
                                 settings.link()))
     except ConfigError as error:
-        print(f'rrto: {error}', file=sys.stderr)
         if threading.current_thread() is threading.main_thread():
+            print(f'rrto: {error}', file=sys.stderr)
             raise SystemExit(1) from None
         raise
     journal = Journal() if settings.on_loss == 'local' else None

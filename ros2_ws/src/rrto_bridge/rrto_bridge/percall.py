@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +27,12 @@ class Port(Protocol):
 
     def post(self) -> None:
         """Send what is to be sent."""
+
+    def watch(self, back: Callable[[], bool]) -> None:
+        """The server is lost: call `back` when one is in sight again, until it returns True."""
+
+    def close(self) -> None:
+        """No call follows."""
 
 
 class Result(NamedTuple):
@@ -101,6 +108,13 @@ class PerCall:
         for handle in handles if self.journal is not None else ():
             self.journal.freed(handle)  # type: ignore[union-attr]
         self.settle(self.machine.free(handles))
+
+    def repeat(self, call: Call) -> None:
+        """Make a call whose results have their handles already; it has one new tensor."""
+        self.machine.repeat(call)
+        self.port.post()
+        if self.journal is not None:
+            self.journal.made(call)
 
     def seed(self, seed: int) -> None:
         """Seed of the random operators."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from .client import ERRORS, FIND, FREE, KEEP, QUERY, SEED
+from .actions import Value
+from .client import FIND, FREE, KEEP, QUERY, SEED
 from .context import Context
-from .errors import RemoteError
+from .errors import Missing, OutOfMemory, RemoteError, described
 from .executor import ContextExecutor
-from .plan import ReplayServer
 from .record import DTOH, HTOD, Meta
+from .replay_server import ReplayServer
 from .requests import KINDS, from_item, value_to_message
 from .wire import decode, encode
 
-MAX_ERROR = 2000  # characters of an error that travel
 STEPS = 64        # of a replayed sequence between two looks at whether a value can be sent
 
 
@@ -90,18 +91,30 @@ class Performer:
                     value = self.item(item)
                 except Exception as error:  # noqa: PERF203 - it concerns this item's caller alone
                     value = None
-                    self._failure = self._failure or _described(error)
+                    self._failure = self._failure or described(error)
             while self.replay.ready:
-                replies += [encode(value_to_message(v)) for v in self.replay.advance(STEPS)]
+                replies += [self._value(v) for v in self.replay.advance(STEPS)]
         if wanted:
             failure, self._failure = self._failure, None
             replies.append(encode((number, *failure) if failure else (number, '', value)))
         return replies
 
+    def _value(self, value: Value) -> bytes:
+        """A value of a run, or what went wrong with calls before it that nobody waited for."""
+        if self._failure is not None:
+            value = replace(value, error=': '.join(self._failure))
+            self._failure = None
+        return encode(value_to_message(value))
+
     def _apply(self, item: tuple[Any, ...]) -> None:
-        """Take something of a replay; programs do not err in these: an error ends the session."""
+        """Take something of a replay; programs do not err in these: an error ends the session.
+
+        But a call that nobody waited for may have failed, or memory may be used up.
+        """
         try:
             self.replay.apply(from_item(item))
+        except (Missing, OutOfMemory, torch.cuda.OutOfMemoryError) as error:
+            self._failure = self._failure or described(error)
         except Exception as error:
             raise RemoteError(f'{item[0]}: {error}') from error
 
@@ -114,10 +127,13 @@ class Performer:
         if method is not None:
             _check(kind, fields, method[1])
             return method[0](self, *fields)
-        _check(kind[:80], fields, (tuple, tuple, int))
+        _check(kind[:80], fields[:3], (tuple, tuple, int))
         if not all(type(k) is tuple and len(k) == 2 for k in fields[1]):
             raise RemoteError('keywords are no pairs')
-        return self.context.execute(kind, *fields)
+        result = self.context.execute(kind, *fields[:3])
+        if fields[3:] and fields[3:] != (result,):
+            raise RuntimeError(f'{kind} returned {result}, not {fields[3]} as the client expected')
+        return result
 
     def _upload(self, handle: int, meta: Meta, data: Any) -> None:
         self.context.upload(handle, meta, data)
@@ -180,10 +196,3 @@ def _answer(context: Context, name: str) -> Any:
     if name not in answers:
         raise RemoteError(f'unknown query {name[:40]!r}')
     return answers[name]
-
-
-def _described(error: Exception) -> tuple[str, str]:
-    for kind in type(error).__mro__:
-        if kind.__name__ in ERRORS:
-            return kind.__name__, str(error)[:MAX_ERROR]
-    return 'RuntimeError', f'{type(error).__name__}: {error}'[:MAX_ERROR]

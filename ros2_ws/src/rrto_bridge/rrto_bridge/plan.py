@@ -1,8 +1,7 @@
-"""The replaying server: sequences as compiled plans, and the run that is open (Algorithm 12).
+"""Sequences as compiled plans for the replaying server (thesis Algorithm 12).
 
-A plan is resolved once: operators, places of arguments, when a tensor is let go. A run executes it
-in one go and may be ahead of the program, so until `Finish` it can be undone: what it made is
-dropped, and tensors from before it that it writes (also through views) were saved when it began.
+A plan is resolved once: operators, places of arguments, when a tensor and its memory are let go,
+and which tensors from before a run it writes, also through views.
 """
 
 from __future__ import annotations
@@ -11,15 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .actions import Abandon, Define, Finish, Forget, Free, More, Start, Switch, Value
 from .errors import RemoteError
 from .record import DTOH, HTOD, Meta, Persistent
 from .sequence import ROLES, Bound, Own, Sequence, Step, StepRole
 
-MAX_SEQUENCES = 64    # of one client; a client keeps half as many
 MAX_STEPS = 1 << 17
-
-Request = Define | Forget | Start | More | Switch | Abandon | Finish | Free
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +23,13 @@ class Kernel:
 
     Results are flattened, as in a `Call`; `value` is what a wanted operator gives. `writes`:
     positions or names of tensor arguments that it changes. `views`: its results may share memory
-    with its arguments.
+    with its arguments; `fresh`: they may have memory of their own.
     """
 
     call: Callable[[list[Any], dict[str, Any]], tuple[tuple[Any, ...], Any]]
     writes: tuple[int | str, ...] = ()
     views: bool = False
+    fresh: bool = True
 
 
 class Executor(Protocol):
@@ -57,8 +53,12 @@ class Executor(Protocol):
         """State of the random generator."""
     def set_random(self, state: Any) -> None:
         """Go back to a state."""
+    def charge(self, tensor: Any) -> int:
+        """Count its memory as the client's until `credit`; returns bytes. Raises OutOfMemory."""
+    def credit(self, size: int) -> None:
+        """Bytes that were charged are free again."""
     def get(self, handle: int) -> Any:
-        """The tensor of a handle; raises RemoteError."""
+        """The tensor of a handle; raises Missing."""
     def add(self, handle: int, tensor: Any) -> None:
         """Take a tensor in; raises RemoteError if the handle is in use."""
     def free(self, handle: int) -> None:
@@ -66,7 +66,7 @@ class Executor(Protocol):
 
 
 @dataclass(slots=True)
-class _Instruction:
+class Instruction:
     """One step. Registers hold the tensors: slots first, then persistent, then bound ones."""
 
     kind: str                               # HTOD, DTOH or ''
@@ -80,6 +80,8 @@ class _Instruction:
     wanted: bool
     needs: int                              # bound tensors that must be known
     release: list[int]                      # registers that are not needed any more
+    fresh: list[int]                        # registers whose new tensors may have new memory
+    frees: list[int]                        # registers whose memory nothing needs any more
 
 
 class Plan:
@@ -94,7 +96,8 @@ class Plan:
         self.bound = len(sequence.bound)
         self.count_registers(sequence)
         self.written: set[int] = set()           # registers from before the run that it changes
-        self._shares: dict[int, set[int]] = {}   # register: registers from before it may share with
+        self.sharers: dict[int, set[int]] = {}   # slot: slots that may hold its memory
+        self._shares: dict[int, set[int]] = {}   # slot: registers whose memory it may hold
         kernels = {s.op: executor.resolve(s.op) for s in sequence.steps if s.op not in (HTOD, DTOH)}
         self.instructions = [self.compile(step, kernels.get(step.op), executor)
                              for step in sequence.steps]
@@ -128,7 +131,7 @@ class Plan:
             self.places[Bound(index)] = self.slots + len(self.persistent) + index
         self.registers = self.slots + len(self.persistent) + bound
 
-    def compile(self, step: Step, kernel: Kernel | None, executor: Executor) -> _Instruction:
+    def compile(self, step: Step, kernel: Kernel | None, executor: Executor) -> Instruction:
         """Turn a step into an instruction, and note what it writes and what shares memory."""
         roles = step.roles()
         if len(step.metas) != len(step.results):
@@ -157,10 +160,11 @@ class Plan:
         keywords = {name: executor.argument(value) for name, value in step.keywords
                     if name not in named}
         needs = max((r.index + 1 for r in roles if type(r) is Bound), default=0)
-        return _Instruction(
+        return Instruction(
             step.op if kernel is None else '', kernel.call if kernel else None, arguments, holes,
             keywords, keyword_holes, results,
-            step.metas if step.wanted or kernel is None else (), step.wanted, needs, [])
+            step.metas if step.wanted or kernel is None else (), step.wanted, needs, [],
+            [place for _, place in results if kernel is None or kernel.fresh], [])
 
     def hole(self, value: Any, executor: Executor) -> Any:
         """Register of a tensor, or a list with such in it; None for an argument without tensors."""
@@ -174,22 +178,23 @@ class Plan:
     def note_writes(self, step: Step, kernel: Kernel | None, inputs: list[int],
                     made: list[int]) -> None:
         """Note registers from before the run that the step changes, maybe through a view."""
-        if kernel is None:
-            return
         keywords = dict(step.keywords)
-        for place in kernel.writes:
+        for place in kernel.writes if kernel else ():
             values = keywords.get(place) if isinstance(place, str) else step.arguments[place] if \
                 place < len(step.arguments) else None
             for role in Step('', (values,)).roles():
-                self.written |= self.shares(self.places[role])
-        if kernel.views:
-            shared = set().union(*(self.shares(place) for place in inputs))
-            for place in made:
-                self._shares[place] = shared
+                self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
+        shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
+        if kernel is None or kernel.fresh:   # then no memory of a tensor that the run made
+            shared = {p for p in shared if p >= self.slots}
+        for place in made:
+            self._shares[place] = shared if kernel and not kernel.fresh else shared | {place}
+            for root in self._shares[place]:
+                self.sharers.setdefault(root, set()).add(place)
 
     def shares(self, place: int) -> set[int]:
-        """Registers from before the run whose memory a register may share."""
-        return {place} if place >= self.slots else self._shares.get(place, set())
+        """Registers whose memory a register may hold."""
+        return self._shares.get(place, {place})
 
     def note_releases(self, sequence: Sequence) -> None:
         """Let every tensor go after its last use, unless it lives on."""
@@ -201,213 +206,6 @@ class Plan:
         for slot, position in last.items():
             if slot not in sequence.kept:
                 self.instructions[position].release.append(slot)
-
-
-class _Run:
-    """The open run of a plan."""
-
-    def __init__(self, start: Start, plan: Plan, executor: Executor) -> None:
-        self.number, self.base = start.run, start.base
-        self.inputs, self.bound = list(start.inputs), list(start.bound)
-        self.executor = executor
-        self.begin(plan)
-
-    def begin(self, plan: Plan) -> None:
-        """Be at the first step of a plan."""
-        self.plan = plan
-        self.position = self.used = self.values = 0
-        self.stopped = False     # waits for Abandon: an error, or a tensor of another shape
-        self.random = self.executor.random()
-        self.saved: list[tuple[Any, Any]] = []
-        persistent = [self.executor.get(h) for h in plan.persistent]
-        self.registers: list[Any] = [None] * plan.slots + persistent
-        for place in range(plan.slots, len(self.registers)):
-            self.save(place)
-        self.bind()
-
-    def bind(self) -> None:
-        """Fill registers of bound tensors that are known now."""
-        if len(self.bound) > self.plan.bound:
-            raise RemoteError('the run has fewer bound tensors')
-        known = len(self.registers) - self.plan.slots - len(self.plan.persistent)
-        for handle in self.bound[known:]:
-            self.registers.append(self.executor.get(handle))
-            self.save(len(self.registers) - 1)
-
-    def save(self, place: int) -> None:
-        if place in self.plan.written:
-            tensor = self.registers[place]
-            self.saved.append((tensor, self.executor.save(tensor)))
-
-    def undo(self) -> None:
-        """Be as if the run had not begun."""
-        for tensor, saved in reversed(self.saved):
-            self.executor.restore(tensor, saved)
-        self.executor.set_random(self.random)
-
-    def ready(self) -> bool:
-        """Whether the next step can be executed."""
-        plan = self.plan
-        if self.stopped or self.position >= len(plan.instructions):
-            return False
-        step = plan.instructions[self.position]
-        return (step.kind != HTOD or self.used < len(self.inputs)) and \
-            step.needs <= len(self.bound)
-
-    def step(self, keep: bool = False) -> Value | None:
-        """Execute the next step; a value if it is a wanted one. `keep`: let no tensor go."""
-        step = self.plan.instructions[self.position]
-        value = None
-        if step.kind == DTOH:
-            value = self.executor.download(self.registers[step.holes[0][1]])
-        elif step.kind == HTOD:
-            meta = step.metas[0]
-            assert meta is not None
-            self.registers[step.results[0][1]] = self.executor.upload(
-                self.inputs[self.used], meta)
-            self.used += 1
-        else:
-            value = self.execute(step)
-        self.position += 1
-        answer = self.answer(step, value) if step.wanted else None
-        if not keep:
-            for place in step.release:
-                self.registers[place] = None
-        return answer
-
-    def execute(self, step: _Instruction) -> Any:
-        registers = self.registers
-        arguments, keywords = step.arguments, step.keywords
-        if step.holes:
-            arguments = arguments[:]
-            for position, hole in step.holes:
-                arguments[position] = registers[hole] if type(hole) is int else [
-                    registers[v] if is_tensor else v for is_tensor, v in hole]
-        if step.keyword_holes:
-            keywords = dict(keywords)
-            for name, hole in step.keyword_holes:
-                keywords[name] = registers[hole] if type(hole) is int else [
-                    registers[v] if is_tensor else v for is_tensor, v in hole]
-        results, value = step.call(arguments, keywords)  # type: ignore[misc]
-        for index, place in step.results:
-            registers[place] = results[index]
-        return value
-
-    def answer(self, step: _Instruction, value: Any) -> Value:
-        """What the client gets for a wanted step."""
-        metas: tuple[Meta | None, ...] = ()
-        if step.metas:
-            row: list[Meta | None] = list(step.metas)
-            for index, place in step.results:
-                row[index] = self.executor.meta(self.registers[place])
-            metas = tuple(row)
-            self.stopped = metas != step.metas
-        self.values += 1
-        return Value(self.number, self.values - 1, value, metas)
-
-
-class ReplayServer:
-    """Runs sequences of one client. Raises RemoteError for what a client may not ask."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-        self._plans: dict[int, Plan] = {}
-        self._run: _Run | None = None
-
-    @property
-    def ready(self) -> bool:
-        """Whether `advance` has something to do."""
-        return self._run is not None and self._run.ready()
-
-    def apply(self, request: Request) -> None:
-        """Take a request, in the order in which the client made them."""
-        match request:
-            case Define(sequence):
-                if len(self._plans) >= MAX_SEQUENCES or sequence.number in self._plans:
-                    raise RemoteError('too many sequences, or two with one number')
-                self._plans[sequence.number] = Plan(sequence, self.executor)
-            case Forget(number):
-                self._plans.pop(number, None)
-            case Start():
-                if self._run is not None:
-                    raise RemoteError('a run is open')
-                self._run = _Run(request, self._plan(request.number), self.executor)
-            case Free(handles):
-                for handle in handles:
-                    self.executor.free(handle)
-            case More(number, inputs, bound):
-                run = self._open(number)
-                run.inputs.extend(inputs)
-                run.bound.extend(bound)
-                run.bind()
-            case Switch(number, new, sequence_number):
-                run = self._open(number)
-                plan = self._plan(sequence_number)
-                run.undo()
-                run.number = new
-                run.begin(plan)
-            case Abandon(number, count, alive):
-                self._abandon(self._open(number), count, alive)
-            case Finish(number, alive):
-                self._finish(self._open(number), alive)
-
-    def advance(self, limit: int) -> list[Value]:
-        """Execute at most `limit` steps of the open run; the values that the program may want."""
-        run = self._run
-        values = []
-        while run is not None and limit > 0 and run.ready():
-            limit -= 1
-            try:
-                value = run.step()
-            except Exception as error:  # what an operator raises belongs to its caller
-                run.stopped = True
-                reason = f'{type(error).__name__}: {error}'
-                values.append(Value(run.number, run.values, error=reason))
-                break
-            if value is not None:
-                values.append(value)
-        return values
-
-    def _plan(self, number: int) -> Plan:
-        if number not in self._plans:
-            raise RemoteError(f'there is no sequence {number}')
-        return self._plans[number]
-
-    def _open(self, number: int) -> _Run:
-        if self._run is None or self._run.number != number:
-            raise RemoteError(f'run {number} is not open')
-        return self._run
-
-    def _finish(self, run: _Run, alive: tuple[int, ...]) -> None:
-        if any(h - run.base not in run.plan.kept for h in alive):
-            raise RemoteError('the run does not keep this tensor')
-        self._run_to(run, len(run.plan.instructions), keep=False)
-        self._close(run, alive)
-
-    def _abandon(self, run: _Run, count: int, alive: tuple[int, ...]) -> None:
-        if not 0 <= count <= len(run.plan.instructions):
-            raise RemoteError(f'the run has no step {count}')
-        if any(not 0 <= h - run.base < run.plan.made[count] for h in alive):
-            raise RemoteError('these steps do not make this tensor')
-        run.undo()
-        run.begin(run.plan)
-        self._run_to(run, count, keep=True)
-        self._close(run, alive)
-
-    def _run_to(self, run: _Run, count: int, keep: bool) -> None:
-        """Execute up to step `count`; if that cannot be, the run is undone and over."""
-        try:
-            while run.position < count:
-                run.stopped = run.stopped and not keep
-                if not run.ready():
-                    raise RemoteError('the run cannot make the steps that it is said to have made')
-                run.step(keep)
-        except Exception:
-            run.undo()
-            self._run = None
-            raise
-
-    def _close(self, run: _Run, alive: tuple[int, ...]) -> None:
-        self._run = None
-        for handle in alive:
-            self.executor.add(handle, run.registers[handle - run.base])
+        for root, sharers in self.sharers.items():
+            if root < self.slots and sharers.isdisjoint(sequence.kept):
+                self.instructions[max(last[slot] for slot in sharers)].frees.append(root)

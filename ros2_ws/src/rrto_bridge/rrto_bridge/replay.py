@@ -22,6 +22,7 @@ from .derive import Infer
 from .record import HTOD, Call, Meta
 from .search import Search
 from .sequence import Step, instantiate
+from .stretch import Stretches
 from .tree import Known, Tree
 
 NEAR = 16             # calls: worth waiting for before a message is sent
@@ -57,6 +58,8 @@ class _Run:
     inputs: list[Any] = field(default_factory=list)
     sent: tuple[int, int] = (0, 0)     # inputs, bound
     dead: set[int] = field(default_factory=set)  # own handles that the program let go
+    # Metas that steps whose shape depends on data returned, by position.
+    returned: dict[int, tuple[Meta | None, ...]] = field(default_factory=dict)
 
     def alive(self, count: int) -> tuple[int, ...]:
         """Handles that the first `count` steps made and the program still holds."""
@@ -76,6 +79,7 @@ class ReplayClient:
                  meta_of: Callable[[int], Meta], search: Search | None = None,
                  infer: Infer | None = None) -> None:
         self.search = search or Search()
+        self.stretches = Stretches(Search(self.search.repetitions, self.search.limit))
         self.expected: Step | None = None  # the only call that `advance` may stand for
         self.base = 0                      # handle of slot 0 of the open run
         self.runs = self.finished = 0      # opened, and brought to their end
@@ -137,8 +141,9 @@ class ReplayClient:
         self.closed = None
         if run is None or run.number != value.run or not value.metas:
             return actions
-        if value.metas != run.leader.sequence.steps[self._position - 1].metas:
-            self._abandon(run, actions, value.metas)
+        run.returned[self._position - 1] = value.metas
+        if run.leader.sequence.steps[self._position - 1].differs(value.metas):
+            self._abandon(run, actions)
         return actions
 
     def failed(self) -> list[Action]:
@@ -148,6 +153,7 @@ class ReplayClient:
         actions: list[Action] = [Abandon(run.number, 0, ())]
         self._tree.forget(run.leader, actions)
         self.search.restart()
+        self.stretches.restart()
         self._boundary = True
         self._close()
         return actions
@@ -177,6 +183,7 @@ class ReplayClient:
         self._tree.known.clear()
         self._frees.clear()
         self.search.restart()
+        self.stretches.restart()
         return calls
 
     # -- idle: opening a run ---------------------------------------------------------------------
@@ -278,40 +285,44 @@ class ReplayClient:
             self._abandon(run, actions)      # it kept more than it used to: the server freed that
             return
         actions.append(Finish(run.number, alive))
-        self.search.interrupt({h: sequence.metas[h - run.base] for h in alive})
+        metas = dict(sequence.metas)
+        for position, returned in run.returned.items():
+            metas |= sequence.steps[position].made(returned)
+        self.search.interrupt({h: metas[h - run.base] for h in alive})
+        self.stretches.interrupt({run.base + slot for slot in metas.keys() - sequence.metas.keys()})
         self._boundary = True
         self.closed = partial(self._calls, run, self._position)
         self._close()
 
-    def _abandon(self, run: _Run, actions: list[Action],
-                 metas: tuple[Meta | None, ...] | None = None) -> None:
-        """The program left the sequence: the calls so far are made again, the rest is undone.
-
-        `metas`: what the last of them really returned.
-        """
+    def _abandon(self, run: _Run, actions: list[Action]) -> None:
+        """The program left the sequence: the calls so far are made again, the rest is undone."""
         self._send(run, actions)
         actions.append(Abandon(run.number, self._position, run.alive(self._position)))
         if not run.done:
             run.leader.failed()
         self.closed = partial(self._calls, run, self._position)
         calls = [call for call, _ in self.pending()]
-        if metas is not None:
-            calls[-1] = replace(calls[-1], metas=metas)
+        for at, metas in run.returned.items():
+            calls[at] = replace(calls[at], metas=metas)
         last = set(calls[-1].inputs())
         self._boundary = calls[-1].wanted
         self._close()
         for call in calls[:-1]:
             self._observe(call, actions)
         for handle in run.dead - last:       # known before the last call: it may end a sequence
-            self.search.freed(handle)
+            self._forget(handle)
         self._observe(calls[-1], actions)
         for handle in run.dead & last:
-            self.search.freed(handle)
+            self._forget(handle)
 
     def _observe(self, call: Call, actions: list[Action]) -> None:
-        sequence = self.search.observe(call)
-        if sequence is not None:
-            self._tree.add(sequence, actions)
+        for sequence in (self.search.observe(call), self.stretches.observe(call)):
+            if sequence is not None:
+                self._tree.add(sequence, actions)
+
+    def _forget(self, handle: int) -> None:
+        self.search.freed(handle)
+        self.stretches.freed(handle)
 
     def _close(self) -> None:
         self._run = self.expected = None
@@ -323,6 +334,6 @@ class ReplayClient:
             return
         self._tree.forget_users(self._frees, actions)
         for handle in self._frees:
-            self.search.freed(handle)
+            self._forget(handle)
         actions.append(Free(tuple(self._frees)))
         self._frees.clear()

@@ -6,16 +6,15 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from .actions import Action, Define, Free, Notice
+from .errors import raise_named
+from .infer import infer
 from .journal import Journal
 from .percall import PerCall, Port, Result
 from .record import DTOH, HTOD, Call, Meta, Ref
 from .replay import Decision, ReplayClient
 from .search import Search
 from .sequence import Sequence
-from .tensors import DTYPES, from_special, meta_of
 
 
 class Replaying(PerCall):
@@ -124,7 +123,8 @@ class Replaying(PerCall):
         value = self.settle(self.machine.await_value(*decision.wait))
         if value.error:
             self._act(self.replay.failed())
-            raise RuntimeError(value.error)
+            name, _, text = value.error.partition(': ')
+            raise_named(name, text)
         actions = self.replay.received(value)
         self._note_closed()
         self._act(actions)
@@ -143,30 +143,3 @@ class Replaying(PerCall):
                     self.defined = action.sequence
         if actions:
             self.port.post()
-
-
-def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
-          ) -> tuple[Meta | None, ...]:
-    """Metas of an operator's results, from metas in place of its tensors; raises if impossible."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second, and is rarely needed
-
-    _, base, overload = op.split('.')
-    function = getattr(getattr(torch.ops.aten, base), overload)
-
-    def fake(value: Any) -> Any:
-        if isinstance(value, Meta):
-            return torch.empty_strided(value.shape, value.stride, dtype=DTYPES[value.dtype])
-        if type(value) is tuple:
-            return [fake(item) for item in value]
-        return from_special(value, torch.device('cpu')) if hasattr(value, 'kind') else value
-
-    def flat(result: Any) -> Any:
-        if isinstance(result, (tuple, list)):
-            for item in result:
-                yield from flat(item)
-        else:
-            yield None if result is None else meta_of(result)
-
-    with FakeTensorMode():
-        return tuple(flat(function(*[fake(a) for a in arguments],
-                                   **{name: fake(v) for name, v in keywords})))

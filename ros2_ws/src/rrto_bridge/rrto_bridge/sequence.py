@@ -40,7 +40,8 @@ class Step:
     """One call of a sequence. `arguments` and `keywords` hold roles where a call holds `Ref`.
 
     `results`: `Own` for a new tensor, the role of the argument for one that is returned, None for
-    no tensor. `compiled` is free for who executes or matches steps.
+    no tensor. `metas`: None, too, where the shape varies from pass to pass. `compiled` is free for
+    who executes or matches steps.
     """
 
     op: str
@@ -54,6 +55,16 @@ class Step:
     def roles(self) -> list[StepRole]:
         """Roles of the tensor arguments, in order, with repetitions."""
         return list(_roles((self.arguments, self.keywords)))
+
+    def made(self, metas: tuple[Meta | None, ...]) -> dict[int, Meta]:
+        """Metas by slot of the tensors that the step makes, if it returns these."""
+        return {role.slot: meta for role, meta in zip(self.results, metas, strict=False)
+                if isinstance(role, Own) and meta is not None}
+
+    def differs(self, metas: tuple[Meta | None, ...]) -> bool:
+        """Whether these are not metas of its results; where it has none itself, any will do."""
+        return any(mine is not None and mine != other
+                   for mine, other in zip(self.metas, metas, strict=True))
 
     def key(self) -> str:
         """Equal for equal steps; types count, and so does the sign of zero."""
@@ -84,9 +95,7 @@ class Sequence:
             if fresh or step.op == HTOD:
                 self.needs.append(position)
             self.slots += sum(type(r) is Own and r.slot >= self.slots for r in step.results)
-            for role, meta in zip(step.results, step.metas, strict=False):
-                if isinstance(role, Own) and meta is not None:
-                    self.metas[role.slot] = meta
+            self.metas.update(step.made(step.metas))
         self.made.append(self.slots)
         self.keys = [step.key() for step in self.steps]
 

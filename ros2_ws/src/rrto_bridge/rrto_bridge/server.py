@@ -168,6 +168,11 @@ class ServerMachine:
         return [SendAck(session.program, session.incarnation, session.receiver.next, reason),
                 *self._end(session, reason)]
 
+    def close(self) -> list[Action]:
+        """The server ends: tell every program."""
+        return [action for session in self.sessions
+                for action in self._fail(session, 'the server has ended')]
+
     # -- frames and time -------------------------------------------------------------------------
 
     def on_frame(self, program: str, incarnation: int, frame: Frame, now: float) -> list[Action]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
+from rclpy.duration import Duration
 from rclpy.node import Node
 from rrto_msgs import msg, srv
 
@@ -21,6 +22,8 @@ from .convert import frame_of, to_ros
 from .errors import RemoteError
 from .perform import Performer, Weights
 from .server import Action, Join, Leave, Limits, OpenRequest, SendAck, SendFrame, ServerMachine
+
+FAREWELL = 1.0    # seconds in which programs take the news that the server ends
 
 
 class _Topics:
@@ -66,10 +69,16 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the threads; call it before the node is destroyed."""
+        """Tell the programs and stop the threads; call it before the node is destroyed."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+            actions = self.machine.close()
+            self._act([a for a in actions if isinstance(a, SendAck)])
+            end = time.monotonic() + FAREWELL
+            for topics in self._topics.values():
+                topics.acks.wait_for_all_acked(Duration(seconds=max(0.0, end - time.monotonic())))
+            self._act([a for a in actions if isinstance(a, Leave)])
         self._thread.join()
         self._alarm.close()
 

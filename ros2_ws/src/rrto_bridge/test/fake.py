@@ -8,10 +8,11 @@ import random
 
 import numpy as np
 from rrto_bridge.actions import Define, Forget, Notice
-from rrto_bridge.errors import RemoteError
-from rrto_bridge.plan import Kernel, ReplayServer
+from rrto_bridge.errors import Missing, OutOfMemory, RemoteError
+from rrto_bridge.plan import Kernel
 from rrto_bridge.record import DTOH, HTOD, Call, Meta, Ref
 from rrto_bridge.replay import ReplayClient
+from rrto_bridge.replay_server import ReplayServer
 from rrto_bridge.sequence import matches, substitute
 
 WANTED = frozenset(('item', 'nonzero', DTOH))
@@ -28,15 +29,15 @@ class Executor:
     def __init__(self):
         self.tensors = {}
         self.generator = np.random.default_rng(0)
-        self.executed = 0
+        self.used, self.limit = 0, 1 << 60   # bytes that runs hold
         self.kernels = {
             'add': Kernel(lambda a, k: ((a[0] + a[1],), None)),
             'mul': Kernel(lambda a, k: ((a[0] * a[1],), None)),
             'add_': Kernel(self._add_in_place, (0,), True),
             'zero_': Kernel(self._zero, (0,), True),
             'track': Kernel(self._track, (1, 'total')),
-            'row': Kernel(lambda a, k: ((a[0][a[1]:a[1] + 1],), None), (), True),
-            'view': Kernel(lambda a, k: ((a[0].reshape(a[1]),), None), (), True),
+            'row': Kernel(lambda a, k: ((a[0][a[1]:a[1] + 1],), None), (), True, False),
+            'view': Kernel(lambda a, k: ((a[0].reshape(a[1]),), None), (), True, False),
             'sum': Kernel(lambda a, k: ((a[0].sum(keepdims=True),), None)),
             'split': Kernel(lambda a, k: ((a[0] % 7, None, a[0] // 7), None)),
             'cat': Kernel(lambda a, k: ((np.concatenate(a[0]),), None)),
@@ -90,9 +91,18 @@ class Executor:
     def set_random(self, state):
         self.generator.bit_generator.state = state
 
+    def charge(self, tensor):
+        if self.used + tensor.nbytes > self.limit:
+            raise OutOfMemory('full')
+        self.used += tensor.nbytes
+        return tensor.nbytes
+
+    def credit(self, size):
+        self.used -= size
+
     def get(self, handle):
         if handle not in self.tensors:
-            raise RemoteError(f'no tensor {handle}')
+            raise Missing(f'no tensor {handle}')
         return self.tensors[handle]
 
     def add(self, handle, tensor):

@@ -37,7 +37,6 @@ class Log:
     clean: dict = field(default_factory=dict)
     length: int = 0
     carried: int = 0
-    starts_with_input: bool = True
 
 
 def unit(chance, size):

@@ -53,10 +53,11 @@ class Domain:
         return done.stdout
 
     def close(self):
-        for process in self.processes:
-            if process.poll() is None:
-                process.terminate()
-                process.communicate(timeout=LIMIT)
+        left = [process for process in self.processes if process.poll() is None]
+        for process in left:
+            process.terminate()
+        for process in left:
+            process.communicate(timeout=LIMIT)
 
 
 class Lines:
@@ -85,5 +86,6 @@ class Lines:
         def found():
             return next((line for line in self._lines if re.search(pattern, line)), None)
         with self._changed:
-            assert self._changed.wait_for(found, LIMIT), f'{pattern!r} not in {self._lines}'
+            assert self._changed.wait_for(found, LIMIT), (
+                f'{pattern!r} not in {self._lines[-20:]}')
             return found()

@@ -24,6 +24,7 @@ class Mortal(InProcess):
         super().__init__(machine)
         self.lives = lives
         self.waits = 0
+        self.back = None   # to be called when there is a server again
 
     def wait(self, ticket):
         self.waits += 1
@@ -37,13 +38,28 @@ class Mortal(InProcess):
         else:
             self.machine.outgoing()
 
+    def watch(self, back):
+        self.back = back
+
+
+def _engine(mode, lives, journal):
+    port = Mortal(ClientMachine('async' if mode == 'replay' else mode), lives)
+    kind = Replaying if mode == 'replay' else PerCall
+    return kind(port, Journal() if journal else None)
+
+
+def another(mode, lives=1 << 60):
+    """The engine of the next server that the program connects to."""
+    assert _device.engine   # it is connected to the present one
+    engine = _engine(mode, lives, True)
+    _device._connect = lambda: engine
+    return engine
+
 
 def start(mode, lives=1 << 60, journal=False):
     """Install a new engine; returns it. Tensors of former engines must be gone."""
     global _device
-    port = Mortal(ClientMachine('async' if mode == 'replay' else mode), lives)
-    kind = Replaying if mode == 'replay' else PerCall
-    engine = kind(port, Journal() if journal else None)
+    engine = _engine(mode, lives, journal)
     if _device is None:
         _device = Device(lambda: engine)
         intercept.install(_device)
@@ -51,6 +67,7 @@ def start(mode, lives=1 << 60, journal=False):
     remote.released.clear()
     _device._connect = lambda: engine
     _device.__dict__.pop('engine', None)
+    _device._lost = _device._next = None
     _device._unborn.clear()
     _device._shared.clear()
     _device.local.clear()

@@ -2,9 +2,14 @@
 
 import pytest
 from rrto_bridge.derive import derive
+from rrto_bridge.infer import sketch as infer
 from rrto_bridge.record import DTOH, HTOD, Call, Meta, Ref
 from rrto_bridge.sequence import build, substitute
-from torch_infer import infer, meta
+from rrto_bridge.tensors import contiguous
+
+
+def meta(shape):
+    return contiguous(shape, 'float32')
 
 
 def model(batch):

@@ -235,6 +235,25 @@ def test_errors_are_those_of_pytorch(engine):
     assert x.sum().item() == 0
 
 
+@pytest.mark.parametrize('where', ['device', 'host', 'grad'])
+def test_gradients_are_refused_with_the_reason(replay, where):
+    layer = nn.Linear(2, 1).cuda()
+    loss = layer(torch.ones(1, 2, device='cuda')).sum()
+    with pytest.raises(RuntimeError, match='RRTO is for inference only'):
+        if where == 'grad':
+            torch.autograd.grad(loss, layer.weight)
+        else:
+            (loss if where == 'device' else loss.cpu()).backward()
+
+
+def test_gradients_on_the_cpu_are_as_ever(replay):
+    x = torch.ones(2, requires_grad=True)
+    (x * 3).sum().backward()
+    assert x.grad.tolist() == [3, 3]
+    with pytest.raises(RuntimeError, match='does not require grad'):
+        torch.ones(1).sum().backward()
+
+
 def test_recurrent_layers_and_attention_choose_the_servers_kernels(engine):
     torch.manual_seed(0)
     lstm, gru = nn.LSTM(3, 4, batch_first=True), nn.GRU(4, 2)
@@ -271,6 +290,45 @@ def test_dropped_tensors_are_freed_on_the_server(engine):
     torch.cuda.synchronize()
     x.cpu()
     assert x[0].item() == 500 and len(engine.port.performer.context.tensors) < 150
+
+
+@pytest.mark.parametrize('mode', ['async', 'replay'])
+def test_shapes_that_vary_cost_no_round_trips_of_their_own(mode):
+    """Two selections by value and the result: three values, whatever the shapes are."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 8, 3)
+
+    def infer(x):
+        y = torch.relu(layer(x)).flatten(1).view(-1, 4)
+        y = y[y[:, 0] > 0.4]
+        y = torch.cat((y, y.sort(dim=1).values), 1).clamp(0, 1)
+        y = y[y[:, 2] > 0.5]
+        return (y @ y.t()).triu(1) + torch.arange(y.shape[0], device=x.device)[:, None]
+
+    images = [torch.randn(1, 3, 12, 12) for _ in range(30)]
+    with torch.no_grad():
+        expected = [infer(x) for x in images]
+        engine = remote.start(mode)
+        layer.cuda()
+        for x, y in zip(images, expected, strict=True):
+            before = engine.machine.round_trips
+            assert torch.equal(infer(x.cuda()).cpu(), y)
+    assert len({y.shape for y in expected}) >= 8
+    assert engine.machine.round_trips - before == 3
+    assert mode == 'async' or engine.inferences > 20
+
+
+def test_an_error_of_a_call_before_a_replayed_pass_is_raised_in_it(replay):
+    table, layer = torch.arange(8.0).view(4, 2).cuda(), nn.Linear(2, 2).cuda()
+    with torch.no_grad():
+        for k in range(20):
+            index = torch.tensor([k % 4 if k != 15 else 9]).cuda()
+            row = table.index_select(0, index)
+            if k == 15:
+                with pytest.raises(IndexError, match='out of range'):
+                    layer(row).cpu()
+            else:
+                assert torch.equal(layer(row).cpu(), layer(table[k % 4:k % 4 + 1]).cpu())
 
 
 def test_round_trips_of_a_replayed_inference(replay):

@@ -47,17 +47,31 @@ def test_a_killed_program_leaves_nothing_on_the_server(domain, server):
     server.wait('leaves: it was silent for too long')
 
 
-def test_a_killed_server_ends_a_program_with_one_error_or_lets_it_go_on(domain):
+def test_a_server_that_ends_says_so_and_programs_return_to_the_next_one(domain):
+    ended = domain.server('e', lease=600.0)   # longer than the tests wait
+    ended.wait('serving as e')
+    ends, goes_on = loop(domain, 'e'), loop(domain, 'e', '--on-loss', 'local')
+    ended.process.send_signal(signal.SIGINT)
+    ends.wait("LinkError: server 'e' is lost: the server has ended")
+    assert ends.process.wait() == 1
+    goes_on.wait('the server has ended; going on on this machine')
+    assert ended.process.wait() == 0
+    at = max(int(line) for line in goes_on.lines() if line.strip().isdigit())
+    goes_on.wait(f'^{at + 1000}$')
+    domain.server('e')
+    goes_on.wait('the server is back; going on there')
+    at = max(int(line) for line in goes_on.lines() if line.strip().isdigit())
+    goes_on.wait(f'^{at + 300}$')
+    goes_on.process.kill()
+
+
+def test_a_killed_server_ends_a_program_with_one_error(domain):
     killed = domain.server('k', lease=3.0)
     killed.wait('serving as k')
-    ends, goes_on = loop(domain, 'k'), loop(domain, 'k', '--on-loss', 'local')
+    ends = loop(domain, 'k')
     killed.process.kill()
     ends.wait(r"LinkError: server 'k' is lost: nothing was heard of it for \d\.\d s")
     assert ends.process.wait() == 1
-    goes_on.wait('going on on this machine')
-    at = max(int(line) for line in goes_on.lines() if line.strip().isdigit())
-    goes_on.wait(f'^{at + 1000}$')
-    goes_on.process.kill()
 
 
 def test_without_a_server_one_is_started_and_the_exit_code_is_the_programs():
@@ -94,13 +108,26 @@ def test_two_servers_of_one_name_are_refused(domain, server):
 
 
 def test_memory_that_the_server_does_not_have_is_an_error_of_cuda(domain, server):
+    """In a call, and within a replayed run; another program is not affected."""
+    other = loop(domain, 's')
     code, out, err = domain.run('--server', 's', '--', sys.executable, '-c', '''
 import torch
-try:
-    torch.zeros(1 << 22, device='cuda') + 1
-except torch.cuda.OutOfMemoryError as error:
-    print('caught')
-print(torch.ones(3).cuda().sum().item())
+def infer(k):
+    x = torch.full((1 << 18,), float(k)).cuda()
+    return torch.cat((x, x, x)).sum().item() / (3 << 18)
+def attempt(work):
+    try:
+        return work()
+    except torch.cuda.OutOfMemoryError as error:
+        return 'caught'
+print(attempt(lambda: torch.zeros(1 << 22, device='cuda') + 1))
+print([infer(k) for k in range(8)] == list(range(8)))
+held = torch.ones(5 << 18, device='cuda')
+print(attempt(lambda: infer(9)))
+del held
+print(attempt(lambda: infer(10)))
 ''')
-    assert (code, out, err) == (0, 'caught\n3.0\n', '')
-
+    assert (code, out, err) == (0, 'caught\nTrue\ncaught\n10.0\n', '')
+    at = max([int(line) for line in other.lines() if line.strip().isdigit()], default=-1)
+    other.wait(f'^{at + 100}$')
+    other.process.kill()

@@ -32,14 +32,15 @@ class Model(nn.Module):
         return x
 
 
-def program(device, passes):
-    """Results of passes, each a dict of what is special about it."""
+def program(device, passes, before=lambda: None):
+    """Results of passes, each a dict of what is special about it; `before` each of them."""
     model = Model().to(device)
     torch.manual_seed(5)
     results = []
     kept = []
     with torch.no_grad():
         for k, special in enumerate(passes):
+            before()
             x = torch.randn(special.get('batch', 3), 4)
             try:
                 y = model(x.to(device), special.get('branch'), special.get('error'))
@@ -122,3 +123,43 @@ def test_what_makes_old_values_is_fetched_before_it_is_too_long(monkeypatch):
             state = state * 0.5 + torch.full((3,), float(k)).cuda()
             state.cpu()
     assert max(n.depth for n in engine.journal._nodes.values()) < 400
+
+
+@pytest.mark.parametrize('lives', [0, 3, 9, 25])
+def test_the_server_that_is_back_may_be_lost_again(lives, capsys):
+    special = [*PLAIN, {'keep': 1}, *PLAIN, {'branch': 2}, {}]
+    expected = program('cpu', special)
+    lost = remote.start('replay', lives=20, journal=True)
+    remote.another('replay', lives)
+
+    looked = []
+
+    def look():
+        if lost.port.back is not None and not looked:
+            looked.append(lost.port.back())
+
+    assert all(map(torch.equal, program('cuda', special, look), expected))
+    told = capsys.readouterr().err
+    assert told.count('this machine') == 2 and ('is back' in told) == (lives > 0)
+
+
+@pytest.mark.parametrize('mode', remote.MODES)
+@pytest.mark.parametrize('passes', [1, 5])
+def test_a_program_returns_to_a_server_that_is_back(mode, passes, capsys):
+    special = [*PLAIN, {'keep': 1}, {'branch': 2}, *PLAIN, *PLAIN, {'error': 1}, {'keep': 1}, {}]
+    expected = program('cpu', special)
+    lost = remote.start(mode, lives=20, journal=True)
+    found = remote.another(mode)
+    count = [0]
+
+    def look():
+        count[0] += lost.port.back is not None
+        if count[0] == passes:
+            assert lost.port.back()
+
+    got = program('cuda', special, look)
+    assert all(map(torch.equal, got, expected))
+    told = capsys.readouterr().err
+    assert told.index('going on on this machine') < told.index('the server is back')
+    assert remote.device().engine is found and found.port.waits > 5
+    assert found.inferences > 4 or mode != 'replay'

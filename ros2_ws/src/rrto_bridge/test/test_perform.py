@@ -67,6 +67,17 @@ def test_no_more_memory_than_the_limit():
     assert to.performer.context.used == 0
 
 
+def test_a_prediction_that_is_wrong_is_an_error():
+    to = port()
+    handle = upload(to, torch.zeros(3))
+    right, wrong = Meta((3,), (1,), 'float32'), Meta((1, 3), (3, 1), 'float32')
+    to.machine._add(('aten.neg.default', (Ref(handle),), (), 50, right), False)
+    to.wait(to.machine.synchronize())
+    to.machine._add(('aten.neg.default', (Ref(handle),), (), 51, wrong), False)
+    with pytest.raises(RuntimeError, match='neg.default returned .* not .* as the client expected'):
+        to.wait(to.machine.synchronize())
+
+
 def test_an_operators_error_reaches_its_caller_as_it_is():
     to = port()
     handle = upload(to, torch.zeros(3))

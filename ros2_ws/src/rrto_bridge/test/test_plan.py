@@ -5,10 +5,20 @@ import pytest
 from fake import Executor, meta_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rrto_bridge.actions import Abandon, Define, Finish, Forget, Free, More, Start, Switch
+from rrto_bridge.actions import (
+    Abandon,
+    Define,
+    Finish,
+    Forget,
+    Free,
+    More,
+    Start,
+    Switch,
+    Value,
+)
 from rrto_bridge.errors import RemoteError
-from rrto_bridge.plan import MAX_SEQUENCES, ReplayServer
 from rrto_bridge.record import DTOH, HTOD, Call, Persistent, Ref
+from rrto_bridge.replay_server import MAX_SEQUENCES, ReplayServer
 from rrto_bridge.sequence import Bound, Own, Sequence, Step, build
 
 M = meta_of(np.zeros((1, 4), np.int64))
@@ -79,7 +89,7 @@ def test_abandoned_anywhere_it_is_as_if_made_one_by_one(ahead, count, late):
     for handle, tensor in expected.tensors.items():
         assert np.array_equal(executor.tensors[handle], tensor), handle
     assert executor.random() == expected.random()
-    assert not machine.ready
+    assert not machine.ready and executor.used == 0
 
 
 def test_finished_it_is_as_if_made_one_by_one():
@@ -92,6 +102,50 @@ def test_finished_it_is_as_if_made_one_by_one():
     assert np.array_equal(values[1].value, expected.tensors[104])
     assert set(executor.tensors) == {BUFFER, STATE, 104}
     assert np.array_equal(executor.tensors[BUFFER], expected.tensors[BUFFER])
+    assert executor.used == 0
+
+
+def test_a_tensor_that_is_missing_is_an_error_of_the_run():
+    machine, executor = server()
+    machine.apply(Start(1, 0, 100, (X,), ()))
+    machine.apply(More(1, (X,), (99,)))
+    value, = machine.advance(1000)
+    assert value == Value(1, 0, error='RemoteError: no tensor 99') and not machine.ready
+    machine.apply(Abandon(1, 0, ()))
+    machine.apply(Start(2, 0, 100, (X, X), (STATE,)))
+    assert len(machine.advance(1000)) == 2
+
+
+def chain(length, views):
+    """Each tensor is made of the one before, through a view or not."""
+    calls = [Call(HTOD, (), (), (10,), (M,))]
+    for k in range(length):
+        if views:
+            calls.append(Call('row', (Ref(10 + k), 0), (), (100 + k,), (M,)))
+        calls.append(Call('mul', (Ref(100 + k if views else 10 + k), 3), (), (11 + k,), (M,)))
+    calls.append(Call(DTOH, (Ref(10 + length),), (), (), (), True))
+    return build(calls, {}, {10 + length})
+
+
+@pytest.mark.parametrize('views', [False, True])
+def test_a_run_counts_what_it_holds_at_a_time(views):
+    """Two tensors of 32 bytes, not twenty; one is left."""
+    for limit, answer in ((64, ''), (63, 'OutOfMemory: full')):
+        machine, executor = server()
+        made = chain(20, views)
+        made.number = 1
+        machine.apply(Define(made))
+        executor.limit = limit
+        machine.apply(Start(1, 1, 100, (X,), ()))
+        value, = machine.advance(1000)
+        assert value.error == answer
+        if answer:
+            machine.apply(Abandon(1, 0, ()))
+            assert executor.used == 0 and set(executor.tensors) == {BUFFER, STATE}
+        else:
+            assert executor.used == 32
+            machine.apply(Finish(1, (100 + made.slots - 1,)))
+            assert executor.used == 0
 
 
 def test_stops_where_a_shape_is_not_as_recorded():
@@ -179,7 +233,8 @@ def test_sequences_that_cannot_be_are_refused(steps):
     (Start(1, 3, 100, (), ()),), (More(1, (), ()),), (Finish(1, ()),), (Abandon(1, 0, ()),),
     (Switch(1, 2, 0),), (Define(sequence()),),
     (Start(1, 0, 100, (), ()), Start(2, 0, 200, (), ())),
-    (Start(1, 0, 100, (), (99,)),), (Start(1, 0, 100, (), (STATE, STATE)),),
+    (Start(1, 0, 100, (), (STATE, STATE)),),
+    (Start(1, 0, 100, (X,), (99,)), Finish(1, ())),
     (Start(1, 0, 100, (), ()), Switch(1, 2, 8)),
     (Start(1, 0, 100, (), ()), Abandon(1, 5, ())),
     (Start(1, 0, 100, (X,), ()), Abandon(1, 999, ())),

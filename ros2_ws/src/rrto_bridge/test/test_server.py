@@ -100,6 +100,17 @@ def test_a_program_that_says_goodbye_is_forgotten(server):
     assert server.on_ack('a', 1, 0, 'it ends', 0.0) == [Leave('a', 'it ends')]
 
 
+def test_a_server_that_ends_tells_its_programs(server):
+    first, second = Program(server, 'a'), Program(server, 'b')
+    first.upload(torch.ones(10))
+    sessions = server.sessions
+    actions = server.close()
+    assert {a.program for a in actions if isinstance(a, SendAck) and a.error} == {'a', 'b'}
+    assert not any(s.performer.used for s in sessions) and not server.sessions
+    second.send(b'N')
+    assert second.error == 'the server does not know this session'
+
+
 def test_memory_is_freed_when_execution_ends_after_the_lease(server):
     program = Program(server, 'a')
     handle = program.upload(torch.ones(10))

@@ -1,0 +1,98 @@
+"""What a call will return, from what the same call returned for tensors of other sizes.
+
+Detectors select by score: after that every inference has other shapes, and a client that waited for
+each of them would wait at every call. An answer is predicted only for a kind of call (operator,
+scalars' types, tensors' ranks and layouts) whose recorded answer the shape rule reproduces, and the
+server compares it with the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .record import Call, Meta, Ref
+from .sequence import substitute
+
+WAITS = 128      # calls that are learnt by waiting; many programs have no more, and need no rule
+KINDS = 4096     # that are remembered
+
+Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
+
+
+class Predictor:
+    """`rules`, the fastest first, give the metas of a call's results, or raise; see `infer`."""
+
+    def __init__(self, *rules: Rule) -> None:
+        self._rules = rules
+        self._waits = 0
+        self._seen: dict[Any, tuple[Call, tuple[Meta | None, ...], Any]] = {}
+        self._trusted: dict[Any, Rule | None] = {}   # what reproduces the recorded answer
+
+    def learn(self, call: Call, inputs: tuple[Meta | None, ...], described: Any) -> None:
+        """The server answered this; `inputs`: metas of `call.inputs()`."""
+        self._waits += 1
+        if len(self._seen) >= KINDS:
+            self._seen.clear()
+            self._trusted.clear()
+        self._seen.setdefault(_kind(call, inputs), (call, inputs, described))
+
+    def predict(self, call: Call, inputs: tuple[Meta | None, ...]) -> Any:
+        """What the server will answer, as `Context.execute` describes it; None if not known."""
+        if self._waits < WAITS:
+            return None
+        kind = _kind(call, inputs)
+        if kind not in self._seen:
+            return None
+        if kind not in self._trusted:
+            example, its_inputs, answer = self._seen[kind]
+            self._trusted[kind] = next((rule for rule in self._rules if _answer(
+                rule, example, its_inputs, answer) == answer), None)
+        rule = self._trusted[kind]
+        return _answer(rule, call, inputs, self._seen[kind][2]) if rule else None
+
+
+def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) -> Any:
+    """What `rule` says that the call returns, in the form of `like`; None if it can not say."""
+    given = iter(inputs)
+
+    def meta(ref: Ref) -> Meta | None:
+        return next(given)
+
+    try:
+        metas = rule(call.op, substitute(call.arguments, Ref, meta),
+                     substitute(call.keywords, Ref, meta))
+    except Exception:   # no rule, or the call is wrong, which the server says better
+        return None
+    if type(like) is tuple and all(type(item) is Meta for item in like):
+        return metas    # a list of tensors may have another length
+    return _fill(like, iter(metas))
+
+
+def _fill(like: Any, metas: Iterator[Meta | None]) -> Any:
+    """`like` with other metas; None if their number differs."""
+    if type(like) is Meta or like is None:
+        return next(metas, None)
+    if type(like) is tuple:
+        return tuple([_fill(item, metas) for item in like])
+    return like
+
+
+def _kind(call: Call, inputs: tuple[Meta | None, ...]) -> Any:
+    return call.op, _form(call.arguments), _form(call.keywords), tuple(
+        m and (m.dtype, _layout(m)) for m in inputs)
+
+
+def _form(value: Any) -> Any:
+    kind = type(value)
+    if kind is tuple:
+        return tuple([_form(item) for item in value])
+    if kind in (int, float, complex, Ref):
+        return kind
+    return (kind, value) if kind is bool else value
+
+
+def _layout(meta: Meta) -> tuple[tuple[int, ...], bool, bool]:
+    """Order of the dimensions in memory, and whether any is missing or single."""
+    order = sorted(range(len(meta.shape)), key=lambda k: (-meta.stride[k], k))
+    return tuple(order), 0 in meta.shape, 1 in meta.shape

@@ -1,0 +1,79 @@
+"""Tensors that are carried to another server are the same there, and share what they shared."""
+
+import pytest
+import torch
+from rrto_bridge.client import ClientMachine
+from rrto_bridge.context import Context
+from rrto_bridge.errors import RrtoError
+from rrto_bridge.inprocess import InProcess
+from rrto_bridge.journal import Journal
+from rrto_bridge.moving import carry
+from rrto_bridge.percall import PerCall
+from rrto_bridge.replaying import Replaying
+
+
+def held(**tensors):
+    """A context with these tensors, under handles from 1 on."""
+    context = Context(torch.device('cpu'), 1 << 30)
+    for handle, tensor in enumerate(tensors.values(), 1):
+        context.add(handle, tensor)
+    return context
+
+
+def engine(kind, limit=1 << 30):
+    made = kind(InProcess(ClientMachine('async'), limit), Journal())
+    made.machine.allocate(100)
+    return made
+
+
+@pytest.mark.parametrize('kind', [PerCall, Replaying])
+def test_values_layout_and_sharing_survive(kind):
+    base = torch.arange(4096.0).view(64, 64)
+    here = held(base=base, row=base[3], turned=base.t()[::2], empty=torch.zeros(0, 3),
+                nothing=torch.zeros(2, 0), flag=torch.tensor(True),
+                half=torch.rand(3, 4).half()[1:, 2:])
+    there = engine(kind)
+    carry(here, there)
+    arrived = there.port.performer.context
+    assert arrived.tensors.keys() == here.tensors.keys() and arrived.used == here.used
+    for handle, tensor in here.tensors.items():
+        found = arrived.tensors[handle]
+        assert torch.equal(found, tensor) and found.stride() == tensor.stride()
+        assert found.storage_offset() == tensor.storage_offset()
+    with torch.inference_mode():
+        arrived.tensors[2].fill_(7)
+    assert arrived.tensors[1][3, 4] == arrived.tensors[3][2, 3] == 7
+    rebuilt = Context(torch.device('cpu'), 1 << 30)
+    with torch.inference_mode():
+        there.journal.rebuild(rebuilt)
+    assert rebuilt.tensors.keys() == here.tensors.keys()
+    assert all(torch.equal(rebuilt.tensors[h], t) for h, t in here.tensors.items() if h > 3)
+
+
+def test_weights_that_are_there_are_not_sent():
+    weight = torch.rand(10_000)
+    here, there = held(weight=weight), engine(PerCall)
+    there.port.performer.weights.keep(weight.numpy().tobytes())
+    sent = []
+    perform = there.port.performer.perform
+    there.port.performer.perform = lambda message: sent.append(len(message)) or perform(message)
+    carry(here, there)
+    assert sum(sent) < 1000 and torch.equal(there.port.performer.context.tensors[1], weight)
+
+
+def test_what_can_not_be_carried_is_an_error():
+    base = torch.rand(8)
+    with pytest.raises(RrtoError, match='share memory'):
+        carry(held(base=base, bits=base.view(torch.int32)), engine(PerCall))
+    with pytest.raises(RrtoError, match='MiB'):
+        carry(held(base=torch.zeros(1000)), engine(PerCall, 100))
+
+
+def test_random_numbers_go_on_from_the_present_state():
+    here, there = held(), engine(PerCall)
+    carry(here, there)
+    fresh = torch.Generator().get_state()
+    assert torch.equal(there.port.performer.context.generator.get_state(), fresh)
+    here.seed(3)
+    carry(here, there)
+    assert not torch.equal(there.port.performer.context.generator.get_state(), fresh)

@@ -1,0 +1,87 @@
+"""What is predicted is what the operator returns; what cannot be known is not predicted."""
+
+import pytest
+import torch
+from rrto_bridge import predict
+from rrto_bridge.context import Context
+from rrto_bridge.infer import infer, sketch
+from rrto_bridge.predict import Predictor
+from rrto_bridge.record import Call, Ref
+from rrto_bridge.tensors import meta_of
+
+
+def aten(op, *arguments, **keywords):
+    """A call with tensors in it, as (call, metas of them, what a server answers)."""
+    context = Context(torch.device('cpu'), 1 << 30)
+    metas = []
+
+    def name(value):
+        if isinstance(value, torch.Tensor):
+            metas.append(meta_of(value))
+            context.add(len(metas), value)
+            return Ref(len(metas))
+        return tuple(map(name, value)) if isinstance(value, (tuple, list)) else value
+
+    call = Call(f'aten.{op}', name(arguments), tuple((k, name(v)) for k, v in keywords.items()))
+    return call, tuple(metas), context.execute(call.op, call.arguments, call.keywords, 100)
+
+
+@pytest.fixture
+def learnt(monkeypatch):
+    monkeypatch.setattr(predict, 'WAITS', 1)
+    return Predictor(sketch, infer)
+
+
+def image(n, size):
+    return torch.rand(n, 4, size, size)
+
+
+CALLS = {
+    'add': lambda n: aten('add.Tensor', torch.rand(n, 4), torch.rand(4), alpha=2),
+    'in place': lambda n: aten('relu_.default', torch.rand(n, 4)),
+    'view': lambda n: aten('view.default', torch.rand(n, 4), (n * 2, 2)),
+    'of a view': lambda n: aten('transpose.int', torch.rand(2 * n, 4)[n:], 0, 1),
+    'slice': lambda n: aten('slice.Tensor', torch.rand(n, 4), 0, 1, n - 1),
+    'strides': lambda n: aten('clone.default', torch.rand(4, n).t()),
+    'two results': lambda n: aten('sort.default', torch.rand(n, 4), 1),
+    'list': lambda n: aten('unbind.int', torch.rand(n, 4)),
+    'cat': lambda n: aten('cat.default', (torch.rand(n, 4), torch.rand(2, 4))),
+    'norm': lambda n: aten('native_batch_norm.default', image(2, n), *torch.rand(4, 4), False, 0.1,
+                           1e-5),
+    'convolution': lambda n: aten('convolution.default', image(2, n), torch.rand(3, 4, 3, 3), None,
+                                  (1, 1), (1, 1), (1, 1), False, (0, 0), 1),
+    'channels last': lambda n: aten('relu.default', image(2, n).to(
+        memory_format=torch.channels_last))}
+
+
+@pytest.mark.parametrize('make', CALLS.values(), ids=CALLS)
+def test_another_size_is_predicted(learnt, make):
+    learnt.learn(*make(3))
+    for size in (4, 7, 12):
+        call, metas, answer = make(size)
+        assert learnt.predict(call, metas) == answer
+
+
+@pytest.mark.parametrize('other', [
+    lambda: aten('add.Tensor', torch.rand(5, 4), torch.rand(4), alpha=2.0),
+    lambda: aten('add.Tensor', torch.rand(5, 4).double(), torch.rand(4), alpha=2),
+    lambda: aten('add.Tensor', torch.rand(4, 5).t(), torch.rand(4), alpha=2),
+    lambda: aten('add.Tensor', torch.rand(1, 5, 4), torch.rand(4), alpha=2),
+    lambda: aten('add.Tensor', torch.rand(0, 4), torch.rand(4), alpha=2),
+    lambda: aten('sub.Tensor', torch.rand(5, 4), torch.rand(4), alpha=2)])
+def test_another_kind_of_call_is_not(learnt, other):
+    learnt.learn(*CALLS['add'](3))
+    call, metas, _ = other()
+    assert learnt.predict(call, metas) is None
+
+
+def test_an_answer_that_no_rule_gives_is_never_predicted(learnt):
+    call, metas, answer = CALLS['add'](3)
+    learnt.learn(call, metas, answer._replace(stride=(8, 2)))
+    assert learnt.predict(*CALLS['add'](5)[:2]) is None
+
+
+def test_a_call_that_is_wrong_is_left_to_the_server(learnt):
+    learnt.learn(*CALLS['view'](3))
+    call, metas, _ = CALLS['view'](5)
+    assert learnt.predict(Call(call.op, (call.arguments[0], (7, 7))), metas) is None
