@@ -6,6 +6,7 @@ takes the output, without running the model's code, as an application written fo
 
 from __future__ import annotations
 
+import importlib
 import json
 import statistics
 import sys
@@ -26,8 +27,22 @@ def load(name: str) -> torch.nn.Module:
                   for _ in range(24)]
         return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2), *layers, torch.nn.Flatten(),
                                    torch.nn.LazyLinear(10))
-    import torchvision
-    return torchvision.models.get_model(name, weights=None)
+    model: torch.nn.Module = _torchvision().models.get_model(name, weights=None)
+    return model
+
+
+def _torchvision() -> Any:
+    try:
+        return importlib.import_module('torchvision')
+    except RuntimeError:  # PyTorch's CPU build cannot load its C++ library, which defines these
+        library = torch.library.Library('torchvision', 'DEF')
+        for name in ('nms', 'qnms'):
+            library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
+        _KEPT.append(library)
+        return importlib.import_module('torchvision')
+
+
+_KEPT: list[Any] = []  # a library takes its operators along when it goes
 
 
 def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -62,8 +77,9 @@ def main(arguments: list[str]) -> None:
         model(image)
 
         def forward(image: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = model(image.to(place)).cpu()
-            return out
+            out: Any = model(image.to(place))
+            found: torch.Tensor = (out['out'] if isinstance(out, dict) else out).cpu()
+            return found
 
         infer: Callable[[torch.Tensor], torch.Tensor] = forward
         model.to(place)

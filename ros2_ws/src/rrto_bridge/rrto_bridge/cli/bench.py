@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,38 +25,45 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument('--round-trips', type=float, nargs='+', default=[1, 5, 10, 30],
                         metavar='MS', help='emulated round trips, ms (default: 1 5 10 30)')
     parser.add_argument('--rate', type=float, default=1000.0, help='rate of the link, Mbit/s')
+    parser.add_argument('--traces', nargs='+', default=[], metavar='TRACE',
+                        help='links of recorded shapes instead: indoor, outdoor or a file; with '
+                             'the first of the round trips')
     parser.add_argument('--count', type=int, default=30, help='inferences that are timed')
     parser.set_defaults(call=call)
 
 
 def call(options: Any) -> int:
     """Run the verb: prints one line of JSON per mode and link."""
-    for mode, round_trip, result in measure(options):
-        print(json.dumps({'bench': 'rrto', 'model': options.model, 'mode': mode,
-                          'round_trip_ms': round_trip, **result}), flush=True)
+    for mode, link, result in measure(options):
+        print(json.dumps({'bench': 'rrto', 'model': options.model, 'mode': mode, **link, **result}),
+              flush=True)
     return 0
 
 
-def measure(options: Any) -> Iterator[tuple[str, float, dict[str, float]]]:
-    """(mode, round trip, figures) of every combination; device-only first."""
+def measure(options: Any) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
+    """(mode, link, figures) of every combination; device-only first."""
     command = [sys.executable, '-m', 'rrto_bridge.measure', options.model, str(options.size)]
-    yield 'device-only', 0.0, _run([*command, str(options.count)], dict(os.environ))
-    for round_trip in options.round_trips:
-        latency = round_trip / 2e3
-        with _server(options.rate, latency) as name:
+    yield 'device-only', {}, _run([*command, str(options.count)], dict(os.environ))
+    for said, link in _links(options):
+        with own_server(threads=1, **link) as name:
             for mode in MODES:
-                settings = Settings('replay' if mode == 'native' else mode, name,
-                                    link_rate=options.rate, link_latency=latency)
+                settings = Settings('replay' if mode == 'native' else mode, name, **link)
                 count = options.count if mode not in SLOW else max(2, options.count // 10)
                 extra = ['native'] if mode == 'native' else []
-                yield mode, round_trip, _run([*command, str(count), *extra],
-                                             program_environment(settings))
+                yield mode, said, _run([*command, str(count), *extra],
+                                       program_environment(settings))
 
 
-@contextlib.contextmanager
-def _server(rate: float, latency: float) -> Iterator[str]:
-    with own_server(link_rate=rate, link_latency=latency, threads=1) as name:
-        yield name
+def _links(options: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """What is said of a link, and the settings that emulate it."""
+    if not options.traces:
+        for trip in options.round_trips:
+            yield ({'round_trip_ms': trip},
+                   {'link_rate': options.rate, 'link_latency': trip / 2e3})
+    trip = options.round_trips[0]
+    for trace in options.traces:
+        yield ({'trace': trace, 'round_trip_ms': trip},
+               {'link_trace': trace, 'link_latency': trip / 2e3, 'link_epoch': time.time()})
 
 
 def _run(command: list[str], environment: dict[str, str]) -> dict[str, float]:

@@ -92,7 +92,7 @@ def find(limit: float, wanted: str = '') -> str:
 
 
 @contextlib.contextmanager
-def own_server(**parameters: float) -> Iterator[str]:
+def own_server(**parameters: float | str) -> Iterator[str]:
     """A server on this machine for as long as this lasts; yields its name."""
     name = f'local_{os.getpid()}'
     settings = [part for key, value in {'name': name, **parameters}.items()
