@@ -22,7 +22,7 @@ from launch.actions import (
 from launch.event_handlers import OnProcessExit
 from launch_ros.actions import Node
 from rog_core.codec import get_codec
-from rog_core.sync import parse_sync
+from rog_core.policies import policy_of
 from rog_core.warm_up import warm_up
 from rog_ros.parameters import server_parameters, worker_parameters
 
@@ -54,7 +54,8 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
     """Return the launch description for a fleet, by default the one named."""
     arguments = [
         DeclareLaunchArgument('fleet', default_value=default_fleet,
-                              description='fleet file: indoor, outdoor or a path'),
+                              description='fleet that comes along (indoor, outdoor, non_iid, '
+                                          'heterogeneous, two_speeds) or the path of a fleet file'),
         DeclareLaunchArgument('out', default_value='', description='directory for run.jsonl, '
                               'summary.json and the checkpoint; empty for runs/<fleet>-<time>'),
         ONLY,
@@ -73,8 +74,7 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     fleet = with_overrides(fleet, {setting: given(name)
                                    for name, (setting, _) in _settings().items()
                                    if given(name) != _KEEP})
-    parse_sync(fleet.training.sync)
-    get_codec(fleet.training.codec)
+    policy_of(fleet.training.sync, fleet.capacities, get_codec(fleet.training.codec).name)
     here = chosen(context, [r.name for r in fleet.robots])
     out = os.path.abspath(given('out') or os.path.join(
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))

@@ -1,11 +1,8 @@
-"""A task whose sums are exact in float32, in any order; and a gate that says who may compute."""
-
-import threading
+"""A task whose sums are exact in float32, in any order."""
 
 import torch
 
 ROWS, WIDTH = 60, 5
-GATE: dict[int, threading.Semaphore] = {}  # rank -> gradients that it may compute; empty: any
 
 
 class Exact:
@@ -24,13 +21,14 @@ class Exact:
     def batches(self, rank, world):
         generator = torch.Generator().manual_seed(100 + rank)
         while True:
-            yield rank, torch.randint(-5, 6, (ROWS, WIDTH), generator=generator).float()
+            yield torch.randint(-5, 6, (ROWS, WIDTH), generator=generator).float()
+
+    def shard(self, rank, world):
+        batches = self.batches(rank, world)
+        return (next(batches) for _ in range(4))
 
     def loss(self, model, batch):
-        rank, numbers = batch
-        if rank in GATE and not GATE[rank].acquire(timeout=60):
-            raise TimeoutError(f'robot {rank} was not let go on for 60 s')
-        return (torch.relu(torch.stack(list(model))) * numbers).sum()
+        return (torch.relu(torch.stack(list(model))) * batch).sum()
 
     def evaluate(self, model):
         return 0.5

@@ -39,6 +39,11 @@ def real_links(fleet):
     ('rsp:3', {}),
     ('rsp:4+pipeline', {}),
     ('rsp:4', {9: 'bsp', 15: 'ssp:2+early'}),
+    ('gsgm', {}),
+    ('gsgm:3', {9: 'gsgm', 15: 'rsp:3'}),
+    ('ssp:1+svrg=3', {}),
+    ('hgc', {}),
+    ('dgh-gc', {12: 'rsp:3', 20: 'gcc'}),
 ])
 def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
     def patient():  # a machine that is held up must not take a chunk for lost
@@ -64,7 +69,8 @@ def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
 
 
 METHODS = ['bsp', 'ssp:4', 'dssp:3:15', 'flown', 'asp', 'rsp:4', 'rsp:20', 'rsp:auto',
-           'rsp:4+pipeline', 'rsp:4+sparse', 'ssp:4+early', 'rsp:4-order']
+           'rsp:4+pipeline', 'rsp:4+sparse', 'ssp:4+early', 'rsp:4-order', 'gsgm', 'gsgm:4', 'gc:1',
+           'dgh-gc:0', 'bsp']
 
 
 def test_every_method_trains_over_dds_and_may_follow_any_other(tmp_path):

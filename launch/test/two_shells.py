@@ -11,7 +11,6 @@ import threading
 import time
 from contextlib import contextmanager
 
-import exact_task
 import numpy as np
 import rclpy
 from fleet_under_test import DEADLINE, free_domain
@@ -161,35 +160,41 @@ def over_dds(fleet, script, turns, patient):
         threads = []
         try:
             for rank, worker in enumerate(workers):  # in this order, as in virtual time
-                exact_task.GATE[rank] = threading.Semaphore(0)
+                worker.gate = threading.Semaphore(0)
                 threads.append(threading.Thread(target=compute, args=[worker], daemon=True))
                 threads[-1].start()
                 spin_until(lambda n=rank: len(protocol.machines) > n and protocol.at_rest(),
                            f'{worker.robot} joins', errors)
             patient()
             for number, robot in enumerate(turns):
-                exact_task.GATE[fleet.rank(robot)].release()
+                workers[fleet.rank(robot)].gate.release()
                 spin_until(lambda n=number: len(protocol.turns) > n and protocol.at_rest(),
                            f'turn {number}, of {robot}, is over', errors)
-            for gate in exact_task.GATE.values():
-                gate.release()  # of who was stopped while it computed ahead
+            for worker in workers:
+                worker.gate.release()  # of who was stopped while it computed ahead
             spin_until(lambda: not any(thread.is_alive() for thread in threads),
                        'all threads end', errors)
         finally:
             stop.set()
             for worker in workers:
                 worker.leave()
-            for gate in exact_task.GATE.values():
-                gate.release(len(turns))
+                worker.gate.release(len(turns))
             for thread in threads:
                 thread.join(DEADLINE)
-            exact_task.GATE.clear()
         assert not errors, errors
         return protocol
 
 
 class _Watched(WorkerNode):
+    """Has its gradient only when its gate is released."""
+
     protocol: Protocol
+    gate: threading.Semaphore
+
+    def exchange(self, accumulate):
+        if not self.gate.acquire(timeout=DEADLINE):
+            raise TimeoutError(f'{self.robot} was not let go on for {DEADLINE} s')
+        return super().exchange(accumulate)
 
     def join(self, machine):
         self.protocol.watch_worker(machine)

@@ -34,7 +34,9 @@ class TrainingConfig:
     granularity: str = _('row', 'unit of transmission',
                          choices=('model', 'layer', 'row', 'element'))
     learning_rate: float = _(0.005, 'learning rate of the averaged gradient', above=0.0)
-    momentum: float = _(0.9, 'Nesterov momentum', low=0.0, below=1.0)
+    momentum: float = _(0.9, 'momentum', low=0.0, below=1.0)
+    nesterov: bool = _(True, 'Nesterov momentum; false: standard (heavy-ball) momentum, as in the '
+                             'paper of GSGM')
     weight_decay: float = _(0.0, 'weight decay', low=0.0)
     batch_size: int = _(24, 'samples in a batch of one robot', low=1)
     evaluate_every: int = _(10, 'iterations between evaluations; 0 for none', low=0)
@@ -59,8 +61,8 @@ class ChannelConfig:
 class LinkConfig:
     """The link between a robot and the server; the sender follows its trace in both directions."""
 
-    trace: str = _('outdoor', 'a built-in trace (indoor, outdoor), or a file of "seconds Mbit/s" '
-                              'lines, relative to the fleet file')
+    trace: str = _('outdoor', 'a built-in trace (indoor, outdoor, outdoor_fades, edge, steady), or '
+                              'a file of "seconds Mbit/s" lines, relative to the fleet file')
     scale: float = _(1.0, 'factor on the rate, to fit the size of the model', above=0.0)
     emulate: bool = _(True, 'let the sender follow the trace; false on real robots')
     offset: float = _(0.0, 'where in the trace a robot starts. For the fleet: from one robot to '
@@ -97,6 +99,17 @@ class ServerConfig:
 
 
 @dataclass(frozen=True)
+class StragglerConfig:
+    """How often a robot is late or away; drawn once for each gradient."""
+
+    probability: float = _(0.0, 'probability that a gradient takes longer', low=0.0, high=1.0)
+    time: float = _(0.0, 'how much longer', 's', low=0.0)
+    drop_probability: float = _(0.0, 'probability that the robot drops out before a gradient',
+                                low=0.0, high=1.0)
+    drop_time: float = _(0.0, 'how long it then neither computes nor is heard', 's', low=0.0)
+
+
+@dataclass(frozen=True)
 class RobotConfig:
     """One robot, with everything that the fleet sets for all already filled in."""
 
@@ -108,6 +121,9 @@ class RobotConfig:
     power: PowerModel = PowerModel()
     codec_pace: float = _(0.0, 'duration of compressing and decompressing in one iteration; '
                                'default training.codec_pace', 's', low=0.0)
+    stragglers: StragglerConfig = StragglerConfig()
+    capacity: float = _(1.0, 'computing capacity, relative: a gradient takes pace / capacity, and '
+                             'gradient coding deals out data in proportion', above=0.0)
 
 
 @dataclass(frozen=True)
@@ -127,6 +143,7 @@ class FleetConfig:
     network: NetworkConfig = NetworkConfig()
     server: ServerConfig = ServerConfig()
     power: PowerModel = PowerModel()
+    stragglers: StragglerConfig = StragglerConfig()
     file: str = field(default='', compare=False, repr=False)
     """Path of the file that it was read from; not a setting."""
 
@@ -140,13 +157,20 @@ class FleetConfig:
                 return robot
         raise KeyError(f'no robot {name!r}; there are {", ".join(r.name for r in self.robots)}')
 
+    @property
+    def capacities(self) -> dict[str, float]:
+        """Computing capacity of every robot, in order of rank."""
+        return {robot.name: robot.capacity for robot in self.robots}
+
     def rank(self, name: str) -> int:
         """Position of the robot called ``name``, from 0."""
         return self.robots.index(self.robot(name))
 
-    def robot_link(self, index: int) -> LinkConfig:
-        """Return the link of robot ``index`` where its entry says nothing about it."""
-        return dataclasses.replace(self.link, offset=self.link.offset * index)
+    def robot_defaults(self, index: int, name: str) -> RobotConfig:
+        """Return robot ``index``, called ``name``, as it is where its entry says nothing else."""
+        link = dataclasses.replace(self.link, offset=self.link.offset * index)
+        return RobotConfig(name, link, self.training.pace, self.power, self.training.codec_pace,
+                           self.stragglers)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a fleet file holds, every setting written out.
@@ -158,15 +182,15 @@ class FleetConfig:
         del data['file']
         data['robots'] = []
         for index, robot in enumerate(self.robots):
+            theirs = dataclasses.asdict(robot)
+            ours = dataclasses.asdict(self.robot_defaults(index, robot.name))
             entry: dict[str, Any] = {'name': robot.name}
-            for key, common in (('link', self.robot_link(index)), ('power', self.power)):
-                theirs = dataclasses.asdict(getattr(robot, key))
-                ours = dataclasses.asdict(common)
-                differs = {k: v for k, v in theirs.items() if v != ours[k]}
-                if differs:
-                    entry[key] = differs
-            for key in ('pace', 'codec_pace'):
-                if getattr(robot, key) != getattr(self.training, key):
-                    entry[key] = getattr(robot, key)
+            for key, value in theirs.items():
+                if isinstance(value, dict):
+                    value = {k: v for k, v in value.items() if v != ours[key][k]}
+                    if value:
+                        entry[key] = value
+                elif value != ours[key]:
+                    entry[key] = value
             data['robots'].append(entry)
         return data

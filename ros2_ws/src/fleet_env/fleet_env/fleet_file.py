@@ -81,8 +81,7 @@ def with_robots(fleet: FleetConfig, count: int) -> FleetConfig:
     robots = list(fleet.robots[:count])
     for index, name in zip(range(len(robots), count), (n for n in more if n not in names),
                            strict=False):
-        robots.append(RobotConfig(name, fleet.robot_link(index), fleet.training.pace, fleet.power,
-                                  fleet.training.codec_pace))
+        robots.append(fleet.robot_defaults(index, name))
     return dataclasses.replace(fleet, robots=tuple(robots))
 
 
@@ -126,8 +125,7 @@ def _robots(node: Located, fleet: FleetConfig, file: str) -> tuple[RobotConfig, 
         entry = mapping(item, path)
         if 'name' not in entry:
             raise item.error(f'{path} has no name')
-        common = RobotConfig('unnamed', fleet.robot_link(index), fleet.training.pace, fleet.power,
-                             fleet.training.codec_pace)
+        common = fleet.robot_defaults(index, 'unnamed')
         robot: RobotConfig = construct(RobotConfig, item, path, common)
         if robot.name in lines:
             first = f' on line {lines[robot.name]}' if lines[robot.name] else ''

@@ -131,6 +131,10 @@ class Recorder:
         for phase, metric in (('clean', clean), ('before', before)):
             self._write(records.Evaluation(0.0, '', 0, metric, phase))
 
+    def server(self, t: float, iteration: int, metric: float) -> None:
+        """Record the metric of the server's model, ``iteration`` being the fastest robot's."""
+        self._write(records.Evaluation(t, '', iteration, metric))
+
     def status(self, t: float, message: RobotReport) -> None:
         """Record what a robot's report, or anything with its fields, adds to its former one."""
         robot = self._robot(message.robot)

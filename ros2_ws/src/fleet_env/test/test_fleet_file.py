@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import yaml
 from fleet_env.errors import FleetFileError
-from fleet_env.fleet import FleetConfig
+from fleet_env.fleet import FleetConfig, StragglerConfig
 from fleet_env.fleet_file import (
     dump_fleet,
     known_fleets,
@@ -13,6 +13,7 @@ from fleet_env.fleet_file import (
     load_fleet,
     read_fleet,
     with_overrides,
+    with_robots,
 )
 
 GOOD = '''\
@@ -88,6 +89,36 @@ robots: [{name: robot1}, {name: robot2, codec_pace: 0.7}]
     assert plain.channel.shared and plain.training.codec_pace == 0
 
 
+def test_capacities_and_stragglers(tmp_path):
+    file = tmp_path / 'f.yaml'
+    file.write_text("""\
+name: small
+training: {nesterov: false}
+stragglers: {probability: 0.1, time: 2}
+robots:
+  - {name: robot1, capacity: 5}
+  - {name: robot2, stragglers: {probability: 0.5, drop_probability: 0.01, drop_time: 20}}
+""")
+    fleet = read_fleet(file)
+    one, two = fleet.robots
+    assert (one.capacity, two.capacity) == (5, 1) and not fleet.training.nesterov
+    assert one.stragglers == StragglerConfig(.1, 2) == fleet.stragglers
+    assert two.stragglers == StragglerConfig(.5, 2, .01, 20)
+    assert fleet.to_dict()['robots'] == [{'name': 'robot1', 'capacity': 5}, {
+        'name': 'robot2',
+        'stragglers': {'probability': .5, 'drop_probability': .01, 'drop_time': 20}}]
+    changed = with_overrides(fleet, {'stragglers.time': '3', 'stragglers.probability': '0.2',
+                                     'robots.robot2.capacity': '4'})
+    assert [robot.stragglers.time for robot in changed.robots] == [3, 3]
+    assert [robot.stragglers.probability for robot in changed.robots] == [.2, .5]
+    assert [robot.capacity for robot in changed.robots] == [5, 4]
+    more = with_robots(fleet, 3)
+    assert more.robots[:2] == fleet.robots
+    assert more.robots[2].stragglers == fleet.stragglers and more.robots[2].capacity == 1
+    file.write_text(dump_fleet(more))
+    assert read_fleet(file) == more
+
+
 def test_a_fleet_cannot_be_changed(path):
     with pytest.raises(dataclasses.FrozenInstanceError):
         read_fleet(path).seed = 3
@@ -133,6 +164,9 @@ def test_every_setting_says_what_it_is():
     ('sync: rsp:4', 'codec_pace: -1', 5, 'at least 0'),
     ('sync: rsp:4', 'traffic: Conv MLP', 5, 'convmlp-m'),
     ('minutes: 2', 'channel: {shared: 3}', 3, 'true or false'),
+    ('minutes: 2', 'stragglers: {probability: 1.1}', 3, 'at most 1'),
+    ('minutes: 2', 'stragglers: {drop_time: -1}', 3, 'at least 0'),
+    ('    pace: 0.5', '    capacity: 0', 14, 'greater than 0'),
     ('{fog: 0.4, split: iid}', '7', 8, 'must be a mapping'),
     ('minutes: 2', 'network: {domain_id: 233}', 3, 'at most 232'),
     ('minutes: 2', 'name: again', 3, 'second time'),

@@ -48,6 +48,16 @@ def test_other_seeds_stay_close(name, seed):
     assert found.change_40 == pytest.approx(1.2, rel=.25)
 
 
+def test_edge_links_wander_between_3_and_5_megabytes_a_second():
+    trace = generate('edge')
+    assert trace.mean == pytest.approx(32) and trace.rates.std() > 3
+    assert 23.9 <= trace.rates.min() < 25 and 39 < trace.rates.max() <= 40.1
+
+
+def test_a_steady_link_is_steady():
+    assert set(generate('steady').rates.tolist()) == {100.0}
+
+
 def test_outdoor_fades_are_as_long_as_those_of_the_record():
     found = describe(generate('outdoor_fades'), step=.5)
     assert found.below_5 == pytest.approx(.31, abs=.03)

@@ -12,13 +12,14 @@ from fleet_env.fleet_file import load_fleet, with_overrides, with_robots
 from fleet_env.generate import PROFILES
 from rog_bringup import FLEETS
 from rog_core.codec import get_codec
-from rog_core.sync import parse_sync
+from rog_core.policies import policy_of
 
 
 def add_choices(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
     """Declare the fleet and the options that change it; ``virtual``: those of virtual time too."""
     parser.add_argument('fleet', metavar='FLEET',
-                        help='indoor, outdoor or the path of a fleet file')
+                        help='a fleet that comes along (indoor, outdoor, non_iid, heterogeneous, '
+                             'two_speeds) or the path of a fleet file')
     parser.add_argument('--minutes', metavar='M', help='duration of the training')
     parser.add_argument('--seed', metavar='N', help='seed of everything random')
     parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE',
@@ -51,8 +52,7 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
     fleet = with_overrides(load_fleet(options.fleet, [FLEETS]), overrides)
     if given.get('robots') is not None:
         fleet = with_robots(fleet, _count(given['robots']))
-    parse_sync(fleet.training.sync)
-    get_codec(fleet.training.codec)
+    policy_of(fleet.training.sync, fleet.capacities, get_codec(fleet.training.codec).name)
     return fleet
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from rog_core.sync import parse_sync
+from rog_core.policies import policy_of
 
 from .choice import add_choices, at_least_one, chosen_fleet
+from .progress import runs_progress
 
 METHODS = 'bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20'
-Progress = Callable[[str, int, float], None]
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -40,9 +38,9 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     methods = [text.strip() for text in options.methods.split(',') if text.strip()]
-    for method in methods:
-        parse_sync(method)
     fleet = chosen_fleet(options)
+    for method in methods:
+        policy_of(method, fleet.capacities, fleet.training.codec)
     stamp = time.strftime('%Y%m%d-%H%M%S')
     out = options.out or Path('runs') / f'compare-{fleet.name}-{stamp}'
 
@@ -51,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
     from rog_sim.table import markdown_tables, text_tables
 
     try:
-        with _progress(len(methods) * options.seeds) as progress:
+        with runs_progress(len(methods) * options.seeds) as progress:
             comparison = compare(fleet, methods, options.seeds, out, options.jobs, progress,
                                  target=options.target, resume=options.resume)
     except KeyboardInterrupt:
@@ -65,38 +63,6 @@ def _run(options: argparse.Namespace) -> int:
     for path in (out / 'comparison.json', table, *draw_comparison([out])):
         print(path)
     return 0
-
-
-@contextmanager
-def _progress(runs: int) -> Iterator[Progress]:
-    """Show how far the runs are: a bar on a terminal, else one line per finished run."""
-    shares: dict[tuple[str, int], float] = {}
-
-    def note(sync: str, seed: int, share: float) -> str:
-        shares[sync, seed] = share
-        finished = sum(value == 1 for value in shares.values())
-        return f'{finished} of {runs} runs'
-
-    if not sys.stdout.isatty():
-        def line(sync: str, seed: int, share: float) -> None:
-            text = note(sync, seed, share)
-            if share == 1:
-                print(f'{sync}, seed {seed}: done ({text})', flush=True)
-
-        yield line
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    with Progress(TextColumn('{task.description}'), BarColumn(),
-                  TextColumn('{task.percentage:.0f} %'), TimeRemainingColumn(),
-                  transient=True) as bar:
-        task = bar.add_task(f'0 of {runs} runs', total=runs)
-
-        def advance(sync: str, seed: int, share: float) -> None:
-            text = note(sync, seed, share)
-            bar.update(task, completed=sum(shares.values()), description=text)
-
-        yield advance
 
 
 def _accuracy(text: str) -> float:

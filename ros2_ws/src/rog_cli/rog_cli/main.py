@@ -10,7 +10,7 @@ from fleet_env.errors import FleetFileError, RecordError, TraceError
 from rog_core.errors import RogError
 from rog_tasks.errors import TaskError
 
-from . import calibrate, compare, fleet, plot, sim, status, trace
+from . import calibrate, compare, fleet, plot, sim, status, study, trace
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog='rog', description='Train one model on a team of robots over bad Wi-Fi.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-    for module in (fleet, status, sim, compare, plot, trace, calibrate):
+    for module in (fleet, status, sim, compare, study, plot, trace, calibrate):
         module.add_to(verbs)
     options = parser.parse_args(arguments)
     try:

@@ -11,30 +11,30 @@ ENDS = {'bsp': .6, 'rsp:4': .7}
 
 
 def record(directory, fleet, sync, seed):
-    names = [robot.name for robot in fleet.robots]
+    names, end = [robot.name for robot in fleet.robots], ENDS.get(sync, .5)
     with RunWriter(directory) as writer:
         writer.write(Start(0.0, '', 'a:B', sync, seed, fleet.name, names))
         writer.write(Iteration(1.0, names[0], 1, 1.0, 1.0, 2.0, 1.0, 5, 5, 10))
     robots = {name: RobotSummary(10, 20.0, 40.0, 40.0, 600.0, 700, 300, 5.0,
-                                 Accuracy(.9, .5, ENDS[sync]),
-                                 [(30.0, 5, .55), (60.0, 10, ENDS[sync])]) for name in names}
+                                 Accuracy(.9, .5, end), [(30.0, 5, .55), (60.0, 10, end)])
+              for name in names}
     write_summary(directory, Summary(sync, 'a:B', seed, 100.0, robots, fleet.name))
     (directory / 'fleet.yaml').write_text(dump_fleet(fleet))
 
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Let rog_sim.compare take made-up runs for those that are due; returns what it was asked."""
-    import rog_sim.compare
+    """Let rog_sim.jobs take made-up runs for those that are due; returns what it was asked."""
+    import rog_sim.jobs
     asked = []
 
     def run_all(jobs, workers, tell, simulate):
         for job in jobs:
-            asked.append((job.sync, job.fleet.seed, job.fleet.minutes))
-            record(job.directory, job.fleet, job.sync, job.fleet.seed)
-            tell(job.sync, job.fleet.seed, 1.0)
+            asked.append((job.label, job.fleet.seed, job.fleet.minutes))
+            record(job.directory, job.fleet, job.label, job.fleet.seed)
+            tell(job.label, job.fleet.seed, 1.0)
 
-    monkeypatch.setattr(rog_sim.compare, '_run_all', run_all)
+    monkeypatch.setattr(rog_sim.jobs, '_run_all', run_all)
     return asked
 
 
@@ -71,12 +71,12 @@ def test_compare_resumes(capsys, tmp_path, made_up):
 
 
 def test_compare_that_is_interrupted_says_how_to_go_on(capsys, tmp_path, monkeypatch):
-    import rog_sim.compare
+    import rog_sim.jobs
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rog_sim.compare, '_run_all', interrupted)
+    monkeypatch.setattr(rog_sim.jobs, '_run_all', interrupted)
     code, _, error = compare(capsys, tmp_path / 'out')
     assert code == 130 and '--resume' in error
 
@@ -103,13 +103,13 @@ def test_a_bad_number_is_refused_by_name(capsys, arguments, says):
 
 
 def test_a_failed_run_is_one_line(capsys, tmp_path, monkeypatch):
-    import rog_sim.compare
+    import rog_sim.jobs
 
     def failing(*_):
-        raise rog_sim.compare.RunError('bsp, seed 1: no route')
+        raise rog_sim.jobs.RunError('bsp, seed 1: no route')
 
-    assert issubclass(rog_sim.compare.RunError, RogError)
-    monkeypatch.setattr(rog_sim.compare, '_run_all', failing)
+    assert issubclass(rog_sim.jobs.RunError, RogError)
+    monkeypatch.setattr(rog_sim.jobs, '_run_all', failing)
     assert compare(capsys, tmp_path / 'out')[::2] == (2, 'rog: bsp, seed 1: no route\n')
 
 

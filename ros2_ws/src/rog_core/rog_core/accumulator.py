@@ -21,6 +21,8 @@ class Accumulator:
     ``weights``: the model as this worker holds it; ``model``: as the gradient is computed on it,
     the same memory unless `detach` parted them. ``pending``: sum of learning-rate-scaled steps
     produced and not yet taken by the server. ``magnitude`` float32 (segments,): sum of |pending|.
+    ``full``: this worker's full gradient, to be pushed; ``anchor``: the model at the last full
+    gradient and the fleet's full gradient of it (SVRG), None: there is none.
     """
 
     def __init__(self, partition: RowPartition, backend: Backend, weights: Array) -> None:
@@ -33,6 +35,8 @@ class Accumulator:
         self.pending = backend.zeros(partition.elements)
         self.magnitude = np.zeros(partition.segments, np.float32)
         self.rate = 0.0  # learning rate of the last step
+        self.full: Array | None = None
+        self.anchor: tuple[Array, Array] | None = None
 
     def detach(self) -> None:
         """Let rows arrive while a gradient is computed: from now on `publish` moves them over."""
@@ -51,15 +55,21 @@ class Accumulator:
                 self.model -= np.float32(ahead * self.rate) * self.momentum
 
     def accumulate(self, gradient: Array, learning_rate: float, momentum: float = 0.9,
-                   weight_decay: float = 0.0) -> None:
+                   weight_decay: float = 0.0, nesterov: bool = True) -> None:
         """Add one step: m = mu m + g; pending += lr (g + mu m + decay w), w of `model`.
 
-        The gradient must be finite: see `check`.
+        Without ``nesterov`` the step is that of standard momentum, lr (m + decay w). The gradient
+        must be finite: see `check`.
         """
         self.rate = learning_rate
         self.magnitude = self.backend.accumulate(
             gradient, self.model, self.momentum, self.pending, learning_rate, momentum,
-            weight_decay, self.partition.offsets)
+            weight_decay, self.partition.offsets, nesterov)
+
+    def clear(self) -> None:
+        """Forget what the server has not taken: it is of a round that is over."""
+        self.pending[:] = 0
+        self.magnitude[:] = 0
 
     def check(self, gradient: Array) -> None:
         """Raise `GradientError` when the gradient is not finite."""

@@ -7,6 +7,10 @@ negative), first element in the lowest bit, padded to a byte.
 Ternary format of a segment: bfloat16 scale (little endian), then one byte per block of 64 elements
 (the last may be shorter): position of the one element sent in bits 0 to 5, its sign in bit 6 (1:
 negative), bit 7 set; 0 for a block that sends nothing. Of equal magnitudes the first is sent.
+Sparse ternary format of a segment: bfloat16 scale (little endian), then, ascending by position, two
+bytes (little endian) for each of the m elements of largest magnitude: position in bits 0 to 14, its
+sign in bit 15 (1: negative). Zeros are not sent: 0xffff in their place, at the end. Of equal
+magnitudes the first are sent.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from . import kernels, ternary
+from . import kernels, sparse, ternary
 from .errors import ConfigError
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -44,12 +48,17 @@ class NumpyBackend:
         return bool(kernels.all_finite(values))
 
     def accumulate(self, gradient: Array, weights: Array, momentum: Array, pending: Array,
-                   rate: float, mu: float, decay: float, offsets: np.ndarray) -> np.ndarray:
-        """Nesterov momentum step into ``pending``; returns sum |pending| per segment."""
+                   rate: float, mu: float, decay: float, offsets: np.ndarray, nesterov: bool = True
+                   ) -> np.ndarray:
+        """Momentum step into ``pending``; returns sum |pending| per segment.
+
+        ``nesterov``: the step is gradient + mu * momentum; else it is the momentum (heavy ball).
+        """
         magnitude = np.empty(offsets.size - 1, np.float32)
         f32 = np.float32
+        ahead = (f32(1), f32(mu)) if nesterov else (f32(0), f32(1))
         kernels.accumulate(gradient, weights, momentum, pending, f32(rate), f32(mu), f32(decay),
-                           offsets, magnitude)
+                           ahead, offsets, magnitude)
         return magnitude
 
     def difference_magnitude(self, master: Array, mirror: Array, offsets: np.ndarray) -> np.ndarray:
@@ -111,6 +120,21 @@ class NumpyBackend:
         """Add factor * the decoded segments to ``values``."""
         ternary.add(values, offsets, ids, np.float32(factor), data)
 
+    def sparse_encode(self, values: Array, offsets: np.ndarray, ids: np.ndarray,
+                      counts: np.ndarray, out: np.ndarray) -> None:
+        """Write ``counts`` elements of the segments ``ids`` and take them off ``values``."""
+        sparse.encode(values, offsets, ids, counts, out)
+
+    def sparse_encode_difference(self, master: Array, mirror: Array, offsets: np.ndarray,
+                                 ids: np.ndarray, counts: np.ndarray, out: np.ndarray) -> None:
+        """Write ``counts`` elements of master - mirror of the segments ``ids``."""
+        sparse.encode_difference(master, mirror, offsets, ids, counts, out)
+
+    def sparse_add(self, values: Array, offsets: np.ndarray, ids: np.ndarray, counts: np.ndarray,
+                   factor: float, data: np.ndarray) -> None:
+        """Add factor * the decoded segments to ``values``."""
+        sparse.add(values, offsets, ids, counts, np.float32(factor), data)
+
 
 def _range_indices(lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Concatenate arange(start, start + length) for every pair, without a loop."""
@@ -147,12 +171,14 @@ class ArrayBackend:
         return self.to_host(sums)
 
     def accumulate(self, gradient: Array, weights: Array, momentum: Array, pending: Array,
-                   rate: float, mu: float, decay: float, offsets: np.ndarray) -> np.ndarray:
+                   rate: float, mu: float, decay: float, offsets: np.ndarray, nesterov: bool = True
+                   ) -> np.ndarray:
         """See `NumpyBackend.accumulate`."""
         f32 = self.xp.float32
         momentum *= f32(mu)
         momentum += gradient
-        pending += f32(rate) * (gradient + f32(mu) * momentum + f32(decay) * weights)
+        step = gradient + f32(mu) * momentum if nesterov else momentum
+        pending += f32(rate) * (step + f32(decay) * weights)
         return self._segment_sum(self.xp.abs(pending), offsets)
 
     def difference_magnitude(self, master: Array, mirror: Array, offsets: np.ndarray) -> np.ndarray:
@@ -281,6 +307,55 @@ class ArrayBackend:
         sent = code != 0
         values[self.xp.asarray(index[sent])] += self.xp.asarray(
             np.where(code & 64, -scale, scale)[sent])
+
+    def _sparse(self, dense: Array, lengths: np.ndarray, counts: np.ndarray,
+                out: np.ndarray) -> None:
+        """Write the sparse format of ``dense``, segments one after the other."""
+        xp, first = self.xp, np.cumsum(lengths) - lengths
+        segment = xp.asarray(np.repeat(np.arange(lengths.size), lengths))
+        magnitudes = dense.view(xp.int32) & 0x7fffffff
+        order = xp.lexsort(xp.stack((xp.arange(dense.size), -magnitudes, segment)))
+        largest = order[xp.asarray(_range_indices(counts, first))]
+        chosen = self.to_host(dense[largest])
+        # From here on the host, as in `_ternary`.
+        at = np.array(largest.get() if hasattr(largest, 'get') else largest)
+        of = np.repeat(np.arange(lengths.size), counts)
+        ascending = np.lexsort((at, chosen == 0, of))
+        at, chosen = (at - first[of])[ascending], chosen[ascending]
+        sent = chosen != 0
+        total = np.bincount(of, np.abs(chosen), lengths.size)
+        count = np.bincount(of[sent], minlength=lengths.size)
+        starts = np.cumsum(counts + 1) - (counts + 1)
+        words = np.empty(out.size // 2, '<u2')
+        words[starts] = bfloat16_encode((total / np.maximum(count, 1)).astype(np.float32))
+        words[_range_indices(counts, starts + 1)] = np.where(
+            sent, at | np.signbit(chosen) * sparse.NEGATIVE, sparse.NOTHING)
+        out[:] = words.view(np.uint8)
+
+    def sparse_encode(self, values: Array, offsets: np.ndarray, ids: np.ndarray,
+                      counts: np.ndarray, out: np.ndarray) -> None:
+        """See `NumpyBackend.sparse_encode`."""
+        index, lengths = self._elements(offsets, ids)
+        self._sparse(values[index], lengths, counts, out)
+        self.sparse_add(values, offsets, ids, counts, -1.0, out)
+
+    def sparse_encode_difference(self, master: Array, mirror: Array, offsets: np.ndarray,
+                                 ids: np.ndarray, counts: np.ndarray, out: np.ndarray) -> None:
+        """See `NumpyBackend.sparse_encode_difference`."""
+        index, lengths = self._elements(offsets, ids)
+        self._sparse(master[index] - mirror[index], lengths, counts, out)
+
+    def sparse_add(self, values: Array, offsets: np.ndarray, ids: np.ndarray, counts: np.ndarray,
+                   factor: float, data: np.ndarray) -> None:
+        """See `NumpyBackend.sparse_add`."""
+        words = np.frombuffer(data.tobytes(), '<u2')
+        starts = np.cumsum(counts + 1) - (counts + 1)
+        code = words[_range_indices(counts, starts + 1)].astype(np.int64)
+        scale = np.repeat(np.float32(factor) * bfloat16_decode(words[starts]), counts)
+        index = np.repeat(offsets[ids], counts) + (code & ~sparse.NEGATIVE)
+        sent = code != sparse.NOTHING
+        values[self.xp.asarray(index[sent])] += self.xp.asarray(
+            np.where(code & sparse.NEGATIVE, -scale, scale)[sent])
 
 
 def bfloat16_encode(values: np.ndarray) -> np.ndarray:

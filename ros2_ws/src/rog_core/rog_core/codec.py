@@ -6,19 +6,27 @@ Source: ROG Section V and its reference [22] (dist-EF-SGDM), with one block per 
 ``ternary`` sends one element in 64, as +scale or -scale, for links on which one bit is too much.
 Source: DGH-(GC)^2, equations 18 to 22, and its reference [40] (the scale: mean magnitude of what is
 sent), with the top k taken per block, so that the size of a segment depends on its length alone.
+``ternary:P`` sends the fraction P of the elements of each segment, as +scale or -scale, in both
+directions: equations 18 to 22 as they stand. Their n is "the number of nodes" in the text; in [40],
+where they come from, it is the number of elements of a tensor, and so it is here, the tensor being
+a segment (a row, or a part of a long one). The paper leaves the scale to the learning rate; ours is
+that of [40].
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NoReturn
+from functools import lru_cache
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from . import kernels, ternary
+from . import kernels, sparse, ternary
 from .backend import Array, Backend, bfloat16_encode
 from .errors import ConfigError, RemoteProtocolError
-from .partition import RowPartition
+
+if TYPE_CHECKING:
+    from .partition import RowPartition
 
 Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, their encoded values uint8
 
@@ -28,6 +36,7 @@ class Codec(ABC):
 
     name: str
     number: int  # on the wire
+    segment_elements: int  # a longer row travels in several segments, so that each fits a chunk
 
     @abstractmethod
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
@@ -65,7 +74,7 @@ class Codec(ABC):
 class Raw(Codec):
     """Float32, little endian."""
 
-    name, number = 'raw', 0
+    name, number, segment_elements = 'raw', 0, 256
 
     def sizes(self, lengths):
         """See `Codec.sizes`."""
@@ -111,6 +120,7 @@ class OneBit(Codec):
     """Sign bits and one bfloat16 scale per segment."""
 
     name, number = 'onebit', 1
+    segment_elements = 8192  # 1 KiB of sign bits: one datagram
 
     def sizes(self, lengths):
         """See `Codec.sizes`."""
@@ -152,7 +162,7 @@ class Ternary(Codec):
     The scale is the mean magnitude of the elements sent, so ``magnitude`` is not used.
     """
 
-    name, number = 'ternary', 2
+    name, number, segment_elements = 'ternary', 2, 8192
 
     def sizes(self, lengths):
         """See `Codec.sizes`."""
@@ -189,7 +199,63 @@ class Ternary(Codec):
         backend.ternary_add(values, partition.offsets, ids, factor, data)
 
 
+class SparseTernary(Codec):
+    """The largest elements of each segment, two bytes each; one bfloat16 scale per segment.
+
+    ``sparsity`` is the fraction of the elements that is sent, above 0 and at most 0.5. The scale is
+    the mean magnitude of the elements sent, so ``magnitude`` is not used.
+    """
+
+    number = 3
+
+    def __init__(self, sparsity: float) -> None:
+        self.name, self.sparsity = f'ternary:{sparsity}', sparsity
+        self.segment_elements = int(min(512 / sparsity, 8192))  # 1 KiB: one datagram
+
+    def sizes(self, lengths):
+        """See `Codec.sizes`."""
+        return 2 + 2 * sparse.counts_of(lengths, self.sparsity)
+
+    def _counts(self, partition, ids):
+        return sparse.counts_of(partition.lengths[ids], self.sparsity)
+
+    def _encode(self, partition, ids):
+        counts = self._counts(partition, ids)
+        return counts, np.empty(2 * int(counts.sum() + counts.size), np.uint8)
+
+    def take(self, backend, partition, values, ids, magnitude):
+        """See `Codec.take`."""
+        counts, out = self._encode(partition, ids)
+        backend.sparse_encode(values, partition.offsets, ids, counts, out)
+        return out
+
+    def difference(self, backend, partition, master, mirror, ids, magnitude):
+        """See `Codec.difference`."""
+        counts, out = self._encode(partition, ids)
+        backend.sparse_encode_difference(master, mirror, partition.offsets, ids, counts, out)
+        return out
+
+    def check(self, partition, ids, data):
+        """See `Codec.check`."""
+        counts = self._counts(partition, ids)
+        if data.size != 2 * (counts.sum() + counts.size):
+            self.refuse_length(partition, ids, data)
+        rule, at = sparse.check(partition.lengths, ids, counts, data)
+        if rule == 1:
+            raise RemoteProtocolError(f'scale of segment {ids[at]} is NaN, infinite or negative')
+        if rule == 2:
+            raise RemoteProtocolError(f'a position is outside segment {ids[at]}')
+        if rule == 3:
+            raise RemoteProtocolError(f'positions in segment {ids[at]} do not ascend')
+
+    def add(self, backend, partition, values, ids, data, factor=1.0):
+        """See `Codec.add`."""
+        backend.sparse_add(values, partition.offsets, ids, self._counts(partition, ids), factor,
+                           data)
+
+
 RAW = Raw()
+# The codecs that have a name alone; `get_codec` knows ``ternary:P`` too.
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit(), Ternary())}
 SMALLER = CODECS['ternary']  # for rows that have no time for the ordinary code
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
@@ -197,15 +263,36 @@ _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
 def get_codec(name: str) -> Codec:
     """Return the codec of that name; `ConfigError` lists the known ones."""
-    if name not in CODECS:
-        raise ConfigError(f"codec '{name}' is unknown; choose one of {', '.join(sorted(CODECS))}")
-    return CODECS[name]
+    if name in CODECS:
+        return CODECS[name]
+    if name.startswith('ternary:'):
+        return _sparse_ternary(name.removeprefix('ternary:'))
+    raise ConfigError(f"codec '{name}' is unknown; choose one of {', '.join(sorted(CODECS))} "
+                      'or ternary:P with a sparsity P, as in ternary:0.05')
 
 
-def codec_on_wire(number: int) -> Codec:
-    """Return the codec of that number; `RemoteProtocolError` if there is none."""
+@lru_cache
+def _sparse_ternary(text: str) -> SparseTernary:
+    try:
+        sparsity = float(text)
+    except ValueError:
+        sparsity = 0.0
+    if not 0 < sparsity <= 0.5:
+        raise ConfigError(f"codec 'ternary:{text}': the sparsity, the fraction of the elements "
+                          'that is sent, must be a number above 0 and at most 0.5')
+    return SparseTernary(sparsity)
+
+
+def codec_on_wire(number: int, own: Codec) -> Codec:
+    """Return the codec of that number; `RemoteProtocolError` if there is none.
+
+    ``own`` is the receiver's: a number does not say how sparse `SparseTernary` is.
+    """
+    if number == own.number:
+        return own
     if number not in _BY_NUMBER:
-        raise RemoteProtocolError(f'chunk says codec {number}, which this version does not know')
+        raise RemoteProtocolError(f'chunk says codec {number}, which is unknown or not the one of '
+                                  f"this fleet, '{own.name}'")
     return _BY_NUMBER[number]
 
 

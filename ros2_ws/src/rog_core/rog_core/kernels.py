@@ -94,8 +94,11 @@ def all_finite(values):
 
 
 @njit(nogil=True, cache=True, fastmath=_SUM)
-def accumulate(gradient, weights, momentum, pending, rate, mu, decay, offsets, magnitude):
-    """One step of Nesterov momentum added to ``pending``; ``magnitude[s]`` = sum |pending|."""
+def accumulate(gradient, weights, momentum, pending, rate, mu, decay, ahead, offsets, magnitude):
+    """One step of momentum added to ``pending``; ``magnitude[s]`` = sum |pending|.
+
+    ``ahead``: (share of the gradient, of the momentum) in the step.
+    """
     for s in range(offsets.size - 1):
         lo, hi = offsets[s], offsets[s + 1]
         g, m, p, w = gradient[lo:hi], momentum[lo:hi], pending[lo:hi], weights[lo:hi]
@@ -103,12 +106,12 @@ def accumulate(gradient, weights, momentum, pending, rate, mu, decay, offsets, m
         if decay == 0:
             for k in range(g.size):
                 m[k] = mu * m[k] + g[k]
-                p[k] += rate * (g[k] + mu * m[k])
+                p[k] += rate * (ahead[0] * g[k] + ahead[1] * m[k])
                 total += abs(p[k])
         else:
             for k in range(g.size):
                 m[k] = mu * m[k] + g[k]
-                p[k] += rate * (g[k] + mu * m[k] + decay * w[k])
+                p[k] += rate * (ahead[0] * g[k] + ahead[1] * m[k] + decay * w[k])
                 total += abs(p[k])
         magnitude[s] = total
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .link import LinkEstimate
-from .messages import Kind, Receipt, RegisterResponse
+from .messages import Kind, Receipt, RegisterResponse, Work
 from .mirror import Mirror
 from .policy import Progress
 from .receiver import Receiver
@@ -33,7 +33,9 @@ class Member:
     state: str = JOINING
     iteration: int = 0       # last iteration pushed
     slowest: int = 0         # min(versions)
-    told: float = 0.0        # staleness bound that the member was last told of
+    told: float = 0.0        # staleness bound that the member was last told of,
+    work: Work | None = None  # what it computes,
+    granted: int = 0         # and for which iteration
     sender: Sender | None = None
     whole: bool = False      # the mirror is what the worker holds, but for the transfer under way
     request: int = 0         # number of its last registration,

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-PROTOCOL = 2  # version of the wire protocol; both sides must have the same
+PROTOCOL = 3  # version of the wire protocol; both sides must have the same
 HEADER_BYTES = 40  # of a serialised chunk beside ids and values; for emulated and virtual links
 
 
@@ -22,11 +22,12 @@ class Kind(IntEnum):
     PULL = 1      # model updates to the worker, added to its rows
     SNAPSHOT = 2  # model values to a worker that joins, stored in its rows
     FINAL = 3     # the same at the end of a run: after it the worker holds the final model
+    ANCHOR = 4    # a full gradient (SVRG): of a shard to the server, of all shards to the worker
 
     @property
-    def is_model(self) -> bool:
-        """Whether it carries model values: raw, in the segments of `RowPartition.raw_cut`."""
-        return self in (Kind.SNAPSHOT, Kind.FINAL)
+    def is_raw(self) -> bool:
+        """Whether it carries values as they are, in the segments of `RowPartition.raw_cut`."""
+        return self in (Kind.SNAPSHOT, Kind.FINAL, Kind.ANCHOR)
 
 
 @dataclass(frozen=True, order=True)
@@ -64,6 +65,21 @@ class Ack:
     received_mask: int
 
 
+MAX_SHARDS = 4096  # into which the data is cut for coded gradients
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a coded gradient is: the sum of ``weights`` times the gradients of shards ``ids``.
+
+    ``shards``: into how many the data is cut, at most `MAX_SHARDS`.
+    """
+
+    shards: int
+    ids: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class Command:
     """The server's word at the end of a pull: how the worker goes on."""
@@ -74,6 +90,7 @@ class Command:
     sync: str = ''
     stop: bool = False
     patience: float = math.inf  # seconds that the fleet can wait for the minimum of the next push
+    work: Work | None = None    # None: the worker's own next batch
 
 
 @dataclass(frozen=True)
@@ -149,9 +166,14 @@ class Send:
 
 @dataclass(frozen=True)
 class Compute:
-    """Action: compute the gradient of this iteration, then report it."""
+    """Action: compute the gradient of this iteration, then report it.
+
+    Of the next batch; with ``work`` of what that says; ``full``: of the whole shard.
+    """
 
     iteration: int
+    work: Work | None = None
+    full: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,11 @@ from math import prod
 
 import numpy as np
 
+from .codec import CODECS, RAW, get_codec
 from .errors import ConfigError, PartitionMismatchError
 
 GRANULARITIES = ('model', 'layer', 'row', 'element')
 SMALL = 1000  # parameters with fewer elements are one row
-
-# A row longer than this travels in several segments, each decodable on its own, so that one row
-# never needs more than one chunk. 8192 elements are 1 KiB of sign bits: one datagram.
-SEGMENT_ELEMENTS = {'onebit': 8192, 'raw': 256, 'ternary': 8192}
 
 
 @dataclass(frozen=True)
@@ -46,12 +43,13 @@ class RowPartition:
     ``row_offsets`` int64 (rows + 1,), ``offsets`` int64 (segments + 1,) in elements,
     ``row_lengths`` and ``lengths`` their differences; ``segment_row`` int64 (segments,) is the row
     of each segment, ``first_segment`` and ``segments_of_row`` int64 (rows,) the segments of each
-    row.
+    row. A row longer than ``segment_elements`` travels in several segments, each decodable on its
+    own, so that one row never needs more than one chunk.
     """
 
     parameters: tuple[Parameter, ...]
     granularity: str = 'row'
-    segment_elements: int = SEGMENT_ELEMENTS['onebit']
+    segment_elements: int = CODECS['onebit'].segment_elements
     row_offsets: np.ndarray = field(init=False, repr=False, compare=False)
     offsets: np.ndarray = field(init=False, repr=False, compare=False)
     segment_row: np.ndarray = field(init=False, repr=False, compare=False)
@@ -102,7 +100,7 @@ class RowPartition:
         Model values (snapshots) travel raw whatever the codec is. A segment cut for one bit would
         be 32 kB then: 23 IP fragments, which a link that loses a few percent never carries.
         """
-        size = SEGMENT_ELEMENTS['raw']
+        size = RAW.segment_elements
         if self.segment_elements <= size:
             return self
         return RowPartition(self.parameters, self.granularity, size)
@@ -166,8 +164,5 @@ class RowPartition:
 def partition_of(parameters: Iterable[tuple[str, Sequence[int]]], granularity: str = 'row',
                  codec: str = 'onebit') -> RowPartition:
     """Partition of parameters given as (name, shape), cut to fit the codec."""
-    if codec not in SEGMENT_ELEMENTS:
-        raise ConfigError(f"codec '{codec}' is unknown; choose one of "
-                          f"{', '.join(sorted(SEGMENT_ELEMENTS))}")
     return RowPartition(tuple(Parameter(n, tuple(map(int, s))) for n, s in parameters),
-                        granularity, SEGMENT_ELEMENTS[codec])
+                        granularity, get_codec(codec).segment_elements)

@@ -1,17 +1,21 @@
 """Who may go on: the server's side of the synchronisation methods. No I/O, no clock.
 
 A policy looks at how far every worker is and says for whom a worker has to wait. It is asked again
-whenever anything has been pushed.
+whenever anything has been pushed, or anybody has come or gone. `rog_core.policies` has them by
+name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from .sync import SyncMethod, parse_sync
+from .messages import Work
+from .sync import SyncMethod
+from .update import Step
 
 STALL_HIGH, STALL_LOW = 0.05, 0.02  # share of time spent waiting: above is too much, below is slack
 HARM = 0.25                         # rise of the loss that staleness is blamed for
@@ -37,17 +41,42 @@ Fleet = Mapping[str, Progress]
 
 
 class Policy:
-    """A fixed bound for everybody: BSP, SSP, ASP, RSP."""
+    """A fixed bound for everybody: BSP, SSP, ASP, RSP; and what all have in common."""
+
+    # Robots that a restarted server waits for, until they have had the time to come back.
+    expected: frozenset[str] = frozenset()
 
     def __init__(self, method: SyncMethod) -> None:
         self.asked = method   # as the user named it
         self.method = method  # as the workers are told
+
+    def begin(self, iteration: int) -> None:
+        """Take over a fleet whose highest iteration is this, pushed or granted."""
+
+    def refusal(self, robot: str) -> str:
+        """Why this robot cannot take part; empty: it can."""
+        return ''
+
+    def on_join(self, robot: str) -> list[Step]:
+        """A robot joins or comes back, or its push broke off; what it had pushed does not count.
+
+        Returns what the update rule has to do about it.
+        """
+        return []
 
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
         """A worker has pushed; ``fleet`` counts it."""
 
     def on_wait(self, robot: str, seconds: float) -> None:
         """A worker has waited so long for others before it might go on."""
+
+    def in_time(self, robot: str, iteration: int) -> bool:
+        """Whether a push of this iteration still counts."""
+        return True
+
+    def steps(self, fleet: Fleet, gone: frozenset[str]) -> list[Step]:
+        """Return what the update rule has to do now. ``gone``: robots that were there and left."""
+        return []
 
     def bound(self, robot: str) -> float:
         """Iterations by which the worker may not yet be ahead of the slowest."""
@@ -58,9 +87,32 @@ class Policy:
 
         ``least``: a looser bound that still holds, from before the method was changed.
         """
-        bound = max(self.bound(robot), least)
+        if self.at_barrier(robot, fleet):  # who is here may have left rows behind
+            own = fleet[robot].iteration
+            return [name for name, other in fleet.items() if other.iteration < own]
+        return self.behind(robot, fleet, max(self.bound(robot), least))
+
+    @staticmethod
+    def behind(robot: str, fleet: Fleet, bound: float) -> list[str]:
+        """Workers whose slowest row is ``bound`` or more iterations behind this one."""
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if iteration - other.slowest >= bound]
+
+    def at_barrier(self, robot: str, fleet: Fleet) -> bool:
+        """Whether all must be here: a full gradient (SVRG) is of one model, and by everybody."""
+        iteration = fleet[robot].iteration
+        return self.method.is_full(iteration) or self.method.is_full(iteration + 1)
+
+    def grant(self, robot: str, iteration: int) -> tuple[int, Work | None]:
+        """Return what a worker that has pushed ``iteration`` computes next: iteration and work."""
+        return iteration + 1, None
+
+    def state(self) -> dict[str, Any]:
+        """Return what a restarted server needs to go on, as plain values."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take up what `state` returned."""
 
 
 def controller(latest: float, interval: float, slowest_latest: float, slowest_interval: float,
@@ -204,12 +256,3 @@ class Auto(Policy):
         self._former, self._losses = former + (loss - former) / 4, []
         low, high = int(self.asked.bound), int(self.asked.most)
         self.method = self.asked.with_bound(min(max(bound, low), high))
-
-
-_POLICIES: dict[str, type[Policy]] = {'dssp': Dssp, 'flown': Flown}
-
-
-def policy_of(text: str) -> Policy:
-    """Return a new policy for the method that ``text`` names; `ConfigError` if it names none."""
-    method = parse_sync(text)
-    return Auto(method) if method.adapts else _POLICIES.get(method.family, Policy)(method)

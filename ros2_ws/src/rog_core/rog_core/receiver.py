@@ -113,16 +113,16 @@ class Receiver:
 
     def _codec_of(self, chunk: Chunk) -> Codec:
         # Checked here and not where it is applied: a refused chunk must not open its transfer.
-        codec = codec_on_wire(chunk.codec)
-        model = chunk.transfer.kind.is_model
-        allowed = (RAW,) if model else (self.codec, SMALLER)
+        codec = codec_on_wire(chunk.codec, self.codec)
+        raw = chunk.transfer.kind.is_raw
+        allowed = (RAW,) if raw else (self.codec, SMALLER)
         if codec not in allowed:
             raise RemoteProtocolError(f"chunk of a {chunk.transfer.kind.name} has codec "
                                       f"'{codec.name}'; it must be '{allowed[0].name}'")
         return codec
 
     def _partition_of(self, transfer: TransferId) -> RowPartition:
-        return self.partition.raw_cut if transfer.kind.is_model else self.partition
+        return self.partition.raw_cut if transfer.kind.is_raw else self.partition
 
     def _is_open(self, transfer: TransferId) -> bool:
         if transfer.attempt < self.floor:

@@ -103,13 +103,18 @@ class Sender:
                           if bits >> k & 1), now)
 
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
-        """Take the receipt; returns whether it closed the transfer now."""
-        if receipt.transfer != self.transfer or self.state != CLOSING:
+        """Take the receipt; returns whether it closed the transfer now.
+
+        It may come before the end: the receiver wants no more of this transfer.
+        """
+        if receipt.transfer != self.transfer or self.state == DONE:
             return False
-        if receipt.chunks != self._fresh or len(receipt.taken) != (self._fresh + 7) // 8:
-            raise RemoteProtocolError(f'receipt speaks of {receipt.chunks} chunks, '
-                                      f'{self._fresh} were sent')
-        self.receipt, self.state = receipt, DONE
+        least = 0 if self.state == SENDING else self._fresh
+        if not least <= receipt.chunks <= self._fresh \
+                or len(receipt.taken) != (receipt.chunks + 7) // 8:
+            raise RemoteProtocolError(f'receipt speaks of {receipt.chunks} chunks in '
+                                      f'{len(receipt.taken)} bytes, {self._fresh} were sent')
+        self.abort(receipt)
         return True
 
     def abort(self, receipt: Receipt | None = None) -> None:
@@ -161,6 +166,10 @@ class Sender:
         """Segments that the receiver has taken, int64; for a sender that is DONE."""
         parts = [ids for ids, _ in self.taken_chunks()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def complete(self) -> bool:
+        """Whether the receiver has taken all of the plan; for a sender that is DONE."""
+        return self._window == len(self.plan.windows) and not self.untaken()
 
     def untaken(self) -> list[Part]:
         """(segments, encoded values) of the chunks that were encoded but not taken."""

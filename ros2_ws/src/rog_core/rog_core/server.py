@@ -13,14 +13,14 @@ time.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from . import plan as plans
 from .admission import refusal
 from .backend import Array, Backend
-from .codec import RAW, SMALLER, Codec, get_codec
+from .codec import Codec, get_codec
 from .errors import ConfigError, RemoteProtocolError
 from .link import CHUNK_TIME, LinkEstimate
 from .member import AWAY, JOINING, PULLING, STOPPED, TRAINING, WAITING, Member
@@ -28,7 +28,6 @@ from .messages import (
     Ack,
     Action,
     Chunk,
-    Command,
     End,
     Kind,
     Receipt,
@@ -40,25 +39,12 @@ from .messages import (
 )
 from .mirror import Mirror
 from .partition import RowPartition
-from .patience import budget, patience
-from .policy import Progress, policy_of
+from .policy import Policy, Progress
+from .pull import Pull, final_of, pull_of, snapshot_of
 from .receiver import Receiver
+from .rules import Rules, ServerState
 from .sender import Sender
 from .sync import SyncMethod
-from .update import AveragedUpdate
-
-
-@dataclass(frozen=True)
-class ServerState:
-    """Strategy state of a server; with the master rows it is a checkpoint.
-
-    ``updated_at`` int64 (rows,); ``pushes``: robot -> (incarnation, receipt of its last push).
-    """
-
-    iteration: int
-    sync: str
-    updated_at: np.ndarray
-    pushes: dict[str, tuple[int, Receipt]]
 
 
 class ServerMachine:
@@ -66,26 +52,36 @@ class ServerMachine:
 
     ``incarnation``: random 64-bit identity of this life. ``heartbeat_limit``: seconds without a
     heartbeat after which a member is away. ``drain_limit``: seconds that the final model may take.
-    ``traffic``, ``chunk_time``: see `LinkEstimate`.
+    ``traffic``, ``chunk_time``: see `LinkEstimate`. ``momentum``: of the methods where it is the
+    server's. ``capacities``: robot -> computing capacity of the whole fleet, see `policy_of`.
     """
 
     def __init__(self, partition: RowPartition, backend: Backend, master: Array, incarnation: int,
                  sync: str = 'rsp:4', codec: str = 'onebit', heartbeat_limit: float = 3.0,
                  f1: float = 1.0, f2: float = 1.0, max_chunk: int = 14000,
-                 drain_limit: float = math.inf, update: AveragedUpdate | None = None,
-                 traffic: float = 1.0, chunk_time: float = CHUNK_TIME) -> None:
+                 drain_limit: float = math.inf, traffic: float = 1.0,
+                 chunk_time: float = CHUNK_TIME, momentum: float = 0.0,
+                 capacities: Mapping[str, float] | None = None) -> None:
         self.partition, self.backend, self.master = partition, backend, master
         self.incarnation, self.heartbeat_limit = incarnation, heartbeat_limit
-        self.policy = policy_of(sync)
         self.codec: Codec = get_codec(codec)
+        self.rules = Rules(sync, partition, backend, master, self.codec, momentum,
+                           capacities or {})
         self.f1, self.f2, self._link = f1, f2, (max_chunk, traffic, chunk_time)
         self.drain_limit = drain_limit
-        self.update = update or AveragedUpdate()
         self.members: dict[str, Member] = {}
         self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
         self.iteration = 0         # highest iteration pushed by anybody
         self.stopping = False
         self.former_pushes: dict[str, tuple[int, Receipt]] = {}  # of the life before a restart
+        self.restarted = False     # and nobody has come back yet
+        self.missed_at = math.inf  # time at which those who were expected are missing
+        self.missing: frozenset[str] = frozenset()
+
+    @property
+    def policy(self) -> Policy:
+        """Who may go on."""
+        return self.rules.policy
 
     @property
     def method(self) -> SyncMethod:
@@ -101,8 +97,12 @@ class ServerMachine:
             return RegisterResponse(False, 'the run is over; the server is stopping'), []
         refused = refusal(request, self.partition, self.codec, self.members.get(request.robot),
                           now, self.heartbeat_limit)
+        if refused is None and (reason := self.policy.refusal(request.robot)):
+            refused = RegisterResponse(False, reason)
         if refused is not None:
             return refused, []
+        if self.restarted:
+            self.restarted, self.missed_at = False, now + self.heartbeat_limit
         former = self.members.get(request.robot)
         if former is not None and former.incarnation != request.incarnation:
             former = None
@@ -122,7 +122,7 @@ class ServerMachine:
                 member.mirror = former.mirror
                 actions = self._enter(member, former.pulled_at, now)
             else:
-                actions = [*self._snapshot(member, now), *self._release(now)]
+                actions = [*self._transfer(member, snapshot_of(member), now), *self._release(now)]
         member.request = request.number
         member.answer = RegisterResponse(
             True, incarnation=self.incarnation, iteration=self.iteration, attempt=attempt,
@@ -143,8 +143,9 @@ class ServerMachine:
     def _admit(self, request: RegisterRequest, now: float) -> Member:
         robot, incarnation = request.robot, request.incarnation
         former = self.members.get(robot)
-        receiver = Receiver(self.partition, frozenset({Kind.PUSH}), self._apply,
-                            incarnation ^ self.incarnation, self.codec, floor=request.attempt + 1)
+        receiver = Receiver(self.partition, frozenset({Kind.PUSH, Kind.ANCHOR}),
+                            partial(self._apply, robot), incarnation ^ self.incarnation,
+                            self.codec, floor=request.attempt + 1)
         if former is not None and former.incarnation == incarnation:
             receiver.floor = max(receiver.floor, former.push.floor)
         member = Member(robot, incarnation, receiver,
@@ -155,6 +156,7 @@ class ServerMachine:
         if former is not None:
             member.attempt, member.link = former.attempt, former.link
         self.members[robot] = member
+        self.rules.forget(robot, len(self.active()))
         return member
 
     def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan
@@ -198,9 +200,10 @@ class ServerMachine:
 
     # -- pushes ----------------------------------------------------------------------------------
 
-    def _apply(self, transfer: TransferId, ids: np.ndarray, codec: Codec, data: np.ndarray) -> None:
-        self.update.apply(self.partition, self.backend, self.master, ids, codec, data,
-                          max(len(self.active()), 1))
+    def _apply(self, robot: str, transfer: TransferId, ids: np.ndarray, codec: Codec,
+               data: np.ndarray) -> None:
+        self.rules.take(self.members[robot], transfer, ids, codec, data,
+                        max(len(self.active()), 1))
 
     def _member(self, robot: str) -> Member | None:
         member = self.members.get(robot)
@@ -209,10 +212,18 @@ class ServerMachine:
     def on_chunk(self, robot: str, chunk: Chunk, now: float) -> list[Action]:
         """Rows of a worker's push."""
         member = self._member(robot)
-        if member is None or member.state != TRAINING:
+        if member is None:
             return []
-        ack = member.push.on_chunk(chunk)
-        return [Send(robot, ack)] if ack is not None else []
+        if member.push.is_closed(chunk.transfer):  # cut short, and the receipt was lost
+            assert member.push.receipt is not None
+            return [Send(robot, member.push.receipt)]
+        if member.state != TRAINING or (ack := member.push.on_chunk(chunk)) is None:
+            return []
+        if self.rules.counts(member) and not self.policy.in_time(robot, chunk.transfer.iteration):
+            taken = member.push.close()  # cut short: it would travel for nothing
+            assert member.push.receipt is not None
+            return [Send(robot, member.push.receipt), *self._pushed(member, taken, now)]
+        return [Send(robot, ack)]
 
     def on_end(self, robot: str, end: End, now: float) -> list[Action]:
         """A worker has closed its push: it waits for its pull."""
@@ -229,18 +240,21 @@ class ServerMachine:
         receipt, taken = closed
         actions: list[Action] = [Send(robot, receipt)]
         if taken is not None:
-            self._close_push(member, taken)
             member.push_mta = end.mta_duration
-            member.state, member.bound, member.since = WAITING, member.told, now
-            member.has_pushed(now)
-            self.policy.on_push(robot, self._fleet(), now)
-            actions += self._release(now)
+            actions += self._pushed(member, taken, now)
         return actions
+
+    def _pushed(self, member: Member, taken: np.ndarray, now: float) -> list[Action]:
+        self._close_push(member, taken)
+        member.state, member.bound, member.since = WAITING, member.told, now
+        member.has_pushed(now)
+        self.rules.pushed(member, self._fleet(), now)
+        return self._release(now)
 
     def _close_push(self, member: Member, taken: np.ndarray) -> None:
         assert member.push.transfer is not None
-        complete = self.partition.rows_complete(taken)
         iteration = member.push.transfer.iteration
+        complete = self._cut(member.push.transfer.kind).rows_complete(taken)
         member.versions[complete] = np.maximum(member.versions[complete], iteration)
         member.iteration = max(member.iteration, iteration)
         self._count_slowest(member)
@@ -259,9 +273,11 @@ class ServerMachine:
     def _release(self, now: float) -> list[Action]:
         """Start the pull of every waiting member that the method lets go on."""
         active = self.active()
+        fleet = self._fleet()
+        gone = {name for name, m in self.members.items() if not m.alive}
+        self.rules.settle(fleet, frozenset(gone | (self.missing - self.members.keys())))
         if self.stopping:
             return self._drain(now)
-        fleet = self._fleet()
         # A member told of a tighter bound complies from its next push on; until then the old holds.
         least = max((m.bound for m in active if self.method.by_row), default=0.0)
         actions: list[Action] = []
@@ -274,44 +290,23 @@ class ServerMachine:
         return actions
 
     def _start_pull(self, member: Member, now: float) -> list[Action]:
-        pending = member.mirror.measure()
-        candidates = pending > 0
-        active = self.active()
-        time = budget(member, active)
-        if self.method.adaptive:
-            scores = plans.importance(pending, self.updated_at - self.updated_at.min(),
-                                      self.f1, self.f2)
-            # Not in the paper: what a worker reads is bounded like what it writes.
-            late = member.iteration - member.pulled_at >= self.method.bound
-            plan = plans.adaptive(self.partition, self.method, scores,
-                                  late & candidates & self.method.by_row, candidates, time)
-        else:
-            plan = plans.everything(self.partition, np.flatnonzero(candidates))
-        member.pulled_at[~candidates] = member.iteration
-        left = patience(member, active, self.method)
-        codec = plans.affordable(plan, self.partition, self.codec, SMALLER, member.link.rate, left)
-        staleness = member.iteration - min(m.slowest for m in active)
-        command = Command(member.iteration + 1, time, staleness, str(self.method), patience=left)
-        member.told = self.method.row_bound
-        return self._transfer(member, Kind.PULL, plan, codec,
-                              lambda ids: member.mirror.encode(codec, ids), command, now)
+        pull = pull_of(member, self.active(), self.rules, self.updated_at, self.f1, self.f2)
+        member.told, member.work = self.method.row_bound, pull.command.work
+        member.granted = pull.command.next_iteration
+        return self._transfer(member, pull, now)
 
-    def _transfer(self, member: Member, kind: Kind, plan: plans.Plan, codec: Codec, encode,
-                  command: Command, now: float) -> list[Action]:
+    def _cut(self, kind: Kind) -> RowPartition:
+        return self.partition.raw_cut if kind.is_raw else self.partition
+
+    def _transfer(self, member: Member, pull: Pull, now: float) -> list[Action]:
         member.attempt += 1
-        transfer = TransferId(member.incarnation ^ self.incarnation, kind, member.iteration,
+        transfer = TransferId(member.incarnation ^ self.incarnation, pull.kind, member.iteration,
                               member.attempt)
         if member.state != JOINING:
             member.state = PULLING
-        partition = self.partition.raw_cut if kind.is_model else self.partition
-        member.sender = Sender(transfer, partition, plan, codec, encode, member.link, now,
-                               command)
+        member.sender = Sender(transfer, self._cut(pull.kind), pull.plan, pull.codec, pull.encode,
+                               member.link, now, pull.command)
         return self._poll(member, now)
-
-    def _snapshot(self, member: Member, now: float) -> list[Action]:
-        member.state = JOINING
-        return self._transfer(member, Kind.SNAPSHOT, plans.everything(self.partition.raw_cut), RAW,
-                              member.mirror.encode_snapshot, Command(), now)
 
     def on_ack(self, robot: str, ack: Ack, now: float) -> list[Action]:
         """Chunks of a pull have arrived."""
@@ -327,11 +322,13 @@ class ServerMachine:
         if member is None or member.sender is None or not member.sender.on_receipt(receipt, now):
             return []
         sender, member.sender = member.sender, None
-        if sender.transfer.kind.is_model:
+        kind = sender.transfer.kind
+        if kind in (Kind.SNAPSHOT, Kind.FINAL):
             return self._stored(member, sender, now)
-        complete = self.partition.rows_complete(sender.taken())
+        complete = self._cut(kind).rows_complete(sender.taken())
         member.rows_pulled = int(complete.sum())
-        member.mirror.taken(sender.codec, sender.taken_chunks())
+        if kind == Kind.PULL:
+            member.mirror.taken(sender.codec, sender.taken_chunks())
         member.pulled_at[complete] = member.iteration
         member.pull_mta = sender.mta_duration
         member.state = TRAINING
@@ -362,7 +359,8 @@ class ServerMachine:
 
     def set_sync(self, text: str, now: float) -> list[Action]:
         """Change the method of a running fleet. Raises `ConfigError` with nothing changed."""
-        self.policy = policy_of(text)
+        newest = max([self.iteration, *(m.granted for m in self.members.values())])
+        self.rules.change(text, self.members, newest)
         for member in self.members.values():
             self._count_slowest(member)
         return self._release(now)
@@ -383,16 +381,13 @@ class ServerMachine:
         living = [m for m in self.members.values() if m.alive]
         if any(m.state in (JOINING, PULLING, TRAINING) and not m.draining for m in living):
             return []
+        self.rules.flush(len(living))
         actions: list[Action] = []
         for member in living:
             if member.state == WAITING:
                 member.draining = True
-                pending = member.mirror.measure()
-                plan = plans.by_score(self.partition.raw_cut, pending, np.flatnonzero(pending > 0),
-                                      self.drain_limit)
-                actions += self._transfer(member, Kind.FINAL, plan, RAW,
-                                          member.mirror.encode_snapshot,
-                                          Command(sync=str(self.method), stop=True), now)
+                final = final_of(member, self.method, self.drain_limit)
+                actions += self._transfer(member, final, now)
         return actions
 
     def _finish(self) -> list[Action]:
@@ -403,16 +398,17 @@ class ServerMachine:
         pushes = {name: (m.incarnation, known) for name, m in self.members.items()
                   if (known := m.push.known()) is not None}
         return ServerState(self.iteration, str(self.policy.asked), self.updated_at.copy(),
-                           {**self.former_pushes, **pushes})
+                           {**self.former_pushes, **pushes}, *self.rules.state())
 
     def load_state(self, state: ServerState) -> None:
         """Take up where a former life left off; before any worker has registered."""
         if state.updated_at.shape != self.updated_at.shape:
             raise ConfigError(f'the state is of a model of {state.updated_at.size} rows; this one '
                               f'has {self.partition.rows}')
-        self.policy = policy_of(state.sync)
+        self.rules.load(state)
         self.iteration, self.former_pushes = state.iteration, dict(state.pushes)
         self.updated_at[:] = state.updated_at
+        self.restarted = True
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -424,7 +420,9 @@ class ServerMachine:
     def on_time(self, now: float) -> list[Action]:
         """Carry out what is due: retransmissions, time-outs, missing heartbeats."""
         actions: list[Action] = []
-        lost = False
+        lost = now >= self.missed_at
+        if lost:
+            self.missed_at, self.missing = math.inf, self.policy.expected
         for member in self.members.values():
             if member.alive and now >= member.heard + self.heartbeat_limit:
                 self._drop(member, AWAY)
@@ -438,7 +436,7 @@ class ServerMachine:
     @property
     def deadline(self) -> float:
         """Time at which `on_time` is due; infinity: never."""
-        return min((self.deadline_of(robot) for robot in self.members), default=math.inf)
+        return min([self.missed_at, *map(self.deadline_of, self.members)])
 
     def deadline_of(self, robot: str) -> float:
         """Time at which `on_time` is due for this robot."""

@@ -16,7 +16,7 @@ from .worker import WorkerMachine
 
 def warm_up() -> None:
     """Compile every kernel, or load it from the cache on disk."""
-    for codec in CODECS:
+    for codec in (*CODECS, 'ternary:0.05'):
         _one_iteration(codec)
 
 

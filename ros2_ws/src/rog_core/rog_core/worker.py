@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from . import plan as plans
 from .accumulator import Accumulator
+from .backend import Array
 from .codec import RAW, SMALLER, Codec, get_codec
-from .errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from .commands import check_command, method_of
+from .errors import LocalProtocolError
 from .link import CHUNK_TIME, LinkEstimate
 from .messages import (
     Ack,
@@ -39,6 +41,7 @@ from .messages import (
     TransferId,
 )
 from .receiver import Receiver
+from .report import COMMUNICATES, COMPUTES, STALLS, TIME_OF, WorkerReport, WorkerStatistics
 from .sender import DONE, Sender
 from .sync import SyncMethod, parse_sync
 
@@ -46,51 +49,6 @@ REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
 PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
 REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
 MAX_REGISTER_INTERVAL = 4.0  # it doubles up to here: over a slow link an answer may take longer
-
-
-@dataclass
-class WorkerStatistics:
-    """Counters for people. Times in seconds, sizes in bytes."""
-
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    rows_pushed: int = 0
-    rows_pulled: int = 0
-    compute_time: float = 0.0
-    communicate_time: float = 0.0
-    stall_time: float = 0.0
-
-
-@dataclass(frozen=True)
-class WorkerReport:
-    """What people and monitors are told; names and units are those of rog_msgs/TrainingStatus."""
-
-    state: str
-    sync: str
-    iteration: int
-    staleness: int
-    rows_total: int
-    rows_pushed: int
-    rows_pulled: int
-    bandwidth: float
-    compute_time: float
-    communicate_time: float
-    stall_time: float
-    bytes_sent: int
-    bytes_received: int
-
-
-def _method_of(text: str) -> SyncMethod:
-    try:
-        return parse_sync(text)
-    except ConfigError as error:
-        raise RemoteProtocolError('the server asks for a method that this worker does not know: '
-                                  f'{error}') from error
-
-
-# What a worker is doing, for its statistics and its power.
-COMPUTES, COMMUNICATES, STALLS = 'computing', 'communicating', 'stalled'
-_TIME_OF = {COMPUTES: 'compute_time', COMMUNICATES: 'communicate_time', STALLS: 'stall_time'}
 
 
 class WorkerMachine:
@@ -121,7 +79,9 @@ class WorkerMachine:
         self.last_pulled_rows = 0
         self._attempt = 0
         self._requests = 0
-        self._busy = False               # a gradient is being computed
+        self._busy = False               # a gradient is being computed,
+        self._order: Compute | None = None  # this one, or the last one
+        self._full: Array | None = None  # takes in the fleet's full gradient
         self._ready: Callable[[], None] | None = None  # puts a gradient in that was computed early
         self._unknown = 0                # reports in a row of a server that does not know us
         self._register_at = math.inf
@@ -139,6 +99,8 @@ class WorkerMachine:
         self._enter(REGISTERING, now)
         if self._busy:  # a snapshot may come before the gradient is there
             self.accumulator.detach()
+        self._order = self._order and replace(self._order, iteration=0)  # of no session
+        self.accumulator.anchor = None
         self._register_at = now + self._register_interval
         self._requests += 1
         parameters = tuple((p.name, p.shape) for p in self.partition.parameters)
@@ -160,12 +122,12 @@ class WorkerMachine:
             self._enter(STOPPED, now)
             self._register_at = math.inf
             return [Stop(response.reason)]
-        self.method = _method_of(response.sync)
+        self.method = method_of(response.sync)
         self.server = response.incarnation
         self._register_at = math.inf
         self._resolve_push(response.push)
         if self.pull is None or self.pull.incarnation != self.session:
-            kinds = frozenset({Kind.PULL, Kind.SNAPSHOT, Kind.FINAL})
+            kinds = frozenset({Kind.PULL, Kind.SNAPSHOT, Kind.FINAL, Kind.ANCHOR})
             self.pull = Receiver(self.partition, kinds, self._apply, self.session, self.codec)
         self.pull.floor = response.attempt
         self._unknown = 0
@@ -197,7 +159,11 @@ class WorkerMachine:
         if self.push.state != DONE:
             match = receipt is not None and receipt.transfer == self.push.transfer
             self.push.abort(receipt if match else None)
-        self.accumulator.put_back(self.push.codec, self.push.untaken())
+        coded = self.command.work is not None
+        if self.push.transfer.kind == Kind.PUSH and not coded:
+            self.accumulator.put_back(self.push.codec, self.push.untaken())
+        if coded and not ('feedback' in self.method.options and self.push.complete()):
+            self.accumulator.clear()
         self.push = None
 
     # -- computing and pushing -------------------------------------------------------------------
@@ -213,22 +179,65 @@ class WorkerMachine:
             raise LocalProtocolError('on_gradient without a Compute action before it')
         self.settle(now)
         self._busy = False
+        if self.state == COMPUTING and not self._wanted():
+            return self._compute(self.iteration)
         if self.state in (PUSHING, WAITING, PULLING):
             self._ready = accumulate or (lambda: None)
             return []
+        if self.state != COMPUTING and self._order is not None and self._order.work is not None:
+            return []  # it is of a round that is over, and the next has a gradient of its own
         if accumulate is not None:
             accumulate()
         if self.state != COMPUTING:  # it stays in the accumulator; a join is under way
             return []
         return self._start_push(now)
 
+    def accumulate(self, gradient: Array, learning_rate: float, momentum: float = 0.9,
+                   weight_decay: float = 0.0, nesterov: bool = True) -> None:
+        """Put the gradient of the last `Compute` where the method wants it; it must be finite.
+
+        Learning rate, momentum and weight decay are the program's; where momentum is the server's
+        it has no effect here.
+        """
+        order = self._order
+        if order is not None and order.full:
+            self.accumulator.full = gradient.copy()
+            return
+        if self.method.global_momentum:
+            momentum = 0.0
+        if order is not None and order.work is not None:
+            weight_decay *= sum(order.work.weights)
+        self.accumulator.accumulate(gradient, learning_rate, momentum, weight_decay, nesterov)
+
+    def _wanted(self) -> bool:
+        """Whether the gradient that was computed is what was granted.
+
+        One of a batch may be that of any iteration. What is coded, or full, is so only in its own.
+        """
+        asked, made = self._asked(self.iteration), self._order
+        if asked.work is None and not asked.full:
+            return made is None or (made.work is None and not made.full)
+        return asked == made
+
+    def _asked(self, iteration: int) -> Compute:
+        full = self.method.is_full(iteration) and self.command.work is None
+        return Compute(iteration, self.command.work, full)
+
     def _start_push(self, now: float) -> list[Action]:
         self._attempt += 1
-        transfer = TransferId(self.session, Kind.PUSH, self.iteration, self._attempt)
-        plan = self._push_plan()
-        codec = self._push_codec(plan)
-        self.push = Sender(transfer, self.partition, plan, codec,
-                           lambda ids: self.accumulator.take(codec, ids), self.link, now)
+        full = self._order is not None and self._order.full
+        transfer = TransferId(self.session, Kind.ANCHOR if full else Kind.PUSH, self.iteration,
+                              self._attempt)
+        if full:
+            cut, gradient = self.partition.raw_cut, self.accumulator.full
+            self.push = Sender(transfer, cut, plans.everything(cut), RAW,
+                               lambda ids: RAW.snapshot(self.accumulator.backend, cut, gradient,
+                                                        ids), self.link, now)
+        else:
+            plan = self._push_plan()
+            codec = self._push_codec(plan)
+            self.push = Sender(transfer, self.partition, plan, codec,
+                               lambda ids: self.accumulator.take(codec, ids), self.link, now)
         self._enter(PUSHING, now)
         return [*self._poll(now), *self._compute_ahead()]
 
@@ -247,7 +256,8 @@ class WorkerMachine:
     def _compute(self, iteration: int, ahead: int = 0) -> list[Action]:
         self.accumulator.publish(ahead)
         self._busy = True
-        return [Compute(iteration)]
+        self._order = self._asked(iteration)
+        return [self._order]
 
     def _push_codec(self, plan: plans.Plan) -> Codec:
         """The ternary code where the ordinary one would keep the fleet waiting."""
@@ -276,7 +286,7 @@ class WorkerMachine:
         """The server has closed our push and says what it took."""
         if self.state != PUSHING or self.push is None or not self.push.on_receipt(receipt, now):
             return []
-        complete = self.partition.rows_complete(self.push.taken())
+        complete = self.push.partition.rows_complete(self.push.taken())
         self.pushed_at[complete] = self.iteration
         self.last_pushed_rows = int(complete.sum())
         self.statistics.rows_pushed += self.last_pushed_rows
@@ -288,7 +298,11 @@ class WorkerMachine:
 
     def _apply(self, transfer: TransferId, ids: np.ndarray, codec: Codec, data: np.ndarray) -> None:
         store = self.accumulator
-        if transfer.kind.is_model:
+        if transfer.kind == Kind.ANCHOR:
+            if self._full is None:
+                self._full = store.backend.zeros(self.partition.elements)
+            RAW.store(store.backend, self.partition.raw_cut, self._full, ids, data)
+        elif transfer.kind.is_raw:
             RAW.store(store.backend, self.partition.raw_cut, store.weights, ids, data)
         else:
             codec.add(store.backend, self.partition, store.weights, ids, data)
@@ -310,7 +324,7 @@ class WorkerMachine:
             return []
         if self.state == PUSHING and not self.pull.is_closed(end.transfer):
             return []  # our push's receipt is still on its way; the end comes again
-        self._check_command(end)
+        check_command(end)
         closed = self.pull.on_end(end)
         if closed is None:
             return []
@@ -318,8 +332,7 @@ class WorkerMachine:
         actions: list[Action] = [Send(self.robot, receipt)]
         if taken is None or self.state == STOPPED:
             return actions
-        model = end.transfer.kind.is_model
-        cut = self.partition.raw_cut if model else self.partition
+        cut = self.partition.raw_cut if end.transfer.kind.is_raw else self.partition
         self.last_pulled_rows = int(cut.rows_complete(taken).sum())
         self.statistics.rows_pulled += self.last_pulled_rows
         command = end.command
@@ -327,33 +340,26 @@ class WorkerMachine:
             self._enter(STOPPED, now)
             self.accumulator.publish()
             return [*actions, Stop()]
-        if end.transfer.kind == Kind.PULL:
+        if end.transfer.kind == Kind.ANCHOR and self._full is not None:
+            self.accumulator.anchor = self.accumulator.weights.copy(), self._full
+            self._full = None
+        if end.transfer.kind in (Kind.PULL, Kind.ANCHOR):
             actions += self._go_on(command, now)
         return actions
-
-    @staticmethod
-    def _check_command(end: End) -> None:
-        # Before the transfer is closed: a refused end must change nothing.
-        command = end.command
-        if end.transfer.kind != Kind.PULL or command.stop:
-            return
-        _method_of(command.sync)
-        if command.next_iteration < 1:
-            raise RemoteProtocolError(f'end of a pull grants iteration {command.next_iteration}')
-        if not (command.mta_time >= 0 and math.isfinite(command.mta_time)):
-            raise RemoteProtocolError(f'end of a pull has MTA time {command.mta_time}')
-        if not command.patience >= 0:
-            raise RemoteProtocolError(f'end of a pull has patience {command.patience}')
 
     def _go_on(self, command: Command, now: float) -> list[Action]:
         if self.state == JOINING:
             self.pushed_at[:] = command.next_iteration - 1
         self._enter(COMPUTING, now)
-        self.method, self.command = _method_of(command.sync), command
+        if (self.command.work is None) != (command.work is None):
+            self.accumulator.clear()  # what is left there is no gradient for this method
+        self.method, self.command = method_of(command.sync), command
         self.iteration = command.next_iteration
+        if self._ready is not None and not self._wanted():
+            self._ready = None
         if self._ready is not None:
             return self._push_ready(now)
-        if self._busy:  # the gradient under way becomes that of the iteration granted now
+        if self._busy:  # it becomes that of the iteration granted now, or is not wanted
             return []
         return self._compute(self.iteration)
 
@@ -410,7 +416,7 @@ class WorkerMachine:
         """Book the time since the last change of state."""
         began = self.command.next_iteration > 0  # before the first grant nothing counts
         if began and self.state != STOPPED:
-            name = _TIME_OF[self.activity]
+            name = TIME_OF[self.activity]
             setattr(self.statistics, name,
                     getattr(self.statistics, name) + max(now - self._since, 0.0))
         self._since = now

@@ -11,9 +11,10 @@ from collections import Counter
 import hostile
 import numpy as np
 from invariants import Staleness, Versions
+from ledger import RATE, Gradients, SummingRules, decode
 from rog_core.accumulator import Accumulator
 from rog_core.backend import NumpyBackend
-from rog_core.codec import Codec, codec_on_wire
+from rog_core.codec import SMALLER, codec_on_wire
 from rog_core.errors import RemoteProtocolError, StaleMessageError
 from rog_core.messages import (
     Ack,
@@ -28,7 +29,6 @@ from rog_core.messages import (
 )
 from rog_core.partition import partition_of
 from rog_core.server import ServerMachine
-from rog_core.update import AveragedUpdate
 from rog_core.worker import COMPUTING, PUSHING, STOPPED, WorkerMachine
 
 # Enough short rows for several windows, a small row, a scalar, and a row of several segments.
@@ -37,29 +37,9 @@ SHAPES = {
                ('linear', (40, 26))],
     'raw': [('conv', (60, 17)), ('bias', (8,)), ('long', (1, 601 + 400)), ('scale', ()),
             ('linear', (40, 26))]}
-SHAPES['ternary'] = SHAPES['onebit']
-
+SHAPES['ternary'] = SHAPES['ternary:0.1'] = SHAPES['onebit']
 
 BUFFER = 2.0  # seconds of data that a link queues up before it drops
-
-
-class SummingUpdate(AveragedUpdate):
-    """Applies pushes with factor 1 and adds them up in double precision."""
-
-    def __init__(self, partition):
-        self.applied = np.zeros(partition.elements)
-        self.last_ids = None
-
-    def apply(self, partition, backend, master, ids, codec: Codec, data, workers):
-        codec.add(backend, partition, master, ids, data, -1.0)
-        self.applied += decode(partition, codec, ids, data)
-        self.last_ids = ids
-
-
-def decode(partition, codec, ids, data):
-    decoded = np.zeros(partition.elements, np.float32)
-    codec.add(NumpyBackend(), partition, decoded, ids, data)
-    return decoded
 
 
 class Robot:
@@ -72,7 +52,6 @@ class Robot:
         self.alive = True
         self.requests = 0
         self.granted = 0  # iteration whose start was checked last
-        self.outstanding = 0  # gradients asked for that are not in the accumulator yet
         self.pushing = None  # transfer of its last push
 
 
@@ -80,16 +59,19 @@ class Fleet:
     """Event queue, network and faults; every random choice comes from ``seed``.
 
     ``rate``: bytes/s of every link and direction; messages queue up behind one another. ``counts``
-    says what has happened, so that a test can tell whether it has tested anything.
+    says what has happened, so that a test can tell whether it has tested anything. ``capacities``:
+    one for each robot, for coded gradients.
     """
 
     def __init__(self, seed, robots=3, sync='rsp:3', codec='onebit', loss=0.0, duplicate=0.0,
-                 delay=0.02, rate=1e6, heartbeat_limit=1.0):
+                 delay=0.02, rate=1e6, heartbeat_limit=1.0, momentum=0.5, capacities=()):
         self.rng = random.Random(seed)
-        self.noise = np.random.default_rng(seed)
         self.partition = partition_of(SHAPES[codec], 'row', codec)
         self.codec, self.loss, self.duplicate, self.delay = codec, loss, duplicate, delay
         self.sync, self.heartbeat_limit, self.rate = sync, heartbeat_limit, rate
+        self.momentum = momentum         # the server's
+        self.capacities = {f'robot{k}': value for k, value in enumerate(capacities)}
+        self.gradients = Gradients(self.partition.elements, seed)
         self.compute_time = 0.0          # seconds that a gradient takes at least
         self.now = 0.0
         self.queue: list = []
@@ -102,7 +84,7 @@ class Fleet:
         self.history: list = []          # messages that were carried, to be replayed
         self.lost = np.zeros(self.partition.elements)   # gradients that died with a robot or server
         self.produced = np.zeros(self.partition.elements)
-        initial = self.noise.standard_normal(self.partition.elements).astype(np.float32)
+        initial = self.gradients.noise.standard_normal(self.partition.elements).astype(np.float32)
         self.robots: dict[str, Robot] = {}
         self.lives_of_robots: list[Robot] = []
         self.applied_chunks: set = set()
@@ -117,10 +99,12 @@ class Fleet:
     # -- faults
 
     def start_server(self, master, state=None):
-        self.update = SummingUpdate(self.partition)
         self.server = ServerMachine(self.partition, NumpyBackend(), master, next(self.lives),
                                     self.sync, self.codec, self.heartbeat_limit, max_chunk=2000,
-                                    update=self.update)
+                                    momentum=self.momentum, capacities=self.capacities)
+        self.server.rules = self.update = SummingRules(
+            self.sync, self.partition, NumpyBackend(), master, self.server.codec, self.momentum,
+            self.capacities)
         if state is not None:
             self.server.load_state(state)
 
@@ -220,10 +204,11 @@ class Fleet:
 
     @staticmethod
     def open_chunks(robot):
-        return [] if robot.machine.push is None else robot.machine.push._chunks
+        push = robot.machine.push
+        return [] if push is None or push.transfer.kind == Kind.ANCHOR else push._chunks
 
     def decoded(self, sent):
-        codec = codec_on_wire(sent.chunk.codec)
+        codec = codec_on_wire(sent.chunk.codec, self.server.codec)
         return decode(self.partition, codec, sent.segments, sent.chunk.values)
 
     def held(self, robot):
@@ -292,7 +277,7 @@ class Fleet:
                 self.send(side, action, robot)
             elif isinstance(action, Compute):
                 self.counts['computed ahead'] += robot.machine.state == PUSHING
-                self.compute(robot, action.iteration)
+                self.compute(robot, action)
             elif isinstance(action, Stop):
                 assert not action.error, action.error
                 self.stopped = self.stopped or side is None
@@ -309,7 +294,7 @@ class Fleet:
         nbytes = message.ids.size + message.values.size + 50 if isinstance(message, Chunk) else 50
         if isinstance(message, Chunk):
             self.counts[Kind(message.transfer.kind).name] += 1
-            self.counts['ternary'] += codec_on_wire(message.codec).name == 'ternary' != self.codec
+            self.counts['ternary'] += message.codec == SMALLER.number and self.codec != 'ternary'
         self.counts['partial'] += isinstance(message, End) and self.is_partial(side, name)
         if side is None:
             target = self.robots[name]
@@ -367,19 +352,16 @@ class Fleet:
             self.carry(robot.name, False, 100, answer)
         self.carry(robot.name, True, 1000, deliver)
 
-    def compute(self, robot, iteration):
+    def compute(self, robot, order):
         self.counts['compute'] += 1
-        self.check_start(robot, iteration)
-        assert robot.outstanding == 0, 'a gradient before this one has not been taken yet'
-        robot.outstanding += 1
+        self.check_start(robot, order.iteration)
+        assert robot.machine._ready is None, 'a gradient before this one has not been taken yet'
         model = robot.store.model.copy()
+        gradient = self.gradients.of(robot, order)
 
         def accumulate():
-            robot.outstanding -= 1
             before = robot.store.pending.astype(np.float64)
-            gradient = self.noise.standard_normal(self.partition.elements).astype(np.float32)
-            gradient[self.noise.random(gradient.size) < 0.2] = 0
-            robot.store.accumulate(gradient, 0.01)
+            robot.machine.accumulate(gradient, RATE)
             self.produced += robot.store.pending - before
 
         def done():
@@ -441,7 +423,8 @@ class Fleet:
         self.counts['conservation checked'] += bool(self.produced.any())
 
     def check(self):
-        self.check_conservation()
+        if not self.capacities:  # coded gradients only count together
+            self.check_conservation()
         self.check_mirrors()
         for member in self.server.active():
             self.versions.check(member)

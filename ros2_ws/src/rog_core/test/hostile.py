@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt
+from rog_core.messages import MAX_SHARDS, Ack, Chunk, Command, End, Kind, Receipt, Work
 
 HANDLER = {Chunk: 'on_chunk', End: 'on_end', Ack: 'on_ack', Receipt: 'on_receipt'}
 
@@ -18,6 +18,19 @@ def _scale(chunk, bits):
     else:
         values[:2] = bits & 255, bits >> 8
     return replace(chunk, values=values)
+
+
+BAD_WORK = {
+    'no shards': Work(0, (0,), (1.0,)),
+    'too many shards': Work(MAX_SHARDS + 1, (0,), (1.0,)),
+    'a shard too high': Work(4, (1, 4), (1.0, 1.0)),
+    'a shard below 0': Work(4, (-1,), (1.0,)),
+    'a weight that is NaN': Work(4, (1, 2), (1.0, math.nan)),
+    'an infinite weight': Work(4, (1,), (math.inf,)),
+    'more shards than weights': Work(4, (1, 2), (1.0,)),
+    'more weights than shards': Work(4, (1,), (1.0, 2.0)),
+    'nothing to do': Work(4, (), ()),
+}
 
 
 def _chunk_faults(chunk):
@@ -46,8 +59,9 @@ def _end_faults(end):
     faults = [replace(end, chunks=-1), replace(end, chunks=1 << 30)]
     if end.transfer.kind == Kind.PUSH:
         return faults + [replace(end, mta_duration=bad) for bad in (math.nan, math.inf, -1.0)]
-    if end.transfer.kind == Kind.PULL:
+    if end.transfer.kind in (Kind.PULL, Kind.ANCHOR) and end.command.next_iteration:
         command = end.command
+        faults += [replace(end, command=replace(command, work=work)) for work in BAD_WORK.values()]
         faults += [replace(end, command=Command(command.next_iteration, 0.1, 0, 'no such method')),
                    replace(end, command=replace(command, next_iteration=0)),
                    replace(end, command=replace(command, mta_time=math.nan)),
@@ -71,7 +85,7 @@ def corrupted(rng, message):
         faults = [replace(message, chunks=message.chunks + 1),
                   replace(message, taken=message.taken + b'\0')]
     kind = Kind.PULL if message.transfer.kind == Kind.PUSH else Kind.PUSH
-    if isinstance(message, (Chunk, End)):
+    if isinstance(message, (Chunk, End)) and message.transfer.kind != Kind.ANCHOR:
         faults.append(replace(message, transfer=replace(message.transfer, kind=kind)))
     return rng.choice(faults)
 
@@ -93,10 +107,13 @@ def _sender(sender):
 def fingerprint(server, worker):
     """Everything that a refused message must leave as it is."""
     store = worker.accumulator
+    rules, anchor = server.rules, store.anchor
+    held = [(name, value.tobytes()) for name, value in rules.update.state().items()]
     members = [(m.robot, m.state, m.iteration, m.slowest, m.versions.tobytes(), m.attempt,
                 m.mirror.rows.tobytes(), _receiver(m.push), _sender(m.sender))
                for m in server.members.values()]
     return (server.master.tobytes(), server.iteration, members, store.weights.tobytes(),
             store.model.tobytes(), store.pending.tobytes(), worker.state, worker.iteration,
             worker.command, worker.method, worker.pushed_at.tobytes(), _receiver(worker.pull),
-            _sender(worker.push))
+            _sender(worker.push), held, rules.policy.state(), str(rules.policy.method),
+            anchor and (anchor[0].tobytes(), anchor[1].tobytes()))

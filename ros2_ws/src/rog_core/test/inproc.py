@@ -39,7 +39,7 @@ class InProcessLink:
             self.now += 1e-4
             source, action = queue.pop(0)
             if isinstance(action, Compute):
-                self.granted = action.iteration
+                self.granted = action
             elif isinstance(action, Send) and isinstance(action.message, RegisterRequest):
                 response, more = self.server.on_register(action.message, self.now)
                 queue += [(self.machine, a) for a in

@@ -33,8 +33,11 @@ class Versions:
 
 
 def loosest(method):
-    """Iterations by which a row may be behind at most under this method."""
-    return method.most if method.by_row else math.inf
+    """Iterations by which a row may be behind at most under this method.
+
+    With coded gradients the rows of a straggler stay behind: what it pushed does not count.
+    """
+    return method.most if method.by_row and not method.coded else math.inf
 
 
 class Staleness:

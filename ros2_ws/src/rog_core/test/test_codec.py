@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from reference import reference, ternary_reference
 from rog_core.backend import (
     ArrayBackend,
     NumpyBackend,
@@ -21,9 +22,10 @@ from rog_core.partition import partition_of
 from rog_core.receiver import Receiver
 
 BACKENDS = [NumpyBackend(), ArrayBackend(np, 'numpy as an array module')]
+NAMES = [*sorted(CODECS), 'ternary:0.1']
 PARTITION = partition_of([('conv', (40, 34)), ('bias', (3,)), ('scale', ()), ('long', (9001,))])
 MODELS = {name: partition_of([(p.name, p.shape) for p in PARTITION.parameters], codec=name)
-          for name in CODECS}
+          for name in NAMES}
 
 TERNARY = get_codec('ternary')
 
@@ -49,53 +51,6 @@ def draw(seed, codec):
 def magnitude(partition, values, ids):
     zeros = np.zeros_like(values)
     return NumpyBackend().difference_magnitude(values, zeros, partition.offsets)[ids]
-
-
-def rounded(scale):
-    """Bfloat16 bytes of a float32, and the float32 that they mean."""
-    code = (int(np.float32(scale).view(np.uint32)) + 0x8000) >> 16
-    return code.to_bytes(2, 'little'), np.uint32(code << 16).view(np.float32)
-
-
-def ternary_reference(row):
-    """Ternary bytes and decoded values of one segment."""
-    chosen, decoded = [], np.zeros_like(row)
-    for start in range(0, row.size, 64):
-        block = [abs(float(v)) for v in row[start:start + 64]]
-        chosen.append((start, block.index(max(block))) if max(block) > 0 else None)
-    sent = [abs(float(row[sum(at)])) for at in chosen if at]
-    out, scale = rounded(sum(sent) / max(len(sent), 1))
-    for at in chosen:
-        negative = bool(at) and bool(np.signbit(row[sum(at)]))
-        out += bytes([0x80 | negative << 6 | at[1] if at else 0])
-        if at:
-            decoded[sum(at)] = -scale if negative else scale
-    return out, decoded
-
-
-def reference(codec, partition, values, ids, sums):
-    """Encoded bytes and decoded values (elements,), one element at a time."""
-    out, decoded = bytearray(), np.zeros_like(values)
-    for number, segment in enumerate(ids):
-        lo, hi = partition.offsets[segment], partition.offsets[segment + 1]
-        if codec == 'raw':
-            out += values[lo:hi].astype('<f4').tobytes()
-            decoded[lo:hi] = values[lo:hi]
-            continue
-        if codec == 'ternary':
-            code, decoded[lo:hi] = ternary_reference(values[lo:hi])
-            out += code
-            continue
-        code, scale = rounded(sums[number] / (hi - lo))
-        out += code
-        for start in range(lo, hi, 8):
-            byte = 0
-            for bit, k in enumerate(range(start, min(start + 8, hi))):
-                negative = bool(np.signbit(values[k]))
-                byte |= negative << bit
-                decoded[k] = -scale if negative else scale
-            out.append(byte)
-    return bytes(out), decoded
 
 
 def check_backend(backend, codec_name, seed):
@@ -136,7 +91,7 @@ def check_elementwise(backend, seed):
 
 
 @pytest.mark.parametrize('backend', BACKENDS, ids=lambda b: type(b).__name__)
-@pytest.mark.parametrize('codec', sorted(CODECS))
+@pytest.mark.parametrize('codec', NAMES)
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2 ** 32))
 def test_a_backend_agrees_with_the_slow_reference(backend, codec, seed):
@@ -150,7 +105,7 @@ def test_elementwise_operations_agree_between_backends(backend):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize('codec', sorted(CODECS))
+@pytest.mark.parametrize('codec', NAMES)
 def test_cupy_agrees_with_the_slow_reference(codec):
     backend = gpu()
     for seed in range(20):
@@ -159,7 +114,7 @@ def test_cupy_agrees_with_the_slow_reference(codec):
 
 
 @settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 2 ** 32), codec=st.sampled_from(sorted(CODECS)))
+@given(seed=st.integers(0, 2 ** 32), codec=st.sampled_from(NAMES))
 def test_what_is_encoded_and_what_stays_add_up_to_the_original(seed, codec):
     partition, values, _, ids = draw(seed, codec)
     pending, sums = values.copy(), magnitude(partition, values, ids)
@@ -168,7 +123,7 @@ def test_what_is_encoded_and_what_stays_add_up_to_the_original(seed, codec):
     assert np.allclose(pending, values, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize('codec', ['onebit', 'ternary'])
+@pytest.mark.parametrize('codec', ['onebit', 'ternary', 'ternary:0.1'])
 def test_error_feedback_brings_everything_over_in_the_end(codec):
     partition, values, _, _ = draw(1, codec)
     codec, every = get_codec(codec), np.arange(partition.segments)
@@ -197,7 +152,7 @@ def test_bfloat16_round_trips(code):
     assert bfloat16_encode(bfloat16_decode(codes)) == codes
 
 
-@pytest.mark.parametrize('codec', sorted(CODECS))
+@pytest.mark.parametrize('codec', NAMES)
 @pytest.mark.parametrize('bits', [0x7fc0, 0xffc1, 0x7f80, 0xff80])
 def test_values_that_are_nan_or_infinite_are_refused(codec, bits):
     partition, values, _, _ = draw(2, codec)
@@ -210,7 +165,7 @@ def test_values_that_are_nan_or_infinite_are_refused(codec, bits):
         get_codec(codec).check(partition, ids, data)
 
 
-@pytest.mark.parametrize('codec', ['onebit', 'ternary'])
+@pytest.mark.parametrize('codec', ['onebit', 'ternary', 'ternary:0.1'])
 def test_a_negative_scale_is_refused(codec):
     partition, values, _, _ = draw(2, codec)
     ids = np.array([4])
@@ -220,7 +175,7 @@ def test_a_negative_scale_is_refused(codec):
         get_codec(codec).check(partition, ids, data)
 
 
-@pytest.mark.parametrize('codec', sorted(CODECS))
+@pytest.mark.parametrize('codec', NAMES)
 @pytest.mark.parametrize('change', [-1, 1, -10 ** 9])
 def test_values_of_the_wrong_length_are_refused(codec, change):
     partition, values, _, _ = draw(2, codec)
@@ -335,7 +290,7 @@ def test_unaligned_raw_bytes_are_decoded():
     assert target[:34].tolist() == (values[:34].tolist() if ids[0] == 0 else [0] * 34)
 
 
-@pytest.mark.parametrize('codec', sorted(CODECS))
+@pytest.mark.parametrize('codec', NAMES)
 def test_chunks_put_in_model_order_decode_to_the_same(codec):
     partition, values, _, _ = draw(3, codec)
     coder, backend = get_codec(codec), NumpyBackend()
@@ -354,11 +309,11 @@ def test_chunks_put_in_model_order_decode_to_the_same(codec):
 
 def test_codecs_are_found_by_name_and_number_or_refused():
     for name, codec in CODECS.items():
-        assert get_codec(name) is codec_on_wire(codec.number) is codec
+        assert get_codec(name) is codec_on_wire(codec.number, RAW) is codec
     with pytest.raises(ConfigError, match="'zip' is unknown; choose one of onebit, raw, ternary"):
         get_codec('zip')
     with pytest.raises(RemoteProtocolError, match='codec 9'):
-        codec_on_wire(9)
+        codec_on_wire(9, RAW)
 
 
 def test_an_unknown_backend_is_refused():

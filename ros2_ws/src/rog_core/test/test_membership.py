@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fleet import Fleet
+from hostile import BAD_WORK
 from rog_core.accumulator import Accumulator
 from rog_core.backend import NumpyBackend
 from rog_core.errors import ConfigError, LocalProtocolError, RemoteProtocolError
@@ -49,7 +50,7 @@ def worker(**changes):
 
 
 REFUSED = {
-    'protocol': (request(protocol=1), 'speaks protocol 1, this server 2; install the same version'),
+    'protocol': (request(protocol=1), 'speaks protocol 1, this server 3; install the same version'),
     'codec': (request(codec='raw'), "has codec 'raw', this server 'onebit'"),
     'shape': (request(shapes=[('w', (20, 61)), ('b', (8,))]),
               r'parameter 0 is w \(20x61\) here but w \(20x60\) there \(here: robot1'),
@@ -107,6 +108,16 @@ def test_a_snapshot_travels_in_datagrams_however_long_the_rows_are():
     sizes = [a.message.ids.size + a.message.values.size for a in actions]
     assert sizes
     assert max(sizes) <= MIN_CHUNK
+
+
+def test_a_robot_that_is_not_in_the_code_is_refused_for_good():
+    machine = server(sync='gc', capacities={'robot1': 1.0, 'robot2': 2.0})
+    response, actions = machine.on_register(request('robot3'), 0.0)
+    assert (response.accepted, response.retry, actions) == (False, False, [])
+    assert response.reason == ("'robot3' is none of the robots that 'gc' codes for: "
+                               'robot1, robot2')
+    assert machine.members == {}
+    assert machine.on_register(request('robot2'), 0.0)[0].accepted
 
 
 def test_nobody_joins_a_fleet_that_stops():
@@ -225,7 +236,9 @@ def joined():
     (Command(1, float('nan'), 0, 'rsp:4'), 'MTA time nan'),
     (Command(1, -1.0, 0, 'rsp:4'), 'MTA time -1'),
     (Command(1, 0.1, 0, 'rsp:4', patience=float('nan')), 'patience nan'),
-    (Command(1, 0.1, 0, 'rsp:4', patience=-0.5), 'patience -0.5')])
+    (Command(1, 0.1, 0, 'rsp:4', patience=-0.5), 'patience -0.5'),
+    *((Command(1, 0.1, 0, 'gc', work=work), 'end of a pull asks for') for work in
+      BAD_WORK.values())])
 def test_a_command_that_cannot_be_followed_is_refused_and_the_transfer_stays_open(command, reason):
     machine, session = joined()
     end = End(TransferId(session, Kind.PULL, 0, 2), 0, command=command)

@@ -28,7 +28,7 @@ def test_links_that_die_for_minutes_stop_nobody_for_good(sync, heartbeat_limit):
 
 
 @pytest.mark.parametrize('sync', ['bsp', 'ssp:2', 'dssp:1:4', 'flown:1:6', 'ssp:2+early',
-                                  'ssp:2+early-minimum'])
+                                  'ssp:2+early-minimum', 'gsgm'])
 def test_iterations_never_part_by_more_than_the_highest_threshold(sync):
     fleet = Fleet(2, 3, sync, loss=0.05, rate=3e4)
     for robot, seconds in zip(fleet.robots.values(), (0.05, 0.1, 0.5)):

@@ -3,10 +3,17 @@
 import heapq
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_core.policy import ROUNDS, Progress, controller, policy_of
+from rog_core.backend import NumpyBackend
+from rog_core.codec import RAW
+from rog_core.errors import ConfigError
+from rog_core.partition import partition_of
+from rog_core.policies import policy_of
+from rog_core.policy import ROUNDS, Progress, controller
+from rog_core.rules import Rules, ServerState
 from rog_core.sync import parse_sync
 
 # -- a fleet whose workers compute, push, and wait for one another; nothing takes any other time
@@ -234,9 +241,67 @@ def test_auto_stays_in_its_range_and_tells_the_workers_plain_names(low, width, r
 # -- all of them
 
 
-@pytest.mark.parametrize('method', ['bsp', 'ssp:2', 'dssp:1:4', 'flown', 'rsp:3', 'rsp:auto'])
+@pytest.mark.parametrize('method', ['bsp', 'ssp:2', 'dssp:1:4', 'flown', 'rsp:3', 'rsp:auto',
+                                    'gsgm'])
 def test_a_looser_bound_that_still_holds_is_honoured(method):
     fleet = {'ahead': Progress(30, 30), 'behind': Progress(0, 0)}
     assert policy_of(method).held_up_by('ahead', fleet) == ['behind']
     assert policy_of(method).held_up_by('ahead', fleet, least=31) == []
     assert policy_of(method).held_up_by('behind', fleet) == []
+
+
+# -- the barrier of SVRG
+
+
+def test_everybody_meets_before_and_after_a_full_gradient_and_nowhere_else():
+    policy = policy_of('asp+svrg=3')
+    for iteration in range(12):
+        fleet = {'robot': Progress(iteration, iteration), 'late': Progress(iteration - 1, 0)}
+        full = iteration % 4 == 1
+        held = policy.held_up_by('robot', fleet)
+        assert held == (['late'] if full or (iteration + 1) % 4 == 1 else []), iteration
+        assert policy.held_up_by('late', fleet) == []
+
+
+def test_a_barrier_counts_iterations_and_not_rows_that_a_former_method_left_behind():
+    policy = policy_of('gsgm+svrg=3')
+    fleet = {'robot': Progress(9, 5), 'other': Progress(9, 4)}
+    assert policy.held_up_by('robot', fleet) == []
+
+
+def test_the_white_list_does_not_wait_for_who_waits_at_the_barrier():
+    """One that came late may be at the barrier while it has yet to contribute to the round."""
+    policy = policy_of('gsgm+svrg=3')
+    fleet = {'robot': Progress(7, 7), 'came late': Progress(8, 8)}
+    policy.load_state({'contributed': ['robot'], 'queue': []})
+    policy.on_push('robot', fleet, 0.0)
+    policy.steps(fleet, frozenset())
+    assert policy.held_up_by('came late', fleet) == ['robot']
+    assert policy.held_up_by('robot', fleet) == []
+
+
+def test_a_round_without_contributions_does_not_end():
+    policy = policy_of('gsgm+svrg=3')
+    fleet = {'robot': Progress(8, 8), 'other': Progress(7, 7)}
+    assert policy.steps(fleet, frozenset()) == policy.steps({}, frozenset()) == []
+
+
+# -- what a checkpoint says
+
+
+@pytest.mark.parametrize(('sync', 'state'), [
+    ('gsgm', {'queue': 5}), ('gsgm', {'contributed': None}), ('gc:0', {'round': 'x'}),
+    ('gc:0', {'round': [1]})])
+def test_a_state_that_makes_no_sense_is_refused(sync, state):
+    partition, backend = partition_of([('w', (8,))], 'row', 'raw'), NumpyBackend()
+    rules = Rules(sync, partition, backend, backend.zeros(8), RAW, 0.5, {'a': 1.0, 'b': 1.0})
+    with pytest.raises(ConfigError, match='cannot be taken up'):
+        rules.load(ServerState(7, sync, np.zeros(1, np.int64), {}, state))
+
+
+def test_a_coded_method_goes_on_with_the_round_that_was_open():
+    partition, backend = partition_of([('w', (8,))], 'row', 'raw'), NumpyBackend()
+    rules = Rules('gc:0', partition, backend, backend.zeros(8), RAW, 0.5, {'a': 1.0, 'b': 1.0})
+    rules.load(ServerState(7, 'gc:0', np.zeros(1, np.int64), {}, {'round': 7}))
+    assert rules.policy.grant('a', 3)[0] == 7
+    assert rules.state()[0] == {'round': 7}

@@ -50,7 +50,8 @@ def come_back(fleet):
     return fleet.counts['SNAPSHOT'] - before
 
 
-SYNCS = ['bsp', 'ssp:2', 'asp', 'dssp:1:4', 'flown', 'rsp:4', 'rsp:20+pipeline+sparse', 'rsp:auto']
+SYNCS = ['bsp', 'ssp:2', 'asp', 'dssp:1:4', 'flown', 'rsp:4', 'rsp:20+pipeline+sparse', 'rsp:auto',
+         'gsgm', 'gsgm:4']
 
 
 @pytest.mark.parametrize('state', ['computing', 'pushing', 'waiting', 'pulling'])

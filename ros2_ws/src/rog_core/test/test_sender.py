@@ -158,7 +158,7 @@ def test_an_acknowledgement_of_what_was_not_sent_is_refused_with_nothing_changed
 
 
 @pytest.mark.parametrize('receipt', [Receipt(TRANSFER, 3, b'\1'), Receipt(TRANSFER, 2, b''),
-                                     Receipt(TRANSFER, 2, b'\1\1')])
+                                     Receipt(TRANSFER, 1, b'\1'), Receipt(TRANSFER, 2, b'\1\1')])
 def test_a_receipt_that_does_not_fit_is_refused_and_the_end_goes_on(receipt):
     machine, _ = sender(windows=2, mandatory=2)
     machine.poll(0.0)
@@ -169,14 +169,42 @@ def test_a_receipt_that_does_not_fit_is_refused_and_the_end_goes_on(receipt):
     assert machine.state == CLOSING
 
 
-def test_messages_of_another_transfer_or_too_early_are_ignored():
+def test_messages_of_another_transfer_are_ignored():
     machine, _ = sender(windows=2, mandatory=2)
     machine.poll(0.0)
     other = TransferId(5, Kind.PUSH, 1, 2)
     machine.on_ack(Ack(other, 2, 0), 0.1)
     assert not machine.on_receipt(Receipt(other, 2, b'\3'), 0.1)
-    assert not machine.on_receipt(Receipt(TRANSFER, 2, b'\3'), 0.1)
     assert (machine.state, machine._arrived) == (SENDING, 0)
+
+
+@pytest.mark.parametrize('receipt', [Receipt(TRANSFER, 3, b'\1'), Receipt(TRANSFER, -1, b''),
+                                     Receipt(TRANSFER, 2, b''), Receipt(TRANSFER, 1, b'\1\1')])
+def test_an_early_receipt_that_does_not_fit_is_refused_with_nothing_changed(receipt):
+    machine, _ = sender(windows=2, mandatory=2)
+    machine.poll(0.0)
+    with pytest.raises(RemoteProtocolError, match='receipt'):
+        machine.on_receipt(receipt, 0.1)
+    assert (machine.state, machine.receipt) == (SENDING, None)
+
+
+def test_a_receipt_before_the_end_closes_the_transfer_for_the_receiver_wants_no_more():
+    machine, encoded = sender(windows=64, mandatory=64)
+    sent = len(machine.poll(0.0))
+    assert 4 < sent < 64
+    assert machine.on_receipt(Receipt(TRANSFER, 4, bytes([0b1011])), 0.1)
+    assert (machine.state, machine.complete()) == (DONE, False)
+    assert machine.taken().tolist() == [0, 1, 3]
+    assert [int(ids[0]) for ids, _ in machine.untaken()] == [2, *range(4, len(encoded))]
+    assert machine.poll(9.0) == []
+
+
+@pytest.mark.parametrize(('taken', 'complete'), [(0b11, True), (0b01, False)])
+def test_a_transfer_is_complete_if_all_of_the_plan_was_taken(taken, complete):
+    machine, _ = sender(windows=2, mandatory=2)
+    machine.poll(0.0)
+    machine.on_receipt(Receipt(TRANSFER, 2, bytes([taken])), 0.1)
+    assert machine.complete() == complete
 
 
 def test_a_chunk_is_sent_again_when_three_later_ones_have_arrived():

@@ -41,7 +41,10 @@ def test_a_threshold_below_one_has_no_minimum():
     ('rsp:1', 1, True), ('rsp:40', 40, True), (' rsp:4 ', 4, True), ('dssp:3:15', 4, False),
     ('flown', 3, False), ('flown:0:9', 1, False), ('rsp:auto', 4, True), ('rsp:auto:2:8', 2, True),
     ('rsp:4-early', 4, False), ('ssp:4+early', 5, True), ('rsp:4-order-timeout', 4, True),
-    ('rsp:9+pipeline+sparse', 9, True)])
+    ('rsp:9+pipeline+sparse', 9, True), ('gsgm', 2, False), ('gsgm:4', 4, True),
+    ('gsgm:4-early', 4, False), ('gsgm+svrg', 2, False), ('asp+svrg=7', math.inf, False),
+    ('bsp+svrg', 1, False), ('gc', 1, False), ('dgh-gc:2:3:20', 1, False),
+    ('hgc:1-feedback', 1, False), ('dcgc:0', 1, False)])
 def test_methods_are_named_by_strings(text, bound, adaptive):
     method = parse_sync(text)
     assert (method.bound, method.adaptive) == (bound, adaptive)
@@ -62,8 +65,38 @@ def test_methods_are_named_by_strings(text, bound, adaptive):
     ('dssp:9:3', 'lowest threshold, 9, is above the highest, 3'),
     ('flown:3', 'lowest and a highest'), ('rsp:auto:9:3', 'is above'),
     ('rsp:auto:0:3', '1 to 1000'),
-    ('rsp:4+fast', "no option 'fast'; it has early"), ('bsp+early', 'it has none'),
-    ('dssp:3:15+pipeline', 'it has none'), ('rsp:4+', 'is unknown')])
+    ('rsp:4+fast', "no option 'fast'; it has early"), ('dssp:1:2+early', 'it has none'),
+    ('dssp:3:15+pipeline', 'it has none'), ('rsp:4+', 'is unknown'),
+    ('gsgm:1', '2 to 1000'), ('gsgm+early', 'needs the bound of a row'), ('gsgm:2:3', 'needs one'),
+    ('gsgm:4+svrg', 'svrg needs all rows'), ('ssp:2+early+svrg', 'svrg needs all rows'),
+    ('rsp:4+svrg', "no option 'svrg'"), ('asp+svrg=0', '1 to 1000'),
+    ('asp+svrg=x', 'not a whole number'), ('rsp:4+pipeline=3', 'takes no number'),
+    ('gc:x', 'not a whole number'), ('gc:-1', '0 to 1000'), ('gc:1:1:0', '1 to 1000'),
+    ('dgh-gc:1:2:3:4', 'more than the stragglers, groups and rounds'),
+    ('gc+pipeline', "no option 'pipeline'; it has feedback"), ('gsgm-feedback', 'no option')])
 def test_anything_else_is_refused_with_the_reason(text, reason):
     with pytest.raises(ConfigError, match=reason):
         parse_sync(text)
+
+
+def test_a_coded_method_says_stragglers_groups_and_rounds_or_has_its_own():
+    assert parse_sync('gc').coding == (1, 0, 50)
+    assert parse_sync('dgh-gc:2').coding == (2, 0, 50)
+    assert parse_sync('dgh-gc:2:3:20').coding == (2, 3, 20)
+    assert parse_sync('gc').coded and not parse_sync('gsgm').coded
+    assert 'feedback' in parse_sync('hgc').options
+    assert 'feedback' not in parse_sync('hgc-feedback').options
+
+
+@pytest.mark.parametrize(('text', 'full'), [
+    ('asp', []), ('asp+svrg=3', [1, 5, 9]), ('bsp+svrg=1', [1, 3, 5, 7, 9, 11]),
+    ('gsgm+svrg', [1])])
+def test_full_gradients_come_first_and_after_every_so_many(text, full):
+    method = parse_sync(text)
+    assert [n for n in range(-1, 12) if method.is_full(n)] == full
+
+
+@pytest.mark.parametrize(('text', 'servers'), [('gsgm', True), ('gsgm:4', True), ('gc', True),
+                                               ('bsp', False), ('asp+svrg', False)])
+def test_momentum_is_the_server_s_or_the_workers(text, servers):
+    assert parse_sync(text).global_momentum == servers

@@ -33,6 +33,16 @@ def test_ternary_values_of_a_full_push_are_at_most_a_sixth_of_those_of_one_bit()
     assert sizes['ternary'] <= sizes['onebit'] / 6
 
 
+@pytest.mark.parametrize('sparsity', [0.001, 0.01, 0.05, 0.1, 0.3, 0.5])
+def test_a_sparse_segment_fits_a_datagram_and_a_push_costs_two_bytes_an_element_sent(sparsity):
+    codec = get_codec(f'ternary:{sparsity}')
+    partition = partition_of([*convmlp_m(), ('long', (1, 100003))], codec=codec.name)
+    sizes = codec.sizes(partition.lengths)
+    assert sizes.max() + 5 <= MIN_CHUNK
+    sent = np.maximum(np.abs(sparsity * partition.lengths), 1)
+    assert np.abs(sizes - 2 - 2 * sent).max() <= 1 + 1e-6
+
+
 def test_counted_sizes_are_those_of_the_serialised_messages():
     typesys = pytest.importorskip('rosbags.typesys')
     if not MESSAGES.is_dir():

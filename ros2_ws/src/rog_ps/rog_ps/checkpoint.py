@@ -17,7 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 FILE = 'checkpoint.safetensors'
-SCHEMA = 'rog-checkpoint/1'
+SCHEMA = 'rog-checkpoint/2'
+FORMER = 'rog-checkpoint/1'  # without the state of policy and update rule
+UPDATE = 'rog/update/'  # before the name of what the update rule holds
 
 
 class CheckpointError(RogError):
@@ -41,13 +43,15 @@ def write(directory: Path, partition: RowPartition, master: np.ndarray, state: S
     """Write the checkpoint into ``directory`` and return its path.
 
     Every parameter is a tensor of its own name, so any safetensors reader can load the model.
+    What the update rule holds are tensors 'rog/update/NAME', as long as the whole model.
     """
     sizes = np.cumsum([p.size for p in partition.parameters])[:-1]
     tensors = {p.name: part.reshape(p.shape)
                for p, part in zip(partition.parameters, np.split(master, sizes), strict=True)}
     tensors['rog/updated_at'] = state.updated_at
+    tensors |= {UPDATE + name: held for name, held in state.update.items()}
     meta = {'schema': SCHEMA, 'digest': partition.digest, 'iteration': state.iteration,
-            'sync': state.sync, 'elapsed_s': elapsed,
+            'sync': state.sync, 'elapsed_s': elapsed, 'policy': state.policy,
             'pushes': {n: _receipt_to_json(*push) for n, push in state.pushes.items()}}
     path = directory / FILE
     try:
@@ -73,7 +77,9 @@ def read(directory: Path, partition: RowPartition) -> tuple[np.ndarray, ServerSt
     try:
         with safe_open(str(path), 'numpy') as file:
             meta = json.loads((file.metadata() or {})['rog'])
-            if meta['schema'] != SCHEMA:
+            if meta['schema'] == FORMER:
+                meta['policy'] = {}
+            elif meta['schema'] != SCHEMA:
                 raise CheckpointError(f'{path} has schema {meta["schema"]}, this version reads '
                                       f'{SCHEMA}')
             if meta['digest'] != partition.digest:
@@ -81,22 +87,29 @@ def read(directory: Path, partition: RowPartition) -> tuple[np.ndarray, ServerSt
                                       'out directory, or start without resume')
             parts = {p.name: file.get_tensor(p.name) for p in partition.parameters}
             updated_at = file.get_tensor('rog/updated_at')
+            update = {name.removeprefix(UPDATE): file.get_tensor(name)
+                      for name in sorted(file.keys()) if name.startswith(UPDATE)}
         pushes = {n: _receipt_from_json(entry) for n, entry in meta['pushes'].items()}
         state = ServerState(int(meta['iteration']), str(parse_sync(meta['sync'])), updated_at,
-                            pushes)
+                            pushes, dict(meta['policy']), update)
         master = _master(partition, parts)
         if updated_at.shape != (partition.rows,) or updated_at.dtype != np.int64:
             raise ValueError(f'rog/updated_at has shape {updated_at.shape}')
+        for name, held in update.items():
+            _check(UPDATE + name, held, (partition.elements,))
         return master, state, float(meta['elapsed_s'])
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f'{path} cannot be read: {error}') from error
 
 
+def _check(name: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
+    if values.shape != shape or values.dtype != np.float32:
+        raise ValueError(f'{name} is {values.dtype} of shape {values.shape}')
+    if not np.isfinite(values).all():
+        raise ValueError(f'{name} holds values that are not finite')
+
+
 def _master(partition: RowPartition, parts: dict[str, np.ndarray]) -> np.ndarray:
     for parameter in partition.parameters:
-        part = parts[parameter.name]
-        if part.shape != tuple(parameter.shape) or part.dtype != np.float32:
-            raise ValueError(f'{parameter.name} is {part.dtype} of shape {part.shape}')
-        if not np.isfinite(part).all():
-            raise ValueError(f'{parameter.name} holds values that are not finite')
+        _check(parameter.name, parts[parameter.name], tuple(parameter.shape))
     return np.concatenate([parts[p.name].reshape(-1) for p in partition.parameters])

@@ -18,13 +18,14 @@ from fleet_ros.alarm import Alarm
 from fleet_ros.parameters import declare
 from rclpy.node import Node
 from rog_core.backend import get_backend
+from rog_core.codec import get_codec
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.flat import flatten, rows_of, trainable
 from rog_core.member import AWAY
 from rog_core.messages import Ack, Action, Chunk, End, Send, Stop
 from rog_core.patience import mta_time
+from rog_core.policies import policy_of
 from rog_core.server import ServerMachine
-from rog_core.sync import parse_sync
 from rog_msgs.msg import (
     FleetStatus,
     RobotStatus,
@@ -80,8 +81,10 @@ class ParameterServerNode(Node):
         super().__init__('parameter_server', namespace='/rog', **options)
         self.settings = settings = declare(self, SERVER)
         # Before the task is loaded, which takes seconds, and before anything is written.
-        parse_sync(settings.sync)
-        self._links = robots_of(settings.robots)
+        robots = robots_of(settings.robots)
+        self._links = {name: robot.link for name, robot in robots.items()}
+        self._capacities = {name: robot.capacity for name, robot in robots.items()}
+        policy_of(settings.sync, self._capacities, get_codec(settings.codec).name)
         self.done = False
         self.reason = 'finished'
         self.out = Path(settings.out) if settings.out else None
@@ -145,7 +148,8 @@ class ParameterServerNode(Node):
                                 secrets.randbits(63), settings.sync, settings.codec,
                                 settings.heartbeat_limit, settings.importance_magnitude,
                                 settings.importance_age, settings.chunk_bytes,
-                                settings.drain_limit, chunk_time=settings.chunk_time)
+                                settings.drain_limit, chunk_time=settings.chunk_time,
+                                momentum=settings.momentum, capacities=self._capacities)
         if state is not None:
             machine.load_state(state)
         return machine

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rog_core.backend import NumpyBackend
+from rog_core.codec import get_codec
 from rog_core.messages import Kind, Receipt, TransferId
 from rog_core.partition import partition_of
+from rog_core.policy import Progress
+from rog_core.rules import Rules
 from rog_core.server import ServerState
 from rog_ps import checkpoint
 from safetensors.numpy import load_file, save_file
@@ -23,8 +27,8 @@ pushes = st.dictionaries(st.sampled_from(['robot1', 'robot2']),
                          st.tuples(st.integers(0, 2 ** 64 - 1), receipts))
 
 
-def state(iteration=7, known=None):
-    return ServerState(iteration, 'rsp:4', np.arange(PARTITION.rows), known or {})
+def state(iteration=7, known=None, **more):
+    return ServerState(iteration, 'rsp:4', np.arange(PARTITION.rows), known or {}, **more)
 
 
 @settings(deadline=None, max_examples=30)
@@ -36,6 +40,60 @@ def test_it_comes_back_as_it_was(tmp_path_factory, iteration, known, elapsed):
     assert np.array_equal(master, MASTER) and seconds == elapsed
     assert (back.iteration, back.sync, back.pushes) == (iteration, 'rsp:4', known)
     assert np.array_equal(back.updated_at, np.arange(PARTITION.rows))
+
+
+names = st.text(st.characters(exclude_categories=['Cs', 'Cc']), min_size=1, max_size=8)
+policies = st.dictionaries(names, st.integers(0, 2 ** 40) | st.lists(names, max_size=4),
+                           max_size=3)
+
+
+@settings(deadline=None, max_examples=30, derandomize=True)
+@given(policies, st.sets(names, max_size=3), st.integers(0, 99))
+def test_what_policy_and_update_rule_hold_comes_back(tmp_path_factory, policy, robots, seed):
+    folder = tmp_path_factory.mktemp('run')
+    noise = np.random.default_rng(seed)
+    update = {name: noise.normal(size=PARTITION.elements).astype(np.float32)
+              for name in ('velocity', *(f'held/{robot}' for robot in robots))}
+    checkpoint.write(folder, PARTITION, MASTER, state(policy=policy, update=update), 0.0)
+    master, back, _ = checkpoint.read(folder, PARTITION)
+    assert np.array_equal(master, MASTER) and back.policy == policy
+    assert set(back.update) == set(update)
+    assert all(np.array_equal(back.update[name], held) for name, held in update.items())
+
+
+def test_a_gsgm_server_goes_on_in_the_middle_of_a_round(tmp_path):
+    def server():
+        return Rules('gsgm', PARTITION, NumpyBackend(), MASTER.copy(), get_codec('onebit'), 0.9, {})
+
+    rules = server()
+    fleet = {name: Progress(0, 0) for name in ('robot1', 'robot2')}
+    push = np.ones(PARTITION.elements, np.float32)
+    for _ in range(2):  # the second waits for the other robot's first
+        rules.update.held['robot1'] = push.copy()
+        rules.policy.on_push('robot1', fleet, 0.0)
+        rules.settle(fleet, frozenset())
+    policy, update = rules.state()
+    assert policy == {'contributed': ['robot1'], 'queue': ['robot1']}
+    known = ServerState(2, 'gsgm', np.zeros(PARTITION.rows, np.int64), {}, policy, update)
+    checkpoint.write(tmp_path, PARTITION, rules.master, known, 0.0)
+    master, back, _ = checkpoint.read(tmp_path, PARTITION)
+    again = server()
+    again.master[:] = master
+    again.load(back)
+    for one in (rules, again):
+        one.update.held['robot2'] = push.copy()
+        one.policy.on_push('robot2', fleet, 0.0)
+        one.settle(fleet, frozenset())
+    assert again.state()[0] == {'contributed': ['robot1'], 'queue': []}
+    assert np.array_equal(rules.master, again.master)
+    assert np.allclose(MASTER - again.master, 1.5 + 0.9 / 2, atol=1e-5)  # the third has momentum
+
+
+def test_a_checkpoint_of_the_former_version_is_read(tmp_path):
+    path = checkpoint.write(tmp_path, PARTITION, MASTER, state(3), 0.0)
+    rewrite(path, lambda meta, t: meta.pop('policy') or meta.update(schema='rog-checkpoint/1'))
+    _, back, _ = checkpoint.read(tmp_path, PARTITION)
+    assert (back.iteration, back.policy, back.update) == (3, {}, {})
 
 
 def test_any_safetensors_reader_finds_the_parameters_by_name(tmp_path):
@@ -61,6 +119,15 @@ def rewrite(path, change):
     (lambda meta, t: meta.pop('pushes'), 'cannot be read'),
     (lambda meta, t: meta.update(pushes={'robot1': [1, 2]}), 'cannot be read'),
     (lambda meta, t: meta.update(iteration='x'), 'cannot be read'),
+    (lambda meta, t: meta.pop('policy'), 'cannot be read'),
+    (lambda meta, t: meta.update(policy=[1]), 'cannot be read'),
+    (lambda meta, t: meta.update(sync='fast'), "'fast' is unknown"),
+    (lambda meta, t: t.update({'rog/update/velocity': MASTER[:-1]}),
+     'velocity is float32 of shape'),
+    (lambda meta, t: t.update({'rog/update/velocity': MASTER.astype(np.float64)}),
+     'velocity is float64'),
+    (lambda meta, t: t.update({'rog/update/held/robot1': np.full_like(MASTER, np.inf)}),
+     'held/robot1 holds values'),
     (lambda meta, t: t.pop('bias'), 'cannot be read'),
     (lambda meta, t: t.update(bias=np.zeros(39, np.float32)), 'cannot be read'),
     (lambda meta, t: t.update(bias=np.full(40, np.nan, np.float32)), 'not finite'),

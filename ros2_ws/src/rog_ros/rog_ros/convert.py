@@ -18,9 +18,12 @@ from rog_core.messages import (
     RegisterRequest,
     RegisterResponse,
     TransferId,
+    Work,
 )
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
+
+NO_WORK = Work(0, (), ())
 
 
 def _octets(data: Any) -> array.array:
@@ -59,11 +62,13 @@ def to_ros(message: Chunk | Ack | End | Receipt) -> Any:
                       received_mask=message.received_mask)
     if isinstance(message, Receipt):
         return TransferReceipt(**identity, chunks=message.chunks, taken=_octets(message.taken))
-    command = message.command
+    command, work = message.command, message.command.work or NO_WORK
     return TransferEnd(**identity, chunks=message.chunks, duration=float(message.duration),
                        mta_duration=float(message.mta_duration), mta_time=float(command.mta_time),
                        next_iteration=command.next_iteration, staleness=int(command.staleness),
-                       patience=float(command.patience), sync=command.sync, stop=command.stop)
+                       patience=float(command.patience), sync=command.sync, stop=command.stop,
+                       shards=work.shards, shard_ids=list(work.ids),
+                       shard_weights=list(work.weights))
 
 
 def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
@@ -76,9 +81,10 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
         return Ack(transfer, message.next_expected, message.received_mask)
     if isinstance(message, TransferReceipt):
         return Receipt(transfer, message.chunks, bytes(memoryview(message.taken)))
+    work = Work(message.shards, tuple(message.shard_ids), tuple(message.shard_weights))
     return End(transfer, message.chunks, message.duration, message.mta_duration,
                Command(message.next_iteration, message.mta_time, message.staleness, message.sync,
-                       message.stop, message.patience))
+                       message.stop, message.patience, None if work == NO_WORK else work))
 
 
 def payload_bytes(message: Chunk | Ack | End | Receipt) -> int:

@@ -5,17 +5,25 @@ import json
 
 import pytest
 from fleet_env.errors import FleetFileError
-from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig, TrainingConfig
+from fleet_env.fleet import (
+    FleetConfig,
+    LinkConfig,
+    RobotConfig,
+    StragglerConfig,
+    TrainingConfig,
+)
 from fleet_env.fleet_file import with_overrides
 from fleet_env.power import PowerModel
 from rog_core.errors import ConfigError
 from rog_ros.parameters import (
     SERVER,
     WORKER,
+    RobotEntry,
     link_of,
     power_of,
     robots_of,
     server_parameters,
+    stragglers_of,
     worker_parameters,
 )
 
@@ -31,7 +39,7 @@ ELSEWHERE = {
 CHANGED = {
     'training.task': 'a.b:C', 'training.sync': 'bsp', 'training.codec': 'raw',
     'training.granularity': 'layer', 'training.task_options': {'fog': 1}, 'link.trace': 'indoor',
-    'link.emulate': False}
+    'link.emulate': False, 'training.nesterov': False}
 
 
 def settings():
@@ -60,6 +68,12 @@ def test_a_setting_reaches_a_node(name, value):
     assert parameters(changed) != parameters(FLEET)
 
 
+def test_what_a_robot_alone_has_reaches_its_node():
+    for name, value in (('capacity', 3.0), ('pace', 2.0), ('stragglers.time', 4.0)):
+        changed = with_overrides(FLEET, {f'robots.robot2.{name}': value})
+        assert parameters(changed)[1] != parameters(FLEET)[1], name
+
+
 def test_what_is_passed_is_declared_with_the_same_type_and_within_bounds():
     for passed, declared in zip(parameters(FLEET), (SERVER, WORKER), strict=True):
         for name, value in passed.items():
@@ -73,15 +87,18 @@ def test_every_parameter_has_a_description():
     assert all(knob.description.endswith('.') for knob in [*SERVER.values(), *WORKER.values()])
 
 
-def test_links_and_power_come_back_as_they_were():
+def test_what_a_node_reads_is_what_the_fleet_file_says():
     link = LinkConfig('indoor', 0.5, True, 30.0, 0.01)
-    robot = RobotConfig('robot1', link, 0.0, PowerModel(5.0, 3.0, 1.0))
+    robot = RobotConfig('robot1', link, 0.0, PowerModel(5.0, 3.0, 1.0), 0.0,
+                        StragglerConfig(.1, 2.0, .01, 30.0), 3.0)
     fleet = FleetConfig('team', (robot,), training=TrainingConfig())
     server, worker = server_parameters(fleet, 0.0, ''), worker_parameters(fleet, robot, 0.0)
     assert link_of(worker['link']) == link and power_of(worker['power']) == robot.power
-    assert robots_of(server['robots']) == {'robot1': link}
-    assert robots_of('[{"name": "robot1"}]') == {'robot1': LinkConfig(emulate=False)}
-    assert robots_of('[]') == {}
+    assert stragglers_of(worker['stragglers']) == robot.stragglers and worker['capacity'] == 3
+    assert robots_of(server['robots']) == {'robot1': RobotEntry(link, 3.0)}
+    assert robots_of('[{"name": "robot1"}]') == {
+        'robot1': RobotEntry(LinkConfig(emulate=False), 1.0)}
+    assert robots_of('[]') == {} and stragglers_of('{}') == StragglerConfig()
 
 
 @pytest.mark.parametrize('read, text, message', [
@@ -92,6 +109,9 @@ def test_links_and_power_come_back_as_they_were():
     (power_of, '{"stalled": -1}', 'power.stalled is -1'), (robots_of, '[3]', 'robots[0]'),
     (robots_of, '[{"name": 3}]', 'cannot be the name'),
     (robots_of, '[{"name": "a", "link": 3}]', 'robots[0].link must be a mapping'),
+    (stragglers_of, '{"probability": 2}', 'stragglers.probability is 2'),
+    (robots_of, '[{"name": "a", "capacity": 0}]', 'robots[0].capacity is 0'),
+    (robots_of, '[{"name": "a", "pace": 1}]', 'name, link and capacity'),
     (robots_of, '[{"name": "a"}, {"name": "a"}]', "two robots are called 'a'")])
 def test_what_is_wrong_is_named(read, text, message):
     with pytest.raises((ConfigError, FleetFileError)) as caught:

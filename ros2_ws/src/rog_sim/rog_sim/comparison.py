@@ -7,6 +7,7 @@
     seeds        seeds of the runs
     target       accuracy, 0 to 1, that times and energies to a target refer to
     times        moments of accuracy_at, s
+    rounds       iterations of accuracy_after: those that every run has made
     methods      one entry per method, in the order asked for: the fields of MethodResult
 
 Every number of a method is ``{"mean": ..., "std": ...}`` over the seeds; the standard deviation is
@@ -57,7 +58,7 @@ def _(help: str, unit: str = '', default: Any = Spread()) -> Any:
 class MethodResult:
     """What one method did; durations and amounts of an iteration are means over all robots'."""
 
-    sync: str
+    sync: str = field(metadata={'help': 'method, or what else a study calls it'})
     runs: list[str] = field(metadata={'help': 'directories of its runs, relative to this file'})
     iterations: Spread = _('iterations of a robot')
     iteration_s: Spread = _('duration of an iteration', 's')
@@ -65,7 +66,14 @@ class MethodResult:
     communicate_s: Spread = _('pushing and pulling, of an iteration', 's')
     stall_s: Spread = _('waiting for others, of an iteration', 's')
     stall_share: Spread = _('share of the time that is spent waiting, 0 to 1')
+    round_s: Spread = _('duration of the run over the iterations of the robot that made most: time '
+                        'between rounds, which of coded methods is that between decodings', 's')
     accuracy_end: Spread = _('accuracy at the end, 0 to 1')
+    accuracy_peak: Spread = _('highest accuracy, 0 to 1')
+    accuracy_after: Spread = _('accuracy after as many iterations as every run has made, 0 to 1')
+    accuracy_settled: Spread = _('mean of the accuracies in the second half of the run, 0 to 1')
+    stability: Spread = _('natural logarithm of the standard deviation of the accuracies in the '
+                          'second half of the run; the smaller, the steadier (GSGM, Section V-B)')
     energy_j: Spread = _('energy of a robot in the whole run', 'J')
     target_s: Spread = _('time until the accuracy first was the target, of the runs in which it '
                          'was', 's')
@@ -75,6 +83,7 @@ class MethodResult:
     accuracy_at: list[Spread] = _('accuracy at each of the times: the last evaluation before it',
                                   default=())
     reached: int = _('runs that reached the target', default=0)
+    diverged: int = _('runs that ended because the training diverged', default=0)
 
 
 MEASURES = tuple(f.name for f in dataclasses.fields(MethodResult) if f.type == 'Spread')
@@ -91,6 +100,7 @@ class Comparison:
     seeds: list[int]
     target: float
     times: list[float]
+    rounds: int
     methods: list[MethodResult]
     schema: str = SCHEMA
 
@@ -110,17 +120,19 @@ def compare_runs(runs: Mapping[str, Sequence[Run]], base: Path, target: float | 
         ends = [float(run.accuracy(run.duration)) for run in every]
         target = min((end for end in ends if math.isfinite(end)), default=math.nan)
     times = [first.duration_s / 2] if times is None else list(times)
+    rounds = min((run.rounds for run in every if not run.diverged), default=0)
     methods = []
     for sync, group in runs.items():
-        measured = [run.measures(target) for run in group]
+        measured = [run.measures(target, rounds) for run in group]
         at = np.array([run.accuracy(times) for run in group])
         methods.append(MethodResult(
             sync, [run.directory.relative_to(base).as_posix() for run in group],
             **{name: Spread.of(m[name] for m in measured) for name in MEASURES},
             accuracy_at=[Spread.of(column) for column in at.T],
-            reached=sum(math.isfinite(m['target_s']) for m in measured)))
+            reached=sum(math.isfinite(m['target_s']) for m in measured),
+            diverged=sum(run.diverged for run in group)))
     return Comparison(first.fleet, first.task, len(first.robots), first.duration_s,
-                      sorted({run.summary.seed for run in every}), target, times, methods)
+                      sorted({run.summary.seed for run in every}), target, times, rounds, methods)
 
 
 def write_comparison(directory: str | PathLike[str], comparison: Comparison) -> Path:

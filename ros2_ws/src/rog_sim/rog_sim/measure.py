@@ -1,19 +1,20 @@
 """What the records of one run say: accuracy and energy over time, and the numbers of a table.
 
-Accuracy is a mean over the robots, each counting with its last evaluation. Energy is the mean over
-the robots of what each had drawn.
+Accuracy is that of the server's model where a run measured it, as those of the studies do. Else it
+is a mean over the robots, each counting with its last evaluation. Energy is the mean over the
+robots of what each had drawn.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 from fleet_env.errors import RecordError
-from fleet_env.records import Iteration, Status, read_run
+from fleet_env.records import Evaluation, Iteration, Status, read_run
 from fleet_env.summary import Summary, read_summary
 from numpy.typing import ArrayLike, NDArray
 
@@ -24,13 +25,15 @@ Series = NDArray[np.float64]
 class Run:
     """One run, read back.
 
-    ``energy``: robot -> (time s, energy J), each of shape [n], both rising from 0.
+    ``energy``: robot -> (time s, energy J), each of shape [n], both rising from 0. ``server``:
+    (t, iteration, metric) of shape [3, n] of the server's model; n is 0 where it was not measured.
     """
 
     directory: Path
     summary: Summary
     rows_total: int
     energy: dict[str, tuple[Series, Series]]
+    server: Series = field(default_factory=lambda: np.empty((3, 0)))
 
     @property
     def duration(self) -> float:
@@ -57,7 +60,17 @@ class Run:
         at = np.asarray(times, dtype=np.float64)
         return np.mean([np.interp(at, *series) for series in self.energy.values()], axis=0)
 
-    def measures(self, target: float) -> dict[str, float]:
+    @property
+    def rounds(self) -> int:
+        """Iterations of the robot that made most."""
+        return max(robot.iterations for robot in self.summary.robots.values())
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the training ended because gradients were no numbers any more."""
+        return self.summary.notes.get('reason') == 'diverged'
+
+    def measures(self, target: float, rounds: int) -> dict[str, float]:
         """Return the numbers that a comparison holds of one run; `MethodResult` explains them."""
         robots = list(self.summary.robots.values())
         iterations = sum(r.iterations for r in robots)
@@ -66,20 +79,46 @@ class Run:
             sum(getattr(r, name) for r in robots) / each
             for name in ('compute_s', 'communicate_s', 'stall_s'))
         total = compute + communicate + stall
+        settled = self._settled()
         pushed = sum(r.rows_pushed_mean for r in robots) / len(robots)
         time = float(self.reached(target))
         return {
             'iterations': iterations / len(robots), 'iteration_s': total, 'compute_s': compute,
             'communicate_s': communicate, 'stall_s': stall,
             'stall_share': stall / total if total else np.nan,
+            'round_s': self.duration / max(1, self.rounds),
             'accuracy_end': float(self.accuracy(self.duration)),
+            'accuracy_peak': float(np.max(self._curve(), initial=-np.inf)),
+            'accuracy_after': float(self.accuracy_after(rounds)),
+            'accuracy_settled': float(settled.mean()) if settled.size else np.nan,
+            'stability': self.stability(),
             'energy_j': float(self.energy_at(self.duration)),
             'target_s': time, 'target_j': float(self.energy_at(time)),
             'iteration_bytes': sum(r.bytes_sent + r.bytes_received for r in robots) / each,
             'rows_share': pushed / self.rows_total if self.rows_total else np.nan}
 
+    def stability(self) -> float:
+        """Return the natural logarithm of the standard deviation of the accuracies (GSGM, V-B).
+
+        Of those in the second half of the run, when the model has learnt most of what it will; the
+        paper does not say of which. The smaller, the steadier; NaN where there are less than two.
+        """
+        settled = self._settled()
+        return float(np.log(max(settled.std(ddof=1), 1e-9))) if settled.size > 1 else np.nan
+
+    def _curve(self, start: float = 0.0) -> Series:
+        """Return the accuracy at every moment from ``start`` on at which one was measured."""
+        times = np.unique(np.concatenate([np.empty(0), *(e[0] for e in self._evaluations())]))
+        curve = self.accuracy(times[times >= start])
+        return curve[np.isfinite(curve)]
+
+    def _settled(self) -> Series:
+        return self._curve(self.duration / 2)
+
     def _evaluations(self) -> list[Series]:
-        """Return (t, iteration, metric) of shape [3, n] of each robot that was ever evaluated."""
+        """Return (t, iteration, metric) of shape [3, n] of each model that was ever evaluated."""
+        if self.server.size:
+            return [self.server]
         series = []
         for robot in self.summary.robots.values():
             start = [(0.0, 0, robot.accuracy.before)] if robot.evaluations else []
@@ -108,14 +147,20 @@ def read_run_measures(directory: str | PathLike[str]) -> Run:
         raise RecordError('has no robots; did any of them join?', str(Path(directory)))
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     rows_total = 0
+    server = []
     for event in events:
         if isinstance(event, Iteration):
             rows_total = max(rows_total, event.rows_total)
         elif isinstance(event, Status) and np.isfinite(event.energy):
             points[event.robot].append((event.t, event.energy))
+        elif isinstance(event, Evaluation) and not event.robot and event.phase != 'clean':
+            server.append((event.t, event.iteration, event.metric))
+    measured = np.array(server, dtype=np.float64).reshape(-1, 3)
+    measured = measured[np.isfinite(measured[:, 2])]
     energy = {}
     for name, robot in summary.robots.items():
         inside = [p for p in sorted(points[name]) if 0 < p[0] < summary.duration_s]
         table = np.array([(0.0, 0.0), *inside, (summary.duration_s, robot.energy_j)])
         energy[name] = (table[:, 0], np.maximum.accumulate(table[:, 1]))
-    return Run(Path(directory), summary, rows_total, energy)
+    return Run(Path(directory), summary, rows_total, energy,
+               measured.T if len(server) > 1 else np.empty((3, 0)))  # one: before the training

@@ -11,12 +11,15 @@ import torch
 from fleet_env.fleet import FleetConfig, RobotConfig
 from fleet_env.power import EnergyMeter
 from fleet_env.recorder import RobotReport
+from fleet_env.stragglers import Stragglers
 from rog_core.accumulator import Accumulator
 from rog_core.backend import get_backend
 from rog_core.errors import ConfigError
 from rog_core.flat import FlatModel, as_array
-from rog_core.messages import Chunk
+from rog_core.gradient import GradientSource
+from rog_core.messages import Chunk, Compute
 from rog_core.worker import WorkerMachine
+from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task
 
 EVALUATIONS = 40  # of a robot in a run, at most
@@ -30,8 +33,8 @@ class Robot:
         training = fleet.training
         self.name, self.training, self.task, self.model = config.name, training, task, model
         self._traffic = traffic
-        self.compute_time = config.pace + config.codec_pace
-        if self.compute_time <= 0:
+        self._pace, self._codec_pace = config.pace / config.capacity, config.codec_pace
+        if self._pace + self._codec_pace <= 0:
             raise ConfigError(f'{config.name} computes a gradient in 0 s; virtual time needs '
                               'training.pace, the seconds that it takes on the robot')
         self._flat = FlatModel(model)
@@ -40,16 +43,26 @@ class Robot:
         self.machine = WorkerMachine(config.name, incarnation, self.store, training.codec,
                                      max_chunk=fleet.network.chunk_bytes, traffic=traffic,
                                      chunk_time=fleet.network.chunk_time)
-        self._batches = iter(task.batches(rank, len(fleet.robots)))
+        self._source = GradientSource(model, self._flat, self.store,
+                                      RobotData(task, rank, len(fleet.robots)))
+        self._stragglers = Stragglers(config.stragglers, fleet.seed, rank)
+        self.silent_until = 0.0  # it has dropped out, and is not heard
         self._meter = EnergyMeter(config.power, 0.0)
         self.loss = self.accuracy = math.nan
         self.evaluated_at = 0
         self._evaluate_from, self._evaluate_interval = 0.0, 60 * fleet.minutes / EVALUATIONS
         self._job: Future | None = None
 
-    def start(self, pool: Executor, evaluate: bool) -> None:
-        """Begin to compute the next gradient on the model as it is now, and to measure it."""
-        self._job = pool.submit(self._compute, self.machine.finished if evaluate else 0)
+    def start(self, pool: Executor, order: Compute, evaluate: bool) -> None:
+        """Begin to compute a gradient on the model as it is now, and to measure it."""
+        self._job = pool.submit(self._compute, order, self.machine.finished if evaluate else 0)
+
+    def compute_time(self, order: Compute, now: float) -> float:
+        """Seconds until the gradient is there, of a robot as fast and as reliable as this one."""
+        pause = self._stragglers.next()
+        if pause.silent:
+            self.silent_until = now + pause.seconds
+        return self._source.batches(order) * self._pace + self._codec_pace + pause.seconds
 
     def finish(self) -> None:
         """See that what was begun is done; whatever changes the model comes after it."""
@@ -63,21 +76,16 @@ class Robot:
                 and self.store.model is self.store.weights:
             self.finish()
 
-    def _compute(self, evaluate_as: int) -> float:
+    def _compute(self, order: Compute, evaluate_as: int) -> float:
         if evaluate_as:
             self.evaluate(evaluate_as)
-        self._flat.zero_grad()
-        loss = self.task.loss(self.model, next(self._batches))
-        loss.backward()
-        self._flat.collect()
-        self.store.check(as_array(self._flat.gradient))
-        return float(loss.detach())
+        return self._source.compute(order)
 
     def accumulate(self) -> None:
         """Put the last gradient in the accumulator."""
         training = self.training
-        self.store.accumulate(as_array(self._flat.gradient), training.learning_rate,
-                              training.momentum, training.weight_decay)
+        self.machine.accumulate(as_array(self._flat.gradient), training.learning_rate,
+                                training.momentum, training.weight_decay, training.nesterov)
 
     def evaluation_due(self, now: float) -> bool:
         """Whether the model should be measured: as the fleet file says, but not all the time.

@@ -27,7 +27,7 @@ from fleet_env.recorder import Recorder
 from fleet_env.summary import Summary
 from rog_core.backend import get_backend
 from rog_core.dispatch import handler
-from rog_core.errors import ConfigError, StaleMessageError
+from rog_core.errors import ConfigError, GradientError, StaleMessageError
 from rog_core.flat import flatten, rows_of, trainable, unflatten
 from rog_core.messages import (
     HEADER_BYTES,
@@ -47,13 +47,16 @@ from .traffic import traffic_factor
 Progress = Callable[[float], None]
 
 
-def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None
-             ) -> Summary:
+def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None,
+             server_every: float = 0.0) -> Summary:
     """Run the fleet for its minutes, in virtual time, and return the outcome.
 
     :param out: directory for run.jsonl and summary.json; None writes nothing.
     :param progress: is told the share of the run that is done, 0 to 1.
+    :param server_every: measure the server's model so often, in s, instead of the robots' (0: the
+        robots'). Training that diverges then ends the run, and ``notes`` says so.
     :raises ConfigError: when virtual time cannot run this fleet file.
+    :raises GradientError: when the training diverges.
     """
     if out is not None and (out / records.RUN_FILE).exists():
         raise ConfigError(f'{out} already holds a run; choose another directory')
@@ -61,7 +64,7 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     torch.set_num_threads(1)  # the models are small; sums in one order are the same everywhere
     gc.set_threshold(100_000, *collect[1:])  # messages come and go by the million, without cycles
     try:
-        return Simulation(fleet, out).run(progress or (lambda done: None))
+        return Simulation(fleet, out, server_every).run(progress or (lambda done: None))
     finally:
         torch.set_num_threads(threads)
         gc.set_threshold(*collect)
@@ -70,8 +73,10 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
 class Simulation:
     """One run. ``fleet`` says everything about it."""
 
-    def __init__(self, fleet: FleetConfig, out: Path | None = None) -> None:
+    def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0
+                 ) -> None:
         self.fleet, self.now, self.end = fleet, 0.0, 60 * fleet.minutes
+        self._server_every = server_every
         training = fleet.training
         links = {config.name: link_trace(config.link) for config in fleet.robots}
         task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
@@ -82,12 +87,14 @@ class Simulation:
         model.eval()
         clean, before = float(task.evaluate_clean(model)), float(task.evaluate(model))
         lives = np.random.default_rng(fleet.seed).integers(1 << 63, size=1 + len(fleet.robots))
+        self._task, self._model = task, model  # to measure the server's
         master = flatten(model)
         self.server = ServerMachine(
             partition, get_backend('numpy'), master.copy(), int(lives[0]), training.sync,
             training.codec, fleet.heartbeat.limit, max_chunk=fleet.network.chunk_bytes,
             drain_limit=fleet.server.drain_limit, traffic=self._traffic,
-            chunk_time=fleet.network.chunk_time)
+            chunk_time=fleet.network.chunk_time, momentum=training.momentum,
+            capacities=fleet.capacities)
         self.robots = {config.name: self._robot(config, rank, task, master, int(lives[rank + 1]))
                        for rank, config in enumerate(fleet.robots)}
         self._latency = {config.name: config.link.latency for config in fleet.robots}
@@ -115,6 +122,8 @@ class Simulation:
         for robot in self.robots.values():
             self._act(robot, robot.machine.start(0.0))
         self._at(self.fleet.heartbeat.period, lambda: self._heartbeat(progress))
+        if self._server_every:
+            self._at(self._server_every, self._measure_server)
         queue, channel = self._queue, self.channel
         try:
             with self._pool:
@@ -123,6 +132,11 @@ class Simulation:
             self.end = self.now
             self._finish(progress, 'interrupted')
             raise
+        except GradientError:
+            if not self._server_every:
+                raise
+            self.end = self.now
+            return self._finish(progress, 'diverged')
         return self._finish(progress, 'finished')
 
     def _loop(self, queue: list, channel: Channel) -> None:
@@ -142,15 +156,24 @@ class Simulation:
     def _finish(self, progress: Progress, reason: str) -> Summary:
         self.now = self.end
         for robot in self.robots.values():
-            robot.finish()
+            if reason != 'diverged':
+                robot.finish()
             robot.settle(self.now)
             report = robot.machine.report(self.now)
             robot.store.publish()
-            robot.evaluate(report.iteration)
+            if not self._server_every:
+                robot.evaluate(report.iteration)
             self._report(robot, 'stopped')
-        if reason == 'finished':
+        if reason != 'interrupted':
             progress(1.0)
         return self._recorder.stop(self.end, reason)
+
+    def _measure_server(self) -> None:
+        """Measure the master rows, as the papers on GSGM and gradient coding do."""
+        unflatten(self._model, self.server.master)
+        iteration = max(robot.machine.finished for robot in self.robots.values())
+        self._recorder.server(self.now, iteration, float(self._task.evaluate(self._model)))
+        self._at(self._server_every, self._measure_server)
 
     def _at(self, delay: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now + delay, next(self._count), call))
@@ -170,7 +193,7 @@ class Simulation:
         """Heartbeats of all robots whose link carries anything, and the server's."""
         server = self.server
         for name, robot in self.robots.items():
-            if self.channel.rate_at(name, self.now) > 0:
+            if self._heard(name):
                 machine = robot.machine
                 self._serve(server.on_heartbeat(name, machine.incarnation, self.now, robot.loss))
                 known = server.is_member(name, machine.incarnation)
@@ -208,15 +231,16 @@ class Simulation:
             elif isinstance(action, Send):
                 self._send(robot.name, True, action.message)
             elif isinstance(action, Compute):
-                self._compute(robot)
+                self._compute(robot, action)
         robot.settle(self.now)
         self._set_alarm(robot, robot.machine.deadline,
                         lambda: self._act(robot, robot.machine.on_time(self.now)))
 
-    def _compute(self, robot: Robot) -> None:
+    def _compute(self, robot: Robot, order: Compute) -> None:
         self._report(robot)
-        robot.start(self._pool, robot.evaluation_due(self.now))
-        self._at(robot.compute_time, lambda: self._computed(robot))
+        robot.start(self._pool, order,
+                    not self._server_every and robot.evaluation_due(self.now))
+        self._at(robot.compute_time(order, self.now), lambda: self._computed(robot))
 
     def _computed(self, robot: Robot) -> None:
         robot.finish()
@@ -228,6 +252,11 @@ class Simulation:
 
     # -- network ---
 
+    def _heard(self, name: str) -> bool:
+        """Whether the robot has a link, and has not dropped out."""
+        return self.channel.rate_at(name, self.now) > 0 \
+            and self.now >= self.robots[name].silent_until
+
     def _send(self, name: str, uplink: bool, message: Any) -> None:
         """Rows queue up for the air; the few bytes of everything else find their way."""
         if isinstance(message, Chunk) and self.now > 0.0:
@@ -238,7 +267,7 @@ class Simulation:
     def _queue_up(self, name: str, uplink: bool, chunk: Chunk) -> None:
         """Hand a chunk to the radio: lost without a link, and once while a copy still waits."""
         key = name, chunk.transfer, chunk.sequence
-        if key in self._waiting or self.channel.rate_at(name, self.now) <= 0:
+        if key in self._waiting or not self._heard(name):
             return
         self._waiting.add(key)
         nbytes = (chunk.ids.size + chunk.values.size) * self._traffic + HEADER_BYTES
@@ -248,7 +277,7 @@ class Simulation:
         """Without a link it is lost; at time 0 nobody has moved yet, and the model is loaded."""
         if self.now == 0.0:
             self._at(0.0, deliver)
-        elif self.channel.rate_at(name, self.now) > 0:
+        elif self._heard(name):
             self._at(self._latency[name], deliver)
 
     def _arrive(self, name: str, uplink: bool, chunk: Chunk) -> None:

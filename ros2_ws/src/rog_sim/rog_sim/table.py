@@ -13,12 +13,12 @@ Row = list[str]
 
 def text_tables(comparison: Comparison) -> str:
     """Return the comparison as aligned plain text of at most about 100 columns."""
-    return '\n\n'.join(f'{title}\n{_aligned(rows)}' for title, rows in _tables(comparison))
+    return '\n\n'.join(f'{title}\n{aligned(rows)}' for title, rows in _tables(comparison))
 
 
 def markdown_tables(comparison: Comparison) -> str:
     """Return the comparison as Markdown tables."""
-    return '\n'.join(f'{title}\n\n{_markdown(rows)}' for title, rows in _tables(comparison))
+    return '\n'.join(f'{title}\n\n{markdown(rows)}' for title, rows in _tables(comparison))
 
 
 def spread(value: Spread, scale: float = 1.0, digits: int | None = None) -> str:
@@ -53,6 +53,8 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[Row]]]:
         outcome[f'% at {_moment(t)}'] = partial(_accuracy, index)
     outcome |= {
         '% at the end': lambda m: spread(m.accuracy_end, 100, 1),
+        'peak %': lambda m: spread(m.accuracy_peak, 100, 1),
+        'stability': lambda m: spread(m.stability, 1, 2),
         's to target': lambda m: _reached(m, m.target_s, len(m.runs)),
         'J to target': lambda m: _reached(m, m.target_j, len(m.runs)),
         'J in all': lambda m: spread(m.energy_j)}
@@ -78,7 +80,8 @@ def _moment(seconds: float) -> str:
     return f'{seconds / 60:g} min' if seconds >= 120 else f'{seconds:g} s'
 
 
-def _aligned(rows: list[Row]) -> str:
+def aligned(rows: list[Row]) -> str:
+    """Return rows, the first the heading, in columns of spaces."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ['  '.join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in
                                                    zip(row[1:], widths[1:], strict=True))])
@@ -86,6 +89,7 @@ def _aligned(rows: list[Row]) -> str:
     return '\n'.join([lines[0], '  '.join('-' * width for width in widths), *lines[1:]])
 
 
-def _markdown(rows: list[Row]) -> str:
+def markdown(rows: list[Row]) -> str:
+    """Return rows, the first the heading, as a Markdown table."""
     rule = ['---', *['---:'] * (len(rows[0]) - 1)]
     return ''.join(f'| {" | ".join(row)} |\n' for row in [rows[0], rule, *rows[1:]])

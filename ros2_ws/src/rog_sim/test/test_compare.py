@@ -16,8 +16,9 @@ from fleet_env.fleet_file import read_fleet
 from fleet_env.records import Iteration, RunWriter, Start, Status
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
 from rog_core.errors import ConfigError
-from rog_sim.compare import RunError, compare
+from rog_sim.compare import compare
 from rog_sim.comparison import compare_runs, read_comparison, write_comparison
+from rog_sim.jobs import RunError
 from rog_sim.measure import read_run_measures
 from rog_sim.table import markdown_tables, text_tables
 

@@ -1,20 +1,23 @@
-"""Small models that the shipped tasks train by default.
+"""Small models that the shipped tasks train.
 
-None has buffers (no batch normalisation): what is trained is all that a model is, so that a fleet
-that exchanges parameters exchanges the model.
+None has buffers (no batch normalisation) and none draws random numbers (no dropout, also where the
+published network has it): what is trained is all that a model is, so that a fleet that exchanges
+parameters exchanges the model, and equal batches give equal gradients.
+
+Each takes images (N, channels, H, W), 0 to 1, and gives logits (N, classes). The last pooling
+adapts to the size of the image; at the published size it does nothing.
 """
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import max_pool2d
 
 
 class DigitNet(nn.Module):
     """A convolutional network for images of about 8x8: 159,626 parameters in 336 rows.
 
-    :param channels: channels of the image.
+    :param channels: channels of the image, at least 2x2 pixels.
     :param classes: classes to tell apart.
-
-    Takes images (N, channels, H, W), 0 to 1, H and W at least 2; gives logits (N, classes).
     """
 
     def __init__(self, channels: int = 1, classes: int = 10):
@@ -30,6 +33,80 @@ class DigitNet(nn.Module):
         """Return logits (N, classes)."""
         x = torch.relu(self.conv1((images - 0.3) / 0.35))  # digits: mean .31, deviation .38
         x = x.contiguous(memory_format=torch.channels_last)  # halves the time on a CPU
-        x = nn.functional.max_pool2d(torch.relu(self.conv2(x)), 2)
+        x = max_pool2d(torch.relu(self.conv2(x)), 2)
         x = self.pool(torch.relu(self.conv3(x)))
         return self.out(torch.relu(self.hidden(x.flatten(1))))
+
+
+class MnistNet(nn.Module):
+    """The network of PyTorch's MNIST example (GSGM, Section V): 21,840 parameters.
+
+    :param channels: channels of the image, 28x28 as published, at least 16x16.
+    :param classes: classes to tell apart.
+    """
+
+    def __init__(self, channels: int = 1, classes: int = 10):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 10, 5)
+        self.conv2 = nn.Conv2d(10, 20, 5)
+        self.pool = nn.AdaptiveAvgPool2d(4)
+        self.hidden = nn.Linear(320, 50)
+        self.out = nn.Linear(50, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (N, classes)."""
+        x = torch.relu(max_pool2d(self.conv1((images - 0.1307) / 0.3081), 2))  # MNIST's own
+        x = self.pool(torch.relu(max_pool2d(self.conv2(x), 2)))
+        return self.out(torch.relu(self.hidden(x.flatten(1))))
+
+
+class LeNet5(nn.Module):
+    """LeNet-5 as used on CIFAR-10 (GSGM, Section V; DGH-GC, Section 6.1): 62,006 parameters.
+
+    :param channels: channels of the image, 32x32 as published, at least 16x16.
+    :param classes: classes to tell apart.
+    """
+
+    def __init__(self, channels: int = 3, classes: int = 10):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.pool = nn.AdaptiveAvgPool2d(5)
+        self.hidden1 = nn.Linear(400, 120)
+        self.hidden2 = nn.Linear(120, 84)
+        self.out = nn.Linear(84, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (N, classes)."""
+        x = max_pool2d(torch.relu(self.conv1((images - 0.5) / 0.5)), 2)
+        x = self.pool(max_pool2d(torch.relu(self.conv2(x)), 2))
+        x = torch.relu(self.hidden1(x.flatten(1)))
+        return self.out(torch.relu(self.hidden2(x)))
+
+
+class ConvNet(nn.Module):
+    """Three convolutions and two full layers for CIFAR-100 (GSGM, Section V): 586,184 parameters.
+
+    :param channels: channels of the image, 32x32 as published, at least 8x8.
+    :param classes: classes to tell apart.
+    """
+
+    def __init__(self, channels: int = 3, classes: int = 100):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.conv3 = nn.Conv2d(32, 64, 3, padding=1)
+        self.pool = nn.AdaptiveAvgPool2d(4)
+        self.hidden = nn.Linear(1024, 500)
+        self.out = nn.Linear(500, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (N, classes)."""
+        x = max_pool2d(torch.relu(self.conv1((images - 0.5) / 0.5)), 2)
+        x = max_pool2d(torch.relu(self.conv2(x)), 2)
+        x = self.pool(max_pool2d(torch.relu(self.conv3(x)), 2))
+        return self.out(torch.relu(self.hidden(x.flatten(1))))
+
+
+MODELS: dict[str, type[nn.Module]] = {
+    'digitnet': DigitNet, 'mnistnet': MnistNet, 'lenet5': LeNet5, 'convnet': ConvNet}

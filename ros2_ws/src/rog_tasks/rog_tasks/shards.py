@@ -5,36 +5,98 @@ Every sample is in exactly one shard, no shard is empty, and equal arguments giv
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from rog_tasks.errors import DataError
 
 Indices = NDArray[np.int64]
 
+_CELLS = 8
+"""Images are averaged down to so many cells a side before their main direction is sought."""
 
-def partition(labels: NDArray[np.int64], world: int, split: str = 'iid', seed: int = 0) \
-        -> list[Indices]:
+
+def partition(labels: NDArray[np.int64], world: int, split: str = 'iid', seed: int = 0,
+              images: Tensor | None = None) -> list[Indices]:
     """Cut the samples with these ``labels`` (n,) into ``world`` shards of sorted indices.
 
-    :param split: ``iid``, shards of equal size (within one) of every kind; or
-        ``dirichlet:ALPHA``, each class dealt out in proportions drawn from Dirichlet(ALPHA): the
-        smaller ALPHA, the fewer classes a robot sees.
+    :param split: how. All but the last give shards of equal size, within one.
+
+        - ``iid``: of every kind.
+        - ``sorted``: in the order of the labels, so that a robot sees one or a few classes; within
+          a label in the order of the data (the pathological partition of GSGM, Section V).
+        - ``place`` or ``place:SPREAD``: each robot has its corner of the world. The images stand
+          in the order of a smooth feature, their first principal component; SPREAD, 0 by default,
+          is the deviation of the noise on it, in deviations of the feature.
+        - ``dirichlet:ALPHA``: each class is dealt out in proportions drawn from Dirichlet(ALPHA):
+          the smaller ALPHA, the fewer classes a robot sees.
+    :param images: (n, C, H, W), which ``place`` needs.
     :raises DataError: for an unknown split, or fewer samples than shards.
     """
     if not 1 <= world <= len(labels):
         raise DataError(f'{len(labels)} samples cannot be cut into {world} shards')
     rng = np.random.default_rng(seed)
-    kind, _, argument = split.partition(':')
+    kind, colon, argument = split.partition(':')
     if split == 'iid':
-        return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), world)]
-    if kind != 'dirichlet':
-        raise DataError(f'no split is called {split!r}; there are iid and dirichlet:ALPHA')
+        return _equal(rng.permutation(len(labels)), world)
+    if split == 'sorted':
+        return _equal(np.argsort(labels, kind='stable'), world)
+    if split == 'place' or (kind == 'place' and colon):
+        if images is None:
+            raise DataError(f'split {split!r} needs images')
+        spread = _number(split, 'SPREAD', argument, 0, 1e6) if colon else 0.0
+        feature = _main_direction(images) + spread * rng.standard_normal(len(labels))
+        return _equal(np.argsort(feature, kind='stable'), world)
+    if kind == 'dirichlet':
+        return _dirichlet(labels, world, _number(split, 'ALPHA', argument, 1e-3, 1e6), rng)
+    raise DataError(f'no split is called {split!r}; there are iid, sorted, place, place:SPREAD '
+                    'and dirichlet:ALPHA')
+
+
+def require_labels(shards: list[Indices], labels: NDArray[np.int64], classes: int) -> None:
+    """See that every robot has samples and that every class is seen by some robot.
+
+    :param shards: indices into ``labels`` (n,), one array per robot.
+    :raises DataError: names the robots without samples, or the labels that no robot has.
+    """
+    empty = [str(rank) for rank, shard in enumerate(shards) if not len(shard)]
+    if empty:
+        raise DataError(f'no samples for robot {", ".join(empty)} of {len(shards)}; a robot '
+                        'without data cannot train: take fewer robots or another split')
+    seen = np.bincount(labels[np.concatenate(shards)], minlength=classes)
+    missing = np.flatnonzero(seen == 0).tolist()
+    if missing:
+        some = ', '.join(map(str, missing[:10])) + (', ...' if len(missing) > 10 else '')
+        raise DataError(f'no robot has a sample of {len(missing)} of the {classes} classes, label '
+                        f'{some}; none could learn them: add training samples of them or leave '
+                        'the classes out')
+
+
+def _equal(order: Indices, world: int) -> list[Indices]:
+    return [np.sort(part) for part in np.array_split(order, world)]
+
+
+def _number(split: str, name: str, text: str, low: float, high: float) -> float:
     try:
-        alpha = float(argument)
+        value = float(text)
     except ValueError:
-        alpha = float('nan')
-    if not 1e-3 <= alpha <= 1e6:
-        raise DataError(f'split {split!r}: ALPHA must be a number between 0.001 and 1000000')
-    return _dirichlet(labels, world, alpha, rng)
+        value = float('nan')
+    if not low <= value <= high:
+        raise DataError(f'split {split!r}: {name} must be a number between {low:g} and {high:g}')
+    return value
+
+
+def _main_direction(images: Tensor) -> NDArray[np.float64]:
+    """Return (n,): the first principal component of each image, of deviation 1.
+
+    Of the images averaged down to a few cells: where they are light and dark, not their detail.
+    """
+    cells = adaptive_avg_pool2d(images, _CELLS).flatten(1).double().numpy()
+    centred = cells - cells.mean(0)
+    direction = np.linalg.eigh(centred.T @ centred)[1][:, -1]
+    direction *= np.sign(direction[np.abs(direction).argmax()])  # its sign is arbitrary
+    feature: NDArray[np.float64] = centred @ direction
+    return feature / (feature.std() or 1.0)
 
 
 def _dirichlet(labels: NDArray[np.int64], world: int, alpha: float, rng: np.random.Generator) \

@@ -24,16 +24,20 @@ def fog(images: Tensor, strength: float, generator: torch.Generator, cells: int 
     :param strength: 0 (clear) to 1 (white-out).
     :param cells: random values along each side of the field; fewer make larger banks.
     """
-    coarse = torch.rand(len(images), 1, cells, cells, generator=generator).to(images)
+    coarse = _banks(len(images), generator, cells).to(images)
     field = torch.nn.functional.interpolate(coarse, size=images.shape[-2:], mode='bilinear',
                                             align_corners=True)
     density = strength * (0.5 + 0.5 * field)
     return images * (1 - density) + density
 
 
+def _banks(count: int, generator: torch.Generator, cells: int = 3) -> Tensor:
+    return torch.rand(count, 1, cells, cells, generator=generator)
+
+
 @dataclass(frozen=True)
 class Shift:
-    """The change of the world that spoils a recogniser: fog, then brightness."""
+    """The change of the world that spoils a recogniser: fog, then brightness; may be none."""
 
     fog: float
     """Strength of the fog, 0 to 1."""
@@ -50,4 +54,9 @@ class Shift:
         """Spoil ``images``; every image gets its own fog from ``generator``."""
         if self.fog:
             images = fog(images, self.fog, generator)
-        return brighten(images, self.brightness)
+        return brighten(images, self.brightness) if self.brightness else images
+
+    def skip(self, count: int, generator: torch.Generator) -> None:
+        """Draw from ``generator`` what spoiling ``count`` images draws."""
+        if self.fog:
+            _banks(count, generator)

@@ -50,12 +50,25 @@ class Task(ABC):
     def evaluate(self, model: 'nn.Module') -> float:
         """Return the metric in the world as it is now, 0 to 1; leaves the model as it was."""
 
+    def shard(self, rank: int, world: int) -> Iterator[Any]:
+        """Yield what robot ``rank`` of ``world`` learns from, once, the same at every call.
+
+        Batches of at most ``batch_size``; methods that need the gradient of a whole shard (SVRG)
+        ask for it.
+        """
+        raise TaskError(_without_shard(type(self)))
+
     def pretrain(self, model: 'nn.Module') -> None:  # noqa: B027 (nothing is a fair default)
         """Bring a new model, in place, to its state before online training; server only."""
 
     def evaluate_clean(self, model: 'nn.Module') -> float:
         """Return the metric in the world before it changed, 0 to 1; NaN where it never did."""
         return math.nan
+
+
+def _without_shard(cls: type) -> str:
+    return (f'{cls.__name__} does not implement shard(rank, world), one pass over the data of a '
+            'robot in batches, which this method of training needs')
 
 
 class _Plain(Task):
@@ -80,6 +93,11 @@ class _Plain(Task):
 
     def evaluate(self, model: 'nn.Module') -> float:
         return self._inner.evaluate(model)
+
+    def shard(self, rank: int, world: int) -> Iterator[Any]:
+        if not hasattr(self._inner, 'shard'):
+            raise TaskError(_without_shard(type(self._inner)))
+        return self._inner.shard(rank, world)
 
     def pretrain(self, model: 'nn.Module') -> None:
         if hasattr(self._inner, 'pretrain'):

@@ -1,6 +1,8 @@
 """Tasks that tests load by name."""
 
 import torch
+from rog_tasks.image_data import ImageData
+from rog_tasks.task import Task
 
 
 class Plain:
@@ -23,6 +25,21 @@ class Plain:
 
     def evaluate(self, model):
         return 0.5
+
+
+class Finite(Plain):
+    """Ten numbers, dealt out in turn."""
+
+    def batches(self, rank, world):
+        while True:
+            yield from self.shard(rank, world)
+
+    def shard(self, rank, world):
+        yield from torch.arange(rank, 10, world).split(self.batch_size)
+
+
+class Derived(Plain, Task):
+    """Derives from Task and leaves out what may be left out."""
 
 
 class NoLoss:
@@ -64,3 +81,10 @@ def tiny_net(classes=10):
 
 def no_net():
     return 3
+
+
+def no_class_3():
+    """Images of five classes, none of class 3 to train on."""
+    labels = torch.tensor([0, 1, 2, 4])
+    images = torch.zeros(4, 1, 28, 28)
+    return ImageData(images, labels, images, labels, 5)

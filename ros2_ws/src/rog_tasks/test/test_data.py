@@ -1,12 +1,12 @@
-"""Data sets load, or say what is missing."""
+"""Data sets that need no file, and what every data set must be."""
 
-import sys
-
-import numpy as np
 import pytest
 import torch
-from rog_tasks.data import ImageData, cifar100, digits, fed_cifar100, image_folder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rog_tasks.data import ImageData, digits
 from rog_tasks.errors import DataError
+from rog_tasks.shapes import shapes
 
 
 def test_digits_are_split_evenly_over_the_classes():
@@ -18,63 +18,38 @@ def test_digits_are_split_evenly_over_the_classes():
     assert not torch.equal(data.train_labels, digits(4).train_labels)
 
 
-def test_cifar_100_is_read_from_its_binary_version(tmp_path):
-    rng = np.random.default_rng(0)
-    folder = tmp_path / 'cifar-100-binary'
-    folder.mkdir()
-    for part, n in (('train', 5), ('test', 2)):
-        records = rng.integers(0, 256, (n, 3074), dtype=np.uint8)
-        records[:, 1] = np.arange(n) + 90
-        records.tofile(folder / f'{part}.bin')
-    data = cifar100(str(tmp_path))
-    assert data.train_images.shape == (5, 3, 32, 32) and data.classes == 100
-    assert data.train_labels.tolist() == [90, 91, 92, 93, 94]
-    assert data.test_images[1].flatten()[5] == records[1, 7] / np.float32(255)
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 12), st.integers(12, 80), st.integers(12, 40), st.integers(8, 33),
+       st.integers(1, 3), st.integers(0, 2**31 - 1))
+def test_shapes_of_any_size_are_evenly_dealt_and_follow_the_seed(classes, train, test, size,
+                                                                 channels, seed):
+    data, again = (shapes(train, test, size, channels, classes, seed) for _ in range(2))
+    assert data.train_images.shape == (train, channels, size, size)
+    assert data.test_images.shape == (test, channels, size, size)
+    assert 0 <= data.train_images.min() and data.train_images.max() <= 1
+    for labels in (data.train_labels, data.test_labels):
+        counts = torch.bincount(labels, minlength=classes)
+        assert counts.max() - counts.min() <= 1 and counts.min() >= 1
+    assert torch.equal(data.train_images, again.train_images)
+    assert torch.equal(data.test_labels, again.test_labels)
+    other = shapes(train, test, size, channels, classes, seed + 1)
+    assert not torch.equal(data.train_images, other.train_images)
 
 
-def test_a_cut_off_file_is_refused(tmp_path):
-    (tmp_path / 'train.bin').write_bytes(b'\0' * 3000)
-    with pytest.raises(DataError, match='3000 bytes'):
-        cifar100(str(tmp_path))
+def test_shapes_are_not_told_apart_by_the_nearest_mean():
+    """They are no digits: a class has several forms, which resemble those of other classes."""
+    data = shapes(3000, 1000)
+    images, truth = data.train_images.flatten(1), data.test_labels
+    means = torch.stack([images[data.train_labels == label].mean(0) for label in range(10)])
+    nearest = torch.cdist(data.test_images.flatten(1), means).argmin(1)
+    assert .1 < (nearest == truth).float().mean() < .6
 
 
-@pytest.mark.parametrize('loader', [cifar100, image_folder])
-def test_a_missing_data_set_is_named_with_its_place(loader, tmp_path):
-    with pytest.raises(DataError, match=str(tmp_path)):
-        loader(str(tmp_path / 'nowhere'))
-
-
-def test_fed_cifar_100_is_read_client_by_client(tmp_path):
-    h5py = pytest.importorskip('h5py')
-    for part in ('train', 'test'):
-        with h5py.File(tmp_path / f'fed_cifar100_{part}.h5', 'w') as h5:
-            for client, label in (('1', 7), ('0', 3)):
-                h5[f'examples/{client}/image'] = np.zeros((2, 32, 32, 3), np.uint8)
-                h5[f'examples/{client}/label'] = np.full(2, label)
-    assert fed_cifar100(str(tmp_path)).train_labels.tolist() == [3, 3, 7, 7]
-
-
-def test_it_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, 'h5py', None)
-    monkeypatch.setitem(sys.modules, 'PIL', None)
-    with pytest.raises(DataError, match='pip install h5py'):
-        fed_cifar100(str(tmp_path))
-    with pytest.raises(DataError, match='pip install pillow'):
-        image_folder(str(tmp_path))
-
-
-def test_folders_of_images_are_classes(tmp_path):
-    image = pytest.importorskip('PIL.Image')
-    for part in ('train', 'test'):
-        for name, colour in (('cat', (255, 0, 0)), ('ant', (0, 0, 255))):
-            (tmp_path / part / name).mkdir(parents=True)
-            image.new('RGB', (20, 10), colour).save(tmp_path / part / name / 'a.png')
-    data = image_folder(str(tmp_path), size=16)
-    assert data.train_images.shape == (2, 3, 16, 16) and data.classes == 2
-    assert data.train_images[0].mean((1, 2)).tolist() == [0, 0, 1]
-    (tmp_path / 'test' / 'ant' / 'b.png').write_text('no image')
-    with pytest.raises(DataError, match='b.png is not an image'):
-        image_folder(str(tmp_path))
+@pytest.mark.parametrize('options', [{'classes': 1}, {'test': 9}, {'size': 7}, {'channels': 0},
+                                     {'train': 0}])
+def test_shapes_that_cannot_be_are_refused(options):
+    with pytest.raises(DataError, match='are needed'):
+        shapes(**options)
 
 
 @pytest.mark.parametrize('images, labels, words', [

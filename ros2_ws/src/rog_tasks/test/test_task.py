@@ -19,6 +19,15 @@ def test_a_class_with_the_four_methods_is_a_task():
     assert math.isnan(task.evaluate_clean(model))
 
 
+def test_one_pass_over_a_shard_is_asked_of_the_class_or_refused():
+    task = load_task('sample_tasks:Finite', batch_size=2)
+    assert [batch.tolist() for batch in task.shard(1, 3)] == [[1, 4], [7]]
+    with pytest.raises(TaskError, match=r'Plain does not implement shard\(rank, world\)'):
+        load_task('sample_tasks:Plain').shard(0, 1)
+    with pytest.raises(TaskError, match=r'Derived does not implement shard\(rank, world\)'):
+        load_task('sample_tasks:Derived').shard(0, 1)
+
+
 def test_the_task_decides_the_batch_size_where_nobody_else_does():
     assert next(load_task('sample_tasks:Plain').batches(0, 1)).shape == (8, 2)
 
@@ -47,11 +56,15 @@ def test_the_seed_is_passed_to_those_who_take_it():
     ('rog_tasks.cruda:Cruda', {'fog': 2}, 'fog is 2.0'),
     ('rog_tasks.cruda:Cruda', {'fog': 'thick'}, 'fog and brightness'),
     ('rog_tasks.cruda:Cruda', {'brightness': -3}, 'brightness is -3.0'),
-    ('rog_tasks.cruda:Cruda', {'split': 'half'}, 'iid and dirichlet'),
-    ('rog_tasks.cruda:Cruda', {'data': 'mnist'}, 'digits, cifar100'),
+    ('rog_tasks.cruda:Cruda', {'split': 'half'}, 'iid, sorted, place, .* and dirichlet'),
+    ('rog_tasks.cruda:Cruda', {'data': 'minst'}, 'digits, shapes, mnist'),
     ('rog_tasks.cruda:Cruda', {'data_options': {'roof': 1}}, 'roof'),
     ('rog_tasks.cruda:Cruda', {'data': 'sample_tasks:no_net'}, 'no ImageData'),
     ('rog_tasks.cruda:Cruda', {'pretrain_epochs': -1}, 'at least 0'),
+    ('rog_tasks.classify:Classification', {'fog': 0.3}, "no option 'fog'"),
+    ('rog_tasks.classify:Classification', {'test_limit': -1}, 'at least 0'),
+    ('rog_tasks.classify:Classification', {'data': 'sample_tasks:no_class_3'},
+     '1 of the 5 classes, label 3'),
 ])
 def test_a_task_that_does_not_load_says_why(spec, options, words):
     with pytest.raises(TaskError, match=words):

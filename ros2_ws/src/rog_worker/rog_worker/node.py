@@ -18,6 +18,7 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env.jetson import open_meter
 from fleet_env.shaped import ShapedLink
+from fleet_env.stragglers import Pause
 from fleet_ros.alarm import Alarm
 from fleet_ros.parameters import declare
 from rclpy.node import Node
@@ -35,7 +36,14 @@ from rog_msgs.msg import (
 from rog_msgs.srv import Register
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros, to_ros
-from rog_ros.parameters import WORKER, link_of, power_of, robot_name, task_options_of
+from rog_ros.parameters import (
+    WORKER,
+    link_of,
+    power_of,
+    robot_name,
+    stragglers_of,
+    task_options_of,
+)
 from rog_ros.receive import receive
 
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
@@ -49,17 +57,19 @@ class WorkerNode(Node):
         self.settings = declare(self, WORKER)
         self.robot = self._robot_name()
         task_options_of(self.settings.task_options)  # said before anything is begun
+        stragglers_of(self.settings.stragglers)
         self.incarnation = secrets.randbits(63)
         self.machine: WorkerMachine | None = None
         self.error = ''                       # why the run ended, if not cleanly
         self.loss = self.accuracy = math.nan  # of the last batch and evaluation
         self.evaluated_at = 0
         self._dropped = 0                     # messages refused
+        self._silent_until = 0.0              # an emulated drop-out ends
         self._server_heard = time.monotonic()
         self._request: Any = None
         self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
-        self._granted: int | None = None
+        self._granted: Compute | None = None
         self._accumulate: Callable[[], None] | None = None
         self._link = ShapedLink.from_config(link_of(self.settings.link), self.settings.link_epoch)
         self._meter = open_meter(power_of(self.settings.power), time.monotonic())
@@ -92,25 +102,25 @@ class WorkerNode(Node):
 
     # -- the training thread's side (rog_core.optimizer.Link) ---
 
-    def join(self, machine: WorkerMachine) -> int | None:
-        """Register and wait for the first iteration; None: the run ended before it."""
+    def join(self, machine: WorkerMachine) -> Compute | None:
+        """Register and wait for the first order; None: the run ended before it."""
         self.machine = machine
         self._started.trigger()
         return self._wait()
 
-    def exchange(self, accumulate: Callable[[], None]) -> int | None:
-        """Push, pull, and wait for the next iteration; None: the run is over."""
+    def exchange(self, accumulate: Callable[[], None]) -> Compute | None:
+        """Push, pull, and wait for the next order; None: the run is over."""
         self._accumulate = accumulate
         self._ready.trigger()
         return self._wait()
 
-    def _wait(self) -> int | None:
+    def _wait(self) -> Compute | None:
         self._turn.wait()
         self._turn.clear()
         return self._granted
 
-    def _grant(self, iteration: int | None) -> None:
-        self._granted = iteration
+    def _grant(self, order: Compute | None) -> None:
+        self._granted = order
         self._turn.set()
 
     def leave(self, error: str = '') -> None:
@@ -185,7 +195,7 @@ class WorkerNode(Node):
             elif isinstance(action, Send):
                 self._send(action.message, now)
             elif isinstance(action, Compute):
-                self._grant(action.iteration)
+                self._grant(action)
                 self.report()
             elif isinstance(action, Stop):
                 self.error = action.error
@@ -212,7 +222,13 @@ class WorkerNode(Node):
     # -- status ---
 
     def _heartbeat(self) -> None:
-        self.report()
+        if time.monotonic() >= self._silent_until:
+            self.report()
+
+    def pause(self, pause: Pause) -> None:
+        """Emulate a robot that is late; one that has dropped out has no heartbeat meanwhile."""
+        if pause.silent:
+            self._silent_until = time.monotonic() + pause.seconds
 
     def report(self, state: str = '') -> None:
         """Publish the status; it is also the heartbeat."""

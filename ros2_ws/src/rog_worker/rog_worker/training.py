@@ -6,7 +6,10 @@ import threading
 import time
 
 import torch
+from fleet_env.stragglers import Stragglers
 from rog_core.optimizer import RogOptimizer
+from rog_ros.parameters import stragglers_of
+from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task, load_task
 
 from .node import WorkerNode
@@ -19,12 +22,13 @@ def train(node: WorkerNode, stop: threading.Event) -> None:
                      batch_size=settings.batch_size)
     model = task.model().to(settings.device)
     optimizer = RogOptimizer(
-        model, node, robot=node.robot, incarnation=node.incarnation, lr=settings.learning_rate,
-        momentum=settings.momentum, weight_decay=settings.weight_decay,
-        granularity=settings.granularity, codec=settings.codec, f1=settings.importance_magnitude,
-        f2=settings.importance_age, max_chunk=settings.chunk_bytes,
-        chunk_time=settings.chunk_time)
-    batches = iter(task.batches(settings.rank, settings.world))
+        model, node, robot=node.robot, incarnation=node.incarnation,
+        data=RobotData(task, settings.rank, settings.world), lr=settings.learning_rate,
+        momentum=settings.momentum, nesterov=settings.nesterov,
+        weight_decay=settings.weight_decay, granularity=settings.granularity, codec=settings.codec,
+        f1=settings.importance_magnitude, f2=settings.importance_age,
+        max_chunk=settings.chunk_bytes, chunk_time=settings.chunk_time)
+    stragglers = Stragglers(stragglers_of(settings.stragglers), settings.seed, settings.rank)
     evaluated = 0
     while not (optimizer.stopped or stop.is_set()):
         began = time.monotonic()
@@ -32,11 +36,12 @@ def train(node: WorkerNode, stop: threading.Event) -> None:
         if settings.evaluate_every and finished - evaluated >= settings.evaluate_every:
             evaluate(node, task, model, finished)
             evaluated = finished
-        optimizer.zero_grad()
-        loss = task.loss(model, next(batches))
-        loss.backward()
-        node.loss = float(loss.detach())
-        stop.wait(max(settings.pace - (time.monotonic() - began), 0.0))
+        least = optimizer.batches * settings.pace / settings.capacity
+        node.loss = optimizer.compute()
+        stop.wait(max(least - (time.monotonic() - began), 0.0))
+        pause = stragglers.next()
+        node.pause(pause)
+        stop.wait(pause.seconds)
         optimizer.step()
     if not node.error and not stop.is_set():
         evaluate(node, task, model, node.machine.iteration if node.machine else 0)

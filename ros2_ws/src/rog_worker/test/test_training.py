@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rog_core.messages import Compute
 from rog_worker.training import train
 
 
@@ -43,12 +44,14 @@ class Robot:
             task=f'{__name__}:Line', seed=4, batch_size=5, device='cpu', learning_rate=0.1,
             momentum=0.9, weight_decay=0.0, granularity='row', codec='raw', chunk_bytes=14000,
             chunk_time=.004,
-            importance_magnitude=1.0, importance_age=1.0, rank=1, world=3, pace=0.0,
-            evaluate_every=evaluate_every)
+            importance_magnitude=1.0, importance_age=1.0, rank=1, world=3, pace=0.0, capacity=2.0,
+            nesterov=True, stragglers='{"drop_probability": 1.0}', evaluate_every=evaluate_every)
         self.task_options = {}
         self.robot, self.incarnation, self.machine = 'robot2', 1, None
         self.error, self.loss, self.accuracy, self.evaluated_at = '', math.nan, math.nan, 0
         self.iterations, self.now = iterations, 0
+        self.pauses = []
+        self.pause = self.pauses.append
 
     def join(self, machine):
         self.machine = machine
@@ -58,7 +61,7 @@ class Robot:
         if self.now:
             self.machine.iteration = self.now
         self.now += 1
-        return self.now if self.now <= self.iterations else None
+        return Compute(self.now) if self.now <= self.iterations else None
 
 
 @pytest.mark.parametrize('every, times', [(0, 1), (2, 3), (100, 1)])
@@ -68,6 +71,7 @@ def test_it_computes_until_the_run_is_over_and_evaluates_at_the_end(every, times
     train(robot, threading.Event())
     assert robot.now == 7 and math.isfinite(robot.loss)
     assert Line.evaluated == [4] * times
+    assert [pause.silent for pause in robot.pauses] == [True] * 6  # as the robot's settings say
     assert (robot.accuracy, robot.evaluated_at) == (0.5, 6)
 
 

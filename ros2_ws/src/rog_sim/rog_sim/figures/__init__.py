@@ -2,5 +2,6 @@
 
 from .methods import draw_comparison
 from .run import draw_run
+from .studies import draw_study
 
-__all__ = ['draw_comparison', 'draw_run']
+__all__ = ['draw_comparison', 'draw_run', 'draw_study']

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rog_sim.comparison import COMPARISON_FILE, read_comparison
+from rog_sim.comparison import COMPARISON_FILE, Comparison, read_comparison
 from rog_sim.measure import read_run_measures
 
 from . import panels, style
@@ -70,9 +70,12 @@ def draw_comparison(directories: Sequence[str | PathLike[str]],
 
 
 def _comparison(path: Path) -> Group:
-    read = read_comparison(path)
-    methods = {m.sync: [read_run_measures(path / run) for run in m.runs] for m in read.methods}
-    return Group(path.absolute().name, methods)
+    return Group(path.absolute().name, methods_of(path, read_comparison(path)))
+
+
+def methods_of(path: Path, comparison: Comparison) -> Methods:
+    """Read the runs of a comparison that stands in ``path``."""
+    return {m.sync: [read_run_measures(path / run) for run in m.runs] for m in comparison.methods}
 
 
 def _runs(paths: Sequence[Path]) -> Group:
@@ -88,7 +91,7 @@ def _draw_methods(group: Group, out: Path) -> list[Path]:
     paths = _draw_all(methods, out)
     paths += _draw_one(out, 'composition', .9 + .17 * len(methods), _states_legend,
                        partial(panels.draw_composition, methods=methods))
-    legend = partial(_methods_legend, methods=methods)
+    legend = partial(methods_legend, methods=methods)
     for name, draw in (('efficiency', panels.draw_efficiency), ('energy', panels.draw_energy)):
         paths += _draw_one(out, name, 2.3, legend, partial(draw, methods=methods))
     labelled = partial(_accuracy_with_labels, methods=methods)
@@ -122,7 +125,7 @@ def _draw_all(methods: Methods, out: Path) -> list[Path]:
         axes.set_title(f'({letter})', loc='left')
     composition.legend(loc='lower left', bbox_to_anchor=(.1, .98), ncols=3, handlelength=.8,
                        columnspacing=.8)
-    _methods_legend(figure, methods)
+    methods_legend(figure, methods)
     _accuracy_with_labels(accuracy, methods)  # last: what else takes room is there
     return style.save(figure, out, 'comparison')
 
@@ -133,7 +136,7 @@ def _draw_paradigms(paradigms: Methods, out: Path) -> list[Path]:
     panels.draw_accuracy(over_time, paradigms)
     panels.draw_efficiency(over_iterations, paradigms)
     over_iterations.set_ylabel('')
-    _methods_legend(figure, paradigms)
+    methods_legend(figure, paradigms)
     return style.save(figure, out, 'paradigms')
 
 
@@ -151,7 +154,7 @@ def _draw_sensitivity(groups: list[Group], out: Path) -> list[Path]:
         if column:
             grid[0, column].set_ylabel('')
             grid[1, column].set_ylabel('')
-    _methods_legend(figure, every)
+    methods_legend(figure, every)
     return style.save(figure, out, 'sensitivity')
 
 
@@ -169,7 +172,8 @@ def _accuracy_with_labels(axes: Axes, methods: Methods) -> None:
     style.end_labels(axes, [(y, style.label(sync), style.look(sync).color) for y, sync in ends])
 
 
-def _methods_legend(figure: Figure, methods: Methods) -> None:
+def methods_legend(figure: Figure, methods: Methods) -> None:
+    """Draw a legend of the methods above the axes."""
     lines = [Line2D([], [], color=style.look(sync).color, ls=style.look(sync).dashes,
                     label=style.label(sync)) for sync in methods]
     letters = max(len(style.label(sync)) for sync in methods) + 6

@@ -35,13 +35,16 @@ _STYLE: Any = {
 _FAMILIES = {'bsp': ('#000000', '#000000'), 'ssp': ('#7ab8e6', '#053061'),
              'rsp': ('#f2a36e', '#8c1504'), 'dssp': ('#d59cc4', '#6b2a63'),
              'flown': ('#009e73', '#009e73'), 'asp': ('#c7a500', '#c7a500'),
-             'gsgm': ('#5fc6c9', '#0b6e72'), 'dgh-gc': ('#c49a7a', '#5d3a1a')}
+             'gsgm': ('#5fc6c9', '#0b6e72'), 'dgh-gc': ('#c49a7a', '#5d3a1a'),
+             'gc': ('#9a9a9a', '#9a9a9a'), 'hgc': ('#7ab8e6', '#7ab8e6'),
+             'gcc': ('#d59cc4', '#d59cc4'), 'dcgc': ('#6b2a63', '#6b2a63')}
 _AUTO = '#d6006e'  # a threshold that changes while it runs
 _OTHER = ('#9a9a9a', '#555555')
 _DASHES: dict[str, Any] = {
     '': '-', '+pipeline': (0, (4, 1.2)), '+sparse': (0, (1.2, 1)),
     '+pipeline+sparse': (0, (5, 1, 1, 1)), '+early': (0, (2.5, 1)), '-order': (0, (7, 1.5)),
-    '-timeout': (0, (2.5, 2)), '-minimum': (0, (1, 2)), '-early': (0, (7, 1.5, 1, 1.5))}
+    '-timeout': (0, (2.5, 2)), '-minimum': (0, (1, 2)), ' lm': (0, (2, 1)),
+    '-early': (0, (7, 1.5, 1, 1.5))}
 _MIXED = (0, (5, 1, 1, 1, 1, 1))  # any other set of options
 
 
@@ -67,8 +70,11 @@ def look(sync: str) -> Look:
 
 
 def parts(sync: str) -> tuple[str, list[str], str]:
-    """Return family, arguments and options: ``rsp``, ``['4']``, ``+sparse`` of ``rsp:4+sparse``."""
-    match = re.match(r'([^:+-]*(?:-gc)?)((?::[^:+-]*)*)(.*)', sync)
+    """Return family, arguments and options: ``rsp``, ``['4']``, ``+sparse`` of ``rsp:4+sparse``.
+
+    What a study adds to a name after a space, for example ``lm``, is part of the options.
+    """
+    match = re.match(r'([^:+ -]*(?:-gc)?)((?::[^:+ -]*)*)(.*)', sync)
     assert match is not None  # anything matches
     return match[1], match[2].split(':')[1:], match[3]
 
@@ -76,6 +82,8 @@ def parts(sync: str) -> tuple[str, list[str], str]:
 def label(sync: str) -> str:
     """Return the name of a method as papers write it: ``SSP-4`` for ``ssp:4``."""
     family, arguments, options = parts(sync)
+    if family not in _FAMILIES:
+        return sync  # no method, but what a study calls it
     return '-'.join([family.upper(), *arguments]) + options.replace('-', '−')
 
 

@@ -1,0 +1,38 @@
+"""Robots that are late or away now and then, as the fleet file has it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleet_env.fleet import StragglerConfig
+
+
+@dataclass(frozen=True)
+class Pause:
+    """What happens to a robot before it has a gradient, besides computing it."""
+
+    seconds: float
+    silent: bool
+    """It has dropped out and is not heard meanwhile; false: it is only late."""
+
+
+class Stragglers:
+    """The pauses of one robot, the same for the same seed and rank.
+
+    :param seed: the fleet's.
+    :param rank: the robot's.
+    """
+
+    def __init__(self, config: StragglerConfig, seed: int, rank: int):
+        self._config = config
+        self._rng = np.random.default_rng([seed, rank, *b'stragglers'])
+
+    def next(self) -> Pause:
+        """Return the pause at the next gradient; a robot that drops out is not late as well."""
+        # Both are always drawn, so that one probability does not move the draws of the other.
+        late, away = self._rng.random(2)
+        if away < self._config.drop_probability:
+            return Pause(self._config.drop_time, silent=True)
+        if late < self._config.probability:
+            return Pause(self._config.time, silent=False)
+        return Pause(0.0, silent=False)

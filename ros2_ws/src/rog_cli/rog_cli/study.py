@@ -1,0 +1,58 @@
+"""`rog study`: what papers measured, measured again in virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from .choice import at_least_one
+from .progress import runs_progress
+
+NAMES = ('gsgm', 'gsgm-svrg', 'coding')
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    parser = verbs.add_parser(
+        'study', help='measure what a paper measured again, in virtual time',
+        description='gsgm: training on data of which each robot has a corner (GSGM, Section V). '
+                    'gsgm-svrg: the same with variance reduction. coding: gradient coding for '
+                    'computers of several speeds that straggle (DGH-GC, Section 6).')
+    parser.add_argument('study', choices=NAMES, metavar='STUDY', help=', '.join(NAMES))
+    parser.add_argument('--out', type=Path, metavar='DIR',
+                        help='directory for the results (default: runs/study-...)')
+    parser.add_argument('--only', metavar='A,B,...', help='only the cases that begin like this')
+    parser.add_argument('--seeds', type=at_least_one, metavar='K',
+                        help='runs of each variant (default: 5; fewer where runs are long)')
+    parser.add_argument('--jobs', type=at_least_one, metavar='N',
+                        help='runs at a time (default: one per core)')
+    parser.add_argument('--resume', action='store_true',
+                        help='reuse the finished runs in --out that have the same settings')
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from rog_sim.figures import draw_study
+    from rog_sim.studies import STUDIES
+    from rog_sim.studies.study import run_study, text_tables
+
+    study = STUDIES[options.study]
+    if options.only:
+        study = study.only([text.strip() for text in options.only.split(',') if text.strip()])
+    out = options.out or Path('runs') / f'study-{study.name}-{time.strftime("%Y%m%d-%H%M%S")}'
+    runs = sum(map(len, study.jobs(out, options.seeds).values()))
+    try:
+        with runs_progress(runs) as progress:
+            comparisons = run_study(study, out, options.seeds, options.jobs, progress,
+                                    options.resume)
+    except KeyboardInterrupt:
+        print(f'rog: stopped; finished runs are kept. Go on with --out {out} --resume',
+              file=sys.stderr)
+        return 130
+    print(text_tables(study, comparisons))
+    print(f'\nResults in {out}:')
+    for path in (out / 'study.json', out / 'study.md', *draw_study(out)):
+        print(path)
+    return 0

@@ -1,0 +1,41 @@
+"""What a worker tells people of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# What a worker is doing, for its statistics and its power.
+COMPUTES, COMMUNICATES, STALLS = 'computing', 'communicating', 'stalled'
+TIME_OF = {COMPUTES: 'compute_time', COMMUNICATES: 'communicate_time', STALLS: 'stall_time'}
+
+
+@dataclass
+class WorkerStatistics:
+    """Counters for people. Times in seconds, sizes in bytes."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    rows_pushed: int = 0
+    rows_pulled: int = 0
+    compute_time: float = 0.0
+    communicate_time: float = 0.0
+    stall_time: float = 0.0
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What people and monitors are told; names and units are those of rog_msgs/TrainingStatus."""
+
+    state: str
+    sync: str
+    iteration: int
+    staleness: int
+    rows_total: int
+    rows_pushed: int
+    rows_pulled: int
+    bandwidth: float
+    compute_time: float
+    communicate_time: float
+    stall_time: float
+    bytes_sent: int
+    bytes_received: int

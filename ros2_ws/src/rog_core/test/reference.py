@@ -1,0 +1,66 @@
+"""What the codecs must write, one element at a time."""
+
+import numpy as np
+
+
+def rounded(scale):
+    """Bfloat16 bytes of a float32, and the float32 that they mean."""
+    code = (int(np.float32(scale).view(np.uint32)) + 0x8000) >> 16
+    return code.to_bytes(2, 'little'), np.uint32(code << 16).view(np.float32)
+
+
+def ternary_reference(row):
+    """Ternary bytes and decoded values of one segment."""
+    chosen, decoded = [], np.zeros_like(row)
+    for start in range(0, row.size, 64):
+        block = [abs(float(v)) for v in row[start:start + 64]]
+        chosen.append((start, block.index(max(block))) if max(block) > 0 else None)
+    sent = [abs(float(row[sum(at)])) for at in chosen if at]
+    out, scale = rounded(sum(sent) / max(len(sent), 1))
+    for at in chosen:
+        negative = bool(at) and bool(np.signbit(row[sum(at)]))
+        out += bytes([0x80 | negative << 6 | at[1] if at else 0])
+        if at:
+            decoded[sum(at)] = -scale if negative else scale
+    return out, decoded
+
+
+def sparse_reference(row, sparsity):
+    """Sparse ternary bytes and decoded values of one segment."""
+    count = max(round(sparsity * row.size), 1)
+    largest = sorted(range(row.size), key=lambda k: (-abs(float(row[k])), k))[:count]
+    chosen, decoded = sorted(k for k in largest if row[k] != 0), np.zeros_like(row)
+    out, scale = rounded(sum(abs(float(row[k])) for k in chosen) / max(len(chosen), 1))
+    for k in chosen:
+        out += (k + 0x8000 * bool(row[k] < 0)).to_bytes(2, 'little')
+        decoded[k] = -scale if row[k] < 0 else scale
+    return out + b'\xff\xff' * (count - len(chosen)), decoded
+
+
+def reference(codec, partition, values, ids, sums):
+    """Encoded bytes and decoded values (elements,), one element at a time."""
+    out, decoded = bytearray(), np.zeros_like(values)
+    for number, segment in enumerate(ids):
+        lo, hi = partition.offsets[segment], partition.offsets[segment + 1]
+        if codec == 'raw':
+            out += values[lo:hi].astype('<f4').tobytes()
+            decoded[lo:hi] = values[lo:hi]
+            continue
+        if codec == 'ternary':
+            code, decoded[lo:hi] = ternary_reference(values[lo:hi])
+            out += code
+            continue
+        if codec.startswith('ternary:'):
+            code, decoded[lo:hi] = sparse_reference(values[lo:hi], float(codec[8:]))
+            out += code
+            continue
+        code, scale = rounded(sums[number] / (hi - lo))
+        out += code
+        for start in range(lo, hi, 8):
+            byte = 0
+            for bit, k in enumerate(range(start, min(start + 8, hi))):
+                negative = bool(np.signbit(values[k]))
+                byte |= negative << bit
+                decoded[k] = -scale if negative else scale
+            out.append(byte)
+    return bytes(out), decoded

@@ -1,0 +1,266 @@
+"""SVRG in a fleet: a full gradient behind a barrier, then corrected ones, whatever happens."""
+
+import numpy as np
+import pytest
+from fleet import Fleet
+from rog_core.backend import NumpyBackend
+from rog_core.errors import ConfigError
+from rog_core.full_gradient import FullGradient
+from rog_core.partition import partition_of
+from test_invariants import check_end
+from test_rejoin import come_back, lose, run_until
+
+METHODS = ['gsgm+svrg=3', 'asp+svrg=3', 'bsp+svrg=1']
+BATCHES = 4
+
+
+class Quadratics:
+    """Robot k has the batches b of losses sum_i a[k, b, i] (w_i - c[k, i])^2 / 2.
+
+    ``corrected``: gradients that were corrected, with the weights, for the tests to look at.
+    """
+
+    def __init__(self, elements, seed):
+        self.noise = np.random.default_rng(seed)
+        self.elements, self.curves, self.centres = elements, {}, {}
+        self.plain, self.corrected = 0, []
+
+    def batches(self, name):
+        if name not in self.curves:
+            self.curves[name] = self.noise.uniform(.5, 2, (BATCHES, self.elements))
+            self.centres[name] = self.noise.standard_normal(self.elements)
+        return self.curves[name], self.centres[name]
+
+    def gradient(self, name, weights, batch):
+        curves, centre = self.batches(name)
+        return curves[batch] * (weights - centre)
+
+    def full(self, name, weights):
+        curves, centre = self.batches(name)
+        return curves.mean(axis=0) * (weights - centre)
+
+    def of(self, robot, order):
+        store, batch = robot.store, int(self.noise.integers(BATCHES))
+        if order.full:
+            return self.full(robot.name, store.model).astype(np.float32)
+        gradient = self.gradient(robot.name, store.model, batch)
+        if store.anchor is None:
+            self.plain += 1
+        else:
+            weights, full = store.anchor
+            gradient = gradient - self.gradient(robot.name, weights, batch) + full
+            self.corrected.append((robot.name, order.iteration, weights.copy(), full.copy()))
+        return gradient.astype(np.float32)
+
+
+def quadratic_fleet(sync, seed=8, robots=3, **network):
+    fleet = Fleet(seed, robots, sync, 'raw', **network)
+    fleet.gradients = Quadratics(fleet.partition.elements, seed)
+    for robot, seconds in zip(fleet.robots.values(), (0.1, 0.2, 0.4)):
+        robot.compute_time = seconds
+    return fleet
+
+
+def outer_loops(fleet):
+    """Anchors in use: iteration of the full gradient -> {robot: (weights, full gradient)}."""
+    period = fleet.server.method.svrg + 1
+    loops = {}
+    for name, iteration, weights, full in fleet.gradients.corrected:
+        loops.setdefault((iteration - 1) // period, {})[name] = weights, full
+    return loops
+
+
+@pytest.mark.parametrize('sync', METHODS)
+def test_all_hold_the_same_model_and_the_mean_of_their_full_gradients_of_it(sync):
+    fleet = quadratic_fleet(sync, loss=0.05, duplicate=0.1, delay=0.05)
+    masters = {}
+    pushed = fleet.update.pushed
+
+    def spy(member, active, now):
+        if member.push.transfer.kind.name == 'ANCHOR':  # nobody computes anything else now
+            model = masters.setdefault(member.iteration, fleet.server.master.copy())
+            assert (model == fleet.server.master).all(), 'the model changes behind the barrier'
+        pushed(member, active, now)
+    fleet.update.pushed = spy
+    fleet.run(12)
+    fleet.check()
+    period = fleet.server.method.svrg + 1
+    loops = outer_loops(fleet)
+    assert len(loops) >= 3 and fleet.gradients.plain == 0
+    for loop, anchors in loops.items():
+        model = masters[loop * period + 1]
+        mean = sum(fleet.gradients.full(name, model) for name in fleet.robots) / len(fleet.robots)
+        for weights, full in anchors.values():
+            assert np.allclose(weights, model, rtol=1e-6, atol=1e-6)
+            assert np.allclose(full, mean, rtol=1e-4, atol=1e-5)
+    assert {name for anchors in loops.values() for name in anchors} == set(fleet.robots)
+    check_end(fleet, 4)
+
+
+def distance(fleet):
+    """Of the master rows to the minimum of the mean of all losses."""
+    names = list(fleet.robots)
+    curves = np.array([fleet.gradients.batches(name)[0].mean(axis=0) for name in names])
+    centres = np.array([fleet.gradients.batches(name)[1] for name in names])
+    best = (curves * centres).sum(axis=0) / curves.sum(axis=0)
+    return np.abs(fleet.server.master - best).max()
+
+
+def test_it_comes_closer_to_the_minimum_than_without():
+    """The noise of the batches goes to 0; no learning rate has to."""
+    left = {}
+    for sync in ('bsp', 'bsp+svrg=3'):
+        fleet = quadratic_fleet(sync)
+        for robot in fleet.robots.values():
+            robot.compute_time = 0.1
+            accumulate = robot.machine.accumulate
+            robot.machine.accumulate = lambda gradient, rate, accumulate=accumulate: accumulate(
+                gradient, 20 * rate, 0.0)
+        fleet.run(15)
+        left[sync] = distance(fleet)
+    assert left['bsp+svrg=3'] < left['bsp'] / 10, left
+
+
+@pytest.mark.parametrize('sync', METHODS[:2])
+def test_who_joins_between_two_full_gradients_has_plain_ones(sync):
+    fleet = quadratic_fleet(sync)
+    run_until(fleet, lambda: len(outer_loops(fleet)) > 1, 0.05)
+    fleet.start_robot('robot3')
+    period = fleet.server.method.svrg + 1
+    seen = len(fleet.gradients.corrected)
+    run_until(fleet, lambda: any(name == 'robot3' for name, *_ in fleet.gradients.corrected), 0.05)
+    first = next(iteration for name, iteration, *_ in fleet.gradients.corrected[seen:]
+                 if name == 'robot3')
+    assert (first - 1) % period == 1  # the first after a full gradient
+    fleet.run(5)
+    loops = outer_loops(fleet)
+    assert max(map(len, loops.values())) == 4
+    for anchors in loops.values():
+        (_, first), *others = anchors.values()
+        assert all((full == first).all() for _, full in others)
+    check_end(fleet, 4)
+
+
+@pytest.mark.parametrize('sync', METHODS[:2])
+@pytest.mark.parametrize('when', ['computes', 'pushes', 'waits'])
+def test_a_robot_that_dies_at_the_barrier_stops_nobody_and_counts_whole_or_not_at_all(sync, when):
+    fleet = quadratic_fleet(sync, rate=2e5)
+    fleet.robots['robot1'].compute_time = {'computes': 1.4, 'pushes': 0.3, 'waits': 0.05}[when]
+    machine = fleet.robots['robot1'].machine
+    state = {'computes': 'computing', 'pushes': 'pushing', 'waits': 'waiting'}[when]
+    fleet.run(4)
+
+    def at_barrier():
+        full = machine._order is not None and machine._order.full
+        if when == 'pushes':
+            return full and machine.state == 'pushing' and machine.push._arrived > 1
+        return full and machine.state == state
+    run_until(fleet, at_barrier)
+    iteration = machine.iteration
+    fleet.kill_robot('robot1')
+    run_until(fleet, lambda: min(m.iteration for m in fleet.server.active()) > iteration + 1, 0.1)
+    names = set(fleet.robots) if when == 'waits' else {'robot0', 'robot2'}
+    found = [(weights, full) for name, n, weights, full in fleet.gradients.corrected
+             if n == iteration + 1]
+    assert found
+    for weights, full in found:
+        mean = sum(fleet.gradients.full(name, weights) for name in names) / len(names)
+        assert np.allclose(full, mean, rtol=1e-4, atol=1e-5)
+    fleet.start_robot('robot1')
+    check_end(fleet, 4)
+
+
+@pytest.mark.parametrize('sync', METHODS[:2])
+def test_a_robot_that_was_out_of_reach_is_corrected_by_what_it_holds(sync):
+    fleet = quadratic_fleet(sync, rate=2e5)
+    run_until(fleet, lambda: len(fleet.server.active()) == 3)
+    fleet.run(3)
+    lose(fleet, 4.0)
+    come_back(fleet)
+    fleet.run(5)
+    loops = outer_loops(fleet)
+    anchors = loops[max(loops) - 1]
+    weights = [weights for weights, _ in anchors.values()]
+    assert len(weights) == 3
+    assert all(np.allclose(other, weights[0], rtol=1e-5, atol=1e-5) for other in weights)
+    check_end(fleet, 4)
+
+
+@pytest.mark.parametrize('sync', METHODS)
+def test_it_can_be_begun_and_ended_at_any_time(sync):
+    fleet = quadratic_fleet('rsp:4', loss=0.05, rate=3e5)
+    fleet.run(2.0)
+    for seconds in (1.0, 1.13, 1.31, 1.57):
+        fleet.set_sync(sync)
+        fleet.run(seconds)
+        fleet.check()
+        fleet.set_sync('rsp:4')
+        fleet.run(seconds / 2)
+        fleet.check()
+    fleet.set_sync(sync)
+    seen = len(fleet.gradients.corrected)
+    fleet.run(10)
+    assert len(fleet.gradients.corrected) > seen
+    check_end(fleet, 4)
+
+
+def test_it_goes_on_after_a_restart_of_the_server():
+    fleet = quadratic_fleet('gsgm+svrg=3')
+    fleet.run(4)
+    checkpoint = fleet.checkpoint()
+    fleet.run(1)
+    fleet.restart_server(checkpoint)
+    seen = len(fleet.gradients.corrected)
+    fleet.run(10)
+    assert len(fleet.gradients.corrected) > seen
+    check_end(fleet, 4)
+
+
+def test_a_lossy_codec_is_refused_with_nothing_changed():
+    with pytest.raises(ConfigError, match="'bsp.svrg' needs exact gradients, so codec raw"):
+        Fleet(1, 2, 'bsp+svrg', 'onebit')
+    fleet = Fleet(1, 2, 'gsgm', 'ternary:0.1')
+    fleet.run(2)
+    policy, update = fleet.server.policy, fleet.update.update
+    with pytest.raises(ConfigError, match='codec raw'):
+        fleet.set_sync('gsgm+svrg=5')
+    assert (fleet.server.policy, fleet.update.update) == (policy, update)
+    check_end(fleet, 4)
+
+
+def test_who_does_not_hold_the_model_of_the_barrier_gets_rows_and_no_full_gradient():
+    """Its own model is another one, so the full gradient would correct it wrongly."""
+    fleet = quadratic_fleet('asp+svrg=3')
+    pushed = fleet.update.pushed
+
+    def spy(member, active, now):
+        if member.robot == 'robot0':
+            member.pulled_at[0] = 0  # as if it had been out of reach before
+        pushed(member, active, now)
+    fleet.update.pushed = spy
+    fleet.run(8)
+    assert fleet.robots['robot0'].store.anchor is None
+    assert fleet.robots['robot1'].store.anchor is not None
+
+
+def test_a_full_gradient_that_a_robot_pushed_in_part_does_not_count():
+    partition, backend = partition_of([('w', (4,)), ('b', (2,))], 'row', 'raw'), NumpyBackend()
+    full = FullGradient(partition, backend)
+
+    def push(robot, iteration, value, ids=(0, 1)):
+        data = np.full(sum((4, 2)[row] for row in ids), value, np.float32).view(np.uint8)
+        full.take(robot, iteration, np.array(ids), data)
+        full.close(robot, iteration, len(ids) == 2)
+
+    assert not full.is_of(1)
+    push('a', 1, 1.0)
+    push('b', 1, 3.0)
+    push('c', 1, 50.0, [0])
+    assert full.is_of(1) and (full.mean() == 2.0).all()
+    push('c', 1, 5.0)
+    push('a', 1, 70.0)  # it comes again after the robot was away
+    assert (full.mean() == 3.0).all()
+    push('b', 5, 4.0)
+    push('a', 1, 9.0)  # of an outer loop that is over
+    assert (full.is_of(1), full.is_of(5)) == (False, True)
+    assert (full.mean() == 4.0).all()

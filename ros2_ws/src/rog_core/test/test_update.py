@@ -1,0 +1,166 @@
+"""Update rules: what the pushes that a policy lets count do to the master rows."""
+
+import numpy as np
+import pytest
+from rog_core.backend import NumpyBackend
+from rog_core.codec import RAW, get_codec
+from rog_core.errors import ConfigError
+from rog_core.partition import partition_of
+from rog_core.sync import parse_sync
+from rog_core.update import (
+    AveragedUpdate,
+    Contribute,
+    Decode,
+    DecodedUpdate,
+    Discard,
+    EndRound,
+    GlobalMomentum,
+    update_of,
+)
+
+SHAPES = [('w', (30, 40)), ('b', (8,))]
+ROBOTS = ('a', 'b', 'c')
+
+
+class Rule:
+    """An update rule with a master and a source of pushes."""
+
+    def __init__(self, sync, codec=RAW, momentum=0.0):
+        self.partition = partition_of(SHAPES, 'row', codec.name)
+        self.backend = NumpyBackend()
+        self.update = update_of(parse_sync(sync), self.partition, self.backend, codec, momentum)
+        self.noise = np.random.default_rng(3)
+        self.master = self.noise.standard_normal(self.partition.elements).astype(np.float32)
+
+    def push(self, robot, rows=None):
+        """A raw push of all rows, or of some; returns it, float32 (elements,)."""
+        gradient = self.noise.standard_normal(self.partition.elements).astype(np.float32)
+        ids = np.arange(self.partition.segments) if rows is None else np.array(rows)
+        taken = np.zeros_like(gradient)
+        data = RAW.take(self.backend, self.partition, gradient, ids, None)
+        RAW.add(self.backend, self.partition, taken, ids, data)
+        self.update.take(robot, self.partition, self.backend, self.master, ids, RAW, data, 3)
+        return taken
+
+    def fall(self, *steps):
+        """By how much the master rows fall."""
+        before = self.master.copy()
+        for step in steps:
+            self.update.carry_out(step, self.master, 3)
+        return before - self.master
+
+
+def close(one, other):
+    return np.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_an_averaged_push_counts_at_once():
+    rule = Rule('rsp:4')
+    before = rule.master.copy()
+    pushed = rule.push('a')
+    assert close(before - rule.master, pushed / 3)
+    assert not rule.fall(Contribute('a'), EndRound(), Discard(('a',))).any()
+
+
+@pytest.mark.parametrize('sync', ['gsgm', 'gc'])
+def test_a_held_push_counts_when_it_is_told_to(sync):
+    rule = Rule(sync)
+    before = rule.master.copy()
+    pushed = rule.push('a')
+    assert (rule.master == before).all()
+    step = Contribute('a') if sync == 'gsgm' else Decode({'a': 1.0}, 3)
+    assert close(rule.fall(step), pushed / 3)
+    assert rule.update.held == {}
+
+
+def test_a_push_of_some_rows_contributes_momentum_to_the_others():
+    rule = Rule('gsgm', momentum=0.5)
+    for robot in ROBOTS:
+        rule.push(robot)
+    rule.fall(*map(Contribute, ROBOTS), EndRound())
+    velocity = rule.update.velocity.copy()
+    some = rule.push('a', [0, 7])
+    assert close(rule.fall(Contribute('a')), (some + 0.5 * velocity) / 3)
+
+
+def test_who_has_pushed_nothing_contributes_nothing():
+    rule = Rule('gsgm', momentum=0.5)
+    rule.push('a')
+    rule.fall(Contribute('a'), EndRound())
+    assert not rule.fall(Contribute('b')).any()
+
+
+def test_what_gsgm_holds_counts_at_the_end():
+    rule = Rule('gsgm')
+    pushed = [rule.push(robot) for robot in ROBOTS]
+    before = rule.master.copy()
+    rule.update.flush(rule.master, 3)
+    assert close(before - rule.master, sum(pushed) / 3)
+    assert rule.update.held == {}
+
+
+def test_coded_pushes_count_only_together_and_with_their_coefficients():
+    rule = Rule('gc')
+    one, _, three = (rule.push(robot) for robot in ROBOTS)
+    rule.fall(Discard(('b',)))
+    assert close(rule.fall(Decode({'a': 2.0, 'c': -0.5}, 7)), (2 * one - 0.5 * three) / 7)
+    rule.push('a')
+    before = rule.master.copy()
+    rule.update.flush(rule.master, 3)
+    assert (rule.master == before).all()
+
+
+def test_momentum_of_decoded_gradients_is_the_server_s():
+    rule, velocity = Rule('gc', momentum=0.5), 0.0
+    for _ in range(4):
+        velocity = 0.5 * velocity + rule.push('a') / 5
+        assert close(rule.fall(Decode({'a': 1.0}, 5)), velocity)
+
+
+@pytest.mark.parametrize('text', ['ternary:0.1', 'onebit'])
+def test_without_feedback_a_lossy_codec_codes_every_step_once(text):
+    codec = get_codec(text)
+    rule = Rule('gc-feedback', codec, momentum=0.5)
+    exact = Rule('gc', codec, momentum=0.5)
+    for _ in range(3):
+        assert (rule.push('a') == exact.push('a')).all()
+        coded, step = rule.fall(Decode({'a': 1.0}, 5)), exact.fall(Decode({'a': 1.0}, 5))
+        assert (rule.update.velocity == exact.update.velocity).all()  # what is lost is not there
+        assert not close(coded, step)
+        sent = np.abs(coded) > 1e-6
+        if text == 'ternary:0.1':
+            assert 0.05 < sent.mean() < 0.2
+        assert (np.sign(coded[sent]) == np.sign(exact.update.velocity[sent])).all()
+
+
+@pytest.mark.parametrize('sync', ['gsgm', 'gc'])
+def test_the_state_brings_back_what_is_held(sync):
+    rule, other = (Rule(sync, momentum=0.5) for _ in range(2))
+    rule.push('a')
+    rule.push('b')
+    if sync == 'gsgm':
+        rule.push('c')
+        rule.fall(Contribute('a'), EndRound(), Contribute('c'))
+        rest = [Contribute('b'), EndRound()]
+    else:
+        rule.fall(Decode({'a': 1.0}, 3))
+        rest = [Decode({'b': 1.0}, 3)]
+    other.update.load_state({name: value.copy() for name, value in rule.update.state().items()})
+    other.master[:] = rule.master
+    assert rule.fall(*rest).any()
+    other.fall(*rest)
+    assert (rule.master == other.master).all()
+    assert rule.update.velocity.any() and (rule.update.velocity == other.update.velocity).all()
+
+
+@pytest.mark.parametrize(('sync', 'kind'), [
+    ('rsp:4', AveragedUpdate), ('asp+svrg', AveragedUpdate), ('gsgm:3', GlobalMomentum),
+    ('dgh-gc', DecodedUpdate)])
+def test_every_method_has_its_rule(sync, kind):
+    assert type(Rule(sync).update) is kind
+
+
+@pytest.mark.parametrize('momentum', [-0.1, 1.0, float('nan')])
+def test_a_momentum_that_never_settles_is_refused(momentum):
+    with pytest.raises(ConfigError, match='at least 0 and below 1'):
+        Rule('gsgm', momentum=momentum)

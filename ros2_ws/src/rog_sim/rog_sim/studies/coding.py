@@ -1,0 +1,140 @@
+"""The study of gradient coding: DGH-GC, Section 6, tables 3 to 5 and figures 6 to 10.
+
+Group A and group B are those of Table 2; the table lists 19 nodes in group B, the text has 20, of
+which 5 are of 3 GHz, and so has this. Capacities are clock rates over 600 MHz, links have 3 to
+5 MB/s, data is held twice (r = 2). The paper does not say how often nodes straggle. Here a third of
+the robots, drawn by the seed, are late with 3 gradients in 10, the others with 3 in 100, by
+`LATE`; that holds in all cases in which time counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from fleet_env.fleet import (
+    ChannelConfig,
+    FleetConfig,
+    LinkConfig,
+    RobotConfig,
+    StragglerConfig,
+    TrainingConfig,
+)
+
+from ..comparison import MethodResult
+from ..table import spread
+from .gsgm import MOMENTUM, NETWORK
+from .study import Case, Study, Table
+
+CAPACITIES = {'a': [1] * 5 + [3] * 3 + [4] * 2 + [5] * 2,
+              'b': [1] * 5 + [2] * 3 + [3] * 3 + [4] * 4 + [5] * 5}
+SCHEMES = ('dgh-gc', 'gc', 'hgc', 'gcc', 'dcgc')
+PACE = 0.15              # s that 600 MHz takes for the gradient of a shard's batch
+LATE = 1.0               # s
+OFTEN, SELDOM = 0.3, 0.03
+SPARSITIES = (0.05, 0.01, 0.005, 0.002, 0.001)
+PERIODS = (100, 50, 30, 20, 10)  # rounds between two looks at who straggles, b
+GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}
+MODELS = ('mnistnet', 'lenet5')
+ROUNDS = 100             # that the accuracies are told after
+ACCURACY = {'learning_rate': 0.02, 'momentum': MOMENTUM, 'nesterov': False, 'batch_size': 8}
+
+
+def fleet_of(group: str, model: str, minutes: float, seed: int = 1) -> FleetConfig:
+    """Return the robots of a group, with gradients that cost nothing, without stragglers."""
+    training = TrainingConfig(
+        task='rog_sim.free:Free', task_options={'model': model}, sync='dgh-gc', codec='raw',
+        learning_rate=0.01, momentum=0.0, evaluate_every=0, pace=PACE)
+    robots = tuple(RobotConfig(f'robot{rank + 1}', LinkConfig(trace='edge', offset=50.0 * rank),
+                               PACE, capacity=capacity)
+                   for rank, capacity in enumerate(CAPACITIES[group]))
+    return FleetConfig(f'group-{group}', robots, f'Group {group.upper()} of Table 2 of DGH-GC.',
+                       seed=seed, minutes=minutes, training=training,
+                       link=LinkConfig(trace='edge', offset=50.0),
+                       channel=ChannelConfig(shared=False), network=NETWORK)
+
+
+def with_stragglers(fleet: FleetConfig) -> FleetConfig:
+    """Return the fleet with a third of its robots, drawn by its seed, late often."""
+    count = len(fleet.robots)
+    often = np.random.default_rng(fleet.seed).permutation(count)[:count // 3]
+    return dataclasses.replace(fleet, robots=tuple(
+        dataclasses.replace(robot, stragglers=StragglerConfig(
+            probability=OFTEN if rank in often else SELDOM, time=LATE))
+        for rank, robot in enumerate(fleet.robots)))
+
+
+def with_training(fleet: FleetConfig, **changes: Any) -> FleetConfig:
+    """Return the fleet with other settings of its training."""
+    return dataclasses.replace(fleet, training=dataclasses.replace(fleet.training, **changes))
+
+
+def times(group: str, model: str, methods: dict[str, tuple[str, str]], minutes: float = 1.0,
+          seeds: int = 3) -> Case:
+    """Return a case in which time counts; ``methods``: label -> method and codec."""
+    fleet = fleet_of(group, model, minutes)
+    return Case({label: with_training(fleet, sync=sync, codec=codec)
+                 for label, (sync, codec) in methods.items()}, seeds, with_stragglers)
+
+
+def accuracies(group: str, model: str, methods: dict[str, tuple[str, str]]) -> Case:
+    """Return a case in which accuracy counts, for the time that `ROUNDS` rounds take."""
+    options = {'data': 'rog_sim.images:large_digits', 'model': model}
+    found = {}
+    for label, (sync, codec) in methods.items():
+        round_s = 1.1 if sync in ('gc', 'gcc', 'dcgc') else 0.45
+        found[label] = with_training(
+            fleet_of(group, model, ROUNDS * round_s / 60), sync=sync, codec=codec,
+            task='rog_tasks.classify:Classification', task_options=options, **ACCURACY)
+    return Case(found, seeds=2)
+
+
+def round_time(method: MethodResult, first: MethodResult) -> str:
+    """Return the time between two decodings, in s."""
+    return spread(method.round_s, 1, 3)
+
+
+def speed_up(method: MethodResult, first: MethodResult) -> str:
+    """Return how many times as long as the first variant's rounds this one's take."""
+    return f'{method.round_s.mean / first.round_s.mean:.2f}'
+
+
+def accuracy(method: MethodResult, first: MethodResult) -> str:
+    """Return the accuracy in % after the same number of rounds."""
+    return spread(method.accuracy_after, 100, 1)
+
+
+def _cases() -> dict[str, Case]:
+    raw = {name: (name, 'raw') for name in SCHEMES}
+    ternary = {'dgh-gc ternary': ('dgh-gc', 'ternary:0.05')}
+    sparse = {'raw': ('dgh-gc:1:2', 'raw')}
+    for share in SPARSITIES:
+        sparse[f'{share:g}'] = ('dgh-gc:1:2', f'ternary:{share:g}')
+        sparse[f'{share:g} no feedback'] = ('dgh-gc:1:2-feedback', f'ternary:{share:g}')
+    cases = {}
+    for group in CAPACITIES:
+        for model in MODELS:
+            cases[f'time-{group}-{model}'] = times(group, model, {**raw, **ternary}, seeds=5)
+        cases[f'period-{group}'] = times(group, 'lenet5', {
+            f'b = {every}': (f'dgh-gc:1:0:{every}', 'raw') for every in PERIODS},
+            minutes=2.5)
+        cases[f'groups-{group}'] = times(group, 'lenet5', {
+            f'k = {k}{text}': (f'dgh-gc:1:{k}', codec) for k in GROUPS[group]
+            for text, codec in (('', 'raw'), (' ternary', 'ternary:0.05'))})
+        cases[f'accuracy-{group}-mnistnet'] = accuracies(group, 'mnistnet', raw)
+        cases[f'sparsity-{group}-mnistnet'] = accuracies(group, 'mnistnet', sparse)
+    cases['accuracy-a-lenet5'] = accuracies('a', 'lenet5', raw)
+    cases['sparsity-a-lenet5'] = accuracies('a', 'lenet5', sparse)
+    return cases
+
+
+coding = Study('coding', _cases(), (
+    Table('Average iteration time, s', 'time', round_time),
+    Table('Times as long as dgh-gc', 'time', speed_up, first=False),
+    Table('Average iteration time by rounds between two looks at who straggles, s', 'period',
+          round_time),
+    Table('Average iteration time by groups, s', 'groups', round_time),
+    Table('Accuracy after the same number of rounds, %', 'accuracy', accuracy),
+    Table('Accuracy by sparsity, after the same number of rounds, %', 'sparsity', accuracy)),
+    server_every=5.0)

@@ -1,0 +1,133 @@
+"""The studies of GSGM, Section V: learners that each see one corner of the data.
+
+Learning rates are the paper's way: without momentum ten times as high, and otherwise the same for
+all methods. Ours are of the averaged gradient: `ETA`, of one push as in the paper, times the number
+of learners. Learners take 1 to 2 times `PACE` for a gradient, the fast ones scattered over the
+ranks, and one gradient in ten takes `LATE` longer: without such differences nobody is ahead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from fleet_env.fleet import (
+    ChannelConfig,
+    FleetConfig,
+    LinkConfig,
+    NetworkConfig,
+    RobotConfig,
+    StragglerConfig,
+    TrainingConfig,
+)
+
+from ..comparison import MethodResult
+from ..table import spread
+from .study import Case, Study, Table
+
+LEARNERS = (10, 20, 30)
+PACE, LATE = 0.1, 0.1   # s
+SVRG_EVERY = 20         # iterations between full gradients
+MOMENTUM = 0.9
+ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # of one push: twice the paper's
+LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100    # of a run of gsgm, in about
+LINK = LinkConfig(trace='steady', scale=10.0)  # 1 Gbit/s
+FADING = LinkConfig(trace='outdoor_fades', scale=0.05, offset=40.0)
+NETWORK = NetworkConfig(chunk_bytes=65000, chunk_time=0.05)
+DIGITS = {'data': 'rog_sim.images:large_digits', 'split': 'sorted'}
+
+
+def learners(count: int, model: str, link: LinkConfig = LINK) -> FleetConfig:
+    """Return a fleet of so many learners that trains a model."""
+    training = TrainingConfig(
+        task='rog_tasks.classify:Classification', task_options={**DIGITS, 'model': model},
+        sync='gsgm', codec='raw', granularity='layer', learning_rate=count * ETA[model],
+        momentum=MOMENTUM, nesterov=False, evaluate_every=0, pace=PACE)
+    late = StragglerConfig(probability=0.1, time=LATE)
+    step = next(n for n in (7, 11, 13) if math.gcd(n, count) == 1)
+    robots = tuple(RobotConfig(
+        f'robot{rank + 1}', dataclasses.replace(link, offset=link.offset * rank),
+        PACE * (1 + rank * step % count / (count - 1)), stragglers=late) for rank in range(count))
+    rounds = max(LEAST_GRADIENTS / count, LEAST_ROUNDS)
+    round_s = 2 * PACE + 0.1 * LATE + 0.005  # the slowest, which is late now and then
+    return FleetConfig(
+        f'learners-{count}', robots, 'Learners that each see one or a few classes.', seed=1,
+        minutes=rounds * round_s / 60, training=training, link=link,
+        stragglers=late, channel=ChannelConfig(shared=False), network=NETWORK)
+
+
+def variants(fleet: FleetConfig, suffix: str = '') -> dict[str, FleetConfig]:
+    """Return GSGM and what the paper compares it with; `lm` is with local momentum."""
+    found = {f'gsgm{suffix}': with_method(fleet, f'gsgm{suffix}')}
+    for sync in ('ssp:1', 'ssp:2', 'asp'):
+        found[sync + suffix] = with_method(fleet, sync + suffix, momentum=0.0)
+        found[f'{sync}{suffix} lm'] = with_method(fleet, sync + suffix)
+    return found
+
+
+def with_method(fleet: FleetConfig, sync: str, momentum: float = MOMENTUM,
+                **changes: Any) -> FleetConfig:
+    """Return the fleet with a method; without momentum at ten times the learning rate."""
+    rate = fleet.training.learning_rate * (1 if momentum else 10)
+    return dataclasses.replace(fleet, training=dataclasses.replace(
+        fleet.training, sync=sync, momentum=momentum, learning_rate=rate, **changes))
+
+
+def _fading() -> dict[str, FleetConfig]:
+    fleet = learners(10, 'mnistnet', FADING)
+    fleet = dataclasses.replace(fleet, minutes=3 * fleet.minutes)  # most of it is waiting
+    methods = ('gsgm:4', 'gsgm', 'rsp:4', 'ssp:4')
+    return {sync if sync.startswith('gsgm') else f'{sync} lm':
+            with_method(fleet, sync, granularity='row') for sync in methods}
+
+
+def peak(method: MethodResult, first: MethodResult) -> str:
+    """Return the peak accuracy in %."""
+    return spread(method.accuracy_peak, 100, 1)
+
+
+def settled(method: MethodResult, first: MethodResult) -> str:
+    """Return the mean accuracy of the second half in %, and how many runs diverged."""
+    lost = f' ({method.diverged} diverged)' if method.diverged else ''
+    return spread(method.accuracy_settled, 100, 1) + lost
+
+
+def stability(method: MethodResult, first: MethodResult) -> str:
+    """Return the stability."""
+    return spread(method.stability, 1, 2)
+
+
+def accuracy_gain(method: MethodResult, first: MethodResult) -> str:
+    """Return by how many points the first variant's peak accuracy is above this one's."""
+    return f'{100 * (first.accuracy_peak.mean - method.accuracy_peak.mean):+.2f}'
+
+
+def stability_gain(method: MethodResult, first: MethodResult) -> str:
+    """Return by how much the first variant's stability is better, in % of this one's."""
+    own = method.stability.mean
+    return f'{100 * (own - first.stability.mean) / abs(own):+.1f} %'
+
+
+def _tables(models: tuple[str, ...]) -> tuple[Table, ...]:
+    found = []
+    for model in models:
+        found += [Table('Peak accuracy, %', model, peak),
+                  Table('Accuracy in the second half, %', model, settled),
+                  Table('Stability: ln of the deviation of the accuracy in the second half', model,
+                        stability),
+                  Table('Peak accuracy of GSGM above that of, in points', model, accuracy_gain,
+                        first=False),
+                  Table('Stability of GSGM better than that of', model, stability_gain,
+                        first=False)]
+    return tuple(found)
+
+
+gsgm = Study('gsgm', {
+    **{f'{model}-{count}': Case(variants(learners(count, model)))
+       for model in ('mnistnet', 'lenet5') for count in LEARNERS},
+    'fading': Case(_fading())}, _tables(('mnistnet', 'lenet5', 'fading')), server_every=0.2)
+
+gsgm_svrg = Study('gsgm-svrg', {
+    f'mnistnet-{count}': Case(variants(learners(count, 'mnistnet'), f'+svrg={SVRG_EVERY}'), seeds=3)
+    for count in LEARNERS}, _tables(('mnistnet',)), server_every=0.2)

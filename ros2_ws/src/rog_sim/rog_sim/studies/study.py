@@ -1,0 +1,135 @@
+"""Studies: what a paper measured, measured again in virtual time.
+
+A study has cases, and a case variants of one fleet that are put side by side: it is a comparison
+(`rog_sim.comparison`) of its own, in a directory of its own, which `rog plot` draws. ``study.json``
+holds them all:
+
+    schema  rog-study/1
+    study   name of the study
+    cases   name of the case -> its comparison.json
+
+``study.md`` holds the tables of the study, which `Table` describes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fleet_env.fleet import FleetConfig
+from fleet_env.summary import Summary, finite
+from rog_core.errors import ConfigError
+
+from ..compare import collect, jobs_of
+from ..comparison import Comparison, MethodResult
+from ..jobs import Job, Progress, run_jobs
+from ..table import Row, aligned, markdown
+
+SCHEMA = 'rog-study/1'
+STUDY_FILE = 'study.json'
+Cell = Callable[[MethodResult, MethodResult], str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Variants by label, the one that the others are compared with first; ``seeds`` of each.
+
+    ``prepare``: makes of a fleet with its seed the one that is run.
+    """
+
+    variants: dict[str, FleetConfig]
+    seeds: int = 5
+    prepare: Callable[[FleetConfig], FleetConfig] = lambda fleet: fleet
+
+
+@dataclass(frozen=True)
+class Table:
+    """A row for each case whose name begins with ``cases``, a column for each variant.
+
+    ``cell``: what stands there, of a variant and of the first one of its case.
+    """
+
+    title: str
+    cases: str
+    cell: Cell
+    first: bool = True  # whether the first variant has a column
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study. ``server_every``: seconds between measurements of the server's model."""
+
+    name: str
+    cases: dict[str, Case]
+    tables: tuple[Table, ...]
+    server_every: float
+
+    def only(self, prefixes: list[str]) -> Study:
+        """Return the study with the cases alone whose name begins with one of ``prefixes``.
+
+        :raises ConfigError: for one that no case begins with.
+        """
+        for prefix in prefixes:
+            if not any(name.startswith(prefix) for name in self.cases):
+                raise ConfigError(f"no case of study {self.name} begins with '{prefix}'; its cases "
+                                  f'are {", ".join(self.cases)}')
+        cases = {name: case for name, case in self.cases.items()
+                 if any(name.startswith(prefix) for prefix in prefixes)}
+        return dataclasses.replace(self, cases=cases)
+
+    def jobs(self, out: Path, seeds: int | None = None) -> dict[str, list[Job]]:
+        """Return the runs by case; ``seeds``: of each variant, default as the case says."""
+        return {name: [dataclasses.replace(job, fleet=case.prepare(job.fleet)) for job in
+                       jobs_of(case.variants, seeds or case.seeds, out / name)]
+                for name, case in self.cases.items()}
+
+
+def run_study(study: Study, out: Path, seeds: int | None = None, workers: int | None = None,
+              progress: Progress | None = None, resume: bool = False) -> dict[str, Comparison]:
+    """Run a study, write ``study.json`` and ``study.md`` into ``out``, return case -> comparison.
+
+    The parameters that are not of `Study.jobs` are those of `run_jobs`; so are the errors.
+    """
+    jobs = study.jobs(out, seeds)
+    named = [dataclasses.replace(job, label=f'{name}: {job.label}')
+             for name, case in jobs.items() for job in case]
+    run_jobs(named, workers, progress, resume, partial(_simulate, server_every=study.server_every))
+    comparisons = {name: collect(case, out / name) for name, case in jobs.items()}
+    data = {'schema': SCHEMA, 'study': study.name,
+            'cases': {name: dataclasses.asdict(c) for name, c in comparisons.items()}}
+    (out / STUDY_FILE).write_text(json.dumps(finite(data), indent=2, sort_keys=True) + '\n')
+    (out / 'study.md').write_text('\n'.join(
+        f'{title}\n\n{markdown(rows)}' for title, rows in tables(study, comparisons)))
+    return comparisons
+
+
+def text_tables(study: Study, comparisons: Mapping[str, Comparison]) -> str:
+    """Return the tables of a study as aligned plain text."""
+    return '\n\n'.join(f'{title}\n{aligned(rows)}' for title, rows in tables(study, comparisons))
+
+
+def tables(study: Study, comparisons: Mapping[str, Comparison]) -> list[tuple[str, list[Row]]]:
+    """Return title and rows of every table for which there are cases."""
+    out = []
+    for table in study.tables:
+        cases = {name: c for name, c in comparisons.items() if name.startswith(table.cases)}
+        labels = list(dict.fromkeys(m.sync for c in cases.values()
+                                    for m in c.methods[not table.first:]))
+        rows = [['', *labels]]
+        for name, comparison in cases.items():
+            cells = {m.sync: table.cell(m, comparison.methods[0]) for m in comparison.methods}
+            rows.append([name, *(cells.get(label, '') for label in labels)])
+        if cases:
+            out.append((table.title, rows))
+    return out
+
+
+def _simulate(fleet: FleetConfig, out: Path, progress: Callable[[float], None],
+              server_every: float) -> Summary:
+    from ..simulation import simulate  # brings in torch, which the parent does without
+
+    return simulate(fleet, out, progress, server_every)

@@ -1,0 +1,42 @@
+"""The batches of one shard: round and round, in a new order each time."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from rog_tasks.shift import Shift
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Batches(Iterator[Batch]):
+    """Endless batches (images (B, C, H, W), labels (B,)) of the samples ``shard``.
+
+    :param shard: (n,) indices into ``images`` and ``labels``, n at least 1.
+    :param size: samples in a batch, B.
+    :param shift: spoils the images, anew each time they come round.
+    :param generator: of the order and of the shift.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, shard: Tensor, size: int, shift: Shift,
+                 generator: torch.Generator):
+        self._images, self._labels, self._shard = images, labels, shard
+        self._size, self._shift, self._generator = size, shift, generator
+        self._waiting = shard[:0]
+
+    def __next__(self) -> Batch:
+        chosen = self._choose()
+        return self._shift(self._images[chosen], self._generator), self._labels[chosen]
+
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` batches without making their images."""
+        for _ in range(count):
+            self._shift.skip(len(self._choose()), self._generator)
+
+    def _choose(self) -> Tensor:
+        while len(self._waiting) < self._size:
+            order = torch.randperm(len(self._shard), generator=self._generator)
+            self._waiting = torch.cat((self._waiting, self._shard[order]))
+        chosen, self._waiting = self._waiting[:self._size], self._waiting[self._size:]
+        return chosen

@@ -1,0 +1,150 @@
+"""Recognition from scratch: any model learns the classes of any set of labelled images."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rog_tasks.batches import Batch, Batches
+from rog_tasks.data import LOADERS, ImageData
+from rog_tasks.errors import TaskError
+from rog_tasks.loading import load_object
+from rog_tasks.models import MODELS
+from rog_tasks.shards import partition, require_labels
+from rog_tasks.shift import Shift
+from rog_tasks.task import Task
+
+
+class Classification(Task):
+    """Supervised training of a recogniser, each robot on its shard of the images.
+
+    :param seed: of the model's initialisation, the digits' split, the shards and the order.
+    :param data: a key of :data:`rog_tasks.data.LOADERS`, or ``package.module:function`` of a
+        function that returns an :class:`~rog_tasks.data.ImageData`.
+    :param data_options: keyword arguments of that function.
+    :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:function`` of a
+        function or class that returns a model: images (N, C, H, W), 0 to 1, to logits (N, classes).
+    :param model_options: keyword arguments of that function.
+    :param split: who gets which images, see :func:`rog_tasks.shards.partition`.
+    :param test_limit: evaluate on at most so many test images; 0 for all.
+    :raises TaskError: for an option that cannot be, which it names.
+    """
+
+    def __init__(self, seed: int = 0, data: str = 'shapes',
+                 data_options: Mapping[str, Any] | None = None, model: str = 'mnistnet',
+                 model_options: Mapping[str, Any] | None = None, split: str = 'iid',
+                 test_limit: int = 0):
+        if test_limit < 0:
+            raise TaskError('test_limit must be at least 0')
+        self._seed = seed
+        self._split = split
+        self._shift = Shift(0.0, 0.0)
+        self._model_spec = model
+        self._model_options = dict(model_options or {})
+        self._data = self._load(data, dict(data_options or {}))
+        chosen = slice(test_limit or None)
+        self._test = self._data.test_images[chosen], self._data.test_labels[chosen]
+        self._shards = self._cut(1)  # refuses an unknown split, and missing labels, at once
+
+    def model(self) -> nn.Module:
+        """Return a new model; the global random state is left as it was."""
+        options = self._model_options
+        factory: Any = MODELS.get(self._model_spec)
+        if factory:
+            options = {'channels': self._data.train_images.shape[1],
+                       'classes': self._data.classes, **options}
+        else:
+            factory = load_object(self._model_spec,
+                                  f'model ({", ".join(MODELS)} or package.module:function)')
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._number('model'))
+            try:
+                made = factory(**options)
+            except TypeError as error:
+                raise TaskError(f'model_options of {self._model_spec}: {error}') from error
+            self._try(made)
+        return made
+
+    def batches(self, rank: int, world: int) -> Iterator[Batch]:
+        """Yield (images (B, C, H, W), labels (B,)), the shard again and again in new orders."""
+        return Batches(self._data.train_images, self._data.train_labels, self._shard(rank, world),
+                       self.batch_size, self._shift, self._generator('batches', rank))
+
+    def shard(self, rank: int, world: int) -> Iterator[Batch]:
+        """Yield the shard once, in its order; the last batch may be smaller."""
+        generator = self._generator('shard', rank)
+        for chosen in self._shard(rank, world).split(self.batch_size):
+            yield (self._shift(self._data.train_images[chosen], generator),
+                   self._data.train_labels[chosen])
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy."""
+        images, labels = batch
+        return nn.functional.cross_entropy(model(images), labels)
+
+    def evaluate(self, model: nn.Module) -> float:
+        """Return the share of test images that ``model`` recognises."""
+        return accuracy(model, *self._test)
+
+    def _load(self, data: str, options: dict[str, Any]) -> ImageData:
+        loader = LOADERS[data] if data in LOADERS else load_object(
+            data, f'data ({", ".join(LOADERS)} or package.module:function)')
+        if data == 'digits':
+            options.setdefault('seed', self._seed)
+        try:
+            loaded = loader(**options)
+        except TypeError as error:
+            raise TaskError(f'data_options of {data}: {error}') from error
+        if not isinstance(loaded, ImageData):
+            raise TaskError(f'data {data!r} gives {type(loaded).__name__}, no ImageData')
+        return loaded
+
+    def _try(self, model: Any) -> None:
+        if not isinstance(model, nn.Module):
+            raise TaskError(f'model {self._model_spec!r} gives {type(model).__name__}, no '
+                            'torch.nn.Module')
+        training, image = model.training, self._data.test_images[:1]
+        try:
+            with torch.no_grad():
+                model.eval()(image)
+        except RuntimeError as error:
+            raise TaskError(f'model {self._model_spec!r} takes no images of '
+                            f'{"x".join(map(str, image.shape[1:]))}: {error}') from error
+        model.train(training)
+
+    def _shard(self, rank: int, world: int) -> Tensor:
+        if not 0 <= rank < world:
+            raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
+        shards = self._shards  # once: another thread may ask for another world
+        if len(shards) != world:
+            shards = self._shards = self._cut(world)
+        return shards[rank]
+
+    def _cut(self, world: int) -> list[Tensor]:
+        labels = self._data.train_labels.numpy()
+        shards = partition(labels, world, self._split, self._seed, self._data.train_images)
+        require_labels(shards, labels, self._data.classes)
+        return [torch.from_numpy(shard) for shard in shards]
+
+    def _number(self, purpose: str, rank: int = 0) -> int:
+        """Return the seed of one purpose, so that no two draw the same numbers."""
+        entropy = [self._seed, rank, *purpose.encode()]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+    def _generator(self, purpose: str, rank: int = 0) -> torch.Generator:
+        return torch.Generator().manual_seed(self._number(purpose, rank))
+
+
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor, at_once: int = 512) -> float:
+    """Return the share of ``images`` that ``model`` labels rightly; leaves its mode as it was."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            right = sum(int((model(part).argmax(1) == truth).sum()) for part, truth in
+                        zip(images.split(at_once), labels.split(at_once), strict=True))
+    finally:
+        model.train(training)
+    return right / len(labels)

@@ -1,0 +1,199 @@
+"""Data sets in their published file formats.
+
+Every loader takes ``root``, a folder that holds the files, itself or in a folder below, and returns
+an :class:`ImageData`. What a file says about itself is checked before it is used; a DataError names
+the file, what is wrong and what to do.
+"""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rog_tasks.errors import DataError
+from rog_tasks.image_data import ImageData
+
+_Part = tuple[Tensor, Tensor]
+_Bytes = NDArray[np.uint8]
+
+_AGAIN = 'fetch it again'
+
+_LARGEST = 2**31
+"""Bytes that are read of a file at most; the largest of MNIST's has 47 million."""
+
+
+def mnist(root: str = 'data') -> ImageData:
+    """MNIST (http://yann.lecun.com/exdb/mnist): 28x28 grey, 10 classes.
+
+    The four IDX files ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, ``t10k-...``, each
+    plain or with ``.gz``.
+    """
+    return _idx_data(root, 'MNIST')
+
+
+def fashion_mnist(root: str = 'data') -> ImageData:
+    """Fashion-MNIST (https://github.com/zalandoresearch/fashion-mnist): its files are MNIST's."""
+    return _idx_data(root, 'Fashion-MNIST')
+
+
+def cifar10(root: str = 'data') -> ImageData:
+    """CIFAR-10, the binary version: ``data_batch_1.bin`` to ``_5`` and ``test_batch.bin``.
+
+    A record is a label and 3x32x32 bytes (https://www.cs.toronto.edu/~kriz/cifar.html).
+    """
+    names = [*(f'data_batch_{number}.bin' for number in range(1, 6)), 'test_batch.bin']
+    *train, test = (_records(_find(root, 'the binary version of CIFAR-10', name), 1)
+                    for name in names)
+    return _data([_cifar(np.concatenate(train), 1), _cifar(test, 1)], 10)
+
+
+def cifar100(root: str = 'data') -> ImageData:
+    """CIFAR-100, the binary version: ``train.bin`` and ``test.bin``.
+
+    A record is a coarse label, a fine label and 3x32x32 bytes
+    (https://www.cs.toronto.edu/~kriz/cifar.html). The pickled Python version is not read.
+    """
+    files = [_find(root, 'the binary version of CIFAR-100', f'{part}.bin')
+             for part in ('train', 'test')]
+    return _data([_cifar(_records(file, 2), 2) for file in files], 100)
+
+
+def fed_cifar100(root: str = 'data') -> ImageData:
+    """Fed-CIFAR-100 (TensorFlow Federated): ``fed_cifar100_train.h5`` and ``..._test.h5``.
+
+    Each holds ``examples/<client>/image`` (n, 32, 32, 3) uint8 and ``label`` (n,).
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise DataError('Fed-CIFAR-100 is an HDF5 file; to read it: pip install h5py') from error
+    parts: list[_Part] = []
+    for part in ('train', 'test'):
+        file = _find(root, 'Fed-CIFAR-100', f'fed_cifar100_{part}.h5')
+        try:
+            with h5py.File(file, 'r') as h5:
+                clients = [h5['examples'][name] for name in sorted(h5['examples'])]
+                images = np.concatenate([client['image'][()] for client in clients])
+                labels = np.concatenate([client['label'][()] for client in clients])
+        except (OSError, KeyError, ValueError) as error:
+            raise DataError(f'{file} is not a Fed-CIFAR-100 file: {error}') from error
+        parts.append((_pixels(images.transpose(0, 3, 1, 2)), _labels(labels)))
+    return _data(parts, 100)
+
+
+def image_folder(root: str = 'data', size: int = 32) -> ImageData:
+    """Images in ``root/train/<class>/*`` and ``root/test/<class>/*``, scaled to ``size`` pixels."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise DataError('to read image files: pip install pillow') from error
+    train = Path(root) / 'train'
+    names = sorted(path.name for path in train.iterdir() if path.is_dir()) if train.is_dir() else []
+    if not names:
+        raise DataError(f'{train} holds no folders; make one for each class')
+    parts: list[_Part] = []
+    for part in ('train', 'test'):
+        images, labels = [], []
+        for label, name in enumerate(names):
+            for file in sorted((Path(root) / part / name).glob('*')):
+                try:
+                    with Image.open(file) as image:
+                        images.append(np.asarray(image.convert('RGB').resize((size, size))))
+                except (OSError, UnidentifiedImageError) as error:
+                    raise DataError(f'{file} is not an image: {error}') from error
+                labels.append(label)
+        if not images:
+            raise DataError(f'{Path(root) / part} holds no images of {", ".join(names)}')
+        parts.append((_pixels(np.stack(images).transpose(0, 3, 1, 2)), _labels(np.array(labels))))
+    return _data(parts, len(names))
+
+
+def _idx_data(root: str, what: str) -> ImageData:
+    parts: list[_Part] = []
+    for part in ('train', 't10k'):
+        files = [_find(root, what, name, f'{name}.gz')
+                 for name in (f'{part}-images-idx3-ubyte', f'{part}-labels-idx1-ubyte')]
+        images, labels = _read_idx(files[0], 3), _read_idx(files[1], 1)
+        if len(labels) != len(images):
+            raise DataError(f'{files[1]} holds {len(labels)} labels and {files[0]} {len(images)} '
+                            f'images; they belong to different data sets, {_AGAIN}')
+        _in_range(labels, 10, files[1])
+        parts.append((_pixels(images[:, None]), _labels(labels)))
+    return _data(parts, 10)
+
+
+def _read_idx(file: Path, rank: int) -> _Bytes:
+    """Return the unsigned bytes of an IDX file with ``rank`` dimensions."""
+    header = 4 + 4 * rank
+    try:
+        with gzip.open(file) if file.suffix == '.gz' else file.open('rb') as stream:
+            head = stream.read(header)
+            if len(head) != header or head[:4] != bytes((0, 0, 8, rank)):
+                raise DataError(f'{file} does not begin like an IDX file of bytes with {rank} '
+                                f'dimension{"s" * (rank > 1)}; {_AGAIN}')
+            shape = np.frombuffer(head, '>u4', offset=4).tolist()
+            size = math.prod(shape)
+            body = stream.read(min(size, _LARGEST) + 1)  # one more shows that it is too long
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f'{file} cannot be read: {error}; {_AGAIN}') from error
+    if not size or len(body) != size:
+        held = f'{len(body)} bytes' if len(body) <= size else 'more'
+        raise DataError(f'{file} announces {"x".join(map(str, shape))} bytes and holds {held}; '
+                        f'{_AGAIN}')
+    return np.frombuffer(body, np.uint8).reshape(shape)
+
+
+def _records(file: Path, labels: int) -> _Bytes:
+    """Return the records (n, labels + 3072) of a binary CIFAR file."""
+    size = labels + 3072
+    raw = np.fromfile(file, dtype=np.uint8)
+    if not len(raw) or len(raw) % size:
+        raise DataError(f'{file}: {len(raw)} bytes are no whole number of {size}-byte records; '
+                        f'{_AGAIN}')
+    records = raw.reshape(-1, size)
+    _in_range(records[:, labels - 1], 10 if labels == 1 else 100, file)
+    return records
+
+
+def _in_range(labels: _Bytes, classes: int, file: Path) -> None:
+    if labels.max() >= classes:
+        raise DataError(f'{file} holds the label {labels.max()}; there are 0 to {classes - 1}. Is '
+                        'it the file of another data set?')
+
+
+def _cifar(records: _Bytes, labels: int) -> _Part:
+    return _pixels(records[:, labels:].reshape(-1, 3, 32, 32)), _labels(records[:, labels - 1])
+
+
+def _find(root: str, what: str, *names: str) -> Path:
+    """Return the one file in ``root``, or below it, that is called as the first of ``names``.
+
+    Where there is none, the one called as the next.
+    """
+    for name in names:
+        found = [path for path in sorted(Path(root).rglob(name)) if path.is_file()]
+        if len(found) > 1:
+            raise DataError(f'{name} is in {found[0].parent} and in {found[1].parent}; name the '
+                            f'folder of {what} as root')
+        if found:
+            return found[0]
+    raise DataError(f'{names[0]} is not in {Path(root).absolute()}; put {what} there or name its '
+                    'folder as root')
+
+
+def _data(parts: list[_Part], classes: int) -> ImageData:
+    (train_images, train_labels), (test_images, test_labels) = parts
+    return ImageData(train_images, train_labels, test_images, test_labels, classes)
+
+
+def _pixels(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32) / 255.0)
+
+
+def _labels(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))

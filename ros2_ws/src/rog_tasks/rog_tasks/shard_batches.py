@@ -1,0 +1,59 @@
+"""Batches by number, for robots that hold copies of one shard and must agree (gradient coding)."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from rog_tasks.task import Task
+
+OPEN = 256
+"""Shards whose place is remembered; the one that was not asked for longest is forgotten first."""
+
+
+@dataclass
+class _Place:
+    batches: Iterator[Any]
+    taken: int = 0
+
+
+class ShardBatches:
+    """Gives batch number ``iteration`` of any of ``shards`` shards, the same on every robot.
+
+    Batches may be asked for in any order; going forward is cheap, going back starts anew. A task
+    whose ``batches`` return an object with ``skip(count)`` passes over batches without making them.
+
+    :param task: its ``batches(shard, shards)`` say what the batches are.
+    :param shards: into how many the data are cut.
+    """
+
+    def __init__(self, task: Task, shards: int):
+        self._task, self._shards = task, shards
+        self._places: OrderedDict[int, _Place] = OrderedDict()
+
+    def get(self, shard: int, iteration: int) -> Any:
+        """Return batch ``iteration``, from 1, of ``shard``, from 0.
+
+        :raises ValueError: for an iteration below 1.
+        :raises TaskError: for a shard that there is not, from the task.
+        """
+        if iteration < 1:
+            raise ValueError(f'iteration is {iteration}; the first is 1')
+        place = self._places.get(shard)
+        if place is None or place.taken >= iteration:
+            place = _Place(iter(self._task.batches(shard, self._shards)))
+        self._places[shard] = place
+        self._places.move_to_end(shard)
+        if len(self._places) > OPEN:
+            self._places.popitem(last=False)
+        _skip(place.batches, iteration - 1 - place.taken)
+        place.taken = iteration
+        return next(place.batches)
+
+
+def _skip(batches: Iterator[Any], count: int) -> None:
+    if hasattr(batches, 'skip'):
+        batches.skip(count)
+    else:
+        next(islice(batches, count, count), None)
