@@ -41,7 +41,7 @@ class CodedRounds(Policy):
             raise ConfigError(f"'{method}': {error}. The capacities are {names}") from error
         self._there = frozenset(self._rank.values())  # whom the code counts on
         self._round = 1
-        self._received: set[int] = set()
+        self._received: list[int] = []  # in the order in which they came
         self._late: list[str] = []
 
     def begin(self, iteration: int) -> None:
@@ -57,7 +57,8 @@ class CodedRounds(Policy):
 
     def on_join(self, robot: str) -> list[Step]:
         """See `Policy.on_join`."""
-        self._received.discard(self._rank[robot])
+        if self._rank[robot] in self._received:
+            self._received.remove(self._rank[robot])
         return [Discard((robot,))]
 
     def in_time(self, robot: str, iteration: int) -> bool:
@@ -67,13 +68,13 @@ class CodedRounds(Policy):
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
         """See `Policy.on_push`."""
         if fleet[robot].iteration == self._round:
-            self._received.add(self._rank[robot])
+            self._received.append(self._rank[robot])
         else:
             self._late.append(robot)
 
     def steps(self, fleet: Fleet, gone: frozenset[str]) -> list[Step]:
         """See `Policy.steps`."""
-        lost = self._ranks(gone) - self._received
+        lost = self._ranks(gone).difference(self._received)
         out: list[Step] = []
         if self._late or lost:
             out.append(Discard((*self._late, *self._named(lost))))
@@ -84,7 +85,7 @@ class CodedRounds(Policy):
         if coefficients is not None:
             names = {self._names[rank]: value for rank, value in coefficients.items()}
             out.append(Decode(names, code.shards))
-            self._scheme.round_over(set(self._received))
+            self._scheme.round_over(self._prompt())
             if present - self._there:  # somebody is back
                 self._restrict(present)
         elif present and code.decode(present & self._there) is None:
@@ -95,6 +96,16 @@ class CodedRounds(Policy):
         self._received.clear()
         self._round += 1
         return out
+
+    def _prompt(self) -> list[int]:
+        """Robots that were no stragglers of this round: those of the fleet that came first.
+
+        As many straggle as the groups tolerate together, wherever they are. Who is missing when the
+        round can be decoded would never be more than one group tolerates, and so would not tell of
+        stragglers that share a group: those the group has waited for.
+        """
+        code = self._scheme.code
+        return self._received[:len(self._there) - len(code.groups) * code.stragglers]
 
     def _restrict(self, present: frozenset[int]) -> None:
         self._scheme.restrict(set(present))

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rog_core.backend import NumpyBackend
 from rog_core.codec import RAW
@@ -15,6 +15,7 @@ from rog_core.policies import policy_of
 from rog_core.policy import ROUNDS, Progress, controller
 from rog_core.rules import Rules, ServerState
 from rog_core.sync import parse_sync
+UNHURRIED = settings(deadline=None, derandomize=True)
 
 # -- a fleet whose workers compute, push, and wait for one another; nothing takes any other time
 
@@ -72,6 +73,7 @@ speeds = st.lists(st.lists(seconds, min_size=1, max_size=4), min_size=1, max_siz
 ranges = st.tuples(st.integers(0, 6), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1]))
 
 
+@UNHURRIED
 @given(speeds, ranges, st.sampled_from(['dssp', 'flown', 'rsp:auto', 'ssp', 'rsp', 'bsp']))
 def test_thresholds_stay_in_the_range_and_nobody_waits_for_ever(times, bounds, family):
     low, high = bounds
@@ -109,6 +111,7 @@ moments = st.floats(0, 1e4) | st.integers(0, 40).map(float)
 intervals = st.floats(1e-3, 1e3) | st.integers(1, 20).map(float)
 
 
+@UNHURRIED
 @given(moments, intervals, moments, intervals, st.integers(0, 30))
 def test_the_controller_of_dssp_equals_a_brute_force_search(latest, interval, other, gap, most):
     arguments = (latest, interval, other, gap, most)
@@ -166,6 +169,7 @@ devices = st.lists(st.builds(Progress, st.just(3), st.just(3), rates, losses), m
                    max_size=6).map(lambda d: {f'robot{k}': p for k, p in enumerate(d)})
 
 
+@UNHURRIED
 @given(devices, ranges)
 def test_more_bandwidth_and_more_to_contribute_never_loosen_flown_s_threshold(fleet, bounds):
     low, high = bounds
@@ -225,6 +229,7 @@ def test_auto_falls_when_the_loss_rises_whatever_the_stall():
     assert down[0] < up[-1] and down == sorted(down, reverse=True) and down[-1] == 4
 
 
+@UNHURRIED
 @given(st.integers(1, 12), st.integers(0, 30),
        st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5) | st.just(NAN)), max_size=30),
        st.sampled_from(['', '+pipeline', '+pipeline+sparse', '-order', '-early']))

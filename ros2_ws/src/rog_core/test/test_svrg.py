@@ -235,7 +235,7 @@ def test_who_does_not_hold_the_model_of_the_barrier_gets_rows_and_no_full_gradie
 
     def spy(member, active, now):
         if member.robot == 'robot0':
-            member.pulled_at[0] = 0  # as if it had been out of reach before
+            member.pulled_at[:] = 0  # as if it had been out of reach before
         pushed(member, active, now)
     fleet.update.pushed = spy
     fleet.run(8)

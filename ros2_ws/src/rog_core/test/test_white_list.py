@@ -12,6 +12,7 @@ from rog_core.policies import policy_of
 from rog_core.policy import Progress
 from rog_core.update import Contribute, EndRound, GlobalMomentum
 from test_invariants import check_end
+from test_rejoin import run_until
 
 PARTITION = partition_of([('w', (3,))], 'row', 'raw')
 ELEMENTS, MOMENTUM, RATE = PARTITION.elements, 0.7, 0.1
@@ -259,7 +260,7 @@ def test_in_a_fleet_everybody_contributes_once_per_round(sync, codec):
     fleet = Fleet(3, 4, sync, codec, loss=0.1, duplicate=0.2, delay=0.1, rate=2e5)
     for robot, seconds in zip(fleet.robots.values(), (0.02, 0.05, 0.2, 0.5)):
         robot.compute_time = seconds
-    fleet.run(3)
+    run_until(fleet, lambda: len(fleet.server.active()) == 4)
     start = len(fleet.update.contributed)
     fleet.run(10)
     fleet.check()
