@@ -40,8 +40,10 @@ def main() -> int:
         old.unlink()
     broken = colcon('build', *BASES, *skip, '--executor', 'sequential') != 0
     if not broken:
-        colcon('test', *BASES, *skip, '--executor', 'sequential', '--event-handlers',
-               'console_direct+', '--python-testing', 'pytest', '--return-code-on-test-failure')
+        # Two at a time: most tests wait for something, and no outcome depends on how long.
+        colcon('test', *BASES, *skip, '--parallel-workers', '2', '--event-handlers',
+               'console_cohesion+', 'console_start_end+', '--python-testing', 'pytest',
+               '--return-code-on-test-failure')
     embedded = ROOT / 'build' / 'embedded' / 'pytest.xml'
     embedded.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, '-m', 'pytest', '-q', 'embedded/test', '-p', 'no:cacheprovider',

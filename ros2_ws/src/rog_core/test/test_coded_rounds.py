@@ -184,6 +184,33 @@ def test_gradients_under_way_never_count_for_the_other_method(former, latter):
     check_progress(fleet, 3)
 
 
+def test_rows_that_a_former_method_left_behind_are_no_part_of_a_coded_gradient():
+    fleet = coded('rsp:20', rate=3e4)
+    for robot in fleet.robots.values():
+        robot.compute_time = 0.1
+    run_until(fleet, lambda: fleet.counts['partial'] > 5, 0.1)
+    run_until(fleet, lambda: all(robot.machine.state == 'waiting' or robot.store.pending.any()
+                                 for robot in fleet.robots.values()))
+    assert any(robot.store.pending.any() for robot in fleet.robots.values())
+    fleet.set_sync('gc:0')
+    run_until(fleet, lambda: len(fleet.update.rounds) > 2, 0.1)
+    check_progress(fleet, 4)
+
+
+def test_what_is_computed_for_one_code_never_counts_for_another():
+    """Nobody has pushed of the open round, so its number alone would not tell them apart."""
+    fleet = coded('gc:0')
+    fleet.run(3)
+    for latter in ('hgc:0', 'gc:0', 'hgc:1'):
+        run_until(fleet, lambda: all(
+            robot.machine.state == 'computing' and robot.machine.iteration > fleet.server.iteration
+            for robot in fleet.robots.values()))
+        fleet.set_sync(latter)
+        rounds = len(fleet.update.rounds)
+        run_until(fleet, lambda: len(fleet.update.rounds) > rounds + 2, 0.1)
+        fleet.check()
+
+
 @pytest.mark.parametrize('feedback', ['', '-feedback'])
 @pytest.mark.parametrize('codec', ['ternary:0.1', 'onebit'])
 def test_a_lossy_codec_runs_with_and_without_feedback(codec, feedback):

@@ -15,6 +15,7 @@ from rog_core.policies import policy_of
 from rog_core.policy import ROUNDS, Progress, controller
 from rog_core.rules import Rules, ServerState
 from rog_core.sync import parse_sync
+
 UNHURRIED = settings(deadline=None, derandomize=True)
 
 # -- a fleet whose workers compute, push, and wait for one another; nothing takes any other time

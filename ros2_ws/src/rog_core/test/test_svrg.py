@@ -204,6 +204,23 @@ def test_it_can_be_begun_and_ended_at_any_time(sync):
     check_end(fleet, 4)
 
 
+@pytest.mark.parametrize('loses', ['the robot', 'the server'])
+def test_who_joins_again_has_no_full_gradient_until_the_next(loses):
+    """The one that it had is of a model that the fleet may have left long ago."""
+    fleet = quadratic_fleet('asp+svrg=50')
+    machine, store = fleet.robots['robot0'].machine, fleet.robots['robot0'].store
+    run_until(fleet, lambda: store.anchor is not None)
+    fleet.run(1)
+    if loses == 'the server':
+        fleet.restart_server(fleet.checkpoint())
+    else:
+        lose(fleet)
+        fleet.dead_links.discard('robot0')
+    run_until(fleet, lambda: machine.state == 'joining')
+    run_until(fleet, lambda: machine.state == 'pushing')
+    assert store.anchor is None
+
+
 def test_it_goes_on_after_a_restart_of_the_server():
     fleet = quadratic_fleet('gsgm+svrg=3')
     fleet.run(4)
@@ -235,7 +252,8 @@ def test_who_does_not_hold_the_model_of_the_barrier_gets_rows_and_no_full_gradie
 
     def spy(member, active, now):
         if member.robot == 'robot0':
-            member.pulled_at[:] = 0  # as if it had been out of reach before
+            member.pulled_at[:] = -9  # as if it had been out of reach before,
+            fleet.server.master += 0.01  # while the others went on
         pushed(member, active, now)
     fleet.update.pushed = spy
     fleet.run(8)
