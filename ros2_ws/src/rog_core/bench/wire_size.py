@@ -38,9 +38,11 @@ def cdr_size(message: Chunk | Ack | End | Receipt) -> int:
     if isinstance(message, Ack):
         return 4 + 8 + 4 + 4 + 8 + 4 + 1
     if isinstance(message, End):
-        head = 8 + 4 + 4 + 4 + 1
-        sync = 4 + len(message.command.sync) + 1
-        return 4 + -(-head // 8) * 8 + 4 * 8 + 2 * 4 + sync + 1
+        work = message.command.work
+        count = len(work.ids) if work else 0
+        head = 24 + 4 * 8 + 2 * 4 + 4 + len(message.command.sync) + 1  # up to and with sync
+        ids = -(-head // 4) * 4 + 4 + 4 + 4 * count + 4  # shards, ids, and the count of weights
+        return 4 + (-(-ids // 8) * 8 + 8 * count if count else ids) + 1
     return 4 + 8 + 4 + 4 + 4 + 4 + 4 + len(message.taken)
 
 

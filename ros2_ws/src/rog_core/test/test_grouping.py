@@ -60,7 +60,7 @@ def test_the_number_of_groups_is_the_highest_that_equation_13_allows(capacities,
 
 
 @pytest.mark.parametrize(('capacities', 'stragglers', 'text'), [
-    ([1, 1, 1, 5], 1, r'robot 3 has 62% of the capacity, more than its share of 1/2'),
+    ([1, 1, 1, 5], 1, r'rank 3\) has 62% of the capacity, more than its share of 1/2'),
     ([1, 1, 1], 3, r'takes 4 robots .* there are 3'),
     ([1, 1, 1], 1, r'no number of groups fits 1 stragglers .* above 1 and at most 1.5'),
     ([2, 2, 2, 2], -1, r'-1 stragglers cannot be tolerated'),

@@ -223,8 +223,8 @@ class Summing(AveragedUpdate):
     def __init__(self, elements):
         self.applied = np.zeros(elements)
 
-    def apply(self, partition, backend, master, ids, codec, data, workers):
-        super().apply(partition, backend, master, ids, codec, data, workers)
+    def take(self, robot, partition, backend, master, ids, codec, data, workers):
+        super().take(robot, partition, backend, master, ids, codec, data, workers)
         add_decoded(self.applied, partition, codec, ids, data)
 
 
@@ -241,7 +241,7 @@ class Books:
         self.simulation = simulation
         self.elements = simulation.server.partition.elements
         self.produced = np.zeros(self.elements)
-        simulation.server.update = Summing(self.elements)
+        simulation.server.rules.update = Summing(self.elements)
         for robot in simulation.robots.values():
             robot.store.accumulate = self._counting(robot.store, robot.store.accumulate)
 
@@ -274,7 +274,7 @@ class Books:
                 compared += 1
         held = sum(self.held(name, robot) for name, robot in self.simulation.robots.items())
         assert np.abs(self.produced).max() > 0
-        np.testing.assert_allclose(server.update.applied + held, self.produced, rtol=1e-4,
+        np.testing.assert_allclose(server.rules.update.applied + held, self.produced, rtol=1e-4,
                                    atol=2e-5)
         return compared
 

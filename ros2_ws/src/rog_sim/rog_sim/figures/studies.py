@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fleet_env.errors import RecordError
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from rog_sim.comparison import COMPARISON_FILE, Comparison, Spread, read_comparison
 
@@ -57,10 +60,14 @@ def _some(cases: dict[str, Comparison], pattern: str) -> dict[str, Comparison]:
         int(part) if part.isdigit() else part for part in re.split(r'(\d+)', item[0])]))
 
 
+def _columns(count: int, height: float) -> tuple[Figure, NDArray[Any]]:
+    figure = style.new_figure(style.COLUMN if count == 1 else style.PAGE, height)
+    return figure, figure.subplots(1, count, sharey=True, squeeze=False)[0]
+
+
 def _draw_learners(base: Path, model: str, cases: dict[str, Comparison], out: Path) -> list[Path]:
-    figure = style.new_figure(style.PAGE, 2.1)
+    figure, columns = _columns(len(cases), 2.1)
     every: panels.Methods = {}
-    columns = figure.subplots(1, len(cases), sharey=True, squeeze=False)[0]
     for axes, (name, comparison) in zip(columns, cases.items(), strict=True):
         methods = methods_of(base / name, comparison)
         panels.draw_accuracy(axes, methods)
@@ -70,8 +77,7 @@ def _draw_learners(base: Path, model: str, cases: dict[str, Comparison], out: Pa
             axes.set_ylabel('')
     methods_legend(figure, every)
     paths = style.save(figure, out, f'curves-{model}')
-    figure = style.new_figure(style.PAGE, 1.7)
-    columns = figure.subplots(1, len(cases), sharey=True, squeeze=False)[0]
+    figure, columns = _columns(len(cases), 1.7)
     for axes, comparison in zip(columns, cases.values(), strict=True):
         _dots(axes, comparison)
         axes.set_title(f'{comparison.robots} learners')
@@ -93,8 +99,7 @@ def _std(value: Spread) -> float:
 
 
 def _draw_bars(cases: dict[str, Comparison], out: Path, name: str) -> list[Path]:
-    figure = style.new_figure(style.PAGE, 1.9)
-    columns = figure.subplots(1, len(cases), sharey=True, squeeze=False)[0]
+    figure, columns = _columns(len(cases), 1.9)
     for axes, (case, comparison) in zip(columns, cases.items(), strict=True):
         for x, method in enumerate(comparison.methods):
             axes.bar(x, method.round_s.mean, yerr=_std(method.round_s), width=.7, capsize=1.5,
@@ -113,8 +118,7 @@ def _title(case: str) -> str:
 
 
 def _draw_sparsity(cases: dict[str, Comparison], out: Path) -> list[Path]:
-    figure = style.new_figure(style.PAGE, 1.9)
-    columns = figure.subplots(1, len(cases), sharey=True, squeeze=False)[0]
+    figure, columns = _columns(len(cases), 1.9)
     for axes, (case, comparison) in zip(columns, cases.items(), strict=True):
         whole, *others = comparison.methods
         axes.axhline(100 * whole.accuracy_after.mean, color='gray', lw=.8, ls=':', label='raw')
@@ -132,8 +136,7 @@ def _draw_sparsity(cases: dict[str, Comparison], out: Path) -> list[Path]:
 
 
 def _draw_convergence(base: Path, cases: dict[str, Comparison], out: Path) -> list[Path]:
-    figure = style.new_figure(style.PAGE, 1.9)
-    columns = figure.subplots(1, len(cases), sharey=True, squeeze=False)[0]
+    figure, columns = _columns(len(cases), 1.9)
     for axes, (case, comparison) in zip(columns, cases.items(), strict=True):
         methods = methods_of(base / case, comparison)
         at = np.linspace(0, comparison.rounds, panels.POINTS)

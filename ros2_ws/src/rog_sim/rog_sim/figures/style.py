@@ -64,7 +64,7 @@ def look(sync: str) -> Look:
     family, arguments, options = parts(sync)
     light, dark = (np.array(to_rgb(c)) for c in _FAMILIES.get(family, _OTHER))
     numbers = [float(a) for a in arguments if a.isdigit()]
-    share = min(math.log(max(numbers[-1], 2) / 2) / math.log(20), 1.0) if numbers else 0.6
+    share = min(math.log(max(numbers[-1], 1)) / math.log(40), 1.0) if numbers else 0.6
     color = _AUTO if 'auto' in arguments else to_hex(light + share * (dark - light))
     return Look(color, _DASHES.get(options, _MIXED))
 

@@ -139,4 +139,4 @@ coding = Study('coding', _cases(), (
     Table('Average iteration time by groups, s', 'groups', round_time),
     Table('Accuracy after the same number of rounds, %', 'accuracy', accuracy),
     Table('Accuracy by sparsity, after the same number of rounds, %', 'sparsity', accuracy)),
-    server_every=5.0)
+    server_every=1.0)

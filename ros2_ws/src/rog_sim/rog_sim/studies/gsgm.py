@@ -74,6 +74,13 @@ def with_method(fleet: FleetConfig, sync: str, momentum: float = MOMENTUM,
         fleet.training, sync=sync, momentum=momentum, learning_rate=rate, **changes))
 
 
+def _long(count: int) -> dict[str, FleetConfig]:
+    """Return the steadiest for twice as long: many learners still learn after 100 rounds."""
+    fleet = learners(count, 'mnistnet')
+    found = variants(dataclasses.replace(fleet, minutes=2 * fleet.minutes))
+    return {label: found[label] for label in ('gsgm', 'ssp:1 lm', 'ssp:2 lm')}
+
+
 def _fading() -> dict[str, FleetConfig]:
     fleet = learners(10, 'mnistnet', FADING)
     fleet = dataclasses.replace(fleet, minutes=3 * fleet.minutes)  # most of it is waiting
@@ -126,6 +133,7 @@ def _tables(models: tuple[str, ...]) -> tuple[Table, ...]:
 gsgm = Study('gsgm', {
     **{f'{model}-{count}': Case(variants(learners(count, model)))
        for model in ('mnistnet', 'lenet5') for count in LEARNERS},
+    **{f'mnistnet-{count}-long': Case(_long(count)) for count in (20, 30)},
     'fading': Case(_fading())}, _tables(('mnistnet', 'lenet5', 'fading')), server_every=0.2)
 
 gsgm_svrg = Study('gsgm-svrg', {
