@@ -39,6 +39,7 @@ GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}
 MODELS = ('mnistnet', 'lenet5')
 ROUNDS = 100             # that the accuracies are told after
 # By layer: of a row no code leaves out all, so that with rows the sparsity would have a bottom.
+PLAIN = {'learning_rate': 0.1, 'momentum': 0.0}  # what feedback keeps, momentum would swing up
 ACCURACY = {'learning_rate': 0.01, 'momentum': MOMENTUM, 'nesterov': False, 'batch_size': 8,
             'granularity': 'layer'}
 
@@ -80,7 +81,8 @@ def times(group: str, model: str, methods: dict[str, tuple[str, str]], minutes: 
                  for label, (sync, codec) in methods.items()}, seeds, with_stragglers)
 
 
-def accuracies(group: str, model: str, methods: dict[str, tuple[str, str]]) -> Case:
+def accuracies(group: str, model: str, methods: dict[str, tuple[str, str]],
+               **changes: object) -> Case:
     """Return a case in which accuracy counts, for the time that `ROUNDS` rounds take."""
     options = {'data': 'rog_sim.images:large_digits', 'model': model}
     found = {}
@@ -88,7 +90,8 @@ def accuracies(group: str, model: str, methods: dict[str, tuple[str, str]]) -> C
         round_s = 1.1 if sync in ('gc', 'gcc', 'dcgc') else 0.45
         found[label] = with_training(
             fleet_of(group, model, ROUNDS * round_s / 60), sync=sync, codec=codec,
-            task='rog_tasks.classify:Classification', task_options=options, **ACCURACY)
+            task='rog_tasks.classify:Classification', task_options=options,
+            **{**ACCURACY, **changes})
     return Case(found, seeds=2)
 
 
@@ -125,9 +128,9 @@ def _cases() -> dict[str, Case]:
             f'k = {k}{text}': (f'dgh-gc:1:{k}', codec) for k in GROUPS[group]
             for text, codec in (('', 'raw'), (' ternary', 'ternary:0.05'))})
         cases[f'accuracy-{group}-mnistnet'] = accuracies(group, 'mnistnet', raw)
-        cases[f'sparsity-{group}-mnistnet'] = accuracies(group, 'mnistnet', sparse)
+        cases[f'sparsity-{group}-mnistnet'] = accuracies(group, 'mnistnet', sparse, **PLAIN)
     cases['accuracy-a-lenet5'] = accuracies('a', 'lenet5', raw)
-    cases['sparsity-a-lenet5'] = accuracies('a', 'lenet5', sparse)
+    cases['sparsity-a-lenet5'] = accuracies('a', 'lenet5', sparse, **PLAIN)
     return cases
 
 
