@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 from fleet_env.errors import FleetFileError
@@ -32,6 +33,16 @@ def add_choices(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
                             f'{", ".join(PROFILES)}')
         parser.add_argument('--traffic', metavar='MODEL', help='published model whose bytes the '
                             'small one stands for on the air: convmlp-m')
+
+
+def add_runs(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Declare where many runs go, how many at a time, and whether to go on with former ones."""
+    parser.add_argument('--out', type=Path, metavar='DIR',
+                        help=f'directory for the results (default: runs/{verb}-...)')
+    parser.add_argument('--jobs', type=at_least_one, metavar='N',
+                        help='runs at a time (default: one per core)')
+    parser.add_argument('--resume', action='store_true',
+                        help='reuse the finished runs in --out that have the same settings')
 
 
 def chosen_fleet(options: argparse.Namespace) -> FleetConfig:

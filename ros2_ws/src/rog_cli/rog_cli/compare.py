@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rog_core.policies import policy_of
 
-from .choice import add_choices, at_least_one, chosen_fleet
+from .choice import add_choices, add_runs, at_least_one, chosen_fleet
 from .progress import runs_progress
 
 METHODS = 'bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20'
@@ -24,15 +24,10 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='synchronisation methods (default: %(default)s)')
     parser.add_argument('--seeds', type=at_least_one, default=3, metavar='K',
                         help='runs of each method, with seeds from --seed on (default: 3)')
-    parser.add_argument('--out', type=Path, metavar='DIR',
-                        help='directory for the results (default: runs/compare-...)')
     parser.add_argument('--target', type=_accuracy, metavar='ACC',
                         help='accuracy, 0 to 1, that times and energies are told for (default: '
                              'the highest that all runs reach)')
-    parser.add_argument('--jobs', type=at_least_one, metavar='N',
-                        help='runs at a time (default: one per core)')
-    parser.add_argument('--resume', action='store_true',
-                        help='reuse the finished runs in --out that have the same settings')
+    add_runs(parser, 'compare')
     parser.set_defaults(run=_run)
 
 

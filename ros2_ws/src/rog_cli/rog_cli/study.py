@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from .choice import at_least_one
+from .choice import add_runs, at_least_one
 from .progress import runs_progress
 
 NAMES = ('gsgm', 'gsgm-svrg', 'coding')
@@ -21,15 +21,10 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                     'gsgm-svrg: the same with variance reduction. coding: gradient coding for '
                     'computers of several speeds that straggle (DGH-GC, Section 6).')
     parser.add_argument('study', choices=NAMES, metavar='STUDY', help=', '.join(NAMES))
-    parser.add_argument('--out', type=Path, metavar='DIR',
-                        help='directory for the results (default: runs/study-...)')
     parser.add_argument('--only', metavar='A,B,...', help='only the cases that begin like this')
     parser.add_argument('--seeds', type=at_least_one, metavar='K',
                         help='runs of each variant (default: 5; fewer where runs are long)')
-    parser.add_argument('--jobs', type=at_least_one, metavar='N',
-                        help='runs at a time (default: one per core)')
-    parser.add_argument('--resume', action='store_true',
-                        help='reuse the finished runs in --out that have the same settings')
+    add_runs(parser, 'study')
     parser.set_defaults(run=_run)
 
 

@@ -32,7 +32,7 @@ class Data(Protocol):
 
 
 class GradientSource:
-    """Computes into ``flat.gradient``; returns the loss. Bad gradients are `GradientError`."""
+    """Computes into ``flat.gradient``. Whoever takes it from there checks that it is finite."""
 
     def __init__(self, model: torch.nn.Module, flat: FlatModel, store: Accumulator, data: Data
                  ) -> None:
@@ -50,16 +50,11 @@ class GradientSource:
         return self._in_shard
 
     def compute(self, order: Compute) -> float:
-        """Compute the gradient that is asked for, at the model as it is."""
+        """Compute the gradient that is asked for, at the model as it is; returns the loss."""
         self._flat.zero_grad()
         if order.work is not None:
-            loss = self._coded(order.work, order.iteration)
-        elif order.full:
-            loss = self._full()
-        else:
-            loss = self._stochastic()
-        self._store.check(as_array(self._flat.gradient))
-        return loss
+            return self._coded(order.work, order.iteration)
+        return self._full() if order.full else self._stochastic()
 
     def _add(self, batch: Any, weight: float = 1.0) -> float:
         loss = self._data.loss(self._model, batch)

@@ -26,12 +26,13 @@ from .grouping import (
     regroup,
     static_grouping,
 )
+from .messages import MAX_SHARDS
+from .sync import CODED
 
-SCHEMES = ('gc', 'hgc', 'gcc', 'dcgc', 'dgh-gc')
+SCHEMES = CODED
 BY_CAPACITY = ('hgc', 'dgh-gc')
 GROUPED = ('gcc', 'dcgc', 'dgh-gc')
 REGROUPED = ('dcgc', 'dgh-gc')
-MAX_SHARDS = 4096
 
 
 def number_of_shards(capacities: ArrayLike) -> int:

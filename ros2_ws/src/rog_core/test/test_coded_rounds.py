@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
 from rog_core.messages import End, Kind, TransferId
-from test_invariants import NETWORK, SCHEDULES
+from test_invariants import NETWORK, SCHEDULES, play
 from test_rejoin import run_until
 
 METHODS = ['gc', 'hgc:2', 'gcc:1:2', 'dcgc:1:2:1', 'dgh-gc:1:2:5']
@@ -296,36 +296,6 @@ EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'slow', 'fast', 'sync
 SYNCS = [*METHODS, 'gc:0', 'rsp:4', 'gsgm', 'asp', 'rsp:4+pipeline', 'gsgm+svrg=3']
 
 
-def play(fleet, events):
-    names, checkpoint = list(fleet.robots), fleet.checkpoint()
-    for event, number, seconds in events:
-        name = names[number]
-        if event == 'kill':
-            fleet.kill_robot(name)
-        elif event == 'restart':
-            fleet.start_robot(name)
-        elif event == 'cut':
-            fleet.dead_links.add(name)
-        elif event == 'heal':
-            fleet.dead_links.discard(name)
-        elif event == 'fade':
-            fleet.fade(name, fleet.heartbeat_limit + seconds)
-        elif event in ('slow', 'fast'):
-            fleet.rate = {'slow': 2e4, 'fast': 1e6}[event]
-        elif event == 'sync':
-            fleet.set_sync(SYNCS[(number + int(100 * seconds)) % len(SYNCS)])
-        elif event == 'replay':
-            fleet.replay(10)
-        elif event == 'corrupt':
-            fleet.corrupt(20)
-        elif event == 'checkpoint':
-            checkpoint = fleet.checkpoint()
-        elif event == 'crash':
-            fleet.restart_server(checkpoint)
-        fleet.run(seconds)
-        fleet.check()
-
-
 network = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in NETWORK.items()})
 capacities = st.lists(st.sampled_from([1.0, 1.2, 1.5]), min_size=6, max_size=6)
 schedules = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 5), st.floats(0.05, 1.5)),
@@ -338,5 +308,5 @@ schedules = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 5), st.fl
        capacities=capacities, events=schedules)
 def test_coded_rounds_hold_in_any_schedule(seed, sync, network, capacities, events):
     fleet = coded(sync, seed, capacities=capacities, **network)
-    play(fleet, events)
+    play(fleet, events, SYNCS, slow=2e4)
     check_progress(fleet, 10)

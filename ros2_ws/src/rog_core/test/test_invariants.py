@@ -26,8 +26,12 @@ NETWORK = {'loss': [0.0, 0.05, 0.3], 'duplicate': [0.0, 0.2], 'delay': [0.001, 0
            'rate': [2e4, 1e5, 1e6]}
 
 
-def play(fleet, events):
-    """Run the schedule and check invariants 1 to 3 after every step."""
+def play(fleet, events, syncs=None, slow=5e3):
+    """Run the schedule and check invariants 1 to 3 after every step.
+
+    ``syncs``: methods to change to, by default all that go with the codec. ``slow``: bytes/s.
+    """
+    syncs = syncs or SYNCS + EXACT * (fleet.codec == 'raw')
     names = list(fleet.robots)
     checkpoint = fleet.checkpoint()
     for event, number, seconds in events:
@@ -45,11 +49,10 @@ def play(fleet, events):
         elif event == 'blackout':
             fleet.black_out(names if number == 3 else [name], 100 * seconds)
         elif event == 'slow':
-            fleet.rate = 5e3
+            fleet.rate = slow
         elif event == 'fast':
             fleet.rate = 1e6
         elif event == 'sync':
-            syncs = SYNCS + EXACT * (fleet.codec == 'raw')
             fleet.set_sync(syncs[(number + int(100 * seconds)) % len(syncs)])
         elif event == 'replay':
             fleet.replay(10)

@@ -79,7 +79,9 @@ class Robot:
     def _compute(self, order: Compute, evaluate_as: int) -> float:
         if evaluate_as:
             self.evaluate(evaluate_as)
-        return self._source.compute(order)
+        loss = self._source.compute(order)
+        self.store.check(as_array(self._flat.gradient))
+        return loss
 
     def accumulate(self) -> None:
         """Put the last gradient in the accumulator."""
