@@ -28,7 +28,11 @@ def load(name: str) -> torch.nn.Module:
                   for _ in range(24)]
         return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2), *layers, torch.nn.Flatten(),
                                    torch.nn.LazyLinear(10))
-    build = _torchvision().models.get_model_builder(name)
+    try:
+        build = _torchvision().models.get_model_builder(name)
+    except ValueError:
+        raise SystemExit(f"rrto: there is no model '{name}'; give small, or the name of one of "
+                         'torchvision, for example resnet18') from None
     without = {key: None for key in inspect.signature(build).parameters
                if key in ('weights', 'weights_backbone')}  # nothing is downloaded
     model: torch.nn.Module = build(**without)
