@@ -73,7 +73,10 @@ class MethodResult:
     accuracy_after: Spread = _('accuracy after as many iterations as every run has made, 0 to 1')
     accuracy_settled: Spread = _('mean of the accuracies in the second half of the run, 0 to 1')
     stability: Spread = _('natural logarithm of the standard deviation of the accuracies in the '
-                          'second half of the run; the smaller, the steadier (GSGM, Section V-B)')
+                          'second half of the run; the smaller, the steadier (GSGM, Section V-B, '
+                          'which does not say of which part)')
+    fluctuation: Spread = _('the same of the differences between one measurement and the next, '
+                            'which leaves out that the accuracy still rises')
     energy_j: Spread = _('energy of a robot in the whole run', 'J')
     target_s: Spread = _('time until the accuracy first was the target, of the runs in which it '
                          'was', 's')

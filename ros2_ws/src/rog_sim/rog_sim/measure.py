@@ -91,20 +91,12 @@ class Run:
             'accuracy_peak': float(np.max(self._curve(), initial=-np.inf)),
             'accuracy_after': float(self.accuracy_after(rounds)),
             'accuracy_settled': float(settled.mean()) if settled.size else np.nan,
-            'stability': self.stability(),
+            'stability': _log_deviation(settled),
+            'fluctuation': _log_deviation(np.diff(settled)),
             'energy_j': float(self.energy_at(self.duration)),
             'target_s': time, 'target_j': float(self.energy_at(time)),
             'iteration_bytes': sum(r.bytes_sent + r.bytes_received for r in robots) / each,
             'rows_share': pushed / self.rows_total if self.rows_total else np.nan}
-
-    def stability(self) -> float:
-        """Return the natural logarithm of the standard deviation of the accuracies (GSGM, V-B).
-
-        Of those in the second half of the run, when the model has learnt most of what it will; the
-        paper does not say of which. The smaller, the steadier; NaN where there are less than two.
-        """
-        settled = self._settled()
-        return float(np.log(max(settled.std(ddof=1), 1e-9))) if settled.size > 1 else np.nan
 
     def _curve(self, start: float = 0.0) -> Series:
         """Return the accuracy at every moment from ``start`` on at which one was measured."""
@@ -164,3 +156,8 @@ def read_run_measures(directory: str | PathLike[str]) -> Run:
         energy[name] = (table[:, 0], np.maximum.accumulate(table[:, 1]))
     return Run(Path(directory), summary, rows_total, energy,
                measured.T if len(server) > 1 else np.empty((3, 0)))  # one: before the training
+
+
+def _log_deviation(values: Series) -> float:
+    """Return the natural logarithm of the standard deviation; NaN of less than two."""
+    return float(np.log(max(values.std(ddof=1), 1e-9))) if values.size > 1 else np.nan

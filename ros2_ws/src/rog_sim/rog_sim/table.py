@@ -55,6 +55,7 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[Row]]]:
         '% at the end': lambda m: spread(m.accuracy_end, 100, 1),
         'peak %': lambda m: spread(m.accuracy_peak, 100, 1),
         'stability': lambda m: spread(m.stability, 1, 2),
+        'fluctuation': lambda m: spread(m.fluctuation, 1, 2),
         's to target': lambda m: _reached(m, m.target_s, len(m.runs)),
         'J to target': lambda m: _reached(m, m.target_j, len(m.runs)),
         'J in all': lambda m: spread(m.energy_j)}

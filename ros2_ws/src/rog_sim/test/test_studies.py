@@ -18,7 +18,7 @@ from rog_sim.measure import read_run_measures
 from rog_sim.simulation import simulate
 from rog_sim.studies import STUDIES
 from rog_sim.studies.coding import CAPACITIES, PACE, fleet_of, with_stragglers
-from rog_sim.studies.gsgm import ETA, learners, stability_gain, with_method
+from rog_sim.studies.gsgm import ETA, learners, steadier, with_method
 from rog_sim.studies.study import Case, Study, Table, run_study, text_tables
 from rog_tasks.errors import TaskError
 from virtual_fleet import Linear
@@ -85,6 +85,8 @@ def test_stability_is_the_logarithm_of_the_deviation_in_the_second_half(tmp_path
     expected = math.log(np.std([.5, .6, .7, .6, .5], ddof=1))
     measured = one.measures(.5, rounds=3)
     assert measured['stability'] == pytest.approx(expected)
+    differences = math.log(np.std([.1, .1, -.1, -.1], ddof=1))
+    assert measured['fluctuation'] == pytest.approx(differences)
     assert measured['accuracy_settled'] == pytest.approx(.58)
     assert measured['accuracy_peak'] == .9
     assert measured['accuracy_after'] == .8
@@ -100,13 +102,20 @@ def test_a_run_that_diverged_is_counted_and_sets_no_number_of_rounds(tmp_path):
     assert read_comparison(tmp_path).methods[0].diverged == 1
 
 
-def test_improvement_is_the_share_by_which_the_logarithm_falls(tmp_path):
+def test_a_steady_rise_is_no_fluctuation(tmp_path):
+    measured = written(tmp_path, [.1, .2, .3, .4, .5, .6, .7]).measures(.5, rounds=3)
+    assert measured['fluctuation'] < -20 < -3 < measured['stability']
+
+
+@pytest.mark.parametrize('measure', ['stability', 'fluctuation'])
+def test_improvement_is_the_share_by_which_the_logarithm_falls(tmp_path, measure):
     steady = written(tmp_path / 'a', [.5, .5, .5, .51, .5, .51])
     shaky = written(tmp_path / 'b', [.5, .5, .5, .6, .4, .6])
     first, other = compare_runs({'gsgm': [steady], 'asp': [shaky]}, tmp_path).methods
-    share = (other.stability.mean - first.stability.mean) / abs(other.stability.mean)
+    own, best = (getattr(m, measure).mean for m in (other, first))
+    share = (own - best) / abs(own)
     assert share > 0
-    assert stability_gain(other, first) == f'{100 * share:+.1f} %'
+    assert steadier(measure)(other, first) == f'{100 * share:+.1f} %'
 
 
 def test_the_servers_model_is_measured_at_equal_times(tmp_path):
@@ -170,8 +179,8 @@ def test_the_figures_of_every_kind_of_case_are_drawn(tmp_path):
         write_comparison(tmp_path / case, compare_runs(runs, tmp_path / case))
     paths = draw_study(tmp_path, tmp_path / 'figures')
     assert [path.name for path in paths if path.suffix == '.png'] == [
-        'curves-mnistnet.png', 'stability-mnistnet.png', 'times.png', 'periods.png', 'groups.png',
-        'sparsity.png', 'convergence.png']
+        'curves-mnistnet.png', 'stability-mnistnet.png', 'fluctuation-mnistnet.png', 'times.png',
+        'periods.png', 'groups.png', 'sparsity.png', 'convergence.png']
     assert all(path.stat().st_size > 1000 for path in paths)
 
 

@@ -149,7 +149,7 @@ class WorkerNode(Node):
             self._act(self.machine.on_time(now))
 
     def _on_message(self, message: Any) -> None:
-        if self.machine is None:
+        if self.machine is None or self._silent:
             return
         actions = receive(self.machine, message, self.get_logger(), 'the server')
         if actions is None:
@@ -158,6 +158,8 @@ class WorkerNode(Node):
             self._act(actions)
 
     def _on_fleet(self, message: Any) -> None:
+        if self._silent:
+            return
         self._server_heard = time.monotonic()
         if self.machine is None:
             return
@@ -205,11 +207,15 @@ class WorkerNode(Node):
         self._alarm.set(min(self.machine.deadline, self._link.deadline))
 
     def _send(self, value: Any, now: float) -> None:
+        if self._silent:
+            return
         publisher = self._out.get(type(value), self._receipts)
         message = to_ros(value)
         self._link.send(payload_bytes(value), lambda: publisher.publish(message), now)
 
     def _send_registration(self, request: RegisterRequest) -> None:
+        if self._silent:
+            return
         if not self._register.service_is_ready():
             self.get_logger().info('waiting for the parameter server at '
                                    f'{self.settings.server_namespace}', throttle_duration_sec=5.0)
@@ -222,13 +228,17 @@ class WorkerNode(Node):
     # -- status ---
 
     def _heartbeat(self) -> None:
-        if time.monotonic() >= self._silent_until:
+        if not self._silent:
             self.report()
 
     def pause(self, pause: Pause) -> None:
-        """Emulate a robot that is late; one that has dropped out has no heartbeat meanwhile."""
+        """Emulate a robot that is late; one that has dropped out neither hears nor is heard."""
         if pause.silent:
             self._silent_until = time.monotonic() + pause.seconds
+
+    @property
+    def _silent(self) -> bool:
+        return time.monotonic() < self._silent_until
 
     def report(self, state: str = '') -> None:
         """Publish the status; it is also the heartbeat."""

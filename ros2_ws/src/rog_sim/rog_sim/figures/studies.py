@@ -23,12 +23,12 @@ def draw_study(directory: str | PathLike[str], out: str | PathLike[str] | None =
                ) -> list[Path]:
     """Draw the cases of a study and return the paths of the figures.
 
-    curves-MODEL, stability-MODEL  accuracy over time, and the stability of every method, a column
-                                   for each number of learners (GSGM, figures 6 to 9)
-    times                          average iteration time by scheme (DGH-GC, figure 6)
-    periods, groups                the same by b and by k (figure 7, tables 3 and 4)
-    sparsity                       accuracy by sparsity (figure 8)
-    convergence                    accuracy over rounds, with and without compression (figure 9)
+    curves-MODEL       accuracy over time, a column for each number of learners (GSGM, figures 6, 7)
+    stability-MODEL, fluctuation-MODEL  those of every method
+    times              average iteration time by scheme (DGH-GC, figure 6)
+    periods, groups    the same by b and by k (figure 7, tables 3 and 4)
+    sparsity           accuracy by sparsity (figure 8)
+    convergence        accuracy over rounds, with and without compression (figure 9)
 
     :param out: where the figures go; default: the directory itself.
     :raises RecordError: when there is no case, or one cannot be read.
@@ -77,21 +77,24 @@ def _draw_learners(base: Path, model: str, cases: dict[str, Comparison], out: Pa
             axes.set_ylabel('')
     methods_legend(figure, every)
     paths = style.save(figure, out, f'curves-{model}')
-    figure, columns = _columns(len(cases), 1.7)
-    for axes, comparison in zip(columns, cases.values(), strict=True):
-        _dots(axes, comparison)
-        axes.set_title(f'{comparison.robots} learners')
-    columns[0].invert_yaxis()
-    return paths + style.save(figure, out, f'stability-{model}')
+    for measure, text in (('stability', 'ln of the deviation of accuracy'),
+                          ('fluctuation', 'ln of the deviation of its differences')):
+        figure, columns = _columns(len(cases), 1.7)
+        for axes, comparison in zip(columns, cases.values(), strict=True):
+            _dots(axes, comparison, measure)
+            axes.set(title=f'{comparison.robots} learners', xlabel=text)
+        columns[0].invert_yaxis()
+        paths += style.save(figure, out, f'{measure}-{model}')
+    return paths
 
 
-def _dots(axes: Axes, comparison: Comparison) -> None:
+def _dots(axes: Axes, comparison: Comparison, measure: str) -> None:
     for y, method in enumerate(comparison.methods):
-        axes.errorbar(method.stability.mean, y, xerr=_std(method.stability), fmt='o', ms=3,
+        value: Spread = getattr(method, measure)
+        axes.errorbar(value.mean, y, xerr=_std(value), fmt='o', ms=3,
                       color=style.look(method.sync).color, elinewidth=.8, capsize=1.5)
     axes.set_yticks(range(len(comparison.methods)),
                     [style.label(method.sync) for method in comparison.methods])
-    axes.set_xlabel('ln of the deviation of accuracy')
 
 
 def _std(value: Spread) -> float:

@@ -24,7 +24,7 @@ from fleet_env.fleet import (
 
 from ..comparison import MethodResult
 from ..table import spread
-from .study import Case, Study, Table
+from .study import Case, Cell, Study, Table
 
 LEARNERS = (10, 20, 30)
 PACE, LATE = 0.1, 0.1   # s
@@ -32,6 +32,7 @@ SVRG_EVERY = 20         # iterations between full gradients
 MOMENTUM = 0.9
 ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # of one push: twice the paper's
 LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100    # of a run of gsgm, in about
+LONGER = {'mnistnet': 2, 'lenet5': 4}       # times as long
 LINK = LinkConfig(trace='steady', scale=10.0)  # 1 Gbit/s
 FADING = LinkConfig(trace='outdoor_fades', scale=0.05, offset=40.0)
 NETWORK = NetworkConfig(chunk_bytes=65000, chunk_time=0.05)
@@ -74,16 +75,16 @@ def with_method(fleet: FleetConfig, sync: str, momentum: float = MOMENTUM,
         fleet.training, sync=sync, momentum=momentum, learning_rate=rate, **changes))
 
 
-def _long(count: int) -> dict[str, FleetConfig]:
-    """Return the steadiest for twice as long: many learners still learn after 100 rounds."""
-    fleet = learners(count, 'mnistnet')
-    found = variants(dataclasses.replace(fleet, minutes=2 * fleet.minutes))
+def _long(model: str, count: int) -> dict[str, FleetConfig]:
+    """Return the steadiest for longer: many learners still learn after 100 rounds."""
+    fleet = learners(count, model)
+    found = variants(dataclasses.replace(fleet, minutes=LONGER[model] * fleet.minutes))
     return {label: found[label] for label in ('gsgm', 'ssp:1 lm', 'ssp:2 lm')}
 
 
 def _fading() -> dict[str, FleetConfig]:
     fleet = learners(10, 'mnistnet', FADING)
-    fleet = dataclasses.replace(fleet, minutes=3 * fleet.minutes)  # most of it is waiting
+    fleet = dataclasses.replace(fleet, minutes=10.0)  # most of it is waiting
     methods = ('gsgm:4', 'gsgm', 'rsp:4', 'ssp:4')
     return {sync if sync.startswith('gsgm') else f'{sync} lm':
             with_method(fleet, sync, granularity='row') for sync in methods}
@@ -100,20 +101,22 @@ def settled(method: MethodResult, first: MethodResult) -> str:
     return spread(method.accuracy_settled, 100, 1) + lost
 
 
-def stability(method: MethodResult, first: MethodResult) -> str:
-    """Return the stability."""
-    return spread(method.stability, 1, 2)
-
-
 def accuracy_gain(method: MethodResult, first: MethodResult) -> str:
     """Return by how many points the first variant's peak accuracy is above this one's."""
     return f'{100 * (first.accuracy_peak.mean - method.accuracy_peak.mean):+.2f}'
 
 
-def stability_gain(method: MethodResult, first: MethodResult) -> str:
-    """Return by how much the first variant's stability is better, in % of this one's."""
-    own = method.stability.mean
-    return f'{100 * (own - first.stability.mean) / abs(own):+.1f} %'
+def deviation(measure: str) -> Cell:
+    """Return what shows ``stability`` or ``fluctuation``."""
+    return lambda method, first: spread(getattr(method, measure), 1, 2)
+
+
+def steadier(measure: str) -> Cell:
+    """Return what shows by how much that of the first variant is better, in % of this one's."""
+    def cell(method: MethodResult, first: MethodResult) -> str:
+        own, best = getattr(method, measure).mean, getattr(first, measure).mean
+        return f'{100 * (own - best) / abs(own):+.1f} %'
+    return cell
 
 
 def _tables(models: tuple[str, ...]) -> tuple[Table, ...]:
@@ -121,19 +124,22 @@ def _tables(models: tuple[str, ...]) -> tuple[Table, ...]:
     for model in models:
         found += [Table('Peak accuracy, %', model, peak),
                   Table('Accuracy in the second half, %', model, settled),
-                  Table('Stability: ln of the deviation of the accuracy in the second half', model,
-                        stability),
                   Table('Peak accuracy of GSGM above that of, in points', model, accuracy_gain,
-                        first=False),
-                  Table('Stability of GSGM better than that of', model, stability_gain,
                         first=False)]
+        for measure, text in (('stability', 'ln of the deviation of the accuracy in the second '
+                               'half'), ('fluctuation', 'the same of its differences')):
+            title = measure.capitalize()
+            found += [Table(f'{title}: {text}', model, deviation(measure)),
+                      Table(f'{title} of GSGM better than that of', model, steadier(measure),
+                            first=False)]
     return tuple(found)
 
 
 gsgm = Study('gsgm', {
     **{f'{model}-{count}': Case(variants(learners(count, model)))
        for model in ('mnistnet', 'lenet5') for count in LEARNERS},
-    **{f'mnistnet-{count}-long': Case(_long(count)) for count in (20, 30)},
+    **{f'{model}-{count}-long': Case(_long(model, count))
+       for model in LONGER for count in (20, 30)},
     'fading': Case(_fading())}, _tables(('mnistnet', 'lenet5', 'fading')), server_every=0.2)
 
 gsgm_svrg = Study('gsgm-svrg', {
