@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import weakref
@@ -149,3 +150,5 @@ def shutdown_all() -> None:
 
 
 atexit.register(shutdown_all)
+# A forked child has none of the threads of DDS; to delete the participant is for the parent.
+os.register_at_fork(after_in_child=_contexts.clear)

@@ -6,6 +6,7 @@ The node has its own context and a thread that spins it, so that the program may
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import re
 import secrets
@@ -63,6 +64,7 @@ class Link:
         self._wanted = options.server
         self.lost = ''                       # why the link is over
         self.program = program_name()
+        self._pid, libc = os.getpid(), ctypes.CDLL(None)
         self.sender, self.receiver = Sender(), Receiver(MESSAGE)
         self._incarnation = secrets.randbits(63)
         self._link = options.link
@@ -86,6 +88,8 @@ class Link:
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._on_timer)
         atexit.register(self.close)
+        # A forked child has no threads of ROS, which some of its libraries wait for when they end.
+        os.register_at_fork(after_in_child=lambda: libc.on_exit(libc._exit, None))
 
     def _create_topics(self) -> None:
         base = f'/rrto/{self.server}/{self.program}/'
@@ -120,8 +124,8 @@ class Link:
         return float(response.lease)
 
     def close(self) -> None:
-        """Tell the server that this program ends."""
-        if not self._context.ok():
+        """Tell the server that this program ends; a forked child's end is not the program's."""
+        if os.getpid() != self._pid or not self._context.ok():
             return
         if not self.lost:
             end = SendAck('', self._incarnation, self.receiver.next, 'it ends')

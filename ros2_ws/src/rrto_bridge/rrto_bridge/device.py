@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,13 @@ class Device:
         self._shared: Counter[int] = Counter()  # handles with several wrappers: how many more
         self._temporary = NOTHING               # the last handle that was given to an empty tensor
         self._thread = threading.local()
+        here = weakref.WeakMethod(self._after_fork)
+        os.register_at_fork(after_in_child=lambda: (forked := here()) and forked())
+
+    def _after_fork(self) -> None:
+        """A child has neither the threads nor the turn at the link: nothing runs on it there."""
+        self.lock, self.follower = threading.RLock(), Unknowing()
+        self._parents = self.__dict__.pop('engine', None)  # kept: to end is for the parent
 
     @cached_property
     def engine(self) -> PerCall:

@@ -103,6 +103,26 @@ def test_modules_child_processes_and_programs_without_torch(domain, server, tmp_
     assert code == 127 and 'missing' in err
 
 
+FORKS = '''
+import os, sys, torch
+x = torch.ones(3, device='cuda')
+print((x * 2).sum().item(), flush=True)
+child = os.fork()
+if child == 0:
+    try:
+        (x + 1).sum().item()
+    except RuntimeError as error:
+        print("use the 'spawn' start method" in str(error), flush=True)
+    sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (x * 3).sum().item())
+'''
+
+
+def test_a_forked_child_is_refused_the_device_and_its_end_leaves_it_to_the_parent(domain, server):
+    assert domain.run('--server', 's', '--', sys.executable, '-c', FORKS) == (
+        0, '6.0\nTrue\n3 9.0\n', '')
+
+
 def test_two_servers_of_one_name_are_refused(domain, server):
     domain.server('s').wait("there is a server 's' in this DDS domain; choose another name")
 
