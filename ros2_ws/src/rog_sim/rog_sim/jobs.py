@@ -60,7 +60,7 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: Progress
     :param progress: told (label, seed, share done from 0 to 1) while runs go on; 1 once each.
     :param resume: keep the runs that are whole and have the same settings.
     :param simulate: runs one; default `rog_sim.simulation.simulate`. It must be picklable.
-    :raises ConfigError: for a directory that holds another run; before anything runs.
+    :raises ConfigError: for a directory that holds another run, or is none; before anything runs.
     :raises RunError: names label and seed of the run that failed.
     """
     due = _due(jobs, resume)
@@ -76,6 +76,9 @@ def _due(jobs: Sequence[Job], resume: bool) -> list[Job]:
     """Return the jobs that must run, their directories empty."""
     due = []
     for job in jobs:
+        there = next(p for p in (job.directory, *job.directory.absolute().parents) if p.exists())
+        if not there.is_dir():
+            raise ConfigError(f'{there} is no directory; choose another for the results')
         if (job.directory / SUMMARY_FILE).exists():
             if resume and job.done():
                 continue

@@ -172,6 +172,12 @@ def test_runs_that_are_there_are_never_overwritten(fleet, tmp_path):
         run(changed, out, ['bsp'], 1, resume=True)
 
 
+def test_results_that_should_go_below_a_file_are_refused(fleet, tmp_path):
+    (tmp_path / 'file').touch()
+    with pytest.raises(ConfigError, match='file is no directory; choose another'):
+        run(fleet, tmp_path / 'file' / 'out', ['bsp'], 1)
+
+
 SCRIPT = """
 import sys
 from pathlib import Path

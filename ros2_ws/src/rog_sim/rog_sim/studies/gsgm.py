@@ -83,6 +83,12 @@ def _long(model: str, count: int) -> dict[str, FleetConfig]:
     return {label: found[label] for label in ('gsgm', 'ssp:1 lm', 'ssp:2 lm')}
 
 
+def _svrg(count: int) -> dict[str, FleetConfig]:
+    fleet = learners(count, 'mnistnet')
+    return variants(dataclasses.replace(fleet, minutes=SVRG_LONGER * fleet.minutes),
+                    f'+svrg={SVRG_EVERY}')
+
+
 def _fading() -> dict[str, FleetConfig]:
     fleet = learners(10, 'mnistnet', FADING)
     fleet = dataclasses.replace(fleet, minutes=10.0)  # most of it is waiting
@@ -142,12 +148,6 @@ gsgm = Study('gsgm', {
     **{f'{model}-{count}-long': Case(_long(model, count))
        for model in LONGER for count in (20, 30)},
     'fading': Case(_fading())}, _tables(('mnistnet', 'lenet5', 'fading')), server_every=0.2)
-
-def _svrg(count: int) -> dict[str, FleetConfig]:
-    fleet = learners(count, 'mnistnet')
-    return variants(dataclasses.replace(fleet, minutes=SVRG_LONGER * fleet.minutes),
-                    f'+svrg={SVRG_EVERY}')
-
 
 gsgm_svrg = Study('gsgm-svrg', {
     f'mnistnet-{count}': Case(_svrg(count)) for count in LEARNERS},
