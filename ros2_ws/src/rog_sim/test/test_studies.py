@@ -13,7 +13,7 @@ from rog_core.errors import ConfigError, GradientError
 from rog_sim.comparison import compare_runs, read_comparison, write_comparison
 from rog_sim.figures import draw_study
 from rog_sim.free import Free
-from rog_sim.images import large_digits
+from rog_sim.images import large_digits, noisy_digits
 from rog_sim.measure import read_run_measures
 from rog_sim.simulation import simulate
 from rog_sim.studies import STUDIES
@@ -198,6 +198,18 @@ def test_large_digits_are_digits_of_twice_the_size():
     data = large_digits(channels=3)
     assert data.train_images.shape[1:] == (3, 16, 16) and data.classes == 10
     assert (data.train_images[:, 0, ::2, ::2] == data.train_images[:, 2, 1::2, 1::2]).all()
+
+
+def test_noisy_digits_are_several_noisy_copies_of_each_digit():
+    plain, noisy = large_digits(seed=1), noisy_digits(noise=.1, copies=2, test_copies=3, seed=1)
+    count = len(plain.train_images)
+    assert noisy.train_labels.equal(plain.train_labels.repeat(2))
+    assert len(noisy.test_images) == len(noisy.test_labels) == 3 * len(plain.test_images)
+    first, second = noisy.train_images.split(count)
+    assert not first.equal(second)
+    assert 0 < (first - plain.train_images).abs().mean() < .1
+    assert noisy.train_images.min() == 0 and noisy.train_images.max() == 1
+
 
 
 def test_capacities_are_those_of_the_papers_groups():

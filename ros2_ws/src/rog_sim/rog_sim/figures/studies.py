@@ -41,7 +41,7 @@ def draw_study(directory: str | PathLike[str], out: str | PathLike[str] | None =
     target = Path(out or base)
     paths = []
     with style.styled():
-        learners = _some(cases, r'\w*net5?-\d+')
+        learners = _some(cases, r'(\w*net5?|noisy)-\d+')
         for model in dict.fromkeys(name.rpartition('-')[0] for name in learners):
             paths += _draw_learners(base, model, _some(cases, f'{model}-\\d+'), target)
         for name, pattern in (('times', 'time-.*'), ('periods', 'period-.*'),

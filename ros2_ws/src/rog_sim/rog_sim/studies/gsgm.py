@@ -28,12 +28,14 @@ from .study import Case, Cell, Study, Table
 
 LEARNERS = (10, 20, 30)
 PACE, LATE = 0.1, 0.1   # s
+ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # of the slowest, which is late now and then
 SVRG_EVERY = 20         # iterations between full gradients
 SVRG_LONGER = 4         # times as long: half of the computing is for the corrections
 MOMENTUM = 0.9
 ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # of one push: twice the paper's
 LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100    # of a run of gsgm, in about
-LONGER = {'mnistnet': 2, 'lenet5': 4}       # times as long
+NOISY_ROUNDS = {10: 1200, 20: 600, 30: 600}  # until nothing rises any more, of gsgm
+LONGER = {'mnistnet': 2, 'lenet5': 4}        # times as long
 LINK = LinkConfig(trace='steady', scale=10.0)  # 1 Gbit/s
 FADING = LinkConfig(trace='outdoor_fades', scale=0.05, offset=40.0)
 NETWORK = NetworkConfig(chunk_bytes=65000, chunk_time=0.05)
@@ -52,10 +54,9 @@ def learners(count: int, model: str, link: LinkConfig = LINK) -> FleetConfig:
         f'robot{rank + 1}', dataclasses.replace(link, offset=link.offset * rank),
         PACE * (1 + rank * step % count / (count - 1)), stragglers=late) for rank in range(count))
     rounds = max(LEAST_GRADIENTS / count, LEAST_ROUNDS)
-    round_s = 2 * PACE + 0.1 * LATE + 0.005  # the slowest, which is late now and then
     return FleetConfig(
         f'learners-{count}', robots, 'Learners that each see one or a few classes.', seed=1,
-        minutes=rounds * round_s / 60, training=training, link=link,
+        minutes=rounds * ROUND_S / 60, training=training, link=link,
         stragglers=late, channel=ChannelConfig(shared=False), network=NETWORK)
 
 
@@ -81,6 +82,16 @@ def _long(model: str, count: int) -> dict[str, FleetConfig]:
     fleet = learners(count, model)
     found = variants(dataclasses.replace(fleet, minutes=LONGER[model] * fleet.minutes))
     return {label: found[label] for label in ('gsgm', 'ssp:1 lm', 'ssp:2 lm')}
+
+
+def _noisy(count: int) -> dict[str, FleetConfig]:
+    """Return GSGM and SSP on images that leave an error, and thus gradients, for good."""
+    fleet = learners(count, 'mnistnet')
+    options = {**fleet.training.task_options, 'data': 'rog_sim.images:noisy_digits'}
+    fleet = dataclasses.replace(
+        fleet, minutes=NOISY_ROUNDS[count] * ROUND_S / 60,
+        training=dataclasses.replace(fleet.training, task_options=options))
+    return {label: one for label, one in variants(fleet).items() if 'asp' not in label}
 
 
 def _svrg(count: int) -> dict[str, FleetConfig]:
@@ -147,7 +158,9 @@ gsgm = Study('gsgm', {
        for model in ('mnistnet', 'lenet5') for count in LEARNERS},
     **{f'{model}-{count}-long': Case(_long(model, count))
        for model in LONGER for count in (20, 30)},
-    'fading': Case(_fading())}, _tables(('mnistnet', 'lenet5', 'fading')), server_every=0.2)
+    **{f'noisy-{count}': Case(_noisy(count)) for count in LEARNERS},
+    'fading': Case(_fading())},
+    _tables(('mnistnet', 'lenet5', 'noisy', 'fading')), server_every=0.2)
 
 gsgm_svrg = Study('gsgm-svrg', {
     f'mnistnet-{count}': Case(_svrg(count)) for count in LEARNERS},
