@@ -39,15 +39,17 @@ def main() -> int:
     for old in (ROOT / 'build').glob('*/pytest.xml'):
         old.unlink()
     broken = colcon('build', *BASES, *skip, '--executor', 'sequential') != 0
+    embedded = ROOT / 'build' / 'embedded' / 'pytest.xml'
+    embedded.parent.mkdir(parents=True, exist_ok=True)
+    beside = subprocess.Popen([sys.executable, '-m', 'pytest', '-q', 'embedded/test', '-p',
+                               'no:cacheprovider', f'--junitxml={embedded}'], cwd=ROOT, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if not broken:
-        # Two at a time: most tests wait for something, and no outcome depends on how long.
+        # Some at a time: most tests wait for something, and no outcome depends on how long.
         colcon('test', *BASES, *skip, '--parallel-workers', '2', '--event-handlers',
                'console_cohesion+', 'console_start_end+', '--python-testing', 'pytest',
                '--return-code-on-test-failure')
-    embedded = ROOT / 'build' / 'embedded' / 'pytest.xml'
-    embedded.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, '-m', 'pytest', '-q', 'embedded/test', '-p', 'no:cacheprovider',
-                    f'--junitxml={embedded}'], cwd=ROOT, check=False)
+    print(beside.communicate()[0], end='')
     packages = [p.parent.name for p in ROOT.glob('ros2_ws/src/*/setup.py')] + ['rog_bringup']
     passed = failed = skipped = 0
     for name in [*sorted(packages), 'embedded']:

@@ -168,8 +168,8 @@ class WorkerNode(Node):
         self._act(self.machine.on_server_status(message.incarnation, known, time.monotonic()))
 
     def _on_registered(self, future: Any) -> None:
-        if future is not self._request or self.machine is None:
-            return  # the answer to a former request
+        if future is not self._request or self.machine is None or self._silent:
+            return  # the answer to a former request, or one that is not heard
         if future.exception() is not None:
             self.get_logger().warning(f'registration failed: {future.exception()}; trying again')
             return
