@@ -64,7 +64,6 @@ class Link:
         self._wanted = options.server
         self.lost = ''                       # why the link is over
         self.program = program_name()
-        self._pid, libc = os.getpid(), ctypes.CDLL(None)
         self.sender, self.receiver = Sender(), Receiver(MESSAGE)
         self._incarnation = secrets.randbits(63)
         self._link = options.link
@@ -88,8 +87,7 @@ class Link:
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._on_timer)
         atexit.register(self.close)
-        # A forked child has no threads of ROS, which some of its libraries wait for when they end.
-        os.register_at_fork(after_in_child=lambda: libc.on_exit(libc._exit, None))
+        os.register_at_fork(after_in_child=self._forked)
 
     def _create_topics(self) -> None:
         base = f'/rrto/{self.server}/{self.program}/'
@@ -124,14 +122,23 @@ class Link:
         return float(response.lease)
 
     def close(self) -> None:
-        """Tell the server that this program ends; a forked child's end is not the program's."""
-        if os.getpid() != self._pid or not self._context.ok():
+        """Tell the server that this program ends."""
+        if not self._context.ok():
             return
         if not self.lost:
             end = SendAck('', self._incarnation, self.receiver.next, 'it ends')
             self._acks.publish(to_ros(end))
         self._fail('the program ends')
         self._release()
+
+    def _forked(self) -> None:
+        """In a child: its end is not the program's.
+
+        It has no threads of ROS either, which some of its libraries wait for at the exit.
+        """
+        atexit.unregister(self.close)
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
 
     def _release(self) -> None:
         self._alarm.close()
