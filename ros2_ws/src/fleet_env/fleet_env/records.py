@@ -128,7 +128,8 @@ class RunWriter:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as error:
-            raise RecordError(f'cannot be opened: {error.strerror}', str(self.path)) from error
+            raise RecordError(f'cannot be opened: {error.strerror}; choose another directory',
+                              str(self.path)) from error
 
     def write(self, event: Event) -> None:
         """Append ``event`` as one line, in one write."""
