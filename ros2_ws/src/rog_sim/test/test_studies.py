@@ -211,7 +211,6 @@ def test_noisy_digits_are_several_noisy_copies_of_each_digit():
     assert noisy.train_images.min() == 0 and noisy.train_images.max() == 1
 
 
-
 def test_capacities_are_those_of_the_papers_groups():
     robots = fleet_of('a', 'lenet5', 1.0).robots
     assert sorted(r.capacity for r in robots) == [1] * 5 + [3] * 3 + [4] * 2 + [5] * 2

@@ -10,7 +10,6 @@ the robots, drawn by the seed, are late with 3 gradients in 10, the others with 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from fleet_env.fleet import (
@@ -25,7 +24,7 @@ from fleet_env.fleet import (
 from ..comparison import MethodResult
 from ..table import spread
 from .gsgm import MOMENTUM, NETWORK
-from .study import Case, Study, Table
+from .study import Case, Study, Table, with_training
 
 CAPACITIES = {'a': [1] * 5 + [3] * 3 + [4] * 2 + [5] * 2,
               'b': [1] * 5 + [2] * 3 + [3] * 3 + [4] * 4 + [5] * 5}
@@ -38,8 +37,8 @@ PERIODS = (100, 50, 30, 20, 10)  # rounds between two looks at who straggles, b
 GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}
 MODELS = ('mnistnet', 'lenet5')
 ROUNDS = 100             # that the accuracies are told after
-# By layer: of a row no code leaves out all, so that with rows the sparsity would have a bottom.
 PLAIN = {'learning_rate': 0.1, 'momentum': 0.0}  # what feedback keeps, momentum would swing up
+# By layer: of a row no code leaves out all, so that with rows the sparsity would have a bottom.
 ACCURACY = {'learning_rate': 0.01, 'momentum': MOMENTUM, 'nesterov': False, 'batch_size': 8,
             'granularity': 'layer'}
 
@@ -66,11 +65,6 @@ def with_stragglers(fleet: FleetConfig) -> FleetConfig:
         dataclasses.replace(robot, stragglers=StragglerConfig(
             probability=OFTEN if rank in often else SELDOM, time=LATE))
         for rank, robot in enumerate(fleet.robots)))
-
-
-def with_training(fleet: FleetConfig, **changes: Any) -> FleetConfig:
-    """Return the fleet with other settings of its training."""
-    return dataclasses.replace(fleet, training=dataclasses.replace(fleet.training, **changes))
 
 
 def times(group: str, model: str, methods: dict[str, tuple[str, str]], minutes: float = 1.0,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fleet_env.fleet import FleetConfig
 from fleet_env.summary import Summary, finite
@@ -86,6 +87,11 @@ class Study:
         return {name: [dataclasses.replace(job, fleet=case.prepare(job.fleet)) for job in
                        jobs_of(case.variants, seeds or case.seeds, out / name)]
                 for name, case in self.cases.items()}
+
+
+def with_training(fleet: FleetConfig, **changes: Any) -> FleetConfig:
+    """Return the fleet with other settings of its training."""
+    return dataclasses.replace(fleet, training=dataclasses.replace(fleet.training, **changes))
 
 
 def run_study(study: Study, out: Path, seeds: int | None = None, workers: int | None = None,
