@@ -22,7 +22,7 @@ from launch.actions import (
 from launch.event_handlers import OnProcessExit
 from launch_ros.actions import Node
 from rog_core.codec import get_codec
-from rog_core.policies import policy_of
+from rog_core.methods import Team, create
 from rog_core.warm_up import warm_up
 from rog_ros.parameters import server_parameters, worker_parameters
 
@@ -74,7 +74,7 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     fleet = with_overrides(fleet, {setting: given(name)
                                    for name, (setting, _) in _settings().items()
                                    if given(name) != _KEEP})
-    policy_of(fleet.training.sync, fleet.capacities, get_codec(fleet.training.codec).name)
+    create(fleet.training.sync, Team(fleet.capacities, get_codec(fleet.training.codec).name))
     here = chosen(context, [r.name for r in fleet.robots])
     out = os.path.abspath(given('out') or os.path.join(
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))

@@ -33,6 +33,9 @@ class TrainingConfig:
     codec: str = _('onebit', 'code of the rows on the air')
     granularity: str = _('row', 'unit of transmission',
                          choices=('model', 'layer', 'row', 'element'))
+    importance_magnitude: float = _(1.0, "weight f1 of the gradient's magnitude in a row's "
+                                         'importance', low=0.0)
+    importance_age: float = _(1.0, "weight f2 of the age in a row's importance", low=0.0)
     learning_rate: float = _(0.005, 'learning rate of the averaged gradient', above=0.0)
     momentum: float = _(0.9, 'momentum', low=0.0, below=1.0)
     nesterov: bool = _(True, 'Nesterov momentum; false: standard (heavy-ball) momentum, as in the '

@@ -39,6 +39,10 @@ class EnergyMeter:
         model.watts(state)
         self.model = model
         self.state = state
+        self.restart(now)
+
+    def restart(self, now: float) -> None:
+        """Count from now on."""
         self._now = now
         self._seconds = dict.fromkeys(STATES, 0.0)
         self._joules = 0.0

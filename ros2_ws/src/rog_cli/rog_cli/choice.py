@@ -13,7 +13,7 @@ from fleet_env.fleet_file import load_fleet, with_overrides, with_robots
 from fleet_env.generate import PROFILES
 from rog_bringup import FLEETS
 from rog_core.codec import get_codec
-from rog_core.policies import policy_of
+from rog_core.methods import Team, create
 
 
 def add_choices(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
@@ -63,7 +63,7 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
     fleet = with_overrides(load_fleet(options.fleet, [FLEETS]), overrides)
     if given.get('robots') is not None:
         fleet = with_robots(fleet, _count(given['robots']))
-    policy_of(fleet.training.sync, fleet.capacities, get_codec(fleet.training.codec).name)
+    create(fleet.training.sync, Team(fleet.capacities, get_codec(fleet.training.codec).name))
     return fleet
 
 

@@ -89,8 +89,8 @@ class Accumulator:
         """Mean |pending| per row, float32 (rows,)."""
         return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
 
-    def take(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode segments and take what the bytes say off ``pending``."""
+    def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
+        """Encode segments, and take what the bytes say off ``pending``."""
         return codec.take(self.backend, self.partition, self.pending, ids, self.magnitude[ids])
 
     def put_back(self, codec: Codec, parts: list[Part]) -> None:

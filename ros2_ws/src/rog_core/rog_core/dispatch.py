@@ -1,11 +1,21 @@
-"""Which method of a machine takes which message of a transfer."""
+"""Two machines, and which method of them takes which message."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from .messages import Ack, Chunk, End, Receipt, TransferMessage
+from .errors import RogError
+from .messages import (
+    Ack,
+    Action,
+    Chunk,
+    End,
+    Receipt,
+    RegisterRequest,
+    Send,
+    TransferMessage,
+)
 from .server import ServerMachine
 from .worker import WorkerMachine
 
@@ -16,3 +26,51 @@ def handler(machine: WorkerMachine | ServerMachine, message: TransferMessage) ->
     """Return the machine's method for the message; a server's takes the robot's name before it."""
     method: Callable[..., Any] = getattr(machine, _METHODS[type(message)])
     return method
+
+
+class Loopback:
+    """A server and its workers in one process: every message arrives, at once and in order.
+
+    No shell of a fleet, which has links and a clock, but enough to let machines talk to each other.
+    """
+
+    def __init__(self, server: ServerMachine, workers: list[WorkerMachine]) -> None:
+        self.server, self.now = server, 0.0
+        self.workers = {worker.robot: worker for worker in workers}
+        self._todo: list[tuple[str, Action]] = []  # who wants it, empty: the server
+
+    def start(self) -> list[tuple[str, Action]]:
+        """Let all workers register; see `deliver`."""
+        for name, worker in self.workers.items():
+            self.want(name, worker.start(self.now))
+        return self.deliver()
+
+    def want(self, name: str, actions: list[Action]) -> None:
+        """Take what a machine wants to be done: a worker's, or the server's by an empty name."""
+        self._todo += [(name, action) for action in actions]
+
+    def deliver(self, limit: int = 100_000) -> list[tuple[str, Action]]:
+        """Carry messages until there are none; return what else is wanted, `Compute` and `Stop`.
+
+        RogError: they talk for ever.
+        """
+        wanted = []
+        for _ in range(limit):
+            if not self._todo:
+                return wanted
+            self.now += 1e-4
+            name, action = self._todo.pop(0)
+            if not isinstance(action, Send):
+                wanted.append((name, action))
+                continue
+            message = action.message
+            if isinstance(message, RegisterRequest):
+                response, actions = self.server.on_register(message, self.now)
+                self.want(name, self.workers[name].on_register_response(response, self.now))
+                self.want('', actions)
+            elif name:
+                self.want('', handler(self.server, message)(name, message, self.now))
+            else:
+                worker = self.workers[action.robot]
+                self.want(action.robot, handler(worker, message)(message, self.now))
+        raise RogError(f'after {limit} messages the machines still talk')

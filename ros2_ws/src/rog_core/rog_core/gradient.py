@@ -1,7 +1,4 @@
-"""The gradient that a `Compute` asks for: of a batch, of a whole shard, or coded.
-
-What both shells, the node and the virtual-time fleet, do with a model and its data.
-"""
+"""A model and its data, in the way in which steps compute with them."""
 
 from __future__ import annotations
 
@@ -11,8 +8,9 @@ from typing import Any, Protocol
 import torch
 
 from .accumulator import Accumulator
+from .config import SgdConfig
 from .flat import FlatModel, as_array
-from .messages import Compute, Work
+from .messages import Compute
 
 
 class Data(Protocol):
@@ -32,61 +30,31 @@ class Data(Protocol):
 
 
 class GradientSource:
-    """Computes into ``flat.gradient``. Whoever takes it from there checks that it is finite."""
+    """A `rog_core.steps.Source`; whoever takes its gradient checks that it is finite."""
 
     def __init__(self, model: torch.nn.Module, flat: FlatModel, store: Accumulator, data: Data
                  ) -> None:
-        self._model, self._flat, self._store, self._data = model, flat, store, data
-        self._in_shard = 0
+        self._model, self._flat, self.store = model, flat, store
+        self.weights, self.gradient = flat.weights, flat.gradient
+        self.result = as_array(flat.gradient)
+        self.clear = flat.zero_grad
+        self.batch, self.shard, self.batch_of = data.batch, data.shard, data.batch_of
+        self._loss, self._in_shard = data.loss, 0
 
-    def batches(self, order: Compute) -> int:
-        """Gradients of batches that it takes: how long it takes, in units of one."""
-        if order.work is not None:
-            return len(order.work.ids)
-        if not order.full:
-            return 1 if self._store.anchor is None else 2  # at the model, and at the anchor
+    def shard_batches(self) -> int:
+        """Return the number of batches of the robot's whole shard."""
         if not self._in_shard:
-            self._in_shard = sum(1 for _ in self._data.shard())
+            self._in_shard = sum(1 for _ in self.shard())
         return self._in_shard
 
-    def compute(self, order: Compute) -> float:
-        """Compute the gradient that is asked for, at the model as it is; returns the loss."""
-        self._flat.zero_grad()
-        if order.work is not None:
-            return self._coded(order.work, order.iteration)
-        return self._full() if order.full else self._stochastic()
-
-    def _add(self, batch: Any, weight: float = 1.0) -> float:
-        loss = self._data.loss(self._model, batch)
+    def add(self, batch: Any, weight: float = 1.0) -> float:
+        """Add the weighted gradient of a batch at the present weights; return the loss."""
+        loss = self._loss(self._model, batch)
         (loss if weight == 1.0 else weight * loss).backward()
         self._flat.collect()
         return float(loss.detach())
 
-    def _stochastic(self) -> float:
-        batch = self._data.batch()
-        if self._store.anchor is None:
-            return self._add(batch)
-        weights, full = self._store.anchor  # SVRG: GSGM, Algorithm 5, line 6
-        model = as_array(self._flat.weights)
-        now = model.copy()
-        try:
-            model[:] = weights
-            self._add(batch, -1.0)
-        finally:
-            model[:] = now
-        loss = self._add(batch)
-        gradient = as_array(self._flat.gradient)
-        gradient += full
-        return loss
-
-    def _full(self) -> float:
-        """Mean over the batches of the shard, which are of about equal size."""
-        losses = [self._add(batch) for batch in self._data.shard()]
-        gradient = as_array(self._flat.gradient)
-        gradient /= len(losses)
-        return sum(losses) / len(losses)
-
-    def _coded(self, work: Work, iteration: int) -> float:
-        losses = [self._add(self._data.batch_of(work.shards, shard, iteration), weight)
-                  for shard, weight in zip(work.ids, work.weights, strict=True)]
-        return sum(losses) / len(losses)
+    def compute(self, order: Compute, sgd: SgdConfig) -> float:
+        """Compute what is asked for, at the model as it is; return the loss."""
+        self.clear()
+        return order.step.compute(self, order.iteration, sgd)

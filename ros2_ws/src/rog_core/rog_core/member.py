@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .link import LinkEstimate
-from .messages import Kind, Receipt, RegisterResponse, Work
+from .messages import Kind, Receipt, RegisterResponse
+from .methods.base import Standing
 from .mirror import Mirror
-from .policy import Progress
-from .receiver import Receiver
-from .sender import DONE, Sender
-
-JOINING, WAITING, PULLING, TRAINING = 'joining', 'waiting', 'pulling', 'training'
-AWAY, STOPPED = 'away', 'stopped'
+from .states import AWAY, DONE, JOINING, MEMBER, STOPPED
+from .steps import Gradient, Step
+from .transfer.link import LinkEstimate
+from .transfer.receiver import Receiver
+from .transfer.sender import Sender
 
 
 @dataclass
@@ -30,33 +29,35 @@ class Member:
     pulled_at: np.ndarray    # iteration at which the worker last got each row
     bound: float             # staleness bound that the member's last push complied with
     heard: float             # time of the last heartbeat, s
-    state: str = JOINING
+    link: LinkEstimate       # of all the robot's lives
+    attempt: int             # transfers to the robot, over all its lives
+    state: str = JOINING     # see `rog_core.states.MEMBER`
     iteration: int = 0       # last iteration pushed
     slowest: int = 0         # min(versions)
-    told: float = 0.0        # staleness bound that the member was last told of,
-    work: Work | None = None  # what it computes,
-    granted: int = 0         # and for which iteration
-    sender: Sender | None = None
-    whole: bool = False      # the mirror is what the worker holds, but for the transfer under way
-    request: int = 0         # number of its last registration,
-    answer: RegisterResponse | None = None  # and what it was told
-    attempt: int = 0         # transfers to the robot, over all its lives
-    link: LinkEstimate = field(default_factory=LinkEstimate)
+    bound_told: float = 0.0  # staleness bound that its next push complies with
+    step: Step = Gradient()  # what it was told to compute, and for which iteration
+    granted: int = 0
+    sender: Sender | None = None  # of the transfer to it that is under way
+    request: int = 0         # number of its last registration, and the answer to it
+    answer: RegisterResponse | None = None
     push_mta: float = 0.0    # seconds that the last minimum transmission amount took
     pull_mta: float = 0.0
     rows_pushed: int = 0     # rows of the last push
     rows_pulled: int = 0     # rows of the last pull
-    draining: bool = False   # its last transfer is under way
     waiting_for: list[str] = field(default_factory=list)
     since: float = 0.0       # time at which it began to wait for others, s
     pushed: float = math.nan  # time of its last push, s
     period: float = math.nan  # seconds from push to push, recent ones
     loss: float = math.nan   # of its last batch
 
+    def move(self, event: str) -> None:
+        """Change the state as `rog_core.states.MEMBER` says."""
+        self.state = MEMBER.after(self.state, event)
+
     @property
-    def progress(self) -> Progress:
-        """What a policy may know of it."""
-        return Progress(self.iteration, self.slowest, self.link.rate, self.loss)
+    def standing(self) -> Standing:
+        """What a method may know of it."""
+        return Standing(self.iteration, self.slowest, self.link.rate, self.loss)
 
     def has_pushed(self, now: float) -> None:
         """Take the time of a push."""

@@ -11,7 +11,10 @@ from enum import IntEnum
 
 import numpy as np
 
-PROTOCOL = 3  # version of the wire protocol; both sides must have the same
+from .errors import RemoteProtocolError
+from .steps import Gradient, Step
+
+PROTOCOL = 4  # version of the wire protocol; both sides must have the same
 HEADER_BYTES = 40  # of a serialised chunk beside ids and values; for emulated and virtual links
 
 
@@ -65,32 +68,55 @@ class Ack:
     received_mask: int
 
 
-MAX_SHARDS = 4096  # into which the data is cut for coded gradients
-
-
 @dataclass(frozen=True)
-class Work:
-    """What a coded gradient is: the sum of ``weights`` times the gradients of shards ``ids``.
+class Sending:
+    """Which rows a transfer carries; as it stands here, all that there are.
 
-    ``shards``: into how many the data is cut, at most `MAX_SHARDS`.
+    ``minimum``: share of the rows that must arrive whatever time it takes, 0 to 1. ``threshold``:
+    a row that was not sent for so many iterations must arrive too; 0: none must for its age.
+    ``by_importance``: rows go out in order of importance, else in that of the model. ``mta``: share
+    of the rows whose time counts as MTA time where fewer must arrive; 0: that of those that must.
     """
 
-    shards: int
-    ids: tuple[int, ...]
-    weights: tuple[float, ...]
+    minimum: float = 1.0
+    threshold: int = 0
+    by_importance: bool = False
+    mta: float = 0.0
 
 
 @dataclass(frozen=True)
 class Command:
-    """The server's word at the end of a pull: how the worker goes on."""
+    """The server's word at the end of a pull: how the worker goes on.
+
+    ``next_iteration`` and ``step``: what it computes. ``sending``: which rows of it the push
+    carries; beyond those that must arrive, as many as go in ``mta_time`` s. ``patience``: seconds
+    that the fleet can wait for those that must, infinite: any. ``ahead``: while it pushes, it may
+    begin with the next. ``staleness`` and ``sync``, the name of the method, are for people.
+    """
 
     next_iteration: int = 0
-    mta_time: float = 0.0
+    mta_time: float = math.inf
     staleness: int = 0
     sync: str = ''
     stop: bool = False
-    patience: float = math.inf  # seconds that the fleet can wait for the minimum of the next push
-    work: Work | None = None    # None: the worker's own next batch
+    patience: float = math.inf
+    sending: Sending = Sending()
+    ahead: bool = False
+    step: Step = Gradient()
+
+    def check(self) -> None:
+        """Raise `RemoteProtocolError` if no worker can go on like this."""
+        sending = self.sending
+        if self.next_iteration < 1:
+            raise RemoteProtocolError(f'end of a pull grants iteration {self.next_iteration}')
+        for name, value in (('MTA time', self.mta_time), ('patience', self.patience),
+                            ('threshold', sending.threshold)):
+            if not value >= 0:
+                raise RemoteProtocolError(f'end of a pull has {name} {value}')
+        for name, value in (('minimum', sending.minimum), ('MTA', sending.mta)):
+            if not 0 <= value <= 1:
+                raise RemoteProtocolError(f'end of a pull has the share {value} as {name}')
+        self.step.check()
 
 
 @dataclass(frozen=True)
@@ -166,14 +192,10 @@ class Send:
 
 @dataclass(frozen=True)
 class Compute:
-    """Action: compute the gradient of this iteration, then report it.
-
-    Of the next batch; with ``work`` of what that says; ``full``: of the whole shard.
-    """
+    """Action: compute the step of this iteration, then report its gradient."""
 
     iteration: int
-    work: Work | None = None
-    full: bool = False
+    step: Step = Gradient()
 
 
 @dataclass(frozen=True)

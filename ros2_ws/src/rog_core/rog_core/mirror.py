@@ -21,6 +21,7 @@ class Mirror:
         self.partition, self.backend, self.master = partition, backend, master
         self.rows = backend.zeros(partition.elements)
         self.magnitude = np.zeros(partition.segments, np.float32)  # sum |A - L| at the last measure
+        self.known = False  # whether the worker holds these rows, but for the transfer under way
 
     def measure(self) -> np.ndarray:
         """Mean |A - L| per row, float32 (rows,); also kept per segment for the encoder."""
@@ -33,16 +34,24 @@ class Mirror:
         return codec.difference(self.backend, self.partition, self.master, self.rows, ids,
                                 self.magnitude[ids])
 
-    def encode_snapshot(self, ids: np.ndarray) -> np.ndarray:
-        """Encode A of segments (of the raw cut) as it is."""
-        return RAW.snapshot(self.backend, self.partition.raw_cut, self.master, ids)
-
     def taken(self, codec: Codec, parts: list[Part]) -> None:
         """The worker has added these (segments, encoded values)."""
         ids, values = in_model_order(codec, self.partition, parts)
         codec.add(self.backend, self.partition, self.rows, ids, values)
 
     def stored(self, parts: list[Part]) -> None:
-        """The worker has stored these (segments, raw values)."""
+        """The worker has stored these (segments, raw values): it is known what it holds."""
         ids, values = in_model_order(RAW, self.partition.raw_cut, parts)
         RAW.store(self.backend, self.partition.raw_cut, self.rows, ids, values)
+        self.known = True
+
+
+class Whole:
+    """Rows that travel as they are: segments of the raw cut of ``values``, float32 (elements,)."""
+
+    def __init__(self, cut: RowPartition, backend: Backend, values: Array) -> None:
+        self._cut, self._backend, self._values = cut, backend, values
+
+    def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
+        """Encode segments, raw; see `rog_core.transfer.sender.Rows`."""
+        return RAW.snapshot(self._backend, self._cut, self._values, ids)

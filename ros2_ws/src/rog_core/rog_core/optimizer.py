@@ -7,19 +7,18 @@ once the synchronisation method lets this worker go on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from .accumulator import Accumulator
-from .backend import get_backend
+from .backend import Array
+from .config import SgdConfig, TransferConfig
 from .errors import ConfigError, LocalProtocolError
-from .flat import FlatModel, as_array
-from .gradient import Data, GradientSource
-from .link import CHUNK_TIME
+from .gradient import Data
+from .learner import Learner
 from .messages import Compute
+from .steps import Gradient
 from .worker import WorkerMachine
 
 
@@ -29,45 +28,37 @@ class Link(Protocol):
     def join(self, machine: WorkerMachine) -> Compute | None:
         """Start the machine; return the first gradient to compute, None if the run is over."""
 
-    def exchange(self, accumulate: Callable[[], None]) -> Compute | None:
+    def exchange(self, gradient: Array, sgd: SgdConfig) -> Compute | None:
         """Share a gradient; return the next one to compute, None if the run is over.
 
-        ``accumulate``: see `WorkerMachine.on_gradient`; whoever runs the machine hands it on.
+        Both are for `WorkerMachine.on_gradient`.
         """
 
 
 class RogOptimizer(torch.optim.Optimizer):
-    """SGD with Nesterov momentum whose gradients and weights are shared by the fleet.
+    """SGD with momentum whose gradients and weights are shared by the fleet.
 
     ``model``: its parameters that require a gradient must be float32 on one device; they become
-    views of one flat tensor. ``lr``, ``momentum`` and ``weight_decay`` stand in ``param_groups``,
-    so learning rate schedules work. ``incarnation``: random 64-bit identity of this life. After
-    `step`, ``iteration`` is the one to compute next; ``stopped`` says that the run is over.
+    views of one flat tensor. ``sgd``: stands in ``param_groups``, so learning rate schedules work.
+    ``incarnation``: random 64-bit identity of this life. After `step`, ``iteration`` is the one to
+    compute next; ``stopped`` says that the run is over.
 
-    Coded gradients and SVRG choose what a gradient is computed of: a program that may meet them
-    gives its ``data`` and calls `compute` instead of ``backward``.
+    Some methods choose what is computed (coded gradients, SVRG, local steps): a program that may
+    meet them gives its ``data`` and calls `compute` instead of ``backward``.
     """
 
     def __init__(self, model: torch.nn.Module, link: Link, *, robot: str, incarnation: int,
-                 data: Data | None = None, lr: float = 0.05, momentum: float = 0.9,
-                 nesterov: bool = True, weight_decay: float = 0.0, granularity: str = 'row',
-                 codec: str = 'onebit', f1: float = 1.0, f2: float = 1.0, max_chunk: int = 14000,
-                 chunk_time: float = CHUNK_TIME) -> None:
-        for name, value in (('lr', lr), ('momentum', momentum), ('weight_decay', weight_decay)):
+                 config: TransferConfig, sgd: SgdConfig, data: Data | None = None) -> None:
+        for name, value in (('lr', sgd.learning_rate), ('momentum', sgd.momentum),
+                            ('weight_decay', sgd.weight_decay)):
             if not (np.isfinite(value) and value >= 0):
                 raise ConfigError(f'{name} is {value}; it must be a number that is not negative')
-        flat = FlatModel(model)
-        super().__init__([p for _, p in flat.named],
-                         {'lr': lr, 'momentum': momentum, 'weight_decay': weight_decay,
-                          'nesterov': nesterov})
-        self._flat = flat
-        backend = get_backend('numpy' if flat.weights.device.type == 'cpu' else 'cupy')
-        self.accumulator = Accumulator(flat.partition(granularity, codec), backend,
-                                       as_array(flat.weights))
-        self.machine = WorkerMachine(robot, incarnation, self.accumulator, codec, f1, f2, max_chunk,
-                                     chunk_time=chunk_time)
+        self._learner = Learner(model, robot, incarnation, config, data)
+        super().__init__([p for _, p in self._learner.flat.named],
+                         {'lr': sgd.learning_rate, 'momentum': sgd.momentum,
+                          'weight_decay': sgd.weight_decay, 'nesterov': sgd.nesterov})
+        self.machine, self.accumulator = self._learner.machine, self._learner.store
         self._link = link
-        self._source = None if data is None else GradientSource(model, flat, self.accumulator, data)
         self._order = link.join(self.machine)
 
     @property
@@ -83,17 +74,25 @@ class RogOptimizer(torch.optim.Optimizer):
     @property
     def batches(self) -> int:
         """Gradients of batches that the next `compute` takes."""
-        return self._source.batches(self._order) if self._source and self._order else 1
+        source = self._learner.source
+        return self._order.step.batches(source) if source and self._order else 1
+
+    @property
+    def sgd(self) -> SgdConfig:
+        """Learning rate, momentum and weight decay as ``param_groups`` have them now."""
+        group = self.param_groups[0]
+        return SgdConfig(group['lr'], group['momentum'], group['weight_decay'], group['nesterov'])
 
     def compute(self) -> float:
-        """Compute the gradient that the method asks for, of ``data``; returns the loss."""
-        if self._source is None:
+        """Compute what the method asks for, of ``data``; returns the loss."""
+        source = self._learner.source
+        if source is None:
             raise LocalProtocolError('compute() needs data; give it to the optimizer')
-        return self._source.compute(self._order) if self._order else math.nan
+        return source.compute(self._order, self.sgd) if self._order else math.nan
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to zero, in place whatever ``set_to_none`` says: they are views."""
-        self._flat.zero_grad()
+        self._learner.flat.zero_grad()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -108,13 +107,8 @@ class RogOptimizer(torch.optim.Optimizer):
         if self.stopped:
             return loss
         assert self._order is not None
-        if self._source is None and (self._order.work is not None or self._order.full):
-            raise ConfigError(f"the fleet's method, '{self.machine.method}', chooses what a "
-                              'gradient is computed of; give the optimizer data and call compute()')
-        self._flat.collect()
-        group = self.param_groups[0]
-        gradient = as_array(self._flat.gradient)
-        self.accumulator.check(gradient)
-        self._order = self._link.exchange(lambda: self.machine.accumulate(
-            gradient, group['lr'], group['momentum'], group['weight_decay'], group['nesterov']))
+        if self._learner.source is None and not isinstance(self._order.step, Gradient):
+            raise ConfigError(f"the fleet's method, '{self.machine.sync}', chooses what is "
+                              'computed; give the optimizer data and call compute()')
+        self._order = self._link.exchange(self._learner.gradient(), self.sgd)
         return loss

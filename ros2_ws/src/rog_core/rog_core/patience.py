@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .member import Member
-from .sync import SyncMethod
+from .methods import Method
 
 
 def mta_time(members: Sequence[Member]) -> float:
@@ -23,7 +23,7 @@ def budget(member: Member, members: Sequence[Member]) -> float:
     return 0.0 if straggler else mta_time(members)
 
 
-def patience(member: Member, members: Sequence[Member], method: SyncMethod) -> float:
+def patience(member: Member, members: Sequence[Member], method: Method) -> float:
     """Time that the minimum of a transfer may take before somebody waits for this member.
 
     The fleet goes on for as many of its periods as the member's oldest row has left within the
@@ -32,7 +32,7 @@ def patience(member: Member, members: Sequence[Member], method: SyncMethod) -> f
     """
     others = [m for m in members if m is not member]
     periods = [m.period for m in others if not math.isnan(m.period)]
-    if not periods or 'sparse' not in method.options:
+    if not periods or not method.shrinks:
         return math.inf
     ahead = max(m.iteration for m in others) - member.slowest
     left = max(method.bound - ahead, 1.0)

@@ -1,29 +1,24 @@
 """Parameter server: the fleet's side of the protocol, as a state machine.
 
-Source: ROG, Section IV-A, Algorithm 2, with membership. A member is
-
-    JOINING (snapshot under way) -> WAITING
-    WAITING -> PULLING -> TRAINING (computes, then pushes) -> WAITING
-    any -> AWAY when its heartbeat is missing; AWAY -> JOINING when it registers again; -> STOPPED
-
-Only members that are WAITING, PULLING or TRAINING count: for staleness, for the mean, for the MTA
-time.
+Source: ROG, Section IV-A, Algorithm 2, with membership. What state of a member follows on which
+event stands in `rog_core.states.MEMBER`; a robot that registers again begins a new one. Only
+members that are waiting, pulling, training or draining count: for staleness, for the mean, for the
+MTA time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import partial
 
 import numpy as np
 
 from .admission import refusal
+from .aggregation import Aggregation, ServerState
 from .backend import Array, Backend
 from .codec import Codec, get_codec
+from .config import ServerConfig
 from .errors import ConfigError, RemoteProtocolError
-from .link import CHUNK_TIME, LinkEstimate
-from .member import AWAY, JOINING, PULLING, STOPPED, TRAINING, WAITING, Member
+from .member import Member
 from .messages import (
     Ack,
     Action,
@@ -37,56 +32,61 @@ from .messages import (
     Stop,
     TransferId,
 )
+from .methods import Method, Team
+from .methods.base import Model, Standing
 from .mirror import Mirror
 from .partition import RowPartition
-from .policy import Policy, Progress
 from .pull import Pull, final_of, pull_of, snapshot_of
-from .receiver import Receiver
-from .rules import Rules, ServerState
-from .sender import Sender
-from .sync import SyncMethod
+from .states import (
+    AWAY,
+    DRAINING,
+    JOINING,
+    PULLING,
+    RUNNING,
+    SERVER,
+    STOPPING,
+    TRAINING,
+    WAITING,
+)
+from .transfer.link import LinkEstimate
+from .transfer.receiver import Receiver
+from .transfer.sender import Sender
+
+COUNT = (WAITING, PULLING, TRAINING, DRAINING)  # states of members that count
 
 
 class ServerMachine:
     """See the module. ``master``: flat float32 (elements,) on ``backend``, changed in place.
 
-    ``incarnation``: random 64-bit identity of this life. ``heartbeat_limit``: seconds without a
-    heartbeat after which a member is away. ``drain_limit``: seconds that the final model may take.
-    ``traffic``, ``chunk_time``: see `LinkEstimate`. ``momentum``: of the methods where it is the
-    server's. ``capacities``: robot -> computing capacity of the whole fleet, see `policy_of`.
+    ``incarnation``: random 64-bit identity of this life.
     """
 
     def __init__(self, partition: RowPartition, backend: Backend, master: Array, incarnation: int,
-                 sync: str = 'rsp:4', codec: str = 'onebit', heartbeat_limit: float = 3.0,
-                 f1: float = 1.0, f2: float = 1.0, max_chunk: int = 14000,
-                 drain_limit: float = math.inf, traffic: float = 1.0,
-                 chunk_time: float = CHUNK_TIME, momentum: float = 0.0,
-                 capacities: Mapping[str, float] | None = None) -> None:
+                 config: ServerConfig) -> None:
         self.partition, self.backend, self.master = partition, backend, master
-        self.incarnation, self.heartbeat_limit = incarnation, heartbeat_limit
-        self.codec: Codec = get_codec(codec)
-        self.rules = Rules(sync, partition, backend, master, self.codec, momentum,
-                           capacities or {})
-        self.f1, self.f2, self._link = f1, f2, (max_chunk, traffic, chunk_time)
-        self.drain_limit = drain_limit
+        self.incarnation, self.config = incarnation, config
+        self.codec: Codec = get_codec(config.transfer.codec)
+        self.model = Model(partition, backend, master, self.codec)
+        self.aggregation = Aggregation(config.sync, self.model, Team(
+            config.capacities, self.codec.name, config.momentum))
+        self.state = RUNNING
         self.members: dict[str, Member] = {}
         self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
         self.iteration = 0         # highest iteration pushed by anybody
-        self.stopping = False
         self.former_pushes: dict[str, tuple[int, Receipt]] = {}  # of the life before a restart
         self.restarted = False     # and nobody has come back yet
         self.missed_at = math.inf  # time at which those who were expected are missing
         self.missing: frozenset[str] = frozenset()
 
     @property
-    def policy(self) -> Policy:
-        """Who may go on."""
-        return self.rules.policy
+    def method(self) -> Method:
+        """The method in force."""
+        return self.aggregation.method
 
     @property
-    def method(self) -> SyncMethod:
-        """The method in force, as workers are told."""
-        return self.policy.method
+    def stopping(self) -> bool:
+        """Whether the run is being ended."""
+        return self.state == STOPPING
 
     # -- membership ------------------------------------------------------------------------------
 
@@ -96,13 +96,13 @@ class ServerMachine:
         if self.stopping:
             return RegisterResponse(False, 'the run is over; the server is stopping'), []
         refused = refusal(request, self.partition, self.codec, self.members.get(request.robot),
-                          now, self.heartbeat_limit)
-        if refused is None and (reason := self.policy.refusal(request.robot)):
+                          now, self.config.heartbeat_limit)
+        if refused is None and (reason := self.method.refusal(request.robot)):
             refused = RegisterResponse(False, reason)
         if refused is not None:
             return refused, []
         if self.restarted:
-            self.restarted, self.missed_at = False, now + self.heartbeat_limit
+            self.restarted, self.missed_at = False, now + self.config.heartbeat_limit
         former = self.members.get(request.robot)
         if former is not None and former.incarnation != request.incarnation:
             former = None
@@ -117,12 +117,13 @@ class ServerMachine:
             attempt = member.attempt + 1
             if push is not None:
                 member.push.restore(push)
-            if former is not None and former.whole:  # it was only out of reach
+            if former is not None and former.mirror.known:  # it was only out of reach
                 former.reconcile(request.pull)
                 member.mirror = former.mirror
                 actions = self._enter(member, former.pulled_at, now)
             else:
-                actions = [*self._transfer(member, snapshot_of(member), now), *self._release(now)]
+                actions = [*self._transfer(member, snapshot_of(self.model), now),
+                           *self._release(now)]
         member.request = request.number
         member.answer = RegisterResponse(
             True, incarnation=self.incarnation, iteration=self.iteration, attempt=attempt,
@@ -144,19 +145,19 @@ class ServerMachine:
         robot, incarnation = request.robot, request.incarnation
         former = self.members.get(robot)
         receiver = Receiver(self.partition, frozenset({Kind.PUSH, Kind.ANCHOR}),
-                            partial(self._apply, robot), incarnation ^ self.incarnation,
-                            self.codec, floor=request.attempt + 1)
+                            incarnation ^ self.incarnation, self.codec, floor=request.attempt + 1)
         if former is not None and former.incarnation == incarnation:
             receiver.floor = max(receiver.floor, former.push.floor)
+        transfer = self.config.transfer
+        link, attempt = (former.link, former.attempt) if former is not None else (
+            LinkEstimate(transfer.chunk_bytes, transfer.chunk_time, transfer.traffic), 0)
         member = Member(robot, incarnation, receiver,
                         Mirror(self.partition, self.backend, self.master),
                         np.zeros(self.partition.rows, np.int64),
-                        np.zeros(self.partition.rows, np.int64), self.method.row_bound, now)
-        member.link = LinkEstimate(*self._link)
-        if former is not None:
-            member.attempt, member.link = former.attempt, former.link
+                        np.zeros(self.partition.rows, np.int64), self.method.row_bound, now,
+                        link, attempt)
         self.members[robot] = member
-        self.rules.forget(robot, len(self.active()))
+        self.aggregation.forget(robot, len(self.active()))
         return member
 
     def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan
@@ -175,7 +176,7 @@ class ServerMachine:
         member = self.members.get(robot)
         if member is None or member.incarnation != incarnation or not member.alive:
             return []
-        self._drop(member, STOPPED)
+        self._drop(member, 'leave')
         return [*self._release(now), *self._finish()]
 
     def is_member(self, robot: str, incarnation: int) -> bool:
@@ -183,12 +184,13 @@ class ServerMachine:
         member = self.members.get(robot)
         return member is not None and member.incarnation == incarnation and member.state != AWAY
 
-    def _drop(self, member: Member, state: str) -> None:
-        member.state, member.waiting_for = state, []
+    def _drop(self, member: Member, event: str) -> None:
+        member.move(event)
+        member.waiting_for = []
 
     def active(self) -> list[Member]:
         """Members that count."""
-        return [m for m in self.members.values() if m.state in (WAITING, PULLING, TRAINING)]
+        return [m for m in self.members.values() if m.state in COUNT]
 
     def _start_iteration(self, bound: float) -> int:
         """Highest iteration at which a newcomer holds up nobody and may itself compute."""
@@ -199,11 +201,6 @@ class ServerMachine:
         return newest if math.isinf(bound) else int(min(newest, min(slowest) + bound - 1))
 
     # -- pushes ----------------------------------------------------------------------------------
-
-    def _apply(self, robot: str, transfer: TransferId, ids: np.ndarray, codec: Codec,
-               data: np.ndarray) -> None:
-        self.rules.take(self.members[robot], transfer, ids, codec, data,
-                        max(len(self.active()), 1))
 
     def _member(self, robot: str) -> Member | None:
         member = self.members.get(robot)
@@ -217,9 +214,15 @@ class ServerMachine:
         if member.push.is_closed(chunk.transfer):  # cut short, and the receipt was lost
             assert member.push.receipt is not None
             return [Send(robot, member.push.receipt)]
-        if member.state != TRAINING or (ack := member.push.on_chunk(chunk)) is None:
+        if member.state != TRAINING:
             return []
-        if self.rules.counts(member) and not self.policy.in_time(robot, chunk.transfer.iteration):
+        ack, rows = member.push.on_chunk(chunk)
+        if rows is not None:
+            self.aggregation.take(member, rows, len(self.active()))
+        if ack is None:
+            return []
+        if self.aggregation.counts(member) \
+                and not self.method.in_time(robot, chunk.transfer.iteration):
             taken = member.push.close()  # cut short: it would travel for nothing
             assert member.push.receipt is not None
             return [Send(robot, member.push.receipt), *self._pushed(member, taken, now)]
@@ -246,9 +249,10 @@ class ServerMachine:
 
     def _pushed(self, member: Member, taken: np.ndarray, now: float) -> list[Action]:
         self._close_push(member, taken)
-        member.state, member.bound, member.since = WAITING, member.told, now
+        member.move('pushed')
+        member.bound, member.since = member.bound_told, now
         member.has_pushed(now)
-        self.rules.pushed(member, self._fleet(), now)
+        self.aggregation.pushed(member, self._fleet(), now)
         return self._release(now)
 
     def _close_push(self, member: Member, taken: np.ndarray) -> None:
@@ -267,15 +271,15 @@ class ServerMachine:
 
     # -- who may go on ---------------------------------------------------------------------------
 
-    def _fleet(self) -> dict[str, Progress]:
-        return {m.robot: m.progress for m in self.active()}
+    def _fleet(self) -> dict[str, Standing]:
+        return {m.robot: m.standing for m in self.active()}
 
     def _release(self, now: float) -> list[Action]:
         """Start the pull of every waiting member that the method lets go on."""
         active = self.active()
         fleet = self._fleet()
         gone = {name for name, m in self.members.items() if not m.alive}
-        self.rules.settle(fleet, frozenset(gone | (self.missing - self.members.keys())))
+        self.aggregation.settle(fleet, frozenset(gone | (self.missing - self.members.keys())))
         if self.stopping:
             return self._drain(now)
         # A member told of a tighter bound complies from its next push on; until then the old holds.
@@ -283,16 +287,18 @@ class ServerMachine:
         actions: list[Action] = []
         for member in active:
             if member.state == WAITING:
-                member.waiting_for = self.policy.held_up_by(member.robot, fleet, least)
+                member.waiting_for = self.method.held_up_by(member.robot, fleet, least)
                 if not member.waiting_for:
-                    self.policy.on_wait(member.robot, now - member.since)
+                    self.method.on_wait(member.robot, now - member.since)
                     actions += self._start_pull(member, now)
         return actions
 
     def _start_pull(self, member: Member, now: float) -> list[Action]:
-        pull = pull_of(member, self.active(), self.rules, self.updated_at, self.f1, self.f2)
-        member.told, member.work = self.method.row_bound, pull.command.work
+        pull = pull_of(member, self.active(), self.method, self.model, self.updated_at,
+                       self.config.transfer)
+        member.bound_told, member.step = self.method.row_bound, pull.command.step
         member.granted = pull.command.next_iteration
+        member.move('pull')
         return self._transfer(member, pull, now)
 
     def _cut(self, kind: Kind) -> RowPartition:
@@ -302,9 +308,7 @@ class ServerMachine:
         member.attempt += 1
         transfer = TransferId(member.incarnation ^ self.incarnation, pull.kind, member.iteration,
                               member.attempt)
-        if member.state != JOINING:
-            member.state = PULLING
-        member.sender = Sender(transfer, self._cut(pull.kind), pull.plan, pull.codec, pull.encode,
+        member.sender = Sender(transfer, self._cut(pull.kind), pull.plan, pull.codec, pull.rows,
                                member.link, now, pull.command)
         return self._poll(member, now)
 
@@ -331,7 +335,7 @@ class ServerMachine:
             member.mirror.taken(sender.codec, sender.taken_chunks())
         member.pulled_at[complete] = member.iteration
         member.pull_mta = sender.mta_duration
-        member.state = TRAINING
+        member.move('pulled')
         return []
 
     def _stored(self, member: Member, sender: Sender, now: float) -> list[Action]:
@@ -342,7 +346,7 @@ class ServerMachine:
         member.mirror.stored(sender.taken_chunks())
         member.pulled_at[:] = self.iteration
         if sender.transfer.kind == Kind.FINAL:
-            self._drop(member, STOPPED)
+            self._drop(member, 'drained')
             return self._finish()
         return self._enter(member, member.pulled_at, now)
 
@@ -351,8 +355,8 @@ class ServerMachine:
         member.iteration = member.slowest = self._start_iteration(self.method.bound)
         member.versions[:] = member.iteration
         member.pulled_at = pulled_at
-        member.whole, member.since = True, now
-        member.state, member.bound = WAITING, self.method.row_bound
+        member.since, member.bound = now, self.method.row_bound
+        member.move('enter')
         return self._release(now)
 
     # -- control ---------------------------------------------------------------------------------
@@ -360,7 +364,7 @@ class ServerMachine:
     def set_sync(self, text: str, now: float) -> list[Action]:
         """Change the method of a running fleet. Raises `ConfigError` with nothing changed."""
         newest = max([self.iteration, *(m.granted for m in self.members.values())])
-        self.rules.change(text, self.members, newest)
+        self.aggregation.change(text, self.members, newest)
         for member in self.members.values():
             self._count_slowest(member)
         return self._release(now)
@@ -369,7 +373,7 @@ class ServerMachine:
         """End the run: when every worker has pushed what it computes, all get the final model."""
         if self.stopping:
             return []
-        self.stopping = True
+        self.state = SERVER.after(self.state, 'stop')
         return [*self._drain(now), *self._finish()]
 
     def _drain(self, now: float) -> list[Action]:
@@ -379,33 +383,33 @@ class ServerMachine:
         they are.
         """
         living = [m for m in self.members.values() if m.alive]
-        if any(m.state in (JOINING, PULLING, TRAINING) and not m.draining for m in living):
+        if any(m.state in (JOINING, PULLING, TRAINING) for m in living):
             return []
-        self.rules.flush(len(living))
+        self.aggregation.flush(len(living))
         actions: list[Action] = []
         for member in living:
             if member.state == WAITING:
-                member.draining = True
-                final = final_of(member, self.method, self.drain_limit)
+                member.move('drain')
+                final = final_of(member, self.model, self.method, self.config.drain_limit)
                 actions += self._transfer(member, final, now)
         return actions
 
     def _finish(self) -> list[Action]:
         return [] if any(m.alive for m in self.members.values()) or not self.stopping else [Stop()]
 
-    def state(self) -> ServerState:
+    def checkpoint(self) -> ServerState:
         """Return what a restarted server needs beside the master rows to go on."""
         pushes = {name: (m.incarnation, known) for name, m in self.members.items()
                   if (known := m.push.known()) is not None}
-        return ServerState(self.iteration, str(self.policy.asked), self.updated_at.copy(),
-                           {**self.former_pushes, **pushes}, *self.rules.state())
+        return ServerState(self.iteration, self.method.asked, self.updated_at.copy(),
+                           {**self.former_pushes, **pushes}, *self.aggregation.state())
 
     def load_state(self, state: ServerState) -> None:
         """Take up where a former life left off; before any worker has registered."""
         if state.updated_at.shape != self.updated_at.shape:
             raise ConfigError(f'the state is of a model of {state.updated_at.size} rows; this one '
                               f'has {self.partition.rows}')
-        self.rules.load(state)
+        self.aggregation.load(state)
         self.iteration, self.former_pushes = state.iteration, dict(state.pushes)
         self.updated_at[:] = state.updated_at
         self.restarted = True
@@ -422,10 +426,10 @@ class ServerMachine:
         actions: list[Action] = []
         lost = now >= self.missed_at
         if lost:
-            self.missed_at, self.missing = math.inf, self.policy.expected
+            self.missed_at, self.missing = math.inf, self.method.expected
         for member in self.members.values():
-            if member.alive and now >= member.heard + self.heartbeat_limit:
-                self._drop(member, AWAY)
+            if member.alive and now >= member.heard + self.config.heartbeat_limit:
+                self._drop(member, 'silent')
                 lost = True
             elif member.alive and member.sender is not None and now >= member.sender.deadline:
                 actions += self._poll(member, now)
@@ -443,5 +447,5 @@ class ServerMachine:
         member = self._member(robot)
         if member is None:
             return math.inf
-        silent = member.heard + self.heartbeat_limit
+        silent = member.heard + self.config.heartbeat_limit
         return silent if member.sender is None else min(silent, member.sender.deadline)

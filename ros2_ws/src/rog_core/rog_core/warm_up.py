@@ -7,8 +7,9 @@ import numpy as np
 from .accumulator import Accumulator
 from .backend import NumpyBackend
 from .codec import CODECS
-from .dispatch import handler
-from .messages import Action, Compute, RegisterRequest, Send
+from .config import ServerConfig, SgdConfig, TransferConfig
+from .dispatch import Loopback
+from .messages import Compute
 from .partition import partition_of
 from .server import ServerMachine
 from .worker import WorkerMachine
@@ -21,31 +22,18 @@ def warm_up() -> None:
 
 
 def _one_iteration(codec: str) -> None:
-    partition = partition_of([('w', (3, 400)), ('b', (9,))], 'row', codec)
+    transfer = TransferConfig('row', codec, 1.0, 1.0, 14000, 0.004)
+    partition = partition_of([('w', (3, 400)), ('b', (9,))], transfer.granularity, codec)
     backend = NumpyBackend()
     store = Accumulator(partition, backend, np.zeros(partition.elements, np.float32))
-    worker = WorkerMachine('robot', 1, store, codec)
-    server = ServerMachine(partition, backend, np.ones(partition.elements, np.float32), 2, 'rsp:2',
-                           codec)
-    todo: list[tuple[bool, Action]] = [(True, a) for a in worker.start(0.0)]
-    computed = 0
-    while todo:
-        of_worker, action = todo.pop(0)
-        if isinstance(action, Compute) and computed < 2:
-            computed += 1
-            store.accumulate(np.ones(partition.elements, np.float32), 0.1, 0.9, computed * 1e-3)
-            todo += [(True, a) for a in worker.on_gradient(0.0)]
-        elif isinstance(action, Send):
-            todo += _deliver(worker, server, of_worker, action)
-
-
-def _deliver(worker: WorkerMachine, server: ServerMachine, of_worker: bool, action: Send
-             ) -> list[tuple[bool, Action]]:
-    message = action.message
-    if isinstance(message, RegisterRequest):
-        response, actions = server.on_register(message, 0.0)
-        return [*((True, a) for a in worker.on_register_response(response, 0.0)),
-                *((False, a) for a in actions)]
-    machine = server if of_worker else worker
-    arguments = (action.robot, message, 0.0) if of_worker else (message, 0.0)
-    return [(not of_worker, a) for a in handler(machine, message)(*arguments)]
+    worker = WorkerMachine('robot', 1, store, transfer)
+    server = ServerMachine(partition, backend, np.ones(partition.elements, np.float32), 2,
+                           ServerConfig(transfer, 'rsp:2', 0.0, 3.0, 1.0, {}))
+    pair = Loopback(server, [worker])
+    wanted = pair.start()
+    for weight_decay in (0.0, 1e-3):  # each has a loop of its own
+        assert [type(action) for _, action in wanted] == [Compute]
+        sgd = SgdConfig(0.1, 0.9, weight_decay, True)
+        pair.want('robot', worker.on_gradient(np.ones(partition.elements, np.float32), sgd,
+                                              pair.now))
+        wanted = pair.deliver()

@@ -1,10 +1,8 @@
 """Worker: one robot's side of the protocol, as a state machine.
 
-Source: ROG, Section IV-A, Algorithm 1, on a channel that loses, doubles and reorders. States:
-
-    REGISTERING -> JOINING (snapshot) -> COMPUTING -> PUSHING -> WAITING -> PULLING -> COMPUTING ...
-    any -> REGISTERING when the server was restarted or has lost sight of this worker
-    any -> STOPPED
+Source: ROG, Section IV-A, Algorithm 1, on a channel that loses, doubles and reorders. What state
+follows on which event stands in `rog_core.states`: `WORKER`, and beside it `GRADIENT`, because with
+pipelining a worker computes while it pushes, waits and pulls.
 
 Events come in as method calls with the present time (seconds, any monotonic clock); each returns
 the actions that the shell must carry out. `deadline` tells when `on_time` is due.
@@ -13,18 +11,15 @@ the actions that the shell must carry out. `deadline` tells when `on_time` is du
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from . import plan as plans
 from .accumulator import Accumulator
 from .backend import Array
 from .codec import RAW, SMALLER, Codec, get_codec
-from .commands import check_command, method_of
+from .config import SgdConfig, TransferConfig
 from .errors import LocalProtocolError
-from .link import CHUNK_TIME, LinkEstimate
 from .messages import (
     Ack,
     Action,
@@ -40,37 +35,48 @@ from .messages import (
     Stop,
     TransferId,
 )
-from .receiver import Receiver
+from .mirror import Whole
 from .report import COMMUNICATES, COMPUTES, STALLS, TIME_OF, WorkerReport, WorkerStatistics
-from .sender import DONE, Sender
-from .sync import SyncMethod, parse_sync
+from .states import (
+    BUSY,
+    COMPUTING,
+    DONE,
+    GRADIENT,
+    IDLE,
+    JOINING,
+    PULLING,
+    PUSHING,
+    READY,
+    REGISTERING,
+    STOPPED,
+    WAITING,
+    WORKER,
+)
+from .transfer import plan as plans
+from .transfer.link import LinkEstimate
+from .transfer.receiver import Receiver, Rows
+from .transfer.sender import Sender
 
-REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
-PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
 REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
 MAX_REGISTER_INTERVAL = 4.0  # it doubles up to here: over a slow link an answer may take longer
 
 
 class WorkerMachine:
-    """See the module. ``incarnation``: random 64-bit identity of this life of the worker.
-
-    ``traffic``: see `LinkEstimate.scale`. ``chunk_time``: seconds of the link that a chunk takes.
-    """
+    """See the module. ``incarnation``: random 64-bit identity of this life of the worker."""
 
     def __init__(self, robot: str, incarnation: int, accumulator: Accumulator,
-                 codec: str = 'onebit', f1: float = 1.0, f2: float = 1.0,
-                 max_chunk: int = 14000, traffic: float = 1.0,
-                 chunk_time: float = CHUNK_TIME) -> None:
+                 config: TransferConfig) -> None:
         self.robot, self.incarnation, self.accumulator = robot, incarnation, accumulator
-        self.codec: Codec = get_codec(codec)
-        self.f1, self.f2 = f1, f2
+        self.config = config
+        self.codec: Codec = get_codec(config.codec)
         self.partition = accumulator.partition
-        self.link = LinkEstimate(max_chunk, traffic, chunk_time)
+        self.link = LinkEstimate(config.chunk_bytes, config.chunk_time, config.traffic)
         self.statistics = WorkerStatistics()
         self.state = REGISTERING
+        self.gradient = IDLE             # what has become of the gradient that was ordered last
         self.iteration = 0               # iteration being computed or pushed
+        self.sync = ''                   # name of the fleet's method, for people
         self.command = Command()
-        self.method: SyncMethod = parse_sync('bsp')
         self.server = 0                  # incarnation of the server that has accepted us
         self.push: Sender | None = None
         self.pull: Receiver | None = None
@@ -79,10 +85,9 @@ class WorkerMachine:
         self.last_pulled_rows = 0
         self._attempt = 0
         self._requests = 0
-        self._busy = False               # a gradient is being computed,
-        self._order: Compute | None = None  # this one, or the last one
-        self._full: Array | None = None  # takes in the fleet's full gradient
-        self._ready: Callable[[], None] | None = None  # puts a gradient in that was computed early
+        self._order: Compute | None = None   # what the gradient is that is computed, or was last
+        self._computed: tuple[Array, SgdConfig] | None = None  # it, while it is `READY`
+        self._arriving: Array | None = None  # takes in the fleet's full gradient
         self._unknown = 0                # reports in a row of a server that does not know us
         self._register_at = math.inf
         self._register_interval = REGISTER_INTERVAL
@@ -96,8 +101,8 @@ class WorkerMachine:
         return self._register(now)
 
     def _register(self, now: float) -> list[Action]:
-        self._enter(REGISTERING, now)
-        if self._busy:  # a snapshot may come before the gradient is there
+        self.settle(now)
+        if self.gradient == BUSY:  # a snapshot may come before the gradient is there
             self.accumulator.detach()
         self._order = self._order and replace(self._order, iteration=0)  # of no session
         self.accumulator.anchor = None
@@ -119,20 +124,18 @@ class WorkerMachine:
                 self._register_interval = REGISTER_INTERVAL
                 self._register_at = now + REGISTER_INTERVAL
                 return []
-            self._enter(STOPPED, now)
-            self._register_at = math.inf
+            self._move('refused', now)
             return [Stop(response.reason)]
-        self.method = method_of(response.sync)
+        self.sync = response.sync
         self.server = response.incarnation
-        self._register_at = math.inf
-        self._resolve_push(response.push)
+        self._push_is_over(response.push)
         if self.pull is None or self.pull.incarnation != self.session:
             kinds = frozenset({Kind.PULL, Kind.SNAPSHOT, Kind.FINAL, Kind.ANCHOR})
-            self.pull = Receiver(self.partition, kinds, self._apply, self.session, self.codec)
+            self.pull = Receiver(self.partition, kinds, self.session, self.codec)
         self.pull.floor = response.attempt
         self._unknown = 0
         self._register_interval = REGISTER_INTERVAL
-        self._enter(JOINING, now)
+        self._move('accepted', now)
         return []
 
     @property
@@ -149,131 +152,92 @@ class WorkerMachine:
             return []
         missed = not known or incarnation != self.server
         self._unknown = self._unknown + 1 if missed else 0
-        # One such report may have been under way while the server let us in.
-        return self._register(now) if self._unknown >= 2 else []
-
-    def _resolve_push(self, receipt: Receipt | None) -> None:
-        """An open push ends with what the server says it has of it; the rest stays with us."""
-        if self.push is None:
-            return
-        if self.push.state != DONE:
-            match = receipt is not None and receipt.transfer == self.push.transfer
-            self.push.abort(receipt if match else None)
-        coded = self.command.work is not None
-        if self.push.transfer.kind == Kind.PUSH and not coded:
-            self.accumulator.put_back(self.push.codec, self.push.untaken())
-        if coded and not ('feedback' in self.method.options and self.push.complete()):
-            self.accumulator.clear()
-        self.push = None
+        if self._unknown < 2:  # one such report may have been under way while we were let in
+            return []
+        self._move('lost', now)
+        return self._register(now)
 
     # -- computing and pushing -------------------------------------------------------------------
 
-    def on_gradient(self, now: float, accumulate: Callable[[], None] | None = None
-                    ) -> list[Action]:
+    def on_gradient(self, gradient: Array, sgd: SgdConfig, now: float) -> list[Action]:
         """The gradient of the last `Compute` is there: push it.
 
-        ``accumulate`` puts it in the accumulator; it is called here, or later if rows of the
-        iteration before still travel (pipelining). None: it is in there already.
+        ``gradient``: finite, float32 (elements,). It must stay as it is until the next `Compute`:
+        if rows of the iteration before still travel (pipelining), it is taken up only after them.
         """
-        if not self._busy:
+        if self.gradient != BUSY or self._order is None:
             raise LocalProtocolError('on_gradient without a Compute action before it')
-        self.settle(now)
-        self._busy = False
-        if self.state == COMPUTING and not self._wanted():
-            return self._compute(self.iteration)
         if self.state in (PUSHING, WAITING, PULLING):
-            self._ready = accumulate or (lambda: None)
+            self._gradient_is('keep', now)
+            self._computed = gradient, sgd
             return []
-        if self.state != COMPUTING and self._order is not None and self._order.work is not None:
-            return []  # it is of a round that is over, and the next has a gradient of its own
-        if accumulate is not None:
-            accumulate()
-        if self.state != COMPUTING:  # it stays in the accumulator; a join is under way
-            return []
-        return self._start_push(now)
+        if self.state == COMPUTING and not self._wanted():
+            self._gradient_is('order again', now)
+            return self._compute(self.iteration)
+        if self.state == COMPUTING:
+            self._gradient_is('use', now)
+            return self._start_push(gradient, sgd, now)
+        # A join is under way, or the run is over. What can wait stays in the accumulator; what is
+        # of a round that is over is of no use, and the next has a gradient of its own.
+        self._gradient_is('drop' if not self._order.step.additive else 'use', now)
+        if self._order.step.additive:
+            self._keep(gradient, sgd)
+        return []
 
-    def accumulate(self, gradient: Array, learning_rate: float, momentum: float = 0.9,
-                   weight_decay: float = 0.0, nesterov: bool = True) -> None:
-        """Put the gradient of the last `Compute` where the method wants it; it must be finite.
-
-        Learning rate, momentum and weight decay are the program's; where momentum is the server's
-        it has no effect here.
-        """
-        order = self._order
-        if order is not None and order.full:
-            self.accumulator.full = gradient.copy()
-            return
-        if self.method.global_momentum:
-            momentum = 0.0
-        if order is not None and order.work is not None:
-            weight_decay *= sum(order.work.weights)
-        self.accumulator.accumulate(gradient, learning_rate, momentum, weight_decay, nesterov)
+    def _keep(self, gradient: Array, sgd: SgdConfig) -> None:
+        """Put a gradient where its push takes it from."""
+        assert self._order is not None
+        made, asked = self._order.step, self.command.step
+        (asked if made == asked else made).keep(self.accumulator, gradient, sgd)
 
     def _wanted(self) -> bool:
-        """Whether the gradient that was computed is what was granted.
+        """Whether the gradient that was computed is what was granted."""
+        made, asked = self._order, self.command.step
+        return made is None or made.step == asked and (
+            asked.exchangeable or made.iteration == self.iteration)
 
-        One of a batch may be that of any iteration. What is coded, or full, is so only in its own.
-        """
-        asked, made = self._asked(self.iteration), self._order
-        if asked.work is None and not asked.full:
-            return made is None or (made.work is None and not made.full)
-        return asked == made
-
-    def _asked(self, iteration: int) -> Compute:
-        full = self.method.is_full(iteration) and self.command.work is None
-        return Compute(iteration, self.command.work, full)
-
-    def _start_push(self, now: float) -> list[Action]:
+    def _start_push(self, gradient: Array, sgd: SgdConfig, now: float) -> list[Action]:
+        self._keep(gradient, sgd)
         self._attempt += 1
-        full = self._order is not None and self._order.full
-        transfer = TransferId(self.session, Kind.ANCHOR if full else Kind.PUSH, self.iteration,
+        whole = self.command.step.whole
+        transfer = TransferId(self.session, Kind.ANCHOR if whole else Kind.PUSH, self.iteration,
                               self._attempt)
-        if full:
-            cut, gradient = self.partition.raw_cut, self.accumulator.full
+        store, cut = self.accumulator, self.partition.raw_cut
+        if whole:
+            assert store.full is not None
             self.push = Sender(transfer, cut, plans.everything(cut), RAW,
-                               lambda ids: RAW.snapshot(self.accumulator.backend, cut, gradient,
-                                                        ids), self.link, now)
+                               Whole(cut, store.backend, store.full), self.link, now)
         else:
             plan = self._push_plan()
-            codec = self._push_codec(plan)
-            self.push = Sender(transfer, self.partition, plan, codec,
-                               lambda ids: self.accumulator.take(codec, ids), self.link, now)
-        self._enter(PUSHING, now)
-        return [*self._poll(now), *self._compute_ahead()]
+            # The smaller code where the ordinary one would keep the fleet waiting.
+            codec = plans.affordable(plan, self.partition, self.codec, SMALLER, self.link.rate,
+                                     self.command.patience)
+            self.push = Sender(transfer, self.partition, plan, codec, store, self.link, now)
+        self._move('push', now)
+        return [*self._poll(now), *self._compute_ahead(now)]
 
-    def _compute_ahead(self) -> list[Action]:
-        """Pipelining: go on with the model as it is, if RSP would let this worker go on anyhow.
+    def _push_plan(self) -> plans.Plan:
+        sending = self.command.sending
+        if sending.minimum >= 1:
+            return plans.everything(self.partition)
+        scores = plans.importance(
+            self.accumulator.mean_magnitude(), self.pushed_at.max() - self.pushed_at,
+            self.config.importance_magnitude, self.config.importance_age)
+        return plans.by_importance(self.partition, sending, scores, self.iteration - self.pushed_at,
+                                   np.ones(self.partition.rows, bool), self.command.mta_time)
 
-        The slowest row of the fleet was ``staleness`` behind the former iteration when this one was
-        granted, and it can only have come closer.
-        """
-        if 'pipeline' not in self.method.options \
-                or self.command.staleness + 1 >= self.method.bound:
+    def _compute_ahead(self, now: float) -> list[Action]:
+        """Pipelining: go on with the model as it is, if the method would let this worker go on."""
+        if not self.command.ahead:
             return []
         self.accumulator.detach()
+        self._gradient_is('order', now)
         return self._compute(self.iteration + 1, ahead=1)
 
     def _compute(self, iteration: int, ahead: int = 0) -> list[Action]:
         self.accumulator.publish(ahead)
-        self._busy = True
-        self._order = self._asked(iteration)
+        self._order = Compute(iteration, self.command.step)
         return [self._order]
-
-    def _push_codec(self, plan: plans.Plan) -> Codec:
-        """The ternary code where the ordinary one would keep the fleet waiting."""
-        if 'sparse' not in self.method.options:
-            return self.codec
-        return plans.affordable(plan, self.partition, self.codec, SMALLER, self.link.rate,
-                                self.command.patience)
-
-    def _push_plan(self) -> plans.Plan:
-        if not self.method.adaptive:
-            return plans.everything(self.partition)
-        age = self.pushed_at.max() - self.pushed_at
-        scores = plans.importance(self.accumulator.mean_magnitude(), age, self.f1, self.f2)
-        overdue = self.iteration - self.pushed_at >= self.method.bound
-        return plans.adaptive(self.partition, self.method, scores, overdue & self.method.by_row,
-                              np.ones(self.partition.rows, bool), self.command.mta_time)
 
     def on_ack(self, ack: Ack, now: float) -> list[Action]:
         """Chunks of our push have arrived."""
@@ -290,33 +254,45 @@ class WorkerMachine:
         self.pushed_at[complete] = self.iteration
         self.last_pushed_rows = int(complete.sum())
         self.statistics.rows_pushed += self.last_pushed_rows
-        self._resolve_push(None)
-        self._enter(WAITING, now)
+        self._push_is_over(None)
+        self._move('taken', now)
         return []
 
-    # -- pulling ---------------------------------------------------------------------------------
+    def _push_is_over(self, receipt: Receipt | None) -> None:
+        """An open push ends with what the server says it has of it; the rest is the step's."""
+        push, self.push = self.push, None
+        if push is None:
+            return
+        if push.state != DONE:
+            match = receipt is not None and receipt.transfer == push.transfer
+            push.abort(receipt if match else None)
+        self.command.step.after_push(self.accumulator, push)
 
-    def _apply(self, transfer: TransferId, ids: np.ndarray, codec: Codec, data: np.ndarray) -> None:
-        store = self.accumulator
-        if transfer.kind == Kind.ANCHOR:
-            if self._full is None:
-                self._full = store.backend.zeros(self.partition.elements)
-            RAW.store(store.backend, self.partition.raw_cut, self._full, ids, data)
-        elif transfer.kind.is_raw:
-            RAW.store(store.backend, self.partition.raw_cut, store.weights, ids, data)
-        else:
-            codec.add(store.backend, self.partition, store.weights, ids, data)
+    # -- pulling ---------------------------------------------------------------------------------
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
         """Rows from the server."""
         if self.pull is None or self.state in (REGISTERING, STOPPED):
             return []
-        before = self.pull.bytes_received
-        ack = self.pull.on_chunk(chunk)
-        self.statistics.bytes_received += self.pull.bytes_received - before
-        if self.state == WAITING and ack is not None:
-            self._enter(PULLING, now)
-        return [Send(self.robot, ack)] if ack is not None else []
+        ack, rows = self.pull.on_chunk(chunk)
+        if rows is not None:
+            self.statistics.bytes_received += chunk.ids.size + chunk.values.size
+            self._apply(rows)
+        if ack is None:
+            return []
+        self._move('rows', now)
+        return [Send(self.robot, ack)]
+
+    def _apply(self, rows: Rows) -> None:
+        store, cut, kind = self.accumulator, self.partition.raw_cut, rows.transfer.kind
+        if kind == Kind.ANCHOR:
+            if self._arriving is None:
+                self._arriving = store.backend.zeros(self.partition.elements)
+            RAW.store(store.backend, cut, self._arriving, rows.ids, rows.data)
+        elif kind.is_raw:
+            RAW.store(store.backend, cut, store.weights, rows.ids, rows.data)
+        else:
+            rows.codec.add(store.backend, self.partition, store.weights, rows.ids, rows.data)
 
     def on_end(self, end: End, now: float) -> list[Action]:
         """The server has closed a pull or snapshot and says how to go on."""
@@ -324,7 +300,14 @@ class WorkerMachine:
             return []
         if self.state == PUSHING and not self.pull.is_closed(end.transfer):
             return []  # our push's receipt is still on its way; the end comes again
-        check_command(end)
+        kind, command = end.transfer.kind, end.command
+        grants = kind in (Kind.PULL, Kind.ANCHOR) and not command.stop
+        event = 'final' if command.stop else 'granted' if grants else 'stored'
+        self.pull.check(end.transfer)
+        if grants:
+            command.check()
+        if self.pull.is_open(end.transfer):
+            WORKER.after(self.state, event)  # what is refused must change nothing
         closed = self.pull.on_end(end)
         if closed is None:
             return []
@@ -332,42 +315,37 @@ class WorkerMachine:
         actions: list[Action] = [Send(self.robot, receipt)]
         if taken is None or self.state == STOPPED:
             return actions
-        cut = self.partition.raw_cut if end.transfer.kind.is_raw else self.partition
+        cut = self.partition.raw_cut if kind.is_raw else self.partition
         self.last_pulled_rows = int(cut.rows_complete(taken).sum())
         self.statistics.rows_pulled += self.last_pulled_rows
-        command = end.command
+        if not grants:
+            self._move(event, now)
         if command.stop:
-            self._enter(STOPPED, now)
             self.accumulator.publish()
             return [*actions, Stop()]
-        if end.transfer.kind == Kind.ANCHOR and self._full is not None:
-            self.accumulator.anchor = self.accumulator.weights.copy(), self._full
-            self._full = None
-        if end.transfer.kind in (Kind.PULL, Kind.ANCHOR):
-            actions += self._go_on(command, now)
-        return actions
+        if kind == Kind.ANCHOR and self._arriving is not None:
+            self.accumulator.anchor = self.accumulator.weights.copy(), self._arriving
+            self._arriving = None
+        return [*actions, *self._go_on(command, now)] if grants else actions
 
     def _go_on(self, command: Command, now: float) -> list[Action]:
         if self.state == JOINING:
             self.pushed_at[:] = command.next_iteration - 1
-        self._enter(COMPUTING, now)
-        if (self.command.work is None) != (command.work is None):
-            self.accumulator.clear()  # what is left there is no gradient for this method
-        self.method, self.command = method_of(command.sync), command
-        self.iteration = command.next_iteration
-        if self._ready is not None and not self._wanted():
-            self._ready = None
-        if self._ready is not None:
-            return self._push_ready(now)
-        if self._busy:  # it becomes that of the iteration granted now, or is not wanted
+        self._move('granted', now)
+        if self.command.step.additive != command.step.additive:
+            self.accumulator.clear()  # what is left there does not add up with what comes
+        self.sync, self.command, self.iteration = command.sync, command, command.next_iteration
+        if self.gradient == BUSY:  # whether it is that of this iteration is seen when it is there
             return []
+        if self.gradient == READY:
+            assert self._computed is not None
+            computed, self._computed = self._computed, None
+            if self._wanted():
+                self._gradient_is('use', now)
+                return self._start_push(*computed, now)
+            self._gradient_is('drop', now)
+        self._gradient_is('order', now)
         return self._compute(self.iteration)
-
-    def _push_ready(self, now: float) -> list[Action]:
-        accumulate, self._ready = self._ready, None
-        assert accumulate is not None
-        accumulate()
-        return self._start_push(now)
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -399,16 +377,23 @@ class WorkerMachine:
 
     def leave(self, now: float) -> None:
         """Stop here and now, on the user's word."""
-        self._enter(STOPPED, now)
+        self._move('leave', now)
 
-    def _enter(self, state: str, now: float) -> None:
+    def _move(self, event: str, now: float) -> None:
+        after = WORKER.after(self.state, event)
+        if after != self.state:
+            self.settle(now)
+            self.state = after
+
+    def _gradient_is(self, event: str, now: float) -> None:
+        after = GRADIENT.after(self.gradient, event)
         self.settle(now)
-        self.state = state
+        self.gradient = after
 
     @property
     def activity(self) -> str:
         """What the robot does, for its power: computing, communicating or stalled."""
-        if self._busy:
+        if self.gradient == BUSY:
             return COMPUTES
         return COMMUNICATES if self.state in (PUSHING, PULLING) else STALLS
 
@@ -431,7 +416,7 @@ class WorkerMachine:
         self.settle(now)
         counted = self.statistics
         return WorkerReport(
-            self.state, str(self.method), self.finished,
+            self.state, self.sync, self.finished,
             self.command.staleness, self.partition.rows, self.last_pushed_rows,
             self.last_pulled_rows, self.link.rate * 8e-6, counted.compute_time,
             counted.communicate_time, counted.stall_time, counted.bytes_sent,

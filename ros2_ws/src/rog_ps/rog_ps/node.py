@@ -19,13 +19,14 @@ from fleet_ros.parameters import declare
 from rclpy.node import Node
 from rog_core.backend import get_backend
 from rog_core.codec import get_codec
+from rog_core.config import ServerConfig, TransferConfig
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.flat import flatten, rows_of, trainable
-from rog_core.member import AWAY
 from rog_core.messages import Ack, Action, Chunk, End, Send, Stop
+from rog_core.methods import Team, create
 from rog_core.patience import mta_time
-from rog_core.policies import policy_of
 from rog_core.server import ServerMachine
+from rog_core.states import AWAY
 from rog_msgs.msg import (
     FleetStatus,
     RobotStatus,
@@ -45,7 +46,7 @@ from std_srvs.srv import Trigger
 
 from . import checkpoint
 
-STATES = {'pulling': 'training'}  # what people see of the machine's states
+STATES = {'pulling': 'training', 'draining': 'training'}  # what people see of the machine's states
 
 
 class _Peer:
@@ -84,7 +85,8 @@ class ParameterServerNode(Node):
         robots = robots_of(settings.robots)
         self._links = {name: robot.link for name, robot in robots.items()}
         self._capacities = {name: robot.capacity for name, robot in robots.items()}
-        policy_of(settings.sync, self._capacities, get_codec(settings.codec).name)
+        create(settings.sync, Team(self._capacities, get_codec(settings.codec).name,
+                                   settings.momentum))
         self.done = False
         self.reason = 'finished'
         self.out = Path(settings.out) if settings.out else None
@@ -144,12 +146,13 @@ class ParameterServerNode(Node):
             self.get_logger().info(f'accuracy {self._clean:.3f} before the shift, '
                                    f'{self._before:.3f} after it')
         backend = get_backend('numpy')
-        machine = ServerMachine(partition, backend, backend.from_host(master),
-                                secrets.randbits(63), settings.sync, settings.codec,
-                                settings.heartbeat_limit, settings.importance_magnitude,
-                                settings.importance_age, settings.chunk_bytes,
-                                settings.drain_limit, chunk_time=settings.chunk_time,
-                                momentum=settings.momentum, capacities=self._capacities)
+        transfer = TransferConfig(settings.granularity, settings.codec,
+                                  settings.importance_magnitude, settings.importance_age,
+                                  settings.chunk_bytes, settings.chunk_time)
+        machine = ServerMachine(partition, backend, backend.from_host(master), secrets.randbits(63),
+                                ServerConfig(transfer, settings.sync, settings.momentum,
+                                             settings.heartbeat_limit, settings.drain_limit,
+                                             self._capacities))
         if state is not None:
             machine.load_state(state)
         return machine
@@ -326,7 +329,7 @@ class ParameterServerNode(Node):
             raise checkpoint.CheckpointError('give a path; the server has no out directory')
         machine = self.machine
         return checkpoint.write(target, machine.partition, machine.backend.to_host(machine.master),
-                                machine.state(), self.elapsed)
+                                machine.checkpoint(), self.elapsed)
 
     def _save_or_say(self) -> None:
         try:
@@ -366,8 +369,8 @@ class ParameterServerNode(Node):
             model=machine.partition.digest,
             state='stopped' if self.done else 'stopping' if machine.stopping else 'training',
             rows_total=machine.partition.rows, fastest=machine.iteration,
-            slowest=min((m.slowest for m in active), default=0), mta=machine.method.minimum,
-            mta_time=float(mta_time(active)), elapsed=float(self.elapsed))
+            slowest=min((m.slowest for m in active), default=0),
+            mta=machine.method.sending().minimum, mta_time=float(mta_time(active)), elapsed=float(self.elapsed))
         message.robots = [RobotStatus(
             robot=m.robot, state=STATES.get(m.state, m.state), iteration=m.iteration,
             slowest_row=m.slowest, rows_pushed=m.rows_pushed, rows_pulled=m.rows_pulled,

@@ -17,13 +17,12 @@ from rog_core.messages import (
     Receipt,
     RegisterRequest,
     RegisterResponse,
+    Sending,
     TransferId,
-    Work,
 )
+from rog_core.steps import step_of
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
-
-NO_WORK = Work(0, (), ())
 
 
 def _octets(data: Any) -> array.array:
@@ -62,13 +61,16 @@ def to_ros(message: Chunk | Ack | End | Receipt) -> Any:
                       received_mask=message.received_mask)
     if isinstance(message, Receipt):
         return TransferReceipt(**identity, chunks=message.chunks, taken=_octets(message.taken))
-    command, work = message.command, message.command.work or NO_WORK
+    command = message.command
+    sending, step = command.sending, command.step
     return TransferEnd(**identity, chunks=message.chunks, duration=float(message.duration),
                        mta_duration=float(message.mta_duration), mta_time=float(command.mta_time),
                        next_iteration=command.next_iteration, staleness=int(command.staleness),
                        patience=float(command.patience), sync=command.sync, stop=command.stop,
-                       shards=work.shards, shard_ids=list(work.ids),
-                       shard_weights=list(work.weights))
+                       minimum=float(sending.minimum), threshold=sending.threshold,
+                       by_importance=sending.by_importance, mta=float(sending.mta),
+                       ahead=bool(command.ahead), step=step.name,
+                       step_integers=list(step.integers()), step_numbers=list(step.numbers()))
 
 
 def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
@@ -81,10 +83,11 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
         return Ack(transfer, message.next_expected, message.received_mask)
     if isinstance(message, TransferReceipt):
         return Receipt(transfer, message.chunks, bytes(memoryview(message.taken)))
-    work = Work(message.shards, tuple(message.shard_ids), tuple(message.shard_weights))
+    sending = Sending(message.minimum, message.threshold, message.by_importance, message.mta)
+    step = step_of(message.step, message.step_integers, message.step_numbers)
     return End(transfer, message.chunks, message.duration, message.mta_duration,
                Command(message.next_iteration, message.mta_time, message.staleness, message.sync,
-                       message.stop, message.patience, None if work == NO_WORK else work))
+                       message.stop, message.patience, sending, message.ahead, step))
 
 
 def payload_bytes(message: Chunk | Ack | End | Receipt) -> int:

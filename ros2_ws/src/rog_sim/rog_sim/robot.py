@@ -12,15 +12,12 @@ from fleet_env.fleet import FleetConfig, RobotConfig
 from fleet_env.power import EnergyMeter
 from fleet_env.recorder import RobotReport
 from fleet_env.stragglers import Stragglers
-from rog_core.accumulator import Accumulator
-from rog_core.backend import get_backend
+from rog_core.config import SgdConfig, TransferConfig
 from rog_core.errors import ConfigError
-from rog_core.flat import FlatModel, as_array
-from rog_core.gradient import GradientSource
-from rog_core.messages import Chunk, Compute
-from rog_core.worker import WorkerMachine
+from rog_core.learner import Learner
+from rog_core.messages import Action, Chunk, Compute
 from rog_tasks.robot_data import RobotData
-from rog_tasks.task import Task
+from rog_tasks.task import Task, measure
 
 EVALUATIONS = 40  # of a robot in a run, at most
 
@@ -37,14 +34,11 @@ class Robot:
         if self._pace + self._codec_pace <= 0:
             raise ConfigError(f'{config.name} computes a gradient in 0 s; virtual time needs '
                               'training.pace, the seconds that it takes on the robot')
-        self._flat = FlatModel(model)
-        self.store = Accumulator(self._flat.partition(training.granularity, training.codec),
-                                 get_backend('numpy'), as_array(self._flat.weights))
-        self.machine = WorkerMachine(config.name, incarnation, self.store, training.codec,
-                                     max_chunk=fleet.network.chunk_bytes, traffic=traffic,
-                                     chunk_time=fleet.network.chunk_time)
-        self._source = GradientSource(model, self._flat, self.store,
-                                      RobotData(task, rank, len(fleet.robots)))
+        self._learner = Learner(model, config.name, incarnation, TransferConfig.of(fleet, traffic),
+                                RobotData(task, rank, len(fleet.robots)))
+        self.machine, self.store = self._learner.machine, self._learner.store
+        assert self._learner.source is not None
+        self._source, self._sgd = self._learner.source, SgdConfig.of(fleet)
         self._stragglers = Stragglers(config.stragglers, fleet.seed, rank)
         self.silent_until = 0.0  # it has dropped out, and is not heard
         self._meter = EnergyMeter(config.power, 0.0)
@@ -62,7 +56,7 @@ class Robot:
         pause = self._stragglers.next()
         if pause.silent:
             self.silent_until = now + pause.seconds
-        return self._source.batches(order) * self._pace + self._codec_pace + pause.seconds
+        return order.step.batches(self._source) * self._pace + self._codec_pace + pause.seconds
 
     def finish(self) -> None:
         """See that what was begun is done; whatever changes the model comes after it."""
@@ -79,15 +73,14 @@ class Robot:
     def _compute(self, order: Compute, evaluate_as: int) -> float:
         if evaluate_as:
             self.evaluate(evaluate_as)
-        loss = self._source.compute(order)
-        self.store.check(as_array(self._flat.gradient))
+        loss = self._source.compute(order, self._sgd)
+        self._learner.gradient()  # is finite
         return loss
 
-    def accumulate(self) -> None:
-        """Put the last gradient in the accumulator."""
-        training = self.training
-        self.machine.accumulate(as_array(self._flat.gradient), training.learning_rate,
-                                training.momentum, training.weight_decay, training.nesterov)
+    def computed(self, now: float) -> list[Action]:
+        """The gradient is there: hand it in; returns what the machine wants."""
+        self.finish()
+        return self.machine.on_gradient(self._source.result, self._sgd, now)
 
     def evaluation_due(self, now: float) -> bool:
         """Whether the model should be measured: as the fleet file says, but not all the time.
@@ -103,10 +96,7 @@ class Robot:
 
     def evaluate(self, finished: int) -> None:
         """Measure the model that this robot holds now."""
-        self.model.eval()
-        with torch.no_grad():
-            self.accuracy, self.evaluated_at = float(self.task.evaluate(self.model)), finished
-        self.model.train()
+        self.accuracy, self.evaluated_at = measure(self.task, self.model), finished
 
     def settle(self, now: float) -> None:
         """Take note of what the robot does from now on, for its energy."""

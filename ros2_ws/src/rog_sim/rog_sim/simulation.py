@@ -26,6 +26,7 @@ from fleet_env.fleet_file import link_trace
 from fleet_env.recorder import Recorder
 from fleet_env.summary import Summary
 from rog_core.backend import get_backend
+from rog_core.config import ServerConfig
 from rog_core.dispatch import handler
 from rog_core.errors import ConfigError, GradientError, StaleMessageError
 from rog_core.flat import flatten, rows_of, trainable, unflatten
@@ -90,11 +91,8 @@ class Simulation:
         self._task, self._model = task, model  # to measure the server's
         master = flatten(model)
         self.server = ServerMachine(
-            partition, get_backend('numpy'), master.copy(), int(lives[0]), training.sync,
-            training.codec, fleet.heartbeat.limit, max_chunk=fleet.network.chunk_bytes,
-            drain_limit=fleet.server.drain_limit, traffic=self._traffic,
-            chunk_time=fleet.network.chunk_time, momentum=training.momentum,
-            capacities=fleet.capacities)
+            partition, get_backend('numpy'), master.copy(), int(lives[0]),
+            ServerConfig.of(fleet, fleet.capacities, self._traffic))
         self.robots = {config.name: self._robot(config, rank, task, master, int(lives[rank + 1]))
                        for rank, config in enumerate(fleet.robots)}
         self._latency = {config.name: config.link.latency for config in fleet.robots}
@@ -243,8 +241,7 @@ class Simulation:
         self._at(robot.compute_time(order, self.now), lambda: self._computed(robot))
 
     def _computed(self, robot: Robot) -> None:
-        robot.finish()
-        self._act(robot, robot.machine.on_gradient(self.now, robot.accumulate))
+        self._act(robot, robot.computed(self.now))
 
     def _report(self, robot: Robot, state: str = '') -> None:
         self._recorder.status(self.now, robot.report(

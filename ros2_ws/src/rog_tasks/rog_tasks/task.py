@@ -163,3 +163,15 @@ def _arguments(cls: type, spec: str, options: dict[str, Any], seed: int) -> dict
         if parameters[name].default is inspect.Parameter.empty and name not in options:
             raise TaskError(f'task {spec!r} needs the option {name!r}')
     return options
+
+
+def measure(task: Task, model: 'nn.Module') -> float:
+    """Return the task's metric of a model, 0 to 1, without gradients and in evaluation mode."""
+    import torch
+
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        value = float(task.evaluate(model))
+    model.train(training)
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,10 +25,21 @@ class Connection:
     def optimizer(self, model: torch.nn.Module, **options: Any) -> RogOptimizer:
         """Return the optimizer that trains ``model`` with the fleet; waits for the server.
 
-        ``options`` are those of `RogOptimizer`: lr, momentum, weight_decay, granularity, codec.
+        ``options``: ``data``, see `RogOptimizer`; and lr, momentum, weight_decay, nesterov,
+        granularity and codec, where they are to differ from the parameters of the node.
         """
-        return RogOptimizer(model, self.node, robot=self.node.robot,
-                            incarnation=self.node.incarnation, **options)
+        node, data = self.node, options.pop('data', None)
+        if 'lr' in options:
+            options['learning_rate'] = options.pop('lr')
+        sgd, config = ({f.name for f in dataclasses.fields(c)} for c in (node.sgd, node.transfer))
+        if unknown := sorted(options.keys() - sgd - config):
+            raise TypeError(f'optimizer() takes no {", ".join(unknown)}')
+        return RogOptimizer(
+            model, node, robot=node.robot, incarnation=node.incarnation, data=data,
+            config=dataclasses.replace(node.transfer, **{
+                name: value for name, value in options.items() if name in config}),
+            sgd=dataclasses.replace(node.sgd, **{
+                name: value for name, value in options.items() if name in sgd}))
 
     def close(self) -> None:
         """Leave the fleet and release the node."""

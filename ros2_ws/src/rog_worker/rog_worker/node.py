@@ -11,7 +11,6 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -22,9 +21,12 @@ from fleet_env.stragglers import Pause
 from fleet_ros.alarm import Alarm
 from fleet_ros.parameters import declare
 from rclpy.node import Node
+from rog_core.backend import Array
+from rog_core.config import SgdConfig, TransferConfig
 from rog_core.errors import ConfigError
 from rog_core.messages import Ack, Action, Chunk, Compute, End, RegisterRequest, Send, Stop
-from rog_core.worker import REGISTERING, STOPPED, WorkerMachine
+from rog_core.states import REGISTERING, STOPPED
+from rog_core.worker import WorkerMachine
 from rog_msgs.msg import (
     FleetStatus,
     RowAck,
@@ -70,7 +72,7 @@ class WorkerNode(Node):
         self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
         self._granted: Compute | None = None
-        self._accumulate: Callable[[], None] | None = None
+        self._computed: tuple[Array, SgdConfig] | None = None  # for the machine
         self._link = ShapedLink.from_config(link_of(self.settings.link), self.settings.link_epoch)
         self._meter = open_meter(power_of(self.settings.power), time.monotonic())
         server = self.settings.server_namespace
@@ -108,9 +110,9 @@ class WorkerNode(Node):
         self._started.trigger()
         return self._wait()
 
-    def exchange(self, accumulate: Callable[[], None]) -> Compute | None:
+    def exchange(self, gradient: Array, sgd: SgdConfig) -> Compute | None:
         """Push, pull, and wait for the next order; None: the run is over."""
-        self._accumulate = accumulate
+        self._computed = gradient, sgd
         self._ready.trigger()
         return self._wait()
 
@@ -138,9 +140,9 @@ class WorkerNode(Node):
         self._act(self.machine.start(time.monotonic()))
 
     def _on_gradient(self) -> None:
-        assert self.machine is not None
+        assert self.machine is not None and self._computed is not None
         if self.machine.state != STOPPED:
-            self._act(self.machine.on_gradient(time.monotonic(), self._accumulate))
+            self._act(self.machine.on_gradient(*self._computed, time.monotonic()))
 
     def _on_time(self) -> None:
         now = time.monotonic()
@@ -197,6 +199,8 @@ class WorkerNode(Node):
             elif isinstance(action, Send):
                 self._send(action.message, now)
             elif isinstance(action, Compute):
+                if self._granted is None:  # energy counts as times do, from the first grant on
+                    self._meter.restart(now)
                 self._grant(action)
                 self.report()
             elif isinstance(action, Stop):
@@ -285,6 +289,20 @@ class WorkerNode(Node):
         """Release the threads, then the node."""
         self._alarm.close()
         super().destroy_node()
+
+    @property
+    def transfer(self) -> TransferConfig:
+        """How rows travel, for the machine."""
+        settings = self.settings
+        return TransferConfig(settings.granularity, settings.codec, settings.importance_magnitude,
+                              settings.importance_age, settings.chunk_bytes, settings.chunk_time)
+
+    @property
+    def sgd(self) -> SgdConfig:
+        """Learning rate, momentum and weight decay."""
+        settings = self.settings
+        return SgdConfig(settings.learning_rate, settings.momentum, settings.weight_decay,
+                         settings.nesterov)
 
     @property
     def task_options(self) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
-import torch
 from fleet_env.stragglers import Stragglers
 from rog_core.optimizer import RogOptimizer
 from rog_ros.parameters import stragglers_of
 from rog_tasks.robot_data import RobotData
-from rog_tasks.task import Task, load_task
+from rog_tasks.task import Task, load_task, measure
 
 from .node import WorkerNode
 
@@ -22,12 +22,8 @@ def train(node: WorkerNode, stop: threading.Event) -> None:
                      batch_size=settings.batch_size)
     model = task.model().to(settings.device)
     optimizer = RogOptimizer(
-        model, node, robot=node.robot, incarnation=node.incarnation,
-        data=RobotData(task, settings.rank, settings.world), lr=settings.learning_rate,
-        momentum=settings.momentum, nesterov=settings.nesterov,
-        weight_decay=settings.weight_decay, granularity=settings.granularity, codec=settings.codec,
-        f1=settings.importance_magnitude, f2=settings.importance_age,
-        max_chunk=settings.chunk_bytes, chunk_time=settings.chunk_time)
+        model, node, robot=node.robot, incarnation=node.incarnation, config=node.transfer,
+        sgd=node.sgd, data=RobotData(task, settings.rank, settings.world))
     stragglers = Stragglers(stragglers_of(settings.stragglers), settings.seed, settings.rank)
     evaluated = 0
     while not (optimizer.stopped or stop.is_set()):
@@ -47,10 +43,6 @@ def train(node: WorkerNode, stop: threading.Event) -> None:
         evaluate(node, task, model, node.machine.iteration if node.machine else 0)
 
 
-def evaluate(node: WorkerNode, task: Task, model: torch.nn.Module, iteration: int) -> None:
+def evaluate(node: WorkerNode, task: Task, model: Any, iteration: int) -> None:
     """Measure the model that this robot holds now."""
-    training = model.training
-    model.eval()
-    with torch.no_grad():
-        node.accuracy, node.evaluated_at = float(task.evaluate(model)), iteration
-    model.train(training)
+    node.accuracy, node.evaluated_at = measure(task, model), iteration

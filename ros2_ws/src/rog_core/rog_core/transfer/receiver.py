@@ -1,48 +1,61 @@
 """Receiver of the transfers of one robot in one direction.
 
-A chunk is checked whole before anything of it is applied; it is applied once, whatever the channel
-doubles, delays or reorders, and never after its transfer was closed.
+A chunk is checked whole before anything of it is handed over; it is handed over once, whatever the
+channel doubles, delays or reorders, and never after its transfer was closed.
+`rog_core.states.RECEIVER` is the table of its states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from .codec import RAW, SMALLER, Codec, codec_on_wire, decode_ids
-from .errors import RemoteProtocolError, StaleMessageError
-from .messages import Ack, Chunk, End, Kind, Receipt, TransferId
-from .partition import RowPartition
+from ..codec import RAW, SMALLER, Codec, codec_on_wire, decode_ids
+from ..errors import RemoteProtocolError, StaleMessageError
+from ..messages import Ack, Chunk, End, Kind, Receipt, TransferId
+from ..partition import RowPartition
+from ..states import CLOSED, NONE, OPEN, RECEIVER
 
 MAX_CHUNKS = 1 << 22  # chunks of one transfer; above it a sequence number is garbage
 
-Apply = Callable[[TransferId, np.ndarray, Codec, np.ndarray], None]
+
+@dataclass(frozen=True)
+class Rows:
+    """Checked rows of a chunk: segments int64, and their values as encoded by ``codec``, uint8."""
+
+    transfer: TransferId
+    ids: np.ndarray
+    codec: Codec
+    data: np.ndarray
 
 
 @dataclass
 class Receiver:
-    """Takes chunks of the session ``incarnation``; ``apply(transfer, ids, codec, data)`` adds."""
+    """Takes chunks of the session ``incarnation``."""
 
     partition: RowPartition
     kinds: frozenset[Kind]
-    apply: Apply
     incarnation: int
     codec: Codec                     # of pushes and pulls; model values are always raw
     transfer: TransferId | None = None
     receipt: Receipt | None = None   # of the transfer, once it is closed
     bytes_received: int = 0
     floor: int = 0                   # transfers below this attempt belong to the past
+    state: str = NONE                # of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
     _next: int = 0
     _ids: list[np.ndarray] = field(default_factory=list)
 
-    def on_chunk(self, chunk: Chunk) -> Ack | None:
-        """Apply a new chunk and acknowledge it. None: it is of a closed or former transfer."""
-        self._check_transfer(chunk.transfer)
-        if not self._is_open(chunk.transfer):
-            return None
+    def on_chunk(self, chunk: Chunk) -> tuple[Ack | None, Rows | None]:
+        """Return the acknowledgement, and the rows of a new chunk; the caller applies them.
+
+        No acknowledgement: it is of a closed or former transfer. No rows: it has come before.
+        """
+        self.check(chunk.transfer)
+        if not self.is_open(chunk.transfer):
+            return None, None
+        rows = None
         if not 0 <= chunk.sequence < MAX_CHUNKS:
             raise RemoteProtocolError(f'chunk has sequence number {chunk.sequence}')
         if chunk.transfer != self.transfer or not self._has(chunk.sequence):
@@ -50,41 +63,53 @@ class Receiver:
             ids = decode_ids(chunk.ids, chunk.segments, partition)
             codec.check(partition, ids, chunk.values)
             self._open(chunk.transfer)
-            self.apply(chunk.transfer, ids, codec, chunk.values)
+            rows = Rows(chunk.transfer, ids, codec, chunk.values)
             self._mark(chunk.sequence)
             self._ids.append(ids)
             self.bytes_received += chunk.ids.size + chunk.values.size
-        return Ack(chunk.transfer, self._next, self._mask())
+        return Ack(chunk.transfer, self._next, self._mask()), rows
 
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
         """Close the transfer. Returns the receipt and the segments taken (None: already closed).
 
         Returns None for the end of a former transfer.
         """
-        self._check_transfer(end.transfer)
+        self.check(end.transfer)
         if not 0 <= end.chunks <= MAX_CHUNKS:
             raise RemoteProtocolError(f'end of transfer says {end.chunks} chunks')
         if self.is_closed(end.transfer):
             assert self.receipt is not None
             return self.receipt, None
-        if not self._is_open(end.transfer):
+        if not self.is_open(end.transfer):
             return None
         self._open(end.transfer)
         if len(self._flags) > end.chunks:
             raise RemoteProtocolError(f'end of transfer says {end.chunks} chunks; '
                                       f'chunk {len(self._flags) - 1} has arrived')
         self._flags.extend(bytes(end.chunks - len(self._flags)))
+        self.state = RECEIVER.after(self.state, 'end')
         self.receipt = self._current_receipt(end.chunks)
         return self.receipt, self._collect()
 
-    def is_new(self, transfer: TransferId) -> bool:
-        """Whether nothing of this transfer, nor of a later one, has arrived yet."""
-        known = self.floor - 1 if self.transfer is None else self.transfer.attempt
-        return transfer.attempt > max(known, self.floor - 1)
+    def check(self, transfer: TransferId) -> None:
+        """Raise `RemoteProtocolError` unless it is of this session and direction."""
+        if transfer.incarnation != self.incarnation:
+            raise StaleMessageError(f'message of session {transfer.incarnation:#x}, expected '
+                                    f'{self.incarnation:#x}: a former life or a foreign robot')
+        if transfer.kind not in self.kinds:
+            raise RemoteProtocolError(f'message of kind {int(transfer.kind)} in this direction')
+
+    def is_open(self, transfer: TransferId) -> bool:
+        """Whether chunks and the end of this transfer are still taken."""
+        if transfer.attempt < self.floor:
+            return False
+        if self.transfer is None or transfer.attempt > self.transfer.attempt:
+            return True
+        return transfer == self.transfer and self.state == OPEN
 
     def is_closed(self, transfer: TransferId) -> bool:
         """Whether this transfer is the present one and has been closed."""
-        return self.receipt is not None and self.transfer == transfer
+        return self.state == CLOSED and self.transfer == transfer
 
     def known(self) -> Receipt | None:
         """Return what has been taken of the present transfer, closed or not; None: none yet."""
@@ -94,22 +119,17 @@ class Receiver:
 
     def close(self) -> np.ndarray:
         """Close the present transfer without an end; returns the segments taken of it."""
-        if self.transfer is not None and self.receipt is None:
+        if self.state == OPEN:
+            self.state = RECEIVER.after(self.state, 'cut short')
             self.receipt = self._current_receipt(len(self._flags))
         return self._collect()
 
     def restore(self, receipt: Receipt) -> None:
         """Take up after a restart: ``receipt`` is the last transfer known, now closed."""
+        self.state = RECEIVER.after(self.state, 'restore')
         self.transfer, self.receipt = receipt.transfer, receipt
 
     # -- inside ----------------------------------------------------------------------------------
-
-    def _check_transfer(self, transfer: TransferId) -> None:
-        if transfer.incarnation != self.incarnation:
-            raise StaleMessageError(f'message of session {transfer.incarnation:#x}, expected '
-                                    f'{self.incarnation:#x}: a former life or a foreign robot')
-        if transfer.kind not in self.kinds:
-            raise RemoteProtocolError(f'message of kind {int(transfer.kind)} in this direction')
 
     def _codec_of(self, chunk: Chunk) -> Codec:
         # Checked here and not where it is applied: a refused chunk must not open its transfer.
@@ -124,15 +144,9 @@ class Receiver:
     def _partition_of(self, transfer: TransferId) -> RowPartition:
         return self.partition.raw_cut if transfer.kind.is_raw else self.partition
 
-    def _is_open(self, transfer: TransferId) -> bool:
-        if transfer.attempt < self.floor:
-            return False
-        if self.transfer is None or transfer.attempt > self.transfer.attempt:
-            return True
-        return transfer == self.transfer and self.receipt is None
-
     def _open(self, transfer: TransferId) -> None:
         if transfer != self.transfer:
+            self.state = RECEIVER.after(self.state, 'begin')
             self.transfer, self.receipt = transfer, None
             self._flags, self._next, self._ids = bytearray(), 0, []
 

@@ -3,9 +3,8 @@
 Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission), with acknowledgements of our own
 in place of a socket time-out. The window of unacknowledged bytes is kept full until the budget (the
 MTA time) is over; if the mandatory windows have not arrived by then, only they go on. The transfer
-then ends with an End that is repeated until its Receipt is there. States:
-
-    SENDING -> CLOSING (End sent, waiting for the Receipt) -> DONE
+then ends with an End that is repeated until its Receipt is there; `rog_core.states.SENDER` is the
+table of its states.
 """
 
 from __future__ import annotations
@@ -13,19 +12,20 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
-from .codec import Codec, Part, cut, encode_ids
-from .errors import RemoteProtocolError
+from ..codec import Codec, Part, cut, encode_ids
+from ..errors import RemoteProtocolError
+from ..messages import Ack, Chunk, Command, End, Receipt, TransferId
+from ..partition import RowPartition
+from ..states import CLOSING, DONE, SENDER, SENDING
 from .link import LinkEstimate
-from .messages import Ack, Chunk, Command, End, Receipt, TransferId
-from .partition import RowPartition
 from .plan import Plan
 
-SENDING, CLOSING, DONE = 'sending', 'closing', 'done'
 DUPLICATES = 3  # a chunk is lost when this many sent after it have arrived
 
 
@@ -48,18 +48,22 @@ class _Sent:
         return self.order == order and not self.arrived and not self.lost
 
 
+class Rows(Protocol):
+    """Where the values of a transfer come from."""
+
+    def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
+        """Encode the segments ``ids``, uint8; once per window, just before it is sent."""
+
+
 @dataclass
 class Sender:
-    """Sends the windows of a plan. Feed it messages and time; `poll` returns what to send now.
-
-    ``encode(ids) -> uint8`` is called once per window, just before it is sent.
-    """
+    """Sends the windows of a plan. Feed it messages and time; `poll` returns what to send now."""
 
     transfer: TransferId
     partition: RowPartition
     plan: Plan
     codec: Codec
-    encode: Callable[[np.ndarray], np.ndarray]
+    rows: Rows
     link: LinkEstimate
     started: float
     command: Command = Command()
@@ -81,7 +85,7 @@ class Sender:
     _lost: list[int] = field(default_factory=list)  # heap of chunks to be sent again
     _resend_end: float = 0.0
     _end_interval: float = 0.0
-    _end: End | None = None
+    _message: End | None = None  # that closes it
     _last_poll: float = -math.inf
     _low: int = 0             # every chunk below has arrived
 
@@ -114,14 +118,18 @@ class Sender:
                 or len(receipt.taken) != (receipt.chunks + 7) // 8:
             raise RemoteProtocolError(f'receipt speaks of {receipt.chunks} chunks in '
                                       f'{len(receipt.taken)} bytes, {self._fresh} were sent')
-        self.abort(receipt)
+        self._end(receipt, 'receipt')
         return True
 
     def abort(self, receipt: Receipt | None = None) -> None:
         """End at once; ``receipt`` is what is known of the chunks taken (None: none was)."""
+        self._end(receipt, 'abort')
+
+    def _end(self, receipt: Receipt | None, event: str) -> None:
         taken = b'' if receipt is None else receipt.taken[:(self._fresh + 7) // 8]
         taken += bytes((self._fresh + 7) // 8 - len(taken))
-        self.receipt, self.state = Receipt(self.transfer, self._fresh, taken), DONE
+        self.receipt = Receipt(self.transfer, self._fresh, taken)
+        self.state = SENDER.after(self.state, event)
 
     def poll(self, now: float) -> list[Chunk | End]:
         """Return the messages to send now. Call it after every event and at `deadline`."""
@@ -134,10 +142,10 @@ class Sender:
         else:
             out = []
         if self.state == CLOSING and now >= self._resend_end:
-            assert self._end is not None
+            assert self._message is not None
             self._resend_end = now + self._end_interval
             self._end_interval = min(2 * self._end_interval, 2.0)
-            out.append(self._end)
+            out.append(self._message)
         return out
 
     @property
@@ -282,7 +290,7 @@ class Sender:
             return False
         ids = windows[self._window]
         self._window += 1
-        values = self.encode(ids)
+        values = self.rows.encode(self.codec, ids)
         sizes = self.codec.sizes(self.partition.lengths[ids])
         starts = cut(ids, sizes, self.link.chunk_bytes)
         ends = np.concatenate([[0], np.cumsum(sizes)])
@@ -307,9 +315,9 @@ class Sender:
         return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
     def _close(self, now: float) -> None:
-        self.state = CLOSING
+        self.state = SENDER.after(self.state, 'close')
         if math.isinf(self.mta_duration):
             self.mta_duration = now - self.started
-        self._end = End(self.transfer, self._fresh, now - self.started, self.mta_duration,
-                        self.command)
+        self._message = End(self.transfer, self._fresh, now - self.started, self.mta_duration,
+                            self.command)
         self._resend_end, self._end_interval = now, max(self.link.timeout, 0.2)

@@ -6,12 +6,35 @@ Source: ROG, Section IV-B, Algorithm 3 (ImportanceMetric) and Algorithm 4 (MTA).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from .codec import Codec
-from .partition import RowPartition
-from .sync import SyncMethod, minimum_transmission
+from ..codec import Codec
+from ..errors import ConfigError
+from ..messages import Sending
+from ..partition import RowPartition
+
+SECOND = ((5, .03), (10, .075), (20, .11), (40, .115))  # from this threshold on, share (facts.md)
+
+
+@lru_cache
+def minimum_transmission(threshold: int) -> float:
+    """Share P of the rows that every transfer must carry: the solution of (1-P)^(S-1) = P.
+
+    With it, all rows have been sent before the staleness threshold S is reached.
+    Source: ROG, Section IV-B and Table I. S = 1 gives 1, S = 2 gives 0.5.
+    """
+    if threshold < 1:
+        raise ConfigError(f'the staleness threshold is {threshold}; it must be at least 1')
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if (1 - middle) ** (threshold - 1) > middle:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 @dataclass(frozen=True)
@@ -104,31 +127,29 @@ def affordable(plan: Plan, partition: RowPartition, codec: Codec, smaller: Codec
     return smaller if nbytes > rate * patience else codec
 
 
-def adaptive(partition: RowPartition, method: SyncMethod, scores: np.ndarray, overdue: np.ndarray,
-             candidates: np.ndarray, budget: float) -> Plan:
+def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray, age: np.ndarray,
+                  candidates: np.ndarray, budget: float) -> Plan:
     """ATP: overdue rows first, then the others by descending score; the minimum is mandatory.
 
-    ``overdue`` (bool, (rows,)): rows that would break the staleness bound if they did not travel
+    ``scores``: importance, float32 (rows,). ``age`` int64 (rows,): iterations for which a row was
+    not sent; one that reaches the threshold would break the staleness bound if it did not travel
     now. ``candidates`` (bool, (rows,)): rows that may travel at all. ``budget``: MTA time in
     seconds. Equal scores keep model order, so the plan is deterministic.
     """
     rows = np.flatnonzero(candidates)
-    if 'timeout' not in method.options:
-        budget = float('inf')
     if rows.size == 0:
         return Plan([], 0, 0, budget)
-    if 'order' not in method.options:
+    if not sending.by_importance:
         scores = np.zeros(partition.rows)
-    late = overdue[rows]
+    late = (age >= sending.threshold)[rows] if sending.threshold else np.zeros(rows.size, bool)
     order = rows[_descending(scores[rows], late)]
     # One row at least: what carries nothing tells nothing of the link.
-    least = max(int(np.ceil(method.minimum * partition.rows)), int(late.sum()), 1)
+    least = max(int(np.ceil(sending.minimum * partition.rows)), int(late.sum()), 1)
     least = min(least, rows.size)
-    mta = minimum_transmission(int(method.bound)) * partition.rows
     size = window_size(partition)
     # Mandatory rows travel whatever time it takes, so among themselves the model's order is as
     # good, and it is kinder to the memory bus and to the ids.
     first = _windows(_expand(partition, np.sort(order[:least])), size)
     rest = _windows(_expand(partition, order[least:]), size)
-    factor = 1.0 if 'minimum' in method.options else max(mta / least, 1.0)
+    factor = max(sending.mta * partition.rows / least, 1.0)
     return Plan(first + rest, len(first), rows.size, budget, factor)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import ConfigError
+from ...errors import ConfigError
 
 Groups = list[list[int]]
 

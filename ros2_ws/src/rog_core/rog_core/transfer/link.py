@@ -7,7 +7,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 MIN_CHUNK = 1260       # bytes of ids and values; with its header the message fits 1300 bytes
-CHUNK_TIME = 0.004     # seconds that a chunk should take: what a fade costs at most
 QUEUE_TIME = 0.02      # seconds of data that may be on their way beyond the round trip
 MIN_RTO, MAX_RTO = 0.05, 2.0
 MIN_RATE = 1e3         # bytes/s
@@ -25,9 +24,9 @@ class LinkEstimate:
     (virtual time only); all sizes and rates here are those of the small one.
     """
 
-    max_chunk: int = 14000
+    max_chunk: int
+    chunk_time: float
     scale: float = 1.0
-    chunk_time: float = CHUNK_TIME
     rate: float = 250e3
     round_trip: float = 0.05
     delivered: int = 0

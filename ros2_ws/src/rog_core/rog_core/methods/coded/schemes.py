@@ -16,8 +16,9 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ...errors import ConfigError
+from ...steps import MAX_SHARDS
 from .coding import GradientCode, GroupCode, allocate, apportion
-from .errors import ConfigError
 from .grouping import (
     Groups,
     check_shares,
@@ -26,10 +27,8 @@ from .grouping import (
     regroup,
     static_grouping,
 )
-from .messages import MAX_SHARDS
-from .sync import CODED
 
-SCHEMES = CODED
+SCHEMES = ('gc', 'hgc', 'gcc', 'dcgc', 'dgh-gc')
 BY_CAPACITY = ('hgc', 'dgh-gc')
 GROUPED = ('gcc', 'dcgc', 'dgh-gc')
 REGROUPED = ('dcgc', 'dgh-gc')

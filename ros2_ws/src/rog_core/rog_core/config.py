@@ -1,0 +1,81 @@
+"""What the machines are configured with. The fleet's settings have the defaults, here are none.
+
+Each `of` takes anything that has the sections of a fleet file as attributes: a fleet's settings, or
+those that a node was given as parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TransferConfig:
+    """How rows are cut, coded, ranked and sent; worker and server must agree on the first two.
+
+    ``importance_magnitude``, ``importance_age``: see `rog_core.transfer.plan.importance`.
+    ``chunk_bytes``, B; ``chunk_time``, s; ``traffic``: see `rog_core.transfer.link.LinkEstimate`.
+    """
+
+    granularity: str
+    codec: str
+    importance_magnitude: float
+    importance_age: float
+    chunk_bytes: int
+    chunk_time: float
+    traffic: float = 1.0
+
+    @classmethod
+    def of(cls, settings: Any, traffic: float = 1.0) -> TransferConfig:
+        """Return what ``settings.training`` and ``settings.network`` say."""
+        training, network = settings.training, settings.network
+        return cls(training.granularity, training.codec, training.importance_magnitude,
+                   training.importance_age, network.chunk_bytes, network.chunk_time, traffic)
+
+
+@dataclass(frozen=True)
+class SgdConfig:
+    """Stochastic gradient descent on a worker: its learning rate, momentum and weight decay.
+
+    ``momentum`` has no effect where it is the server's, as with GSGM and coded gradients.
+    """
+
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    nesterov: bool
+
+    @classmethod
+    def of(cls, settings: Any) -> SgdConfig:
+        """Return what ``settings.training`` says."""
+        training = settings.training
+        return cls(training.learning_rate, training.momentum, training.weight_decay,
+                   training.nesterov)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What the server is told beside the model.
+
+    ``sync``: the method. ``momentum``: of the methods where it is the server's.
+    ``heartbeat_limit``: seconds without a heartbeat after which a member is away. ``drain_limit``:
+    seconds that the final model may take. ``capacities``: robot -> computing capacity of the whole
+    fleet in order of rank; empty: it is not known from the beginning.
+    """
+
+    transfer: TransferConfig
+    sync: str
+    momentum: float
+    heartbeat_limit: float
+    drain_limit: float
+    capacities: Mapping[str, float]
+
+    @classmethod
+    def of(cls, settings: Any, capacities: Mapping[str, float], traffic: float = 1.0
+           ) -> ServerConfig:
+        """Return what the sections ``training``, ``network``, ``heartbeat`` and ``server`` say."""
+        return cls(TransferConfig.of(settings, traffic), settings.training.sync,
+                   settings.training.momentum, settings.heartbeat.limit,
+                   settings.server.drain_limit, dict(capacities))

@@ -1,0 +1,37 @@
+"""One robot's model, its machine and its gradients: what every shell of a worker has."""
+
+from __future__ import annotations
+
+import torch
+
+from .accumulator import Accumulator
+from .backend import Array, get_backend
+from .config import TransferConfig
+from .flat import FlatModel, as_array
+from .gradient import Data, GradientSource
+from .worker import WorkerMachine
+
+
+class Learner:
+    """See the module.
+
+    ``model``: its parameters that require a gradient become views of one flat tensor, see
+    `FlatModel`. ``data``: what it learns from; None: the program computes its gradients itself.
+    ``incarnation``: random 64-bit identity of this life.
+    """
+
+    def __init__(self, model: torch.nn.Module, robot: str, incarnation: int,
+                 config: TransferConfig, data: Data | None = None) -> None:
+        self.flat = FlatModel(model)
+        backend = get_backend('numpy' if self.flat.weights.device.type == 'cpu' else 'cupy')
+        self.store = Accumulator(self.flat.partition(config.granularity, config.codec), backend,
+                                 as_array(self.flat.weights))
+        self.machine = WorkerMachine(robot, incarnation, self.store, config)
+        self.source = None if data is None else GradientSource(model, self.flat, self.store, data)
+
+    def gradient(self) -> Array:
+        """Return the gradient that was computed, flat; `GradientError` if it is not finite."""
+        self.flat.collect()
+        gradient = as_array(self.flat.gradient)
+        self.store.check(gradient)
+        return gradient

@@ -1,0 +1,84 @@
+"""Synchronisation methods: one file each, and the way from a name to a method.
+
+Nothing outside this folder names a method. One that does not come along is a class of any installed
+package, a `Method` of its own, written ``package.module:Class:argument+option``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ..errors import ConfigError
+from .asp import Asp
+from .base import Method, Team
+from .coded import Dcgc, DghGc, Gc, Gcc, Hgc
+from .dssp import Dssp
+from .flown import Flown
+from .gsgm import Gsgm
+from .local import LocalSgd
+from .rsp import Rsp
+from .ssp import Ssp
+from .svrg import Svrg
+from .written import Written, read
+
+__all__ = ['METHODS', 'Method', 'Team', 'create', 'usages']
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (
+    Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, Gc, Hgc, Gcc, Dcgc, DghGc)}
+PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # options that are methods put before a method
+
+
+def usages() -> str:
+    """Return how the methods that come along are written."""
+    return ', '.join(method.usage for method in METHODS.values())
+
+
+def create(text: str, team: Team | None = None) -> Method:
+    """Return a new method for a team, by its name; `ConfigError` if it won't do."""
+    written = read(text, frozenset(METHODS))
+    if written is None:
+        raise ConfigError(f"synchronisation method '{text.strip()}' is unknown; choose one of "
+                          f'{usages()}, for example rsp:4, or a class of an installed package, '
+                          'package.module:Class')
+    team = team or Team()
+    if written.name in METHODS:
+        return _built(METHODS[written.name], written, team)
+    method = _foreign(written, team)
+    from .rehearsal import rehearse  # it needs the machines, which need this
+
+    rehearse(lambda: _foreign(written, team), text, team)
+    return method
+
+
+def _built(cls: type[Method], written: Written, team: Team) -> Method:
+    parts = [part for name, part in PARTS.items()
+             if ('+', name) in ((sign, option) for sign, option, _ in written.signs)
+             and name in cls.known]
+    if parts:
+        cls = type(f'{"".join(p.__name__ for p in parts)}{cls.__name__}', (*parts, cls), {})
+    return cls(written, team)
+
+
+def _foreign(written: Written, team: Team) -> Method:
+    """Build a method of another package; whatever goes wrong in it is its author's to put right."""
+    module, _, name = written.name.partition(':')
+    what = f"synchronisation method '{written.text}'"
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ConfigError(f'{what}: {error}; install the package that has it where the server '
+                          f'runs, or choose one of {usages()}') from error
+    except AttributeError:
+        raise ConfigError(f"{what}: module {module} has no '{name}'") from None
+    except Exception as error:
+        raise ConfigError(f'{what}: module {module} cannot be imported: '
+                          f'{type(error).__name__}: {error}') from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(f'{what}: {module}:{name} is no rog_core.methods.Method')
+    try:
+        return _built(found, written, team)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f'{what} cannot be built: {type(error).__name__}: {error}') from error

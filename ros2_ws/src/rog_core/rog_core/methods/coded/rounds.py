@@ -1,0 +1,211 @@
+"""Gradient coding in rounds: the server goes on once the pushes of a round can be decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ...backend import Array
+from ...codec import RAW
+from ...errors import ConfigError
+from ...mirror import Mirror
+from ...steps import Shards, Step
+from ..base import Decode, Discard, Due, Fleet, Holding, Model, Team
+from ..written import Written
+from .schemes import Scheme
+
+# Stragglers per group, groups (0: as many as fit), rounds between two looks at who straggles.
+DEFAULTS = (1, 0, 50)
+
+
+class Coded(Holding):
+    """What GC, HGC, GCC, DCGC and DGH-GC share: all compute on the same model, in rounds.
+
+    ``gc[:S[:K[:B]]]``: any S robots of a group may straggle, K groups, regrouped every B rounds.
+
+    A round is an iteration. It is over when what has been pushed of it can be decoded; who is still
+    computing then is a straggler: its push is cut short, and it goes on with the round that is open
+    then. When so many robots have left that a round can never be decoded, it is given up and the
+    code made anew for those that are there (the papers say nothing of that); it counts everybody
+    again from the round after their return. Coded gradients are only together, decoded, a gradient,
+    that of all shards' mean.
+    """
+
+    known = ('feedback',)
+
+    def __init__(self, written: Written, team: Team) -> None:
+        super().__init__(written, team)
+        if not team.capacities:
+            raise ConfigError(f"'{self}' codes gradients for a fleet that is known from the "
+                              'beginning; give the server the robots of the fleet with their '
+                              'capacities, as fleet files do')
+        stragglers, groups, every = self.numbers_of_code()
+        self._names = list(team.capacities)
+        self.expected = frozenset(team.capacities)
+        self._rank = {name: rank for rank, name in enumerate(self._names)}
+        try:
+            self._scheme = Scheme(self.name, list(team.capacities.values()), stragglers, groups,
+                                  every)
+        except ConfigError as error:  # whose robots are ranks
+            names = ', '.join(f'{n} {c:g}' for n, c in team.capacities.items())
+            raise ConfigError(f"'{self}': {error}. The capacities are {names}") from error
+        self._there = frozenset(self._rank.values())  # whom the code counts on
+        self._round = 1
+        self._received: list[int] = []  # in the order in which they came
+        self._late: list[str] = []
+
+    @classmethod
+    def by_default(cls, written: Written) -> frozenset[str]:
+        """See `Method.by_default`."""
+        return frozenset({'feedback'})
+
+    def bounds(self) -> tuple[float, float]:
+        """See `Method.bounds`."""
+        self.numbers_of_code()
+        return 1, 1
+
+    def numbers_of_code(self) -> tuple[int, int, int]:
+        """Return stragglers per group, groups, and rounds between regroupings."""
+        written = self.written
+        if len(written.arguments) > len(DEFAULTS):
+            raise ConfigError(f"'{written.text}' has more than the stragglers, groups and rounds, "
+                              'for example dgh-gc:1:3:50')
+        given = [written.whole(a, low)
+                 for a, low in zip(written.arguments, (0, 0, 1), strict=False)]
+        stragglers, groups, every = (*given, *DEFAULTS[len(given):])
+        return stragglers, groups, every
+
+    def begin(self, model: Model, iteration: int) -> None:
+        """See `Method.begin`."""
+        super().begin(model, iteration)
+        self._round = iteration + 1
+
+    def refusal(self, robot: str) -> str:
+        """See `Method.refusal`."""
+        if robot in self._rank:
+            return ''
+        return (f"'{robot}' is none of the robots that '{self}' codes for: "
+                f'{", ".join(self._names)}')
+
+    def on_join(self, robot: str) -> list[Due]:
+        """See `Method.on_join`."""
+        if self._rank[robot] in self._received:
+            self._received.remove(self._rank[robot])
+        return [Discard((robot,))]
+
+    def in_time(self, robot: str, iteration: int) -> bool:
+        """See `Method.in_time`."""
+        return iteration == self._round
+
+    def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
+        """See `Method.on_push`."""
+        if fleet[robot].iteration == self._round:
+            self._received.append(self._rank[robot])
+        else:
+            self._late.append(robot)
+
+    def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
+        """See `Method.dues`."""
+        lost = self._ranks(gone).difference(self._received)
+        out: list[Due] = []
+        if self._late or lost:
+            out.append(Discard((*self._late, *self._named(lost))))
+            self._late = []
+        present = frozenset(self._rank.values()) - lost
+        code = self._scheme.code
+        coefficients = code.decode(self._received) if self._received else None
+        if coefficients is not None:
+            names = {self._names[rank]: value for rank, value in coefficients.items()}
+            out.append(Decode(names, code.shards))
+            self._scheme.round_over(self._prompt())
+            if present - self._there:  # somebody is back
+                self._restrict(present)
+        elif present and code.decode(present & self._there) is None:
+            self._restrict(present)
+            out.append(Discard(self._named(self._received)))
+        else:
+            return out
+        self._received.clear()
+        self._round += 1
+        return out
+
+    def _prompt(self) -> list[int]:
+        """Robots that were no stragglers of this round: those of the fleet that came first.
+
+        As many straggle as the groups tolerate together, wherever they are. Who is missing when the
+        round can be decoded would never be more than one group tolerates, and so would not tell of
+        stragglers that share a group: those the group has waited for.
+        """
+        code = self._scheme.code
+        return self._received[:len(self._there) - len(code.groups) * code.stragglers]
+
+    def _restrict(self, present: frozenset[int]) -> None:
+        self._scheme.restrict(set(present))
+        self._there = present
+
+    def _ranks(self, robots: Iterable[str]) -> frozenset[int]:
+        return frozenset(self._rank[name] for name in robots if name in self._rank)
+
+    def _named(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        return tuple(self._names[rank] for rank in sorted(ranks))
+
+    def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
+        """See `Method.held_up_by`: who has pushed waits until the round can be decoded."""
+        rank = self._rank[robot]
+        if rank in self._there and rank not in self._received:
+            return []
+        return list(self._named(self._scheme.code.missing(self._received)))
+
+    def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
+        """See `Method.grant`."""
+        code = self._scheme.code
+        shards, weights = code.assignment(self._rank[robot])
+        return self._round, Shards(code.shards, tuple(shards.tolist()), tuple(weights.tolist()),
+                                   'feedback' in self.options)
+
+    # -- decoding --------------------------------------------------------------------------------
+
+    def takes(self, step: Step) -> bool:
+        """See `Method.takes`."""
+        return isinstance(step, Shards)
+
+    def close(self, robot: str, whole: bool, fleet: Fleet, now: float) -> list[Due]:
+        """See `Method.close`: a part of a push counts as none."""
+        if not whole and self.in_time(robot, fleet[robot].iteration):
+            return self.on_join(robot)
+        return super().close(robot, whole, fleet, now)
+
+    def carry_out(self, due: Due, robots: int) -> None:
+        """See `Method.carry_out`. Source: DGH-GC, equation 1, with momentum on the server."""
+        if isinstance(due, Discard):
+            for robot in due.robots:
+                self.held.pop(robot, None)
+        elif isinstance(due, Decode):
+            self.velocity *= np.float32(self.team.momentum)
+            for robot, coefficient in due.coefficients.items():
+                self.velocity += np.float32(coefficient / due.shards) * self.held.pop(robot)
+            model = self.held_model
+            exact = 'feedback' in self.options or model.codec is RAW
+            model.master -= self.velocity if exact else self._coded_once()
+
+    def _coded_once(self) -> Array:
+        """The step as it decodes (equation 22, no error feedback)."""
+        model = self.held_model
+        source = Mirror(model.partition, model.backend, self.velocity)
+        source.measure()
+        ids = np.arange(model.partition.segments)
+        out = model.zeros()
+        model.codec.add(model.backend, model.partition, out, ids, source.encode(model.codec, ids))
+        return out
+
+    # -- restart ---------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """See `Method.state`."""
+        return {'round': self._round}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `Method.load_state`."""
+        self._round = int(state.get('round', self._round))

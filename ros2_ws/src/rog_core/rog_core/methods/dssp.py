@@ -1,0 +1,73 @@
+"""DSSP: the staleness threshold follows how fast the robots are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .base import Fleet, Method, Team
+from .written import Written
+
+
+def controller(latest: float, interval: float, slowest_latest: float, slowest_interval: float,
+               most: int) -> int:
+    """DSSP, Algorithm 2: extra iterations, 0 to ``most``, after which a robot waits least.
+
+    Times of the last push and intervals between the last two, seconds: of the robot and of the
+    slowest one. Both are assumed to go on as before; the robot stops at the r that brings one of
+    its pushes closest to one of the slowest's. Of equal waits the fewest iterations are chosen.
+    """
+    steps = np.arange(most + 1)
+    own = latest + steps * interval
+    slowest = slowest_latest + slowest_interval + steps * slowest_interval
+    return int(np.abs(slowest[None, :] - own[:, None]).min(axis=1).argmin())
+
+
+class Dssp(Method):
+    """DSSP, Algorithm 1: a threshold per robot between the lowest and the highest.
+
+    The fastest robot, once it is ahead of its threshold, gets the one at which it is expected to
+    wait least for the slowest one's next push; who falls back within the lowest has that again.
+    Read by the paper's text and Figure 2. Its listing says otherwise in three places: there the
+    robot waits until it is within the lowest threshold, so that every extra iteration is waited
+    for later; extra iterations that are used up may be granted again beyond the highest; and the
+    first one is not counted.
+    """
+
+    name = 'dssp'
+    usage = 'dssp:LOW:HIGH'
+    known = ()
+
+    def __init__(self, written: Written, team: Team) -> None:
+        super().__init__(written, team)
+        self._pushes: dict[str, tuple[float, float]] = {}  # latest, and the interval before it
+        self._bounds: dict[str, float] = {}
+
+    def bounds(self) -> tuple[float, float]:
+        """See `Method.bounds`."""
+        low, high = self.written.range(self.written.arguments, 0)
+        return low + 1, high + 1
+
+    def bound_of(self, robot: str) -> float:
+        """See `Method.bound_of`."""
+        return self._bounds.get(robot, self.bound)
+
+    def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
+        """See `Method.on_push`."""
+        former = self._pushes.get(robot)
+        self._pushes[robot] = now, now - former[0] if former else float('nan')
+        iteration = fleet[robot].iteration
+        slowest = min(fleet, key=lambda name: fleet[name].slowest)
+        ahead = iteration - fleet[slowest].slowest
+        if ahead < self.bound:
+            self._bounds[robot] = self.bound
+        elif ahead >= self.bound_of(robot) \
+                and iteration == max(o.iteration for o in fleet.values()):
+            most = int(self.most) - ahead
+            extra = self._extra(robot, slowest, most) if most > 0 else 0
+            self._bounds[robot] = min(ahead + extra, self.most)
+
+    def _extra(self, robot: str, slowest: str, most: int) -> int:
+        own, other = self._pushes[robot], self._pushes.get(slowest, (0.0, float('nan')))
+        if own[1] != own[1] or other[1] != other[1]:
+            return 0  # an interval is known from the second push on
+        return controller(*own, *other, most)

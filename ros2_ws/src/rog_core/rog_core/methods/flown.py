@@ -1,0 +1,58 @@
+"""FLOWN: a staleness threshold per robot, from its link and from what it can contribute."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .base import Fleet, Method, Team
+from .written import Written
+
+DEFAULT_RANGE = (2, 20)
+
+
+class Flown(Method):
+    """FLOWN: a threshold per device, from estimated bandwidth and contribution.
+
+    The ROG paper (Sections I and II-D) describes its reference [19] so: a higher threshold for
+    devices that are estimated to have low bandwidth and contribute less to accuracy, a lower one
+    for the opposite; the published code of that baseline does not run. Read here as: the threshold
+    of a device is how far the others may be ahead of it. Both estimates are ranked within the fleet
+    (a rank does not care for units), their mean places the threshold in the range, and it is
+    scheduled anew whenever the device pushes, from what was measured up to then. The contribution
+    is the loss of the last batch: who recognises little has most to tell.
+    """
+
+    name = 'flown'
+    usage = 'flown'
+    known = ()
+
+    def __init__(self, written: Written, team: Team) -> None:
+        super().__init__(written, team)
+        self._bounds: dict[str, float] = {}
+
+    def bounds(self) -> tuple[float, float]:
+        """See `Method.bounds`."""
+        given = self.written.arguments
+        low, high = self.written.range(given, 0) if given else DEFAULT_RANGE
+        return low + 1, high + 1
+
+    def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
+        """See `Method.on_push`."""
+        others = [other for name, other in fleet.items() if name != robot]
+        if not others:
+            return
+        mine = fleet[robot]
+        below = np.mean([[_rank(o.rate, mine.rate), _rank(o.loss, mine.loss)] for o in others])
+        low, high = self.bound, self.most
+        self._bounds[robot] = round(high - float(below) * (high - low))
+
+    def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
+        """See `Method.held_up_by`; the bound is that of the one waited for."""
+        iteration = fleet[robot].iteration
+        return [name for name, other in fleet.items() if name != robot and iteration - other.slowest
+                >= max(self._bounds.get(name, self.bound), least)]
+
+
+def _rank(other: float, mine: float) -> float:
+    """1 where mine is more, 0 where it is less, a half where they are equal or one is unknown."""
+    return 0.5 + 0.5 * ((mine > other) - (mine < other))

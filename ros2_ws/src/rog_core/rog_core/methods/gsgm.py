@@ -1,0 +1,145 @@
+"""GSGM: every robot contributes once per round, and momentum is the fleet's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..backend import Array
+from ..errors import ConfigError
+from ..steps import Gradient, Step
+from .base import Contribute, Due, EndRound, Fleet, Holding, Model, Team
+from .written import EARLY, Written
+
+
+class Gsgm(Holding):
+    """``gsgm``: all rows. ``gsgm:T``: rows by ATP, with the bound T on their staleness.
+
+    Source: GSGM, Algorithm 2. Who is on the white list contributes at once and leaves it, the
+    others queue. The list is what is left of the fleet, so who dies or joins holds up nobody for ever. It
+    is recovered as soon as it is empty, as the paper's text says; its listing waits for the next
+    push, which changes the order of nothing, but lets those in the queue wait for a whole iteration
+    of the slowest. A robot that is held back otherwise, at a barrier (SVRG) or by the bound, left
+    from a former method, is not waited for.
+
+    Each contribution g moves the master rows by v' = (momentum * v + g) / robots, where v is the
+    sum of the v' of the round before. The listing divides only where it averages; here pushes are
+    steps of the averaged gradient, as everywhere: its learning rate is ours over the robots.
+    Where a push holds only some rows, the others still move on by the momentum.
+    """
+
+    name = 'gsgm'
+    usage = 'gsgm'
+    known = ('early', 'order', 'timeout', 'minimum', 'svrg')
+
+    def __init__(self, written: Written, team: Team) -> None:
+        super().__init__(written, team)
+        if self.early and not written.arguments:
+            raise ConfigError(f"'{written.text}': early transmission needs the bound of a row's "
+                              'staleness, for example gsgm:4')
+        self._contributed: set[str] = set()  # in this round
+        self._queue: list[str] = []
+        self._list: list[str] = []           # who has yet to contribute to it
+
+    @classmethod
+    def by_default(cls, written: Written) -> frozenset[str]:
+        """See `Method.by_default`."""
+        return EARLY if written.arguments else frozenset()
+
+    def bounds(self) -> tuple[float, float]:
+        """See `Method.bounds`."""
+        # Without a threshold: who is held back has pushed what the white list does not take yet.
+        bound = self.written.threshold(2) if self.written.arguments else 2
+        return bound, bound
+
+    @property
+    def by_row(self) -> bool:
+        """See `Method.by_row`."""
+        return True
+
+    def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
+        """See `Method.grant`: the robots have no momentum of their own."""
+        return iteration + 1, Gradient(momentum=False)
+
+    # -- the white list --------------------------------------------------------------------------
+
+    def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
+        """See `Method.on_push`."""
+        if robot not in self._queue:
+            self._queue.append(robot)
+
+    def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
+        """See `Method.dues`."""
+        out: list[Due] = []
+        while True:
+            for robot in [r for r in self._queue if r not in self._contributed]:
+                self._queue.remove(robot)
+                self._contributed.add(robot)
+                out.append(Contribute(robot))
+            self._list = self._listed(fleet, gone)
+            if not self._contributed or self._list:
+                return out
+            out.append(EndRound())
+            self._contributed.clear()
+            self.expected = frozenset()
+
+    def _listed(self, fleet: Fleet, gone: frozenset[str]) -> list[str]:
+        held_up = super().held_up_by
+        here = [name for name in fleet if not held_up(name, fleet)]
+        away = sorted(self.expected - fleet.keys() - gone)
+        return [name for name in here + away if name not in self._contributed]
+
+    def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
+        """See `Method.held_up_by`: who is in the queue waits for those still on the list."""
+        if robot in self._queue:
+            return self._list
+        return super().held_up_by(robot, fleet, least)
+
+    # -- the global momentum ---------------------------------------------------------------------
+
+    def begin(self, model: Model, iteration: int) -> None:
+        """See `Method.begin`."""
+        super().begin(model, iteration)
+        self.partly_averaged = model.zeros()
+
+    def carry_out(self, due: Due, robots: int) -> None:
+        """See `Method.carry_out`."""
+        if isinstance(due, Contribute) and due.robot in self.held:
+            unbiased = self.held.pop(due.robot)
+            unbiased += np.float32(self.team.momentum) * self.velocity
+            unbiased *= np.float32(1 / robots)
+            self.partly_averaged += unbiased
+            master = self.held_model.master
+            master -= unbiased
+        elif isinstance(due, EndRound):
+            self.velocity = self.partly_averaged
+            self.partly_averaged = self.held_model.zeros()
+
+    def flush(self, robots: int) -> None:
+        """See `Method.flush`."""
+        for robot in list(self.held):
+            self.carry_out(Contribute(robot), robots)
+
+    # -- restart ---------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """See `Method.state`."""
+        return {'contributed': sorted(self._contributed), 'queue': list(self._queue),
+                'list': list(self._list)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `Method.load_state`."""
+        self._contributed = set(map(str, state.get('contributed', ())))
+        self._queue = list(map(str, state.get('queue', ())))
+        self._list = list(map(str, state.get('list', ())))
+        self.expected = frozenset(self._list)
+
+    def arrays(self) -> dict[str, Array]:
+        """See `Method.arrays`."""
+        return {**super().arrays(), 'partly_averaged': self.partly_averaged}
+
+    def load_arrays(self, arrays: dict[str, Array]) -> None:
+        """See `Method.load_arrays`."""
+        super().load_arrays(arrays)
+        self.partly_averaged = arrays.get('partly_averaged', self.partly_averaged)

@@ -1,0 +1,27 @@
+"""Local SGD (FedAvg): several steps on each robot between two exchanges."""
+
+from __future__ import annotations
+
+from ..steps import Local, Step
+from .base import Method
+
+
+class LocalSgd(Method):
+    """``local:H``: H local steps, then all rows of what they came to, averaged; as BSP otherwise.
+
+    Source: McMahan et al., Communication-efficient learning of deep networks from decentralized
+    data, AISTATS 2017. Each iteration of a robot is one exchange, of H batches.
+    """
+
+    name = 'local'
+    usage = 'local:H'
+    known = ()
+
+    def bounds(self) -> tuple[float, float]:
+        """See `Method.bounds`."""
+        self.steps = self.written.threshold(1)
+        return 1, 1
+
+    def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
+        """See `Method.grant`."""
+        return iteration + 1, Local(self.steps)

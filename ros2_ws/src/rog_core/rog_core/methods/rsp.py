@@ -1,0 +1,88 @@
+"""RSP and ATP, which are ROG: rows as the unit of staleness, and only the rows that matter now."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .base import Fleet, Method, Team
+from .written import EARLY, Written
+
+AUTO_RANGE = (4, 40)
+STALL_HIGH, STALL_LOW = 0.05, 0.02  # share of time spent waiting: above is too much, below is slack
+HARM = 0.25                         # rise of the loss that staleness is blamed for
+ROUNDS = 4                          # pushes of each robot between two decisions
+
+
+class Rsp(Method):
+    """``rsp:T`` or ``rsp:auto[:LOW:HIGH]``, whose threshold follows what is measured.
+
+    Source of rsp:T: ROG, Sections III and IV. The other one is the paper's future work. Every few
+    rounds: where the fleet waits for more than `STALL_HIGH` of its time, the threshold rises by a
+    quarter; where it waits less than `STALL_LOW`, nothing is gained by staleness, and it falls by
+    one. A loss that rises above its recent mean by more than `HARM` says that staleness does harm
+    (ROG, Figure 10): then it falls by a quarter, whatever the stall.
+    """
+
+    name = 'rsp'
+    usage = 'rsp:T, rsp:auto'
+    known = ('early', 'order', 'timeout', 'minimum', 'second', 'pipeline', 'sparse')
+    by_row = True
+
+    def __init__(self, written: Written, team: Team) -> None:
+        self.adapts = written.arguments[:1] == ('auto',)
+        super().__init__(written, team)
+        self.least = self.bound
+        self._waited = 0.0
+        self._pushes = 0
+        self._since: float | None = None
+        self._losses: list[float] = []
+        self._former = float('nan')  # mean loss, recent rounds
+
+    @classmethod
+    def by_default(cls, written: Written) -> frozenset[str]:
+        """See `Method.by_default`."""
+        return EARLY
+
+    def bounds(self) -> tuple[float, float]:
+        """See `Method.bounds`."""
+        if not self.adapts:
+            threshold = self.written.threshold(1)
+            return threshold, threshold
+        limits = self.written.arguments[1:]
+        return self.written.range(limits, 1) if limits else AUTO_RANGE
+
+    def __str__(self) -> str:
+        """Return the name with the threshold of now."""
+        return self.named(int(self.bound)) if self.adapts else super().__str__()
+
+    def on_wait(self, robot: str, seconds: float) -> None:
+        """See `Method.on_wait`."""
+        self._waited += seconds
+
+    def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
+        """See `Method.on_push`."""
+        if not self.adapts:
+            return
+        if self._since is None:
+            self._since = now
+        self._pushes += 1
+        loss = fleet[robot].loss
+        if loss == loss:
+            self._losses.append(loss)
+        if self._pushes >= ROUNDS * len(fleet) and now > self._since:
+            self._decide(self._waited / (len(fleet) * (now - self._since)))
+            self._waited, self._pushes, self._since = 0.0, 0, now
+
+    def _decide(self, stall: float) -> None:
+        bound = int(self.bound)
+        step = max(bound // 4, 1)
+        loss = float(np.mean(self._losses)) if self._losses else float('nan')
+        if loss > (1 + HARM) * self._former:
+            bound -= step
+        elif stall > STALL_HIGH:
+            bound += step
+        elif stall < STALL_LOW:
+            bound -= 1
+        former = loss if self._former != self._former else self._former
+        self._former, self._losses = former + (loss - former) / 4, []
+        self.bound = min(max(bound, self.least), self.most)

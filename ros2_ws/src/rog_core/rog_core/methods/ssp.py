@@ -1,0 +1,20 @@
+"""SSP: stale synchronous parallel. Nobody is more than S iterations ahead of the slowest."""
+
+from .base import Method
+
+
+class Ssp(Method):
+    """``ssp:S``; ssp:0 is BSP. With ``+early`` rows go out by ATP and iterations count, not rows.
+
+    Source: Ho et al., More effective distributed ML via a stale synchronous parallel parameter
+    server, NIPS 2013.
+    """
+
+    name = 'ssp'
+    usage = 'ssp:S'
+    known = ('early', 'order', 'timeout', 'minimum', 'svrg')
+
+    def bounds(self) -> tuple[float, float]:
+        """See `Method.bounds`."""
+        bound = self.written.threshold(0) + 1
+        return bound, bound

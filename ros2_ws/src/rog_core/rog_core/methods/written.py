@@ -1,0 +1,102 @@
+"""How a method is written: ``name:argument:argument+option-option=number``.
+
+The name is that of a method that comes along, or ``package.module:Class`` for a class of any
+installed package. `+` switches an option on, `-` one off that the method has by default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..errors import ConfigError
+
+MAX_THRESHOLD = 1000
+EARLY = frozenset({'order', 'timeout', 'minimum'})  # what early transmission consists of
+_OPTION = re.compile(r'([+-])([a-z]*)(?:=(\w*))?')
+
+
+@dataclass(frozen=True)
+class Written:
+    """A method as the user wrote it, taken apart; nothing of it is checked against the method.
+
+    ``name``: of the method, or ``module:Class``. ``signs``: (sign, option, number) as written.
+    """
+
+    text: str
+    name: str
+    arguments: tuple[str, ...]
+    signs: tuple[tuple[str, str, str], ...]
+
+    def whole(self, number: str, low: int) -> int:
+        """Return an argument as a whole number of at least ``low``; `ConfigError` if it is none."""
+        try:
+            value = int(number)
+        except ValueError:
+            raise ConfigError(f"'{number}' in '{self.text}' is not a whole number") from None
+        if not low <= value <= MAX_THRESHOLD:
+            raise ConfigError(f"'{number}' in '{self.text}' must be {low} to {MAX_THRESHOLD}")
+        return value
+
+    def threshold(self, low: int) -> int:
+        """Return the one argument of a method that takes one."""
+        if len(self.arguments) != 1:
+            raise ConfigError(f"'{self.text}': {self.name} needs one threshold, for example "
+                              f'{self.name}:4')
+        return self.whole(self.arguments[0], low)
+
+    def range(self, arguments: Iterable[str], low: int) -> tuple[int, int]:
+        """Return a lowest and a highest threshold."""
+        given = list(arguments)
+        if len(given) != 2:
+            raise ConfigError(f"'{self.text}' needs a lowest and a highest threshold, for example "
+                              'dssp:3:15')
+        first, last = (self.whole(a, low) for a in given)
+        if first > last:
+            raise ConfigError(f"'{self.text}': the lowest threshold, {first}, is above the "
+                              f'highest, {last}')
+        return first, last
+
+    def options(self, known: Collection[str], default: frozenset[str], numbered: Collection[str]
+                ) -> tuple[frozenset[str], dict[str, int]]:
+        """Return the options in force, and the numbers given to those that take one."""
+        names, numbers = set(default), {}
+        for sign, name, number in self.signs:
+            if name not in known:
+                there = f'it has {", ".join(known)}' if known else 'it has none'
+                raise ConfigError(f"'{self.text}': {self.name} has no option '{name}'; {there}")
+            if number and name not in numbered:
+                raise ConfigError(f"'{self.text}': {name} takes no number")
+            if number:
+                numbers[name] = self.whole(number, 1)
+            group = EARLY if name == 'early' else {name}
+            names = names | group if sign == '+' else names - group
+        return frozenset(names), {name: n for name, n in numbers.items() if name in names}
+
+
+def suffix(known: Iterable[str], options: frozenset[str], default: frozenset[str]) -> list[str]:
+    """Return options as they are written, with their signs, in the order of ``known``."""
+    on, off = options - default, default - options
+    if on >= EARLY:
+        on = (on - EARLY) | {'early'}
+    if off >= EARLY:
+        off = frozenset({'early'})
+    return [sign + name for sign, names in (('+', on), ('-', off)) for name in known
+            if name in names]
+
+
+@lru_cache
+def read(text: str, names: frozenset[str]) -> Written | None:
+    """Take a method apart; ``names``: of those that come along. None if it is not one."""
+    text = text.strip()
+    # A name may hold a hyphen, as dgh-gc does, so those that come along are tried first.
+    own = '|'.join(map(re.escape, sorted(names, key=len, reverse=True)))
+    match = re.fullmatch(rf'({own})((?::[^:+-]*|:-\w+)*)((?:[+-][a-z_]+(?:=\w*)?)*)', text) \
+        or re.fullmatch(r'((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*:[A-Za-z_]\w*)'
+                        r'((?::[^:+-]*|:-\w+)*)((?:[+-][a-z_]+(?:=\w*)?)*)', text)
+    if match is None:
+        return None
+    return Written(text, match[1], tuple(match[2].split(':')[1:]),
+                   tuple(_OPTION.findall(match[3])))
