@@ -370,7 +370,8 @@ class ParameterServerNode(Node):
             state='stopped' if self.done else 'stopping' if machine.stopping else 'training',
             rows_total=machine.partition.rows, fastest=machine.iteration,
             slowest=min((m.slowest for m in active), default=0),
-            mta=machine.method.sending().minimum, mta_time=float(mta_time(active)), elapsed=float(self.elapsed))
+            mta=machine.method.sending().minimum, mta_time=float(mta_time(active)),
+            elapsed=float(self.elapsed))
         message.robots = [RobotStatus(
             robot=m.robot, state=STATES.get(m.state, m.state), iteration=m.iteration,
             slowest_row=m.slowest, rows_pushed=m.rows_pushed, rows_pulled=m.rows_pulled,

@@ -17,11 +17,11 @@ class Gsgm(Holding):
     """``gsgm``: all rows. ``gsgm:T``: rows by ATP, with the bound T on their staleness.
 
     Source: GSGM, Algorithm 2. Who is on the white list contributes at once and leaves it, the
-    others queue. The list is what is left of the fleet, so who dies or joins holds up nobody for ever. It
-    is recovered as soon as it is empty, as the paper's text says; its listing waits for the next
-    push, which changes the order of nothing, but lets those in the queue wait for a whole iteration
-    of the slowest. A robot that is held back otherwise, at a barrier (SVRG) or by the bound, left
-    from a former method, is not waited for.
+    others queue. The list is what is left of the fleet, so who dies or joins holds up nobody for
+    ever. It is recovered as soon as it is empty, as the paper's text says; its listing waits for
+    the next push, which changes the order of nothing, but lets those in the queue wait for a whole
+    iteration of the slowest. A robot that is held back otherwise, at a barrier (SVRG) or by the
+    bound, left from a former method, is not waited for.
 
     Each contribution g moves the master rows by v' = (momentum * v + g) / robots, where v is the
     sum of the v' of the round before. The listing divides only where it averages; here pushes are
