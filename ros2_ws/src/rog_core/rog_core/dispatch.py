@@ -54,7 +54,7 @@ class Loopback:
 
         RogError: they talk for ever.
         """
-        wanted = []
+        wanted: list[tuple[str, Action]] = []
         for _ in range(limit):
             if not self._todo:
                 return wanted

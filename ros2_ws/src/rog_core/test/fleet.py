@@ -10,11 +10,13 @@ from collections import Counter
 
 import hostile
 import numpy as np
+from configs import server_config, transfer_config
 from invariants import Staleness, Versions
-from ledger import RATE, Gradients, SummingRules, decode
-from rog_core.accumulator import Accumulator
+from ledger import RATE, Gradients, SummingAccumulator, SummingAggregation, decode, method_named
 from rog_core.backend import NumpyBackend
 from rog_core.codec import SMALLER, codec_on_wire
+from rog_core.config import SgdConfig
+from rog_core.dispatch import handler
 from rog_core.errors import RemoteProtocolError, StaleMessageError
 from rog_core.messages import (
     Ack,
@@ -27,9 +29,11 @@ from rog_core.messages import (
     Send,
     Stop,
 )
+from rog_core.methods import Team
 from rog_core.partition import partition_of
 from rog_core.server import ServerMachine
-from rog_core.worker import COMPUTING, PUSHING, STOPPED, WorkerMachine
+from rog_core.states import BUSY, COMPUTING, PUSHING, STOPPED
+from rog_core.worker import WorkerMachine
 
 # Enough short rows for several windows, a small row, a scalar, and a row of several segments.
 SHAPES = {
@@ -39,6 +43,7 @@ SHAPES = {
             ('linear', (40, 26))]}
 SHAPES['ternary'] = SHAPES['ternary:0.1'] = SHAPES['onebit']
 
+CHUNK = 2000  # bytes at most: several chunks for every transfer
 BUFFER = 2.0  # seconds of data that a link queues up before it drops
 
 
@@ -46,8 +51,9 @@ class Robot:
     def __init__(self, name, fleet, incarnation):
         weights = np.full(fleet.partition.elements, 7.0, np.float32)  # wrong until the snapshot
         self.name = name
-        self.store = Accumulator(fleet.partition, NumpyBackend(), weights)
-        self.machine = WorkerMachine(name, incarnation, self.store, fleet.codec, max_chunk=2000)
+        self.store = SummingAccumulator(fleet.partition, NumpyBackend(), weights)
+        self.machine = WorkerMachine(name, incarnation, self.store,
+                                     transfer_config(fleet.codec, chunk_bytes=CHUNK))
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
         self.alive = True
         self.requests = 0
@@ -71,6 +77,8 @@ class Fleet:
         self.sync, self.heartbeat_limit, self.rate = sync, heartbeat_limit, rate
         self.momentum = momentum         # the server's
         self.capacities = {f'robot{k}': value for k, value in enumerate(capacities)}
+        self.team = Team(self.capacities, codec, momentum)
+        self.sgd = SgdConfig(RATE, 0.9, 0.0, True)  # of every robot
         self.gradients = Gradients(self.partition.elements, seed)
         self.compute_time = 0.0          # seconds that a gradient takes at least
         self.now = 0.0
@@ -83,13 +91,13 @@ class Fleet:
         self.free_at: dict = {}          # (robot, towards the server) -> when the link is free
         self.history: list = []          # messages that were carried, to be replayed
         self.lost = np.zeros(self.partition.elements)   # gradients that died with a robot or server
-        self.produced = np.zeros(self.partition.elements)
         initial = self.gradients.noise.standard_normal(self.partition.elements).astype(np.float32)
         self.robots: dict[str, Robot] = {}
         self.lives_of_robots: list[Robot] = []
         self.applied_chunks: set = set()
         self.errors: list = []
-        self.staleness, self.versions = Staleness(), Versions(self.partition)
+        self.staleness = Staleness(lambda sync: method_named(sync, self.team))
+        self.versions = Versions(self.partition)
         self.stopped = False
         self.start_server(initial)
         for k in range(robots):
@@ -99,18 +107,18 @@ class Fleet:
     # -- faults
 
     def start_server(self, master, state=None):
-        self.server = ServerMachine(self.partition, NumpyBackend(), master, next(self.lives),
-                                    self.sync, self.codec, self.heartbeat_limit, max_chunk=2000,
-                                    momentum=self.momentum, capacities=self.capacities)
-        self.server.rules = self.update = SummingRules(
-            self.sync, self.partition, NumpyBackend(), master, self.server.codec, self.momentum,
-            self.capacities)
+        self.server = ServerMachine(
+            self.partition, NumpyBackend(), master, next(self.lives),
+            server_config(self.sync, self.codec, CHUNK, heartbeat_limit=self.heartbeat_limit,
+                          momentum=self.momentum, capacities=self.capacities))
+        self.server.aggregation = self.update = SummingAggregation(
+            self.sync, self.server.model, self.team)
         if state is not None:
             self.server.load_state(state)
 
     def checkpoint(self):
         """What a server writes to disk, and what had been applied by then."""
-        return self.server.state(), self.server.master.copy(), self.update.applied.copy()
+        return self.server.checkpoint(), self.server.master.copy(), self.update.applied.copy()
 
     def restart_server(self, checkpoint):
         """Crash now, come back with what the checkpoint holds; the rest is lost, or comes again."""
@@ -191,7 +199,7 @@ class Fleet:
             bad = hostile.corrupted(self.rng, message)
             before = hostile.fingerprint(self.server, robot.machine)
             try:
-                getattr(machine, hostile.HANDLER[type(bad)])(*arguments, bad, self.now)
+                handler(machine, bad)(*arguments, bad, self.now)
                 # Of a transfer that is over. Acks and receipts also let the sender go on sending.
                 self.counts['corrupt ignored'] += 1
                 if isinstance(bad, (Chunk, End)):
@@ -210,6 +218,11 @@ class Fleet:
     def decoded(self, sent):
         codec = codec_on_wire(sent.chunk.codec, self.server.codec)
         return decode(self.partition, codec, sent.segments, sent.chunk.values)
+
+    @property
+    def produced(self):
+        """What all lives of all robots have put in their accumulators."""
+        return sum(robot.store.produced for robot in self.lives_of_robots)
 
     def held(self, robot):
         """What the robot has produced and the server has not applied."""
@@ -314,14 +327,14 @@ class Fleet:
         stale = self.server is not server
         if not robot.alive or stale and (isinstance(message, Receipt) or self.rng.random() < .5):
             return
-        handle = getattr(robot.machine, hostile.HANDLER[type(message)])
+        handle = handler(robot.machine, message)
         self.act(robot.name, self.guard(lambda: handle(message, self.now)), robot)
         machine = robot.machine  # granted while the last one is computed
         if machine.state == COMPUTING and machine.iteration != robot.granted:
             self.check_start(robot, machine.iteration)
 
     def deliver_to_server(self, name, message):
-        handle = getattr(self.server, hostile.HANDLER[type(message)])
+        handle = handler(self.server, message)
         self.update.last_ids = None
         self.act(None, self.guard(lambda: handle(name, message, self.now)))
         if self.update.last_ids is not None:
@@ -355,21 +368,16 @@ class Fleet:
     def compute(self, robot, order):
         self.counts['compute'] += 1
         self.check_start(robot, order.iteration)
-        assert robot.machine._ready is None, 'a gradient before this one has not been taken yet'
+        assert robot.machine.gradient == BUSY, 'a gradient before this one has not been taken yet'
         model = robot.store.model.copy()
         gradient = self.gradients.of(robot, order)
-
-        def accumulate():
-            before = robot.store.pending.astype(np.float64)
-            robot.machine.accumulate(gradient, RATE)
-            self.produced += robot.store.pending - before
 
         def done():
             if not robot.alive or robot.machine.state == STOPPED:
                 return
             assert (robot.store.model == model).all(), 'the model changed under the gradient'
             self.counts['model checked'] += 1
-            self.act(robot.name, robot.machine.on_gradient(self.now, accumulate), robot)
+            self.act(robot.name, robot.machine.on_gradient(gradient, self.sgd, self.now), robot)
         seconds = max(robot.compute_time, self.compute_time)
         self.at(seconds * self.rng.uniform(0.5, 1.5), done)
 

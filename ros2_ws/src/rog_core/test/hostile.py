@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
-from rog_core.messages import MAX_SHARDS, Ack, Chunk, Command, End, Kind, Receipt, Work
-
-HANDLER = {Chunk: 'on_chunk', End: 'on_end', Ack: 'on_ack', Receipt: 'on_receipt'}
+from rog_core.accumulator import Accumulator
+from rog_core.aggregation import Aggregation
+from rog_core.member import Member
+from rog_core.messages import Ack, Chunk, End, Kind
+from rog_core.methods import Method
+from rog_core.methods.svrg import FullGradient
+from rog_core.mirror import Mirror, Whole
+from rog_core.report import WorkerStatistics
+from rog_core.server import ServerMachine
+from rog_core.steps import MAX_LOCAL, MAX_SHARDS, Local, Shards
+from rog_core.transfer.link import LinkEstimate
+from rog_core.transfer.receiver import Receiver
+from rog_core.transfer.sender import Sender
+from rog_core.worker import WorkerMachine
 
 
 def _scale(chunk, bits):
@@ -20,17 +32,41 @@ def _scale(chunk, bits):
     return replace(chunk, values=values)
 
 
-BAD_WORK = {
-    'no shards': Work(0, (0,), (1.0,)),
-    'too many shards': Work(MAX_SHARDS + 1, (0,), (1.0,)),
-    'a shard too high': Work(4, (1, 4), (1.0, 1.0)),
-    'a shard below 0': Work(4, (-1,), (1.0,)),
-    'a weight that is NaN': Work(4, (1, 2), (1.0, math.nan)),
-    'an infinite weight': Work(4, (1,), (math.inf,)),
-    'more shards than weights': Work(4, (1, 2), (1.0,)),
-    'more weights than shards': Work(4, (1,), (1.0, 2.0)),
-    'nothing to do': Work(4, (), ()),
+BAD_STEPS = {
+    'no shards': Shards(0, (0,), (1.0,)),
+    'too many shards': Shards(MAX_SHARDS + 1, (0,), (1.0,)),
+    'a shard too high': Shards(4, (1, 4), (1.0, 1.0)),
+    'a shard below 0': Shards(4, (-1,), (1.0,)),
+    'a weight that is NaN': Shards(4, (1, 2), (1.0, math.nan)),
+    'an infinite weight': Shards(4, (1,), (math.inf,)),
+    'more shards than weights': Shards(4, (1, 2), (1.0,)),
+    'more weights than shards': Shards(4, (1,), (1.0, 2.0)),
+    'nothing to do': Shards(4, (), ()),
+    'no local steps': Local(0),
+    'local steps below 0': Local(-3),
+    'too many local steps': Local(MAX_LOCAL + 1),
 }
+
+# What no worker can follow of the other words of a command; for `dataclasses.replace`.
+BAD_WORDS = {
+    'no iteration': {'next_iteration': 0}, 'an iteration below 0': {'next_iteration': -1},
+    'an MTA time that is NaN': {'mta_time': math.nan}, 'an MTA time below 0': {'mta_time': -1.0},
+    'a patience that is NaN': {'patience': math.nan}, 'a patience below 0': {'patience': -0.5},
+}
+BAD_SENDINGS = {
+    'a minimum that is NaN': {'minimum': math.nan}, 'a minimum below 0': {'minimum': -0.1},
+    'a minimum above 1': {'minimum': 1.1}, 'a threshold below 0': {'threshold': -1},
+    'an MTA that is NaN': {'mta': math.nan}, 'an MTA above 1': {'mta': 2.0},
+    'an MTA below 0': {'mta': -0.5},
+}
+
+
+def bad_commands(command):
+    """All ways in which a command that can be followed can become one that cannot."""
+    return {**{name: replace(command, step=step) for name, step in BAD_STEPS.items()},
+            **{name: replace(command, **word) for name, word in BAD_WORDS.items()},
+            **{name: replace(command, sending=replace(command.sending, **change))
+               for name, change in BAD_SENDINGS.items()}}
 
 
 def _chunk_faults(chunk):
@@ -60,13 +96,7 @@ def _end_faults(end):
     if end.transfer.kind == Kind.PUSH:
         return faults + [replace(end, mta_duration=bad) for bad in (math.nan, math.inf, -1.0)]
     if end.transfer.kind in (Kind.PULL, Kind.ANCHOR) and end.command.next_iteration:
-        command = end.command
-        faults += [replace(end, command=replace(command, work=work)) for work in BAD_WORK.values()]
-        faults += [replace(end, command=Command(command.next_iteration, 0.1, 0, 'no such method')),
-                   replace(end, command=replace(command, next_iteration=0)),
-                   replace(end, command=replace(command, mta_time=math.nan)),
-                   replace(end, command=replace(command, patience=math.nan)),
-                   replace(end, command=replace(command, patience=-1.0))]
+        faults += [replace(end, command=bad) for bad in bad_commands(end.command).values()]
     return faults
 
 
@@ -90,30 +120,26 @@ def corrupted(rng, message):
     return rng.choice(faults)
 
 
-def _receiver(receiver):
-    if receiver is None:
-        return None
-    return (receiver.transfer, receiver.receipt, receiver.bytes_received, receiver.floor,
-            bytes(receiver._flags), receiver._next, len(receiver._ids))
+# What a machine consists of. Everything else in it is a number, an array, or never changes.
+_PARTS = (WorkerMachine, ServerMachine, Member, Accumulator, Aggregation, Method, FullGradient,
+          Mirror, Whole, Sender, Receiver, LinkEstimate, WorkerStatistics)
 
 
-def _sender(sender):
-    if sender is None:
-        return None
-    return (sender.transfer, sender.state, sender.bytes_sent, sender.receipt, sender._arrived,
-            sender._fresh, sender._in_flight, sender._window, sender.link.delivered)
+def _contents(value):
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, dict):
+        return tuple((key, _contents(held)) for key, held in value.items())
+    if isinstance(value, (list, tuple, deque)):
+        return tuple(map(_contents, value))
+    if isinstance(value, (set, frozenset)):
+        return frozenset(value)
+    return fingerprint(value) if isinstance(value, _PARTS) else value
 
 
-def fingerprint(server, worker):
-    """Everything that a refused message must leave as it is."""
-    store = worker.accumulator
-    rules, anchor = server.rules, store.anchor
-    held = [(name, value.tobytes()) for name, value in rules.update.state().items()]
-    members = [(m.robot, m.state, m.iteration, m.slowest, m.versions.tobytes(), m.attempt,
-                m.mirror.rows.tobytes(), _receiver(m.push), _sender(m.sender))
-               for m in server.members.values()]
-    return (server.master.tobytes(), server.iteration, members, store.weights.tobytes(),
-            store.model.tobytes(), store.pending.tobytes(), worker.state, worker.iteration,
-            worker.command, worker.method, worker.pushed_at.tobytes(), _receiver(worker.pull),
-            _sender(worker.push), held, rules.policy.state(), str(rules.policy.method),
-            anchor and (anchor[0].tobytes(), anchor[1].tobytes()))
+def fingerprint(*machines):
+    """Everything that a refused message must leave as it is: all that the machines hold."""
+    return [(name, _contents(value)) for machine in machines
+            for name, value in vars(machine).items()]

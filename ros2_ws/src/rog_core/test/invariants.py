@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from rog_core.methods.coded import Coded
 
 
 class Versions:
@@ -37,17 +38,18 @@ def loosest(method):
 
     With coded gradients the rows of a straggler stay behind: what it pushed does not count.
     """
-    return method.most if method.by_row and not method.coded else math.inf
+    return method.most if method.by_row and not isinstance(method, Coded) else math.inf
 
 
 class Staleness:
     """Which bound holds for whom, while the method of a running fleet changes.
 
     The looser bound holds until every member has pushed under the tighter one, and for what was
-    granted until then.
+    granted until then. ``told``: name of a method, as robots are told it, -> the method.
     """
 
-    def __init__(self):
+    def __init__(self, told):
+        self.told = told
         self.pushed_under: dict = {}   # incarnation -> bound at its last push
         self.complied: dict = {}       # incarnation -> the same, once that push is over
         self.members: dict = {}        # incarnation -> its member at the server
@@ -55,7 +57,7 @@ class Staleness:
 
     def pushes(self, machine):
         life = machine.incarnation
-        bound = self.pushed_under[life] = loosest(machine.method)
+        bound = self.pushed_under[life] = loosest(self.told(machine.command.sync))
         self.complied[life] = max(self.complied.get(life, 0), bound)
 
     def starts(self, machine):
@@ -65,18 +67,18 @@ class Staleness:
 
     def grants(self, server):
         """Note the bound that holds for every pull that has begun."""
-        active = server.active()
+        active, present = server.active(), loosest(self.told(str(server.method)))
         for member in active:
             life = member.incarnation
             if self.members.get(life) is not member:  # has just joined, within the present bound
                 self.members[life] = member
-                self.complied[life] = loosest(server.method)
+                self.complied[life] = present
                 self.pushed_under.pop(life, None)
         for member in active:
             pull = member.sender and member.sender.transfer
             if pull and self.granted.get(member.robot, (None, 0))[0] != pull:
                 bounds = [self.complied[m.incarnation] for m in active]
-                self.granted[member.robot] = pull, max([loosest(server.method), *bounds])
+                self.granted[member.robot] = pull, max([present, *bounds])
 
     def check(self, robot, iteration, fleet):
         """Compare the iteration with every row of every member; returns the number of members."""

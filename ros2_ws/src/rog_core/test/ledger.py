@@ -5,13 +5,27 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
+from rog_core.accumulator import Accumulator
+from rog_core.aggregation import Aggregation
 from rog_core.backend import NumpyBackend
 from rog_core.codec import RAW
 from rog_core.messages import Kind
-from rog_core.rules import Rules
-from rog_core.update import Contribute, Decode, EndRound
+from rog_core.methods import Team, create
+from rog_core.methods.base import Contribute, Decode, EndRound
+from rog_core.methods.coded import Coded
+from rog_core.steps import Local, Shards
 
 RATE = 0.01  # learning rate of every robot
+
+
+@lru_cache
+def _method(text, capacities, codec, momentum):
+    return create(text, Team(dict(capacities), codec, momentum))
+
+
+def method_named(text, team):
+    """A method by its name, not in use; for what it says of itself."""
+    return _method(text, tuple(team.capacities.items()), team.codec, team.momentum)
 
 
 def decode(partition, codec, ids, data):
@@ -39,16 +53,31 @@ class Gradients:
         self.elements, self.noise = elements, np.random.default_rng(seed)
 
     def of(self, robot, order):
-        if order.work is None:
+        step = order.step
+        if not isinstance(step, Shards):
             gradient = self.noise.standard_normal(self.elements).astype(np.float32)
             gradient[self.noise.random(gradient.size) < 0.2] = 0
-            return gradient
+            # What local steps come to is a step already: it has the learning rate in it.
+            return gradient * np.float32(RATE * step.steps) if isinstance(step, Local) else gradient
         parts = [np.float32(weight) * shard_gradient(self.elements, shard, order.iteration)
-                 for shard, weight in zip(order.work.ids, order.work.weights, strict=True)]
+                 for shard, weight in zip(step.ids, step.weights, strict=True)]
         return sum(parts)
 
 
-class SummingRules(Rules):
+class SummingAccumulator(Accumulator):
+    """Adds up in double precision what it is given: ``produced``."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.produced = np.zeros(self.partition.elements)
+
+    def accumulate(self, *arguments, **options):
+        before = self.pending.astype(np.float64)
+        super().accumulate(*arguments, **options)
+        self.produced += self.pending - before
+
+
+class SummingAggregation(Aggregation):
     """Adds up in double precision what the server has taken, and checks what it does with it.
 
     ``rounds``: of coded gradients, those decoded by this life of the server, in order;
@@ -57,22 +86,27 @@ class SummingRules(Rules):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.applied = np.zeros(self.partition.elements)
+        self.applied = np.zeros(self.model.partition.elements)
         self.last_ids = None
         self.pushed_of = {}  # robot -> iterations of the coded chunks that are held of it
         self.rounds: list = []
         self.contributed: list = [[]]
 
-    def take(self, member, transfer, ids, codec, data, workers):
-        before = self.master.copy()
-        super().take(member, transfer, ids, codec, data, workers)
-        self.last_ids = ids
-        if transfer.kind == Kind.PUSH:
-            self.applied += decode(self.partition, codec, ids, data)
-            if self.update.coded and member.work is not None:
-                self.pushed_of.setdefault(member.robot, set()).add(transfer.iteration)
-        if self.update.coded or (member.work is not None):
-            assert (self.master == before).all(), 'a push counts that is not of this method'
+    @property
+    def coded(self):
+        return isinstance(self.method, Coded)
+
+    def take(self, member, rows, robots):
+        before = self.model.master.copy()
+        super().take(member, rows, robots)
+        self.last_ids = rows.ids
+        coded = isinstance(member.step, Shards)
+        if rows.transfer.kind == Kind.PUSH:
+            self.applied += decode(self.model.partition, rows.codec, rows.ids, rows.data)
+            if self.coded and coded:
+                self.pushed_of.setdefault(member.robot, set()).add(rows.transfer.iteration)
+        if self.coded or coded:
+            assert (self.model.master == before).all(), 'a push counts that is not of this method'
 
     def change(self, sync, robots, iteration):
         super().change(sync, robots, iteration)
@@ -83,28 +117,28 @@ class SummingRules(Rules):
         super().load(state)
         self.pushed_of.clear()
 
-    def carry_out(self, steps, workers):
-        for step in steps:
-            before = self.master.astype(np.float64)
-            super().carry_out([step], workers)
-            if isinstance(step, Decode):
-                self.check_decoded(step, before)
-            elif isinstance(step, Contribute):
-                assert step.robot not in self.contributed[-1], 'it contributes twice'
-                self.contributed[-1].append(step.robot)
-            elif isinstance(step, EndRound):
+    def carry_out(self, dues, robots):
+        for due in dues:
+            before = self.model.master.astype(np.float64)
+            super().carry_out([due], robots)
+            if isinstance(due, Decode):
+                self.check_decoded(due, before)
+            elif isinstance(due, Contribute):
+                assert due.robot not in self.contributed[-1], 'it contributes twice'
+                self.contributed[-1].append(due.robot)
+            elif isinstance(due, EndRound):
                 self.contributed.append([])
-            for robot in set(self.pushed_of) - set(self.update.held):
+            for robot in set(self.pushed_of) - set(self.method.held):
                 del self.pushed_of[robot]
 
-    def check_decoded(self, step, before):
+    def check_decoded(self, due, before):
         """All parts are of one round, a later one than before; master falls by its gradient."""
-        iterations = set().union(*(self.pushed_of[robot] for robot in step.coefficients))
+        iterations = set().union(*(self.pushed_of[robot] for robot in due.coefficients))
         assert len(iterations) == 1, iterations
         iteration, = iterations
         assert not self.rounds or iteration > self.rounds[-1], 'a round is decoded twice'
         self.rounds.append(iteration)
-        if self.momentum == 0 and self.codec is RAW:
-            fall = before - self.master
-            mean = RATE * full_gradient(self.partition.elements, step.shards, iteration)
+        if self.team.momentum == 0 and self.model.codec is RAW:
+            fall = before - self.model.master
+            mean = RATE * full_gradient(self.model.partition.elements, due.shards, iteration)
             assert np.abs(fall - mean).max() <= 1e-4 * np.abs(mean).max(), iteration

@@ -1,94 +1,17 @@
 """The four invariants of the design, under schedules of loss, duplication, reordering and crashes.
 
-ROG_SCHEDULES sets the number of schedules (default 80; `make soak` runs 10,000).
+ROG_SCHEDULES sets the number of schedules; see `schedules`.
 """
 
-import os
 from collections import Counter
 
 import pytest
 from fleet import Fleet
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
-from rog_core.worker import STOPPED
-
-SCHEDULES = int(os.environ.get('ROG_SCHEDULES', '80'))
-
-SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early', 'rsp:1', 'rsp:2',
-         'rsp:4', 'rsp:20', 'rsp:20+second', 'rsp:auto:2:8', 'rsp:4-early', 'rsp:3-order-minimum',
-         'rsp:4+pipeline', 'rsp:6+pipeline+sparse', 'rsp:3+sparse',
-         'rsp:auto:2:9+pipeline+sparse', 'gsgm', 'gsgm:3']
-EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # with codec raw only
-CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1']
-EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'blackout', 'slow', 'fast', 'sync',
-          'replay', 'corrupt', 'checkpoint', 'crash']
-NETWORK = {'loss': [0.0, 0.05, 0.3], 'duplicate': [0.0, 0.2], 'delay': [0.001, 0.02, 0.2],
-           'rate': [2e4, 1e5, 1e6]}
-
-
-def play(fleet, events, syncs=None, slow=5e3):
-    """Run the schedule and check invariants 1 to 3 after every step.
-
-    ``syncs``: methods to change to, by default all that go with the codec. ``slow``: bytes/s.
-    """
-    syncs = syncs or SYNCS + EXACT * (fleet.codec == 'raw')
-    names = list(fleet.robots)
-    checkpoint = fleet.checkpoint()
-    for event, number, seconds in events:
-        name = names[number % len(names)]
-        if event == 'kill':
-            fleet.kill_robot(name)
-        elif event == 'restart':
-            fleet.start_robot(name)
-        elif event == 'cut':
-            fleet.dead_links.add(name)
-        elif event == 'heal':
-            fleet.dead_links.discard(name)
-        elif event == 'fade':
-            fleet.fade(name, fleet.heartbeat_limit + seconds)
-        elif event == 'blackout':
-            fleet.black_out(names if number == 3 else [name], 100 * seconds)
-        elif event == 'slow':
-            fleet.rate = slow
-        elif event == 'fast':
-            fleet.rate = 1e6
-        elif event == 'sync':
-            fleet.set_sync(syncs[(number + int(100 * seconds)) % len(syncs)])
-        elif event == 'replay':
-            fleet.replay(10)
-        elif event == 'corrupt':
-            fleet.corrupt(20)
-        elif event == 'checkpoint':
-            checkpoint = fleet.checkpoint()
-        elif event == 'crash':
-            fleet.restart_server(checkpoint)
-        fleet.run(seconds)
-        fleet.check()
-
-
-def check_end(fleet, seconds=12):
-    """The faults end: everybody who lives must get on, and at the end hold the master rows."""
-    fleet.dead_links.clear()
-    fleet.loss, fleet.rate = 0.0, 1e6
-    fleet.run(seconds)
-    living = [r for r in fleet.robots.values() if r.alive]
-    active = {(member.robot, member.incarnation) for member in fleet.server.active()}
-    assert active == {(robot.name, robot.machine.incarnation) for robot in living}
-    before = sum(robot.machine.iteration for robot in living)
-    fleet.run(seconds)
-    fleet.check()
-    assert not living or sum(r.machine.iteration for r in living) > before, 'the fleet stands still'
-    # Invariant 4: after quiescence and draining, every worker holds the master rows.
-    fleet.act(None, fleet.server.stop(fleet.now))
-    fleet.run(30)
-    assert fleet.stopped
-    fleet.check_conservation()
-    for robot in living:
-        assert robot.machine.state == STOPPED
-        assert (robot.store.weights == fleet.server.master).all()
-        fleet.counts['final model checked'] += 1
-    assert not fleet.errors, fleet.errors[0]
-
+from rog_core.states import TABLES
+from schedules import CODECS, EVENTS, EXACT, NETWORK, SCHEDULES, SYNCS, check_end, play
+from watched import watched
 
 network = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in NETWORK.items()})
 schedules = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3), st.floats(0.05, 1.5)),
@@ -106,8 +29,9 @@ methods = st.tuples(st.sampled_from(SYNCS), st.sampled_from(CODECS)) \
 def test_invariants_hold_in_any_schedule(seed, robots, method, network, events):
     fleet = Fleet(seed, robots, *method, **network)
     try:
-        play(fleet, events)
-        check_end(fleet)
+        with watched():  # all changes of state are in the tables
+            play(fleet, events)
+            check_end(fleet)
     finally:
         note(f'at {fleet.now:.3f} s; {dict(fleet.counts)}')
         for member in fleet.server.members.values():
@@ -132,15 +56,20 @@ MUST_HAPPEN = ['lost', 'duplicated', 'partial', 'crash that lost updates', 'kill
 
 def test_the_schedules_do_what_they_claim():
     """No invariant above holds for want of anything to break it."""
-    counts: Counter = Counter()
+    counts, seen = Counter(), set()
     for seed, sync in enumerate(['rsp:4', 'rsp:2', 'ssp:2', 'rsp:20+pipeline+sparse']):
         for codec in CODECS:
             fleet = Fleet(seed, 3, sync, codec, loss=0.1, duplicate=0.1, rate=5e4)
             keeps = 'sparse' in sync  # its method, so that it does what only this one does
-            play(fleet, [event for event in EVERYTHING if not (keeps and event[0] == 'sync')])
-            check_end(fleet)
+            with watched() as changes:
+                play(fleet, [event for event in EVERYTHING if not (keeps and event[0] == 'sync')])
+                check_end(fleet)
+            seen |= changes
             counts += fleet.counts
     assert not [name for name in MUST_HAPPEN if not counts[name]], counts
+    missing = {(table.who, state) for table in TABLES for state in table.rows} - {
+        (who, state) for who, *states in seen for state in states}
+    assert not missing, 'the schedules never come there'
 
 
 @pytest.mark.parametrize('defect', ['mirror', 'conservation', 'staleness', 'versions', 'model'])

@@ -4,54 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fleet import Fleet
 from rog_core.messages import Kind, RegisterRequest
-
-
-def run_until(fleet, condition, step=2e-3):
-    for _ in range(20_000):
-        if condition():
-            return
-        fleet.run(step)
-    raise AssertionError(f'it never came to that: {fleet.now:.3f} s, {dict(fleet.counts)}')
-
-
-def state_of(fleet):
-    """What the server takes robot0 for."""
-    member = fleet.server.members.get('robot0')
-    return member and member.state
-
-
-def settled(seed=4, sync='rsp:4', **network):
-    """A fleet of three that is at work, and its first member."""
-    fleet = Fleet(seed, 3, sync, **network)
-    run_until(fleet, lambda: len(fleet.server.active()) == 3)
-    fleet.run(2)
-    return fleet, fleet.server.members['robot0']
-
-
-def lose(fleet, seconds=3.0):
-    """robot0 is out of reach until it is away."""
-    fleet.dead_links.add('robot0')
-    fleet.run(seconds)
-    assert state_of(fleet) == 'away'
-    fleet.check()
-
-
-def come_back(fleet):
-    """It is heard of again; returns the number of model chunks that this took."""
-    before = fleet.counts['SNAPSHOT']
-    fleet.dead_links.discard('robot0')
-    run_until(fleet, lambda: state_of(fleet) == 'training')
-    fleet.check()
-    fleet.run(5)
-    fleet.check()
-    assert fleet.robots['robot0'].machine.state != 'registering'
-    return fleet.counts['SNAPSHOT'] - before
+from schedules import come_back, lose, run_until, settled, state_of
 
 
 SYNCS = ['bsp', 'ssp:2', 'asp', 'dssp:1:4', 'flown', 'rsp:4', 'rsp:20+pipeline+sparse', 'rsp:auto',
-         'gsgm', 'gsgm:4']
+         'gsgm', 'gsgm:4', 'local:3']
 
 
 @pytest.mark.parametrize('state', ['computing', 'pushing', 'waiting', 'pulling'])

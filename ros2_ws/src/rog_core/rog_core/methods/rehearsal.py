@@ -60,7 +60,8 @@ def _play(method: Method, team: Team) -> ServerMachine:
     names = list(team.capacities) or [f'robot{k + 1}' for k in range(ROBOTS)]
     workers = [WorkerMachine(name, k + 2, Accumulator(partition, backend, np.zeros(
         partition.elements, np.float32)), transfer) for k, name in enumerate(names)]
-    fleet, due = Loopback(server, workers), {}
+    fleet = Loopback(server, workers)
+    due: dict[str, int] = {}  # who computes -> turn in which it began
     wanted = fleet.start()
     for turn in range(ITERATIONS * len(names)):
         due |= {name: turn for name, action in wanted if isinstance(action, Compute)}

@@ -186,9 +186,9 @@ class Coded(Holding):
             self.velocity *= np.float32(self.team.momentum)
             for robot, coefficient in due.coefficients.items():
                 self.velocity += np.float32(coefficient / due.shards) * self.held.pop(robot)
-            model = self.held_model
-            exact = 'feedback' in self.options or model.codec is RAW
-            model.master -= self.velocity if exact else self._coded_once()
+            master, codec = self.held_model.master, self.held_model.codec
+            exact = 'feedback' in self.options or codec is RAW
+            master -= self.velocity if exact else self._coded_once()
 
     def _coded_once(self) -> Array:
         """The step as it decodes (equation 22, no error feedback)."""
