@@ -8,6 +8,7 @@ become one `ConfigError` that says what was asked of it.
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable
 
 import numpy as np
@@ -45,8 +46,10 @@ def rehearse(build: Callable[[], Method], text: str, team: Team) -> None:
     except ConfigError:
         raise
     except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(f"synchronisation method '{text}' fails in a rehearsal: "
-                          f'{type(error).__name__}: {error}') from error
+                          f'{type(error).__name__}: {error} (in {last.filename}, line '
+                          f'{last.lineno}: {last.line})') from error
 
 
 def _play(method: Method, team: Team) -> ServerMachine:
