@@ -144,7 +144,7 @@ class Method:
     def bounds(self) -> tuple[float, float]:
         """Read the arguments; return ``bound`` and ``most``."""
         if self.written.arguments:
-            raise ConfigError(f"'{self.written.text}': {self.name} takes no threshold")
+            raise ConfigError(f"'{self.written.text}': {self.written.name} takes no threshold")
         return 1, 1
 
     def __str__(self) -> str:
