@@ -19,7 +19,7 @@ from rog_core.codec import CODECS, RAW, codec_on_wire, encode_ids, get_codec, in
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.messages import Chunk, Kind, TransferId
 from rog_core.partition import partition_of
-from rog_core.receiver import Receiver
+from rog_core.transfer.receiver import Receiver
 
 BACKENDS = [NumpyBackend(), ArrayBackend(np, 'numpy as an array module')]
 NAMES = [*sorted(CODECS), 'ternary:0.1']
@@ -236,9 +236,7 @@ BAD_BYTES = {
 def test_a_chunk_with_malformed_ternary_bytes_is_refused_and_nothing_of_it_applied(case):
     at, byte, text = BAD_BYTES[case]
     partition, ids = one_row(64 * 3 + 5)
-    applied = []
-    receiver = Receiver(partition, frozenset({Kind.PUSH}),
-                        lambda transfer, ids, codec, values: applied.append(values), 1, TERNARY)
+    receiver = Receiver(partition, frozenset({Kind.PUSH}), 1, TERNARY)
     good = np.array([0x80, 0x3f, 0x80, 0, 0, 0x80 | 4], np.uint8)
     bad = good.copy()
     bad[at] = byte
@@ -246,9 +244,8 @@ def test_a_chunk_with_malformed_ternary_bytes_is_refused_and_nothing_of_it_appli
     with pytest.raises(RemoteProtocolError, match=text):
         receiver.on_chunk(chunk)
     assert receiver.transfer is None
-    assert not applied
-    receiver.on_chunk(replace(chunk, values=good))
-    assert applied[0] is good
+    _, taken = receiver.on_chunk(replace(chunk, values=good))
+    assert taken.data is good
 
 
 @settings(deadline=None)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rog_core.coding import (
+from rog_core.methods.coded.coding import (
     MAX_AMPLIFICATION,
     GradientCode,
     GroupCode,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
-from rog_core.grouping import (
+from rog_core.methods.coded.grouping import (
     SMALL_SPREAD,
     comparable,
     expected_tolerated,

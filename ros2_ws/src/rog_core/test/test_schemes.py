@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
-from rog_core.schemes import BY_CAPACITY, MAX_SHARDS, SCHEMES, Scheme, number_of_shards
+from rog_core.methods.coded.schemes import BY_CAPACITY, SCHEMES, Scheme, number_of_shards
+from rog_core.steps import MAX_SHARDS
 
 FEW = settings(derandomize=True, deadline=None, max_examples=25)
 

@@ -13,7 +13,7 @@ from rog_core.codec import SMALLER, codec_on_wire, encode_ids, get_codec
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.messages import Chunk, Kind, TransferId
 from rog_core.partition import RowPartition, partition_of
-from rog_core.receiver import Receiver
+from rog_core.transfer.receiver import Receiver
 
 BACKENDS = [NumpyBackend(), ArrayBackend(np, 'numpy as an array module')]
 NOTHING = 0xffff
@@ -118,10 +118,7 @@ def test_a_bad_sparsity_is_refused(text):
 
 
 def receiver(codec):
-    applied = []
-    return Receiver(rows(8, 5), frozenset({Kind.PUSH, Kind.SNAPSHOT}),
-                    lambda transfer, ids, codec, values: applied.append((codec, values)), 1,
-                    get_codec(codec)), applied
+    return Receiver(rows(8, 5), frozenset({Kind.PUSH, Kind.SNAPSHOT}), 1, get_codec(codec))
 
 
 GOOD = [0x3f80, 0x8001, 2, 3, NOTHING] + [0x3f80, 0, 4]  # segments of 8 and 5 elements
@@ -150,21 +147,20 @@ def test_a_malformed_chunk_is_refused_and_nothing_of_it_applied(case):
     at, word, text = BAD[case]
     bad = GOOD.copy()
     bad[at] = word
-    ours, applied = receiver('ternary:0.5')
+    ours = receiver('ternary:0.5')
     with pytest.raises(RemoteProtocolError, match=text):
         ours.on_chunk(chunk(bad))
     assert ours.transfer is None
-    assert not applied
-    ours.on_chunk(chunk(GOOD))
-    assert applied[0][1].tobytes() == np.array(GOOD, '<u2').tobytes()
+    _, taken = ours.on_chunk(chunk(GOOD))
+    assert taken.data.tobytes() == np.array(GOOD, '<u2').tobytes()
 
 
 @pytest.mark.parametrize('code', [[], GOOD[:-1], [*GOOD, 0]])
 def test_a_chunk_of_the_wrong_length_is_refused(code):
-    ours, applied = receiver('ternary:0.5')
+    ours = receiver('ternary:0.5')
     with pytest.raises(RemoteProtocolError, match=f'{2 * len(code)} bytes .* 16 are needed'):
         ours.on_chunk(chunk(code))
-    assert not applied
+    assert ours.transfer is None
 
 
 @st.composite
@@ -216,17 +212,17 @@ def test_any_bytes_are_refused_or_add_what_they_name(code):
 
 
 def test_the_sparsity_of_a_chunk_is_that_of_the_fleet():
-    ours, applied = receiver('ternary:0.5')
-    ours.on_chunk(chunk(GOOD))
-    assert applied[0][0] is get_codec('ternary:0.5') is codec_on_wire(3, ours.codec)
-    ours.on_chunk(replace(chunk([0] * 3, SMALLER.number), sequence=1))
-    assert applied[1][0] is SMALLER
+    ours = receiver('ternary:0.5')
+    _, taken = ours.on_chunk(chunk(GOOD))
+    assert taken.codec is get_codec('ternary:0.5') is codec_on_wire(3, ours.codec)
+    _, taken = ours.on_chunk(replace(chunk([0] * 3, SMALLER.number), sequence=1))
+    assert taken.codec is SMALLER
 
 
 def test_sparse_chunks_are_refused_where_the_fleet_has_another_codec_and_as_model_values():
-    ours, _ = receiver('onebit')
+    ours = receiver('onebit')
     with pytest.raises(RemoteProtocolError, match="codec 3, .* not the one of .*, 'onebit'"):
         ours.on_chunk(chunk(GOOD))
-    ours, _ = receiver('ternary:0.5')
+    ours = receiver('ternary:0.5')
     with pytest.raises(RemoteProtocolError, match="'ternary:0.5'; it must be 'raw'"):
         ours.on_chunk(replace(chunk(GOOD), transfer=replace(TRANSFER, kind=Kind.SNAPSHOT)))

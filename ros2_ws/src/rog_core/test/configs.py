@@ -1,0 +1,21 @@
+"""Configurations for the tests: what they do not name is as it mostly is in a fleet."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from rog_core.config import ServerConfig, SgdConfig, TransferConfig
+
+SGD = SgdConfig(learning_rate=0.01, momentum=0.9, weight_decay=0.0, nesterov=True)
+
+
+def transfer_config(codec='onebit', **changes):
+    return replace(TransferConfig('row', codec, importance_magnitude=1.0, importance_age=1.0,
+                                  chunk_bytes=14000, chunk_time=0.004), **changes)
+
+
+def server_config(sync='rsp:4', codec='onebit', chunk_bytes=14000, **changes):
+    return replace(ServerConfig(transfer_config(codec, chunk_bytes=chunk_bytes), sync,
+                                momentum=0.0, heartbeat_limit=3.0, drain_limit=math.inf,
+                                capacities={}), **changes)

@@ -1,0 +1,131 @@
+"""Schedules of faults for a `Fleet`, and how it is brought to where a test wants it.
+
+ROG_SCHEDULES sets the number of schedules (default 80; `make soak` runs 10,000).
+"""
+
+import os
+
+from fleet import Fleet
+from rog_core.states import STOPPED
+
+SCHEDULES = int(os.environ.get('ROG_SCHEDULES', '80'))
+
+SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early', 'rsp:1', 'rsp:2',
+         'rsp:4', 'rsp:20', 'rsp:20+second', 'rsp:auto:2:8', 'rsp:4-early', 'rsp:3-order-minimum',
+         'rsp:4+pipeline', 'rsp:6+pipeline+sparse', 'rsp:3+sparse',
+         'rsp:auto:2:9+pipeline+sparse', 'gsgm', 'gsgm:3', 'local:3']
+EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # with codec raw only
+CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1']
+EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'blackout', 'slow', 'fast', 'sync',
+          'replay', 'corrupt', 'checkpoint', 'crash']
+NETWORK = {'loss': [0.0, 0.05, 0.3], 'duplicate': [0.0, 0.2], 'delay': [0.001, 0.02, 0.2],
+           'rate': [2e4, 1e5, 1e6]}
+
+
+def play(fleet, events, syncs=None, slow=5e3):
+    """Run the schedule and check invariants 1 to 3 after every step.
+
+    ``syncs``: methods to change to, by default all that go with the codec. ``slow``: bytes/s.
+    """
+    syncs = syncs or SYNCS + EXACT * (fleet.codec == 'raw')
+    names = list(fleet.robots)
+    checkpoint = fleet.checkpoint()
+    for event, number, seconds in events:
+        name = names[number % len(names)]
+        if event == 'kill':
+            fleet.kill_robot(name)
+        elif event == 'restart':
+            fleet.start_robot(name)
+        elif event == 'cut':
+            fleet.dead_links.add(name)
+        elif event == 'heal':
+            fleet.dead_links.discard(name)
+        elif event == 'fade':
+            fleet.fade(name, fleet.heartbeat_limit + seconds)
+        elif event == 'blackout':
+            fleet.black_out(names if number == 3 else [name], 100 * seconds)
+        elif event == 'slow':
+            fleet.rate = slow
+        elif event == 'fast':
+            fleet.rate = 1e6
+        elif event == 'sync':
+            fleet.set_sync(syncs[(number + int(100 * seconds)) % len(syncs)])
+        elif event == 'replay':
+            fleet.replay(10)
+        elif event == 'corrupt':
+            fleet.corrupt(20)
+        elif event == 'checkpoint':
+            checkpoint = fleet.checkpoint()
+        elif event == 'crash':
+            fleet.restart_server(checkpoint)
+        fleet.run(seconds)
+        fleet.check()
+
+
+def check_end(fleet, seconds=12):
+    """The faults end: everybody who lives must get on, and at the end hold the master rows."""
+    fleet.dead_links.clear()
+    fleet.loss, fleet.rate = 0.0, 1e6
+    fleet.run(seconds)
+    living = [r for r in fleet.robots.values() if r.alive]
+    active = {(member.robot, member.incarnation) for member in fleet.server.active()}
+    assert active == {(robot.name, robot.machine.incarnation) for robot in living}
+    before = sum(robot.machine.iteration for robot in living)
+    fleet.run(seconds)
+    fleet.check()
+    assert not living or sum(r.machine.iteration for r in living) > before, 'the fleet stands still'
+    # Invariant 4: after quiescence and draining, every worker holds the master rows.
+    fleet.act(None, fleet.server.stop(fleet.now))
+    fleet.run(30)
+    assert fleet.stopped
+    fleet.check_conservation()
+    for robot in living:
+        assert robot.machine.state == STOPPED
+        assert (robot.store.weights == fleet.server.master).all()
+        fleet.counts['final model checked'] += 1
+    assert not fleet.errors, fleet.errors[0]
+
+
+# -- one thing at a time, for tests that lose and find robots
+
+
+def run_until(fleet, condition, step=2e-3):
+    for _ in range(20_000):
+        if condition():
+            return
+        fleet.run(step)
+    raise AssertionError(f'it never came to that: {fleet.now:.3f} s, {dict(fleet.counts)}')
+
+
+def state_of(fleet):
+    """What the server takes robot0 for."""
+    member = fleet.server.members.get('robot0')
+    return member and member.state
+
+
+def settled(seed=4, sync='rsp:4', **network):
+    """A fleet of three that is at work, and its first member."""
+    fleet = Fleet(seed, 3, sync, **network)
+    run_until(fleet, lambda: len(fleet.server.active()) == 3)
+    fleet.run(2)
+    return fleet, fleet.server.members['robot0']
+
+
+def lose(fleet, seconds=3.0):
+    """robot0 is out of reach until it is away."""
+    fleet.dead_links.add('robot0')
+    fleet.run(seconds)
+    assert state_of(fleet) == 'away'
+    fleet.check()
+
+
+def come_back(fleet):
+    """It is heard of again; returns the number of model chunks that this took."""
+    before = fleet.counts['SNAPSHOT']
+    fleet.dead_links.discard('robot0')
+    run_until(fleet, lambda: state_of(fleet) == 'training')
+    fleet.check()
+    fleet.run(5)
+    fleet.check()
+    assert fleet.robots['robot0'].machine.state != 'registering'
+    return fleet.counts['SNAPSHOT'] - before

@@ -1,0 +1,54 @@
+"""Watches how states change while machines run: only as their tables say, one event at a time."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+from rog_core import states
+from rog_core.member import Member
+from rog_core.server import ServerMachine
+from rog_core.transfer.receiver import Receiver
+from rog_core.transfer.sender import Sender
+from rog_core.worker import WorkerMachine
+
+TABLE_OF = {(WorkerMachine, 'state'): states.WORKER, (WorkerMachine, 'gradient'): states.GRADIENT,
+            (Member, 'state'): states.MEMBER, (ServerMachine, 'state'): states.SERVER,
+            (Sender, 'state'): states.SENDER, (Receiver, 'state'): states.RECEIVER}
+
+
+class _State:
+    """Attribute that takes only states of a table: the first, then those that follow."""
+
+    def __init__(self, name, table, changes):
+        self.name, self.table, self.changes = name, table, changes
+
+    def __get__(self, machine, owner):
+        return self if machine is None else vars(machine)[self.name]
+
+    def __set__(self, machine, state):
+        former = vars(machine).get(self.name)
+        if former is None:
+            assert state == next(iter(self.table.rows)), f'{self.table.who} begins as {state}'
+        else:
+            after = self.table.rows[former].values()
+            assert state in after, f'{self.table.who} that was {former} is {state} all at once'
+            self.changes.add((self.table.who, former, state))
+        vars(machine)[self.name] = state
+
+
+@contextmanager
+def watched():
+    """Yields the set of changes that were seen: (who, state before, state after)."""
+    changes: set = set()
+    nothing = object()
+    former = {(cls, name): vars(cls).get(name, nothing) for cls, name in TABLE_OF}
+    for (cls, name), table in TABLE_OF.items():
+        setattr(cls, name, _State(name, table, changes))
+    try:
+        yield changes
+    finally:
+        for (cls, name), default in former.items():
+            if default is nothing:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, default)
