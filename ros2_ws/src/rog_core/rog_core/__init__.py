@@ -5,7 +5,7 @@ actions; shells (ROS 2 nodes, simulators, tests) carry them out.
 """
 
 from .accumulator import Accumulator
-from .backend import get_backend
+from .arrays import device_of
 from .errors import (
     ConfigError,
     GradientError,
@@ -23,6 +23,6 @@ from .worker import WorkerMachine
 __all__ = [
     'Accumulator', 'ConfigError', 'GradientError', 'LocalProtocolError', 'PartitionMismatchError',
     'RemoteProtocolError', 'RogError', 'RowPartition', 'ServerMachine', 'ServerState',
-    'StaleMessageError', 'SyncMethod', 'WorkerMachine', 'get_backend', 'minimum_transmission',
+    'StaleMessageError', 'SyncMethod', 'WorkerMachine', 'device_of', 'minimum_transmission',
     'parse_sync', 'partition_of',
 ]

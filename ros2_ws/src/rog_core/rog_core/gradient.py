@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from .accumulator import Accumulator
+from .arrays import copy_of
 from .flat import FlatModel, as_array
 from .messages import Compute, Work
 
@@ -68,7 +69,7 @@ class GradientSource:
             return self._add(batch)
         weights, full = self._store.anchor  # SVRG: GSGM, Algorithm 5, line 6
         model = as_array(self._flat.weights)
-        now = model.copy()
+        now = copy_of(model)
         try:
             model[:] = weights
             self._add(batch, -1.0)

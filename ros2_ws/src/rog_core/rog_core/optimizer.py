@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from .accumulator import Accumulator
-from .backend import get_backend
 from .errors import ConfigError, LocalProtocolError
 from .flat import FlatModel, as_array
 from .gradient import Data, GradientSource
@@ -61,8 +60,7 @@ class RogOptimizer(torch.optim.Optimizer):
                          {'lr': lr, 'momentum': momentum, 'weight_decay': weight_decay,
                           'nesterov': nesterov})
         self._flat = flat
-        backend = get_backend('numpy' if flat.weights.device.type == 'cpu' else 'cupy')
-        self.accumulator = Accumulator(flat.partition(granularity, codec), backend,
+        self.accumulator = Accumulator(flat.partition(granularity, codec),
                                        as_array(flat.weights))
         self.machine = WorkerMachine(robot, incarnation, self.accumulator, codec, f1, f2, max_chunk,
                                      chunk_time=chunk_time)

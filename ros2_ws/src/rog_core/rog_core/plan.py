@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .codec import Codec
+from .codecs import Codec
 from .partition import RowPartition
 from .sync import SyncMethod, minimum_transmission
 

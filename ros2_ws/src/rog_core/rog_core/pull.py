@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import plan as plans
-from .codec import RAW, SMALLER, Codec
+from .codecs import RAW, SMALLER, Codec
 from .member import Member
 from .messages import Command, Kind
 from .patience import budget, patience
@@ -79,4 +79,4 @@ def _anchor(rules: Rules, command: Command) -> Pull:
     """The fleet's full gradient, for a worker that holds the model it is of."""
     cut, mean = rules.partition.raw_cut, rules.full_gradient.mean()
     return Pull(Kind.ANCHOR, plans.everything(cut), RAW,
-                lambda ids: RAW.snapshot(rules.backend, cut, mean, ids), command)
+                lambda ids: RAW.snapshot(cut, mean, ids), command)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Array, Backend
-from .codec import Codec
+from .arrays import Array, from_host, to_host
+from .codecs import Codec
 from .errors import ConfigError
 from .full_gradient import FullGradient
 from .member import Member
@@ -43,17 +43,17 @@ class Rules:
     `ServerMachine`.
     """
 
-    def __init__(self, sync: str, partition: RowPartition, backend: Backend, master: Array,
-                 codec: Codec, momentum: float, capacities: Mapping[str, float]) -> None:
-        self.partition, self.backend, self.master = partition, backend, master
+    def __init__(self, sync: str, partition: RowPartition, master: Array, codec: Codec,
+                 momentum: float, capacities: Mapping[str, float]) -> None:
+        self.partition, self.master = partition, master
         self.codec, self.momentum, self.capacities = codec, momentum, dict(capacities)
-        self.full_gradient = FullGradient(partition, backend)
+        self.full_gradient = FullGradient(partition, master)
         self.policy, self.update = self.of(sync)
 
     def of(self, sync: str) -> tuple[Policy, AveragedUpdate]:
         """Return new rules of a method; `ConfigError` where it does not fit this fleet."""
         policy = policy_of(sync, self.capacities, self.codec.name)
-        return policy, update_of(policy.method, self.partition, self.backend, self.codec,
+        return policy, update_of(policy.method, self.partition, self.master, self.codec,
                                  self.momentum)
 
     def change(self, sync: str, robots: Collection[str], iteration: int) -> None:
@@ -76,8 +76,7 @@ class Rules:
         if transfer.kind == Kind.ANCHOR:
             self.full_gradient.take(member.robot, transfer.iteration, ids, data)
         elif self.counts(member):
-            self.update.take(member.robot, self.partition, self.backend, self.master, ids, codec,
-                             data, workers)
+            self.update.take(member.robot, self.partition, self.master, ids, codec, data, workers)
 
     def pushed(self, member: Member, fleet: Fleet, now: float) -> None:
         """The push of a member is over; ``fleet`` counts it."""
@@ -116,8 +115,8 @@ class Rules:
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """State of policy and update rule, for `ServerState`."""
-        return self.policy.state(), {name: np.array(self.backend.to_host(value))
-                                     for name, value in self.update.state().items()}
+        return self.policy.state(), {name: to_host(value) for name, value
+                                     in self.update.state().items()}
 
     def load(self, state: ServerState) -> None:
         """Take up where a former life left off; `ConfigError` where that cannot be."""
@@ -127,5 +126,5 @@ class Rules:
             self.policy.load_state(state.policy)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the state of '{state.sync}' cannot be taken up: {error}") from error
-        self.update.load_state({name: self.backend.from_host(value)
+        self.update.load_state({name: from_host(value, self.master)
                                 for name, value in state.update.items()})

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .codec import Codec, Part, cut, encode_ids
+from .codecs import Codec, Part, cut, encode_ids
 from .errors import RemoteProtocolError
 from .link import LinkEstimate
 from .messages import Ack, Chunk, Command, End, Receipt, TransferId

@@ -19,8 +19,8 @@ from functools import partial
 import numpy as np
 
 from .admission import refusal
-from .backend import Array, Backend
-from .codec import Codec, get_codec
+from .arrays import Array
+from .codecs import Codec, get_codec
 from .errors import ConfigError, RemoteProtocolError
 from .link import CHUNK_TIME, LinkEstimate
 from .member import AWAY, JOINING, PULLING, STOPPED, TRAINING, WAITING, Member
@@ -48,7 +48,7 @@ from .sync import SyncMethod
 
 
 class ServerMachine:
-    """See the module. ``master``: flat float32 (elements,) on ``backend``, changed in place.
+    """See the module. ``master``: flat float32 (elements,), changed in place.
 
     ``incarnation``: random 64-bit identity of this life. ``heartbeat_limit``: seconds without a
     heartbeat after which a member is away. ``drain_limit``: seconds that the final model may take.
@@ -56,17 +56,16 @@ class ServerMachine:
     server's. ``capacities``: robot -> computing capacity of the whole fleet, see `policy_of`.
     """
 
-    def __init__(self, partition: RowPartition, backend: Backend, master: Array, incarnation: int,
+    def __init__(self, partition: RowPartition, master: Array, incarnation: int,
                  sync: str = 'rsp:4', codec: str = 'onebit', heartbeat_limit: float = 3.0,
                  f1: float = 1.0, f2: float = 1.0, max_chunk: int = 14000,
                  drain_limit: float = math.inf, traffic: float = 1.0,
                  chunk_time: float = CHUNK_TIME, momentum: float = 0.0,
                  capacities: Mapping[str, float] | None = None) -> None:
-        self.partition, self.backend, self.master = partition, backend, master
+        self.partition, self.master = partition, master
         self.incarnation, self.heartbeat_limit = incarnation, heartbeat_limit
         self.codec: Codec = get_codec(codec)
-        self.rules = Rules(sync, partition, backend, master, self.codec, momentum,
-                           capacities or {})
+        self.rules = Rules(sync, partition, master, self.codec, momentum, capacities or {})
         self.f1, self.f2, self._link = f1, f2, (max_chunk, traffic, chunk_time)
         self.drain_limit = drain_limit
         self.members: dict[str, Member] = {}
@@ -149,7 +148,7 @@ class ServerMachine:
         if former is not None and former.incarnation == incarnation:
             receiver.floor = max(receiver.floor, former.push.floor)
         member = Member(robot, incarnation, receiver,
-                        Mirror(self.partition, self.backend, self.master),
+                        Mirror(self.partition, self.master),
                         np.zeros(self.partition.rows, np.int64),
                         np.zeros(self.partition.rows, np.int64), self.method.row_bound, now)
         member.link = LinkEstimate(*self._link)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .backend import Array, Backend
-from .codec import RAW, Codec
+from .arrays import Array, zeros_like
+from .codecs import RAW, Codec
 from .errors import ConfigError
 from .mirror import Mirror
 from .partition import RowPartition
@@ -54,10 +54,10 @@ class AveragedUpdate:
 
     coded = False  # whether it is coded gradients that it takes
 
-    def take(self, robot: str, partition: RowPartition, backend: Backend, master: Array,
-             ids: np.ndarray, codec: Codec, data: np.ndarray, workers: int) -> None:
+    def take(self, robot: str, partition: RowPartition, master: Array, ids: np.ndarray,
+             codec: Codec, data: np.ndarray, workers: int) -> None:
         """Take one checked chunk of a push; there are ``workers`` workers."""
-        codec.add(backend, partition, master, ids, data, -1.0 / workers)
+        codec.add(partition, master, ids, data, -1.0 / workers)
 
     def carry_out(self, step: Step, master: Array, workers: int) -> None:
         """Carry out a step of the policy; there is nothing to do where nothing is held."""
@@ -76,17 +76,17 @@ class AveragedUpdate:
 class Holding(AveragedUpdate):
     """Keeps pushes until their turn; ``momentum`` is the server's own, 0 up to 1."""
 
-    def __init__(self, backend: Backend, elements: int, momentum: float) -> None:
-        self.backend, self.elements, self.momentum = backend, elements, momentum
+    def __init__(self, master: Array, momentum: float) -> None:
+        self.momentum = momentum
         self.held: dict[str, Array] = {}
-        self.velocity = backend.zeros(elements)
+        self.velocity = zeros_like(master)
 
-    def take(self, robot: str, partition: RowPartition, backend: Backend, master: Array,
-             ids: np.ndarray, codec: Codec, data: np.ndarray, workers: int) -> None:
+    def take(self, robot: str, partition: RowPartition, master: Array, ids: np.ndarray,
+             codec: Codec, data: np.ndarray, workers: int) -> None:
         """See `AveragedUpdate.take`."""
         if robot not in self.held:
-            self.held[robot] = backend.zeros(self.elements)
-        codec.add(backend, partition, self.held[robot], ids, data, 1.0)
+            self.held[robot] = zeros_like(master)
+        codec.add(partition, self.held[robot], ids, data, 1.0)
 
     def state(self) -> dict[str, Array]:
         """See `AveragedUpdate.state`."""
@@ -109,9 +109,9 @@ class GlobalMomentum(Holding):
     Where a push holds only some rows, the others still move on by the momentum.
     """
 
-    def __init__(self, backend: Backend, elements: int, momentum: float) -> None:
-        super().__init__(backend, elements, momentum)
-        self.partly_averaged = backend.zeros(elements)
+    def __init__(self, master: Array, momentum: float) -> None:
+        super().__init__(master, momentum)
+        self.partly_averaged = zeros_like(master)
 
     def carry_out(self, step: Step, master: Array, workers: int) -> None:
         """See `AveragedUpdate.carry_out`."""
@@ -123,7 +123,7 @@ class GlobalMomentum(Holding):
             master -= unbiased
         elif isinstance(step, EndRound):
             self.velocity = self.partly_averaged
-            self.partly_averaged = self.backend.zeros(self.elements)
+            self.partly_averaged = zeros_like(self.velocity)
 
     def flush(self, master: Array, workers: int) -> None:
         """See `AveragedUpdate.flush`."""
@@ -149,9 +149,9 @@ class DecodedUpdate(Holding):
 
     coded = True
 
-    def __init__(self, partition: RowPartition, backend: Backend, momentum: float,
+    def __init__(self, partition: RowPartition, master: Array, momentum: float,
                  codec: Codec | None) -> None:
-        super().__init__(backend, partition.elements, momentum)
+        super().__init__(master, momentum)
         self.partition, self.codec = partition, codec
 
     def carry_out(self, step: Step, master: Array, workers: int) -> None:
@@ -166,22 +166,22 @@ class DecodedUpdate(Holding):
             master -= self.velocity if self.codec is None else self._quantised(self.codec)
 
     def _quantised(self, codec: Codec) -> Array:
-        source = Mirror(self.partition, self.backend, self.velocity)
+        source = Mirror(self.partition, self.velocity)
         source.measure()
         ids = np.arange(self.partition.segments)
-        out = self.backend.zeros(self.elements)
-        codec.add(self.backend, self.partition, out, ids, source.encode(codec, ids))
+        out = zeros_like(self.velocity)
+        codec.add(self.partition, out, ids, source.encode(codec, ids))
         return out
 
 
-def update_of(method: SyncMethod, partition: RowPartition, backend: Backend, codec: Codec,
+def update_of(method: SyncMethod, partition: RowPartition, master: Array, codec: Codec,
               momentum: float) -> AveragedUpdate:
     """Return a new update rule for a method; ``momentum`` is that of the fleet."""
     if not 0 <= momentum < 1:
         raise ConfigError(f'momentum is {momentum}; it must be at least 0 and below 1')
     if method.coded:
         lossy = None if 'feedback' in method.options or codec is RAW else codec
-        return DecodedUpdate(partition, backend, momentum, lossy)
+        return DecodedUpdate(partition, master, momentum, lossy)
     if method.family == 'gsgm':
-        return GlobalMomentum(backend, partition.elements, momentum)
+        return GlobalMomentum(master, momentum)
     return AveragedUpdate()

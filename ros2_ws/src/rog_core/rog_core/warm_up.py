@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .accumulator import Accumulator
-from .backend import NumpyBackend
-from .codec import CODECS
+from .codecs import EXAMPLES
 from .dispatch import handler
 from .messages import Action, Compute, RegisterRequest, Send
 from .partition import partition_of
@@ -16,16 +15,15 @@ from .worker import WorkerMachine
 
 def warm_up() -> None:
     """Compile every kernel, or load it from the cache on disk."""
-    for codec in (*CODECS, 'ternary:0.05'):
+    for codec in EXAMPLES:
         _one_iteration(codec)
 
 
 def _one_iteration(codec: str) -> None:
     partition = partition_of([('w', (3, 400)), ('b', (9,))], 'row', codec)
-    backend = NumpyBackend()
-    store = Accumulator(partition, backend, np.zeros(partition.elements, np.float32))
+    store = Accumulator(partition, np.zeros(partition.elements, np.float32))
     worker = WorkerMachine('robot', 1, store, codec)
-    server = ServerMachine(partition, backend, np.ones(partition.elements, np.float32), 2, 'rsp:2',
+    server = ServerMachine(partition, np.ones(partition.elements, np.float32), 2, 'rsp:2',
                            codec)
     todo: list[tuple[bool, Action]] = [(True, a) for a in worker.start(0.0)]
     computed = 0

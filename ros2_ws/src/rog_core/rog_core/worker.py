@@ -20,8 +20,8 @@ import numpy as np
 
 from . import plan as plans
 from .accumulator import Accumulator
-from .backend import Array
-from .codec import RAW, SMALLER, Codec, get_codec
+from .arrays import Array, copy_of, zeros_like
+from .codecs import RAW, SMALLER, Codec, get_codec
 from .commands import check_command, method_of
 from .errors import LocalProtocolError
 from .link import CHUNK_TIME, LinkEstimate
@@ -201,7 +201,7 @@ class WorkerMachine:
         """
         order = self._order
         if order is not None and order.full:
-            self.accumulator.full = gradient.copy()
+            self.accumulator.full = copy_of(gradient)
             return
         if self.method.global_momentum:
             momentum = 0.0
@@ -231,8 +231,7 @@ class WorkerMachine:
         if full:
             cut, gradient = self.partition.raw_cut, self.accumulator.full
             self.push = Sender(transfer, cut, plans.everything(cut), RAW,
-                               lambda ids: RAW.snapshot(self.accumulator.backend, cut, gradient,
-                                                        ids), self.link, now)
+                               lambda ids: RAW.snapshot(cut, gradient, ids), self.link, now)
         else:
             plan = self._push_plan()
             codec = self._push_codec(plan)
@@ -300,12 +299,12 @@ class WorkerMachine:
         store = self.accumulator
         if transfer.kind == Kind.ANCHOR:
             if self._full is None:
-                self._full = store.backend.zeros(self.partition.elements)
-            RAW.store(store.backend, self.partition.raw_cut, self._full, ids, data)
+                self._full = zeros_like(store.weights)
+            RAW.store(self.partition.raw_cut, self._full, ids, data)
         elif transfer.kind.is_raw:
-            RAW.store(store.backend, self.partition.raw_cut, store.weights, ids, data)
+            RAW.store(self.partition.raw_cut, store.weights, ids, data)
         else:
-            codec.add(store.backend, self.partition, store.weights, ids, data)
+            codec.add(self.partition, store.weights, ids, data)
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
         """Rows from the server."""
@@ -341,7 +340,7 @@ class WorkerMachine:
             self.accumulator.publish()
             return [*actions, Stop()]
         if end.transfer.kind == Kind.ANCHOR and self._full is not None:
-            self.accumulator.anchor = self.accumulator.weights.copy(), self._full
+            self.accumulator.anchor = copy_of(self.accumulator.weights), self._full
             self._full = None
         if end.transfer.kind in (Kind.PULL, Kind.ANCHOR):
             actions += self._go_on(command, now)

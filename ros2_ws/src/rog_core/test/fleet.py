@@ -13,8 +13,7 @@ import numpy as np
 from invariants import Staleness, Versions
 from ledger import RATE, Gradients, SummingRules, decode
 from rog_core.accumulator import Accumulator
-from rog_core.backend import NumpyBackend
-from rog_core.codec import SMALLER, codec_on_wire
+from rog_core.codecs import SMALLER, codec_on_wire
 from rog_core.errors import RemoteProtocolError, StaleMessageError
 from rog_core.messages import (
     Ack,
@@ -46,7 +45,7 @@ class Robot:
     def __init__(self, name, fleet, incarnation):
         weights = np.full(fleet.partition.elements, 7.0, np.float32)  # wrong until the snapshot
         self.name = name
-        self.store = Accumulator(fleet.partition, NumpyBackend(), weights)
+        self.store = Accumulator(fleet.partition, weights)
         self.machine = WorkerMachine(name, incarnation, self.store, fleet.codec, max_chunk=2000)
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
         self.alive = True
@@ -99,11 +98,11 @@ class Fleet:
     # -- faults
 
     def start_server(self, master, state=None):
-        self.server = ServerMachine(self.partition, NumpyBackend(), master, next(self.lives),
+        self.server = ServerMachine(self.partition, master, next(self.lives),
                                     self.sync, self.codec, self.heartbeat_limit, max_chunk=2000,
                                     momentum=self.momentum, capacities=self.capacities)
         self.server.rules = self.update = SummingRules(
-            self.sync, self.partition, NumpyBackend(), master, self.server.codec, self.momentum,
+            self.sync, self.partition, master, self.server.codec, self.momentum,
             self.capacities)
         if state is not None:
             self.server.load_state(state)

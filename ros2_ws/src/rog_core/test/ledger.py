@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 from rog_core.backend import NumpyBackend
-from rog_core.codec import RAW
+from rog_core.codecs import RAW
 from rog_core.messages import Kind
 from rog_core.rules import Rules
 from rog_core.update import Contribute, Decode, EndRound

@@ -13,7 +13,6 @@ from fleet_env.power import EnergyMeter
 from fleet_env.recorder import RobotReport
 from fleet_env.stragglers import Stragglers
 from rog_core.accumulator import Accumulator
-from rog_core.backend import get_backend
 from rog_core.errors import ConfigError
 from rog_core.flat import FlatModel, as_array
 from rog_core.gradient import GradientSource
@@ -39,7 +38,7 @@ class Robot:
                               'training.pace, the seconds that it takes on the robot')
         self._flat = FlatModel(model)
         self.store = Accumulator(self._flat.partition(training.granularity, training.codec),
-                                 get_backend('numpy'), as_array(self._flat.weights))
+                                 as_array(self._flat.weights))
         self.machine = WorkerMachine(config.name, incarnation, self.store, training.codec,
                                      max_chunk=fleet.network.chunk_bytes, traffic=traffic,
                                      chunk_time=fleet.network.chunk_time)

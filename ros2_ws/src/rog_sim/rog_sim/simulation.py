@@ -25,7 +25,6 @@ from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import link_trace
 from fleet_env.recorder import Recorder
 from fleet_env.summary import Summary
-from rog_core.backend import get_backend
 from rog_core.dispatch import handler
 from rog_core.errors import ConfigError, GradientError, StaleMessageError
 from rog_core.flat import flatten, rows_of, trainable, unflatten
@@ -90,8 +89,8 @@ class Simulation:
         self._task, self._model = task, model  # to measure the server's
         master = flatten(model)
         self.server = ServerMachine(
-            partition, get_backend('numpy'), master.copy(), int(lives[0]), training.sync,
-            training.codec, fleet.heartbeat.limit, max_chunk=fleet.network.chunk_bytes,
+            partition, master.copy(), int(lives[0]), training.sync, training.codec,
+            fleet.heartbeat.limit, max_chunk=fleet.network.chunk_bytes,
             drain_limit=fleet.server.drain_limit, traffic=self._traffic,
             chunk_time=fleet.network.chunk_time, momentum=training.momentum,
             capacities=fleet.capacities)
