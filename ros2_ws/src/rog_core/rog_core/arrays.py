@@ -59,7 +59,8 @@ def from_host(values: np.ndarray, like: Array) -> Array:
 
 def to_host(values: Array) -> np.ndarray:
     """Copy as a numpy array, float32."""
-    return np.array(values if isinstance(values, np.ndarray) else values.cpu(), np.float32)
+    host = values if isinstance(values, np.ndarray) else values.cpu().numpy()
+    return np.array(host, np.float32)
 
 
 def copy_of(values: Array) -> Array:

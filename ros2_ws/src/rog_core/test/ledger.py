@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from rog_core.backend import NumpyBackend
 from rog_core.codecs import RAW
 from rog_core.messages import Kind
 from rog_core.rules import Rules
@@ -16,7 +15,7 @@ RATE = 0.01  # learning rate of every robot
 
 def decode(partition, codec, ids, data):
     decoded = np.zeros(partition.elements, np.float32)
-    codec.add(NumpyBackend(), partition, decoded, ids, data)
+    codec.add(partition, decoded, ids, data)
     return decoded
 
 

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from inproc import InProcessLink
 from reference import PLACES, put
+from rog_core.accumulator import Accumulator
 from rog_core.arrays import (
     accumulate,
     all_finite,
@@ -16,6 +18,8 @@ from rog_core.arrays import (
     zeros_like,
 )
 from rog_core.errors import ConfigError
+from rog_core.partition import partition_of
+from rog_core.worker import WorkerMachine
 
 LENGTHS = [1, 63, 64, 65, 300, 8192]
 OFFSETS = np.cumsum([0, *LENGTHS])
@@ -97,3 +101,28 @@ def test_on_a_gpu_storage_is_a_tensor_there():
     values = on_device(NOISE[0], device_of('cuda'))
     assert values.device.type == 'cuda'
     assert np.array_equal(to_host(values), NOISE[0])
+
+
+@pytest.mark.parametrize('place', PLACES[1:])
+@pytest.mark.parametrize('codec', ['raw', 'onebit', 'ternary', 'ternary:0.1'])
+@pytest.mark.parametrize('sync', ['bsp', 'rsp:3+pipeline', 'gsgm'])
+def test_worker_and_server_train_on_tensors_as_on_arrays(place, codec, sync):
+    def train(place):
+        partition = partition_of([('w', (40, 34)), ('b', (9,))], 'row', codec)
+        noise = np.random.default_rng(1)
+        # In steps of 1/8, so that sums are exact in any order.
+        draw = [put(noise.integers(-9, 10, partition.elements).astype(np.float32) / 8, place)
+                for _ in range(6)]
+        machine = WorkerMachine('robot', 1, Accumulator(partition, draw[0]), codec)
+        link = InProcessLink(sync, codec)
+        order = link.join(machine)
+        for gradient in draw[1:]:
+            assert order is not None
+            machine.accumulator.check(gradient)
+            order = link.exchange(lambda g=gradient: machine.accumulate(g, 0.5, 0.5, 0.0, True))
+        state = link.server.state().update
+        return [to_host(link.server.master), to_host(machine.accumulator.weights),
+                to_host(machine.accumulator.pending), *(state[name] for name in sorted(state))]
+
+    for found, expected in zip(train(place), train('numpy'), strict=True):
+        assert np.array_equal(found, expected)

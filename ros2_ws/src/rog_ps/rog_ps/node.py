@@ -147,7 +147,8 @@ class ParameterServerNode(Node):
                                 settings.codec, settings.heartbeat_limit,
                                 settings.importance_magnitude, settings.importance_age,
                                 settings.chunk_bytes, settings.drain_limit,
-                                chunk_time=settings.chunk_time, momentum=settings.momentum, capacities=self._capacities)
+                                chunk_time=settings.chunk_time, momentum=settings.momentum,
+                                capacities=self._capacities)
         if state is not None:
             machine.load_state(state)
         return machine
