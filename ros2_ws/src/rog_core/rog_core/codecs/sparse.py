@@ -64,7 +64,7 @@ class SparseTernary(Codec):
         return 2 + 2 * self.counts(lengths)
 
     def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
-        _encode(values, mirror, offsets, ids, sizes, out)
+        _encode(values, mirror, offsets, ids, sizes // 2 - 1, out)
 
     def _encode_dense(self, dense, lengths, magnitude):
         counts, segments = self.counts(lengths), np.arange(lengths.size)
@@ -82,20 +82,19 @@ class SparseTernary(Codec):
 
     def check(self, partition, ids, data):
         """See `Codec.check`."""
-        sizes = self.sizes(partition.lengths[ids])
-        if data.size != sizes.sum():
+        counts = self.counts(partition.lengths[ids])
+        if data.size != 2 * (counts.sum() + counts.size):
             self.refuse(partition, ids, data, LENGTH, 0)
-        rule, at = _check(partition.lengths, ids, sizes, data)
+        rule, at = _check(partition.lengths, ids, counts, data)
         if rule:
             self.refuse(partition, ids, data, rule, at)
 
     def add(self, partition, values, ids, data, factor=1.0):
         """See `Codec.add`."""
-        sizes = self.sizes(partition.lengths[ids])
+        counts = self.counts(partition.lengths[ids])
         if isinstance(values, np.ndarray):
-            _add(values, partition.offsets, ids, sizes, np.float32(factor), data)
+            _add(values, partition.offsets, ids, counts, np.float32(factor), data)
             return
-        counts = sizes // 2 - 1
         scales, body = split(data, 2 * counts, factor)
         words = body.view('<u2').astype(np.int64)
         index = np.repeat(partition.offsets[ids], counts) + (words & ~NEGATIVE)
@@ -189,14 +188,14 @@ def _longest(offsets, ids):
 
 
 @njit(nogil=True, cache=True)
-def _encode(values, mirror, offsets, ids, sizes, out):
+def _encode(values, mirror, offsets, ids, counts, out):
     """Write values - mirror of the given segments; without a mirror take it off ``values``."""
     at, longest = 0, _longest(offsets, ids)
     magnitudes, positions = np.empty(longest, np.int32), np.empty(longest, np.uint16)
     for i in range(ids.size):
         prefetch_row(values, offsets, ids, i + 1)
         lo, hi = offsets[ids[i]], offsets[ids[i] + 1]
-        row, code, count = values[lo:hi], out[at:at + sizes[i]], sizes[i] // 2 - 1
+        row, code, count = values[lo:hi], out[at:at + 2 + 2 * counts[i]], counts[i]
         if mirror is None:
             _move(row, code, -_write(row, magnitudes[:row.size], positions, count, code))
         else:
@@ -206,27 +205,27 @@ def _encode(values, mirror, offsets, ids, sizes, out):
 
 
 @njit(nogil=True, cache=True)
-def _add(values, offsets, ids, sizes, factor, data):
+def _add(values, offsets, ids, counts, factor, data):
     """Add factor * the decoded segments; only the elements that were sent are touched."""
     at = 0
     for i in range(ids.size):
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
-        code = data[at:at + sizes[i]]
+        code = data[at:at + 2 + 2 * counts[i]]
         _move(row, code, factor * scale_of(code))
         at += code.size
 
 
 @njit(nogil=True, cache=True)
-def _check(lengths, ids, sizes, data):
+def _check(lengths, ids, counts, data):
     """Return the rule that ``data``, of the right length, breaks, 0: none, and where in ``ids``."""
     at = 0
     for i in range(ids.size):
-        code = data[at:at + sizes[i]]
+        code = data[at:at + 2 + 2 * counts[i]]
         at += code.size
         if bad_scale(code):
             return SCALE, i
         previous = -1
-        for k in range(code.size // 2 - 1):
+        for k in range(counts[i]):
             element = _element(code, k)
             position = element & ~NEGATIVE
             if element != NOTHING and position >= lengths[ids[i]]:
