@@ -21,7 +21,7 @@ from launch.actions import (
 )
 from launch.event_handlers import OnProcessExit
 from launch_ros.actions import Node
-from rog_core.codec import get_codec
+from rog_core.codecs import get_codec
 from rog_core.methods import Team, create
 from rog_core.warm_up import warm_up
 from rog_ros.parameters import server_parameters, worker_parameters

@@ -12,7 +12,7 @@ from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import load_fleet, with_overrides, with_robots
 from fleet_env.generate import PROFILES
 from rog_bringup import FLEETS
-from rog_core.codec import get_codec
+from rog_core.codecs import get_codec
 from rog_core.methods import Team, create
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 from convmlp import convmlp_m
 from rog_core.accumulator import Accumulator
-from rog_core.backend import NumpyBackend
 from rog_core.messages import Ack, Chunk, Compute, End, Receipt, RegisterRequest, Send
 from rog_core.partition import RowPartition, partition_of
 from rog_core.server import ServerMachine
@@ -57,12 +56,11 @@ class Pair:
                  codec: str = 'onebit') -> None:
         self.partition, self.now, self.clock = partition, 0.0, Clock()
         self.noise = np.random.default_rng(1)
-        backend = NumpyBackend()
         master = self.noise.standard_normal(partition.elements, np.float32)
-        self.server = ServerMachine(partition, backend, master, 1, SYNC, codec, 1e9,
+        self.server = ServerMachine(partition, master, 1, SYNC, codec, 1e9,
                                     max_chunk=max_chunk)
         # One robot is real. The others only fill the server's tables.
-        store = Accumulator(partition, backend, np.zeros(partition.elements, np.float32))
+        store = Accumulator(partition, np.zeros(partition.elements, np.float32))
         self.worker = WorkerMachine('robot0', 2, store, codec, max_chunk=max_chunk)
         self.gradient = self.noise.standard_normal(partition.elements, np.float32)
         self.worker.link.rate = FAST

@@ -13,8 +13,7 @@ import numpy as np
 from convmlp import convmlp_m
 from rog_core import plan as plans
 from rog_core.accumulator import Accumulator
-from rog_core.backend import NumpyBackend
-from rog_core.codec import get_codec
+from rog_core.codecs import get_codec
 from rog_core.link import MIN_CHUNK, LinkEstimate
 from rog_core.messages import Ack, Chunk, End, Kind, Receipt, TransferId
 from rog_core.partition import partition_of
@@ -56,7 +55,7 @@ def push(max_chunk: int, seed: int = 0) -> dict[str, float]:
     """Messages of one push in chunks of at most ``max_chunk`` bytes of ids and values."""
     partition, codec, noise = partition_of(convmlp_m()), get_codec('onebit'), \
         np.random.default_rng(seed)
-    store = Accumulator(partition, NumpyBackend(), np.zeros(partition.elements, np.float32))
+    store = Accumulator(partition, np.zeros(partition.elements, np.float32))
     store.accumulate(noise.standard_normal(partition.elements, np.float32), 1.0)
     rows = np.ones(partition.rows, bool)
     plan = plans.adaptive(partition, parse_sync('rsp:4'), noise.random(partition.rows), ~rows, rows,

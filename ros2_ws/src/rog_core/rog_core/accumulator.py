@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from .backend import Array, Backend
-from .codec import Codec, Part, in_model_order
+from .arrays import Array, accumulate, all_finite, copy_of, to_host, zeros_like
+from .codecs import Codec, Part, in_model_order
 from .errors import GradientError
 from .partition import RowPartition
 
 
 class Accumulator:
-    """Flat float32 arrays (elements,) on one backend.
+    """Flat float32 arrays (elements,) on one device, see `rog_core.arrays`.
 
     ``weights``: the model as this worker holds it; ``model``: as the gradient is computed on it,
     the same memory unless `detach` parted them. ``pending``: sum of learning-rate-scaled steps
@@ -25,14 +25,13 @@ class Accumulator:
     gradient and the fleet's full gradient of it (SVRG), None: there is none.
     """
 
-    def __init__(self, partition: RowPartition, backend: Backend, weights: Array) -> None:
-        if weights.size != partition.elements:
-            raise ValueError(f'weights have {weights.size} elements; the partition has '
+    def __init__(self, partition: RowPartition, weights: Array) -> None:
+        if len(weights) != partition.elements:
+            raise ValueError(f'weights have {len(weights)} elements; the partition has '
                              f'{partition.elements}')
-        self.partition, self.backend, self.weights, self.model = (partition, backend, weights,
-                                                                  weights)
-        self.momentum = backend.zeros(partition.elements)
-        self.pending = backend.zeros(partition.elements)
+        self.partition, self.weights, self.model = partition, weights, weights
+        self.momentum = zeros_like(weights)
+        self.pending = zeros_like(weights)
         self.magnitude = np.zeros(partition.segments, np.float32)
         self.rate = 0.0  # learning rate of the last step
         self.full: Array | None = None
@@ -41,7 +40,7 @@ class Accumulator:
     def detach(self) -> None:
         """Let rows arrive while a gradient is computed: from now on `publish` moves them over."""
         if self.model is self.weights:
-            self.weights = self.weights.copy()
+            self.weights = copy_of(self.weights)
 
     def publish(self, ahead: int = 0) -> None:
         """Bring the model to the weights; while no gradient is computed.
@@ -62,7 +61,7 @@ class Accumulator:
         must be finite: see `check`.
         """
         self.rate = learning_rate
-        self.magnitude = self.backend.accumulate(
+        self.magnitude = accumulate(
             gradient, self.model, self.momentum, self.pending, learning_rate, momentum,
             weight_decay, self.partition.offsets, nesterov)
 
@@ -73,13 +72,13 @@ class Accumulator:
 
     def check(self, gradient: Array) -> None:
         """Raise `GradientError` when the gradient is not finite."""
-        if not self.backend.all_finite(gradient):
+        if not all_finite(gradient):
             raise GradientError('the gradient holds NaN or infinite values: '
                                 f'first in row {self._first_bad_row(gradient)}; lower the learning '
                                 'rate or look at the data of this batch')
 
     def _first_bad_row(self, gradient: Array) -> str:
-        bad = int(np.flatnonzero(~np.isfinite(self.backend.to_host(gradient)))[0])
+        bad = int(np.flatnonzero(~np.isfinite(to_host(gradient)))[0])
         row = int(np.searchsorted(self.partition.row_offsets, bad, side='right')) - 1
         sizes = np.cumsum([p.size for p in self.partition.parameters])
         owner = self.partition.parameters[int(np.searchsorted(sizes, bad, side='right'))]
@@ -91,9 +90,9 @@ class Accumulator:
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Encode segments, and take what the bytes say off ``pending``."""
-        return codec.take(self.backend, self.partition, self.pending, ids, self.magnitude[ids])
+        return codec.take(self.partition, self.pending, ids, self.magnitude[ids])
 
     def put_back(self, codec: Codec, parts: list[Part]) -> None:
         """Return (segments, encoded values) that the server did not take."""
         ids, values = in_model_order(codec, self.partition, parts)
-        codec.add(self.backend, self.partition, self.pending, ids, values)
+        codec.add(self.partition, self.pending, ids, values)

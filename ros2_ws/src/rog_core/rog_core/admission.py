@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .codec import Codec
+from .codecs import Codec
 from .errors import ConfigError, PartitionMismatchError
 from .member import Member
 from .messages import PROTOCOL, RegisterRequest, RegisterResponse

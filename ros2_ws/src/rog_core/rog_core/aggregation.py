@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import from_host, to_host
 from .errors import ConfigError
 from .member import Member
 from .messages import Kind, Receipt
@@ -93,7 +94,7 @@ class Aggregation:
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """State of the method, for `ServerState`."""
-        return self.method.state(), {name: np.array(self.model.backend.to_host(value))
+        return self.method.state(), {name: to_host(value)
                                      for name, value in self.method.arrays().items()}
 
     def load(self, state: ServerState) -> None:
@@ -104,6 +105,6 @@ class Aggregation:
             method.load_state(state.policy)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the state of '{state.sync}' cannot be taken up: {error}") from error
-        method.load_arrays({name: self.model.backend.from_host(value)
+        method.load_arrays({name: from_host(value, self.model.master)
                             for name, value in state.update.items()})
         self.method = method

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .backend import Array
+from .arrays import Array
 from .errors import ConfigError
 from .partition import RowPartition, partition_of
 
@@ -50,11 +50,8 @@ class FlatModel:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Array of the tensor's backend on the same memory."""
-    if tensor.device.type == 'cpu':
-        return tensor.numpy()
-    import cupy
-    return cupy.from_dlpack(tensor)
+    """Return what `rog_core.arrays` works on: numpy on the same memory; on a GPU the tensor."""
+    return tensor.numpy() if tensor.device.type == 'cpu' else tensor
 
 
 def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .accumulator import Accumulator
-from .backend import Array, get_backend
+from .arrays import Array
 from .config import TransferConfig
 from .flat import FlatModel, as_array
 from .gradient import Data, GradientSource
@@ -23,8 +23,7 @@ class Learner:
     def __init__(self, model: torch.nn.Module, robot: str, incarnation: int,
                  config: TransferConfig, data: Data | None = None) -> None:
         self.flat = FlatModel(model)
-        backend = get_backend('numpy' if self.flat.weights.device.type == 'cpu' else 'cupy')
-        self.store = Accumulator(self.flat.partition(config.granularity, config.codec), backend,
+        self.store = Accumulator(self.flat.partition(config.granularity, config.codec),
                                  as_array(self.flat.weights))
         self.machine = WorkerMachine(robot, incarnation, self.store, config)
         self.source = None if data is None else GradientSource(model, self.flat, self.store, data)

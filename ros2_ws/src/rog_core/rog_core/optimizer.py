@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from .backend import Array
+from .arrays import Array
 from .config import SgdConfig, TransferConfig
 from .errors import ConfigError, LocalProtocolError
 from .gradient import Data

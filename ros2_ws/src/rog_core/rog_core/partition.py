@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from .codec import CODECS, RAW, get_codec
+from .codecs import RAW, get_codec
 from .errors import ConfigError, PartitionMismatchError
 
 GRANULARITIES = ('model', 'layer', 'row', 'element')
@@ -49,7 +49,7 @@ class RowPartition:
 
     parameters: tuple[Parameter, ...]
     granularity: str = 'row'
-    segment_elements: int = CODECS['onebit'].segment_elements
+    segment_elements: int = 8192
     row_offsets: np.ndarray = field(init=False, repr=False, compare=False)
     offsets: np.ndarray = field(init=False, repr=False, compare=False)
     segment_row: np.ndarray = field(init=False, repr=False, compare=False)

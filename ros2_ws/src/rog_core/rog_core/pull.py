@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .backend import Array
-from .codec import RAW, SMALLER, Codec
+from .arrays import Array
+from .codecs import RAW, SMALLER, Codec
 from .config import TransferConfig
 from .member import Member
 from .messages import Command, Kind
@@ -75,10 +75,10 @@ def final_of(member: Member, model: Model, method: Method, limit: float) -> Pull
     pending = member.mirror.measure()
     cut = model.partition.raw_cut
     plan = plans.by_score(cut, pending, np.flatnonzero(pending > 0), limit)
-    return Pull(Kind.FINAL, plan, RAW, Whole(cut, model.backend, model.master),
+    return Pull(Kind.FINAL, plan, RAW, Whole(cut, model.master),
                 Command(sync=str(method), stop=True))
 
 
 def _whole(kind: Kind, model: Model, values: Array, command: Command) -> Pull:
     cut = model.partition.raw_cut
-    return Pull(kind, plans.everything(cut), RAW, Whole(cut, model.backend, values), command)
+    return Pull(kind, plans.everything(cut), RAW, Whole(cut, values), command)

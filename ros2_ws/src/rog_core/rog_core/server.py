@@ -14,8 +14,8 @@ import numpy as np
 
 from .admission import refusal
 from .aggregation import Aggregation, ServerState
-from .backend import Array, Backend
-from .codec import Codec, get_codec
+from .arrays import Array
+from .codecs import Codec, get_codec
 from .config import ServerConfig
 from .errors import ConfigError, RemoteProtocolError
 from .member import Member
@@ -56,17 +56,17 @@ COUNT = (WAITING, PULLING, TRAINING, DRAINING)  # states of members that count
 
 
 class ServerMachine:
-    """See the module. ``master``: flat float32 (elements,) on ``backend``, changed in place.
+    """See the module. ``master``: flat float32 (elements,), changed in place.
 
     ``incarnation``: random 64-bit identity of this life.
     """
 
-    def __init__(self, partition: RowPartition, backend: Backend, master: Array, incarnation: int,
+    def __init__(self, partition: RowPartition, master: Array, incarnation: int,
                  config: ServerConfig) -> None:
-        self.partition, self.backend, self.master = partition, backend, master
+        self.partition, self.master = partition, master
         self.incarnation, self.config = incarnation, config
         self.codec: Codec = get_codec(config.transfer.codec)
-        self.model = Model(partition, backend, master, self.codec)
+        self.model = Model(partition, master, self.codec)
         self.aggregation = Aggregation(config.sync, self.model, Team(
             config.capacities, self.codec.name, config.momentum))
         self.state = RUNNING
@@ -152,7 +152,7 @@ class ServerMachine:
         link, attempt = (former.link, former.attempt) if former is not None else (
             LinkEstimate(transfer.chunk_bytes, transfer.chunk_time, transfer.traffic), 0)
         member = Member(robot, incarnation, receiver,
-                        Mirror(self.partition, self.backend, self.master),
+                        Mirror(self.partition, self.master),
                         np.zeros(self.partition.rows, np.int64),
                         np.zeros(self.partition.rows, np.int64), self.method.row_bound, now,
                         link, attempt)

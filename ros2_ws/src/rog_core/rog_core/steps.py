@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from .arrays import copy_of
 from .config import SgdConfig
 from .errors import RemoteProtocolError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from .accumulator import Accumulator
-    from .backend import Array
+    from .arrays import Array
     from .transfer.sender import Sender
 
 MAX_SHARDS = 4096     # into which the data is cut for coded gradients
@@ -130,7 +131,7 @@ class Gradient(Step):
             return source.add(batch)
         weights, full = source.store.anchor
         model = source.store.model
-        now = model.copy()
+        now = copy_of(model)
         try:
             model[:] = weights
             source.add(batch, -1.0)
@@ -228,7 +229,7 @@ class Full(Step):
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
         """See `Step.keep`."""
-        store.full = gradient.copy()
+        store.full = copy_of(gradient)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
         """See `Step.after_push`: it is of this model alone."""

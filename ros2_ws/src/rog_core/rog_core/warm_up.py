@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .accumulator import Accumulator
-from .backend import NumpyBackend
-from .codec import CODECS
+from .codecs import EXAMPLES
 from .config import ServerConfig, SgdConfig, TransferConfig
 from .dispatch import Loopback
 from .messages import Compute
@@ -17,17 +16,16 @@ from .worker import WorkerMachine
 
 def warm_up() -> None:
     """Compile every kernel, or load it from the cache on disk."""
-    for codec in (*CODECS, 'ternary:0.05'):
+    for codec in EXAMPLES:
         _one_iteration(codec)
 
 
 def _one_iteration(codec: str) -> None:
     transfer = TransferConfig('row', codec, 1.0, 1.0, 14000, 0.004)
     partition = partition_of([('w', (3, 400)), ('b', (9,))], transfer.granularity, codec)
-    backend = NumpyBackend()
-    store = Accumulator(partition, backend, np.zeros(partition.elements, np.float32))
+    store = Accumulator(partition, np.zeros(partition.elements, np.float32))
     worker = WorkerMachine('robot', 1, store, transfer)
-    server = ServerMachine(partition, backend, np.ones(partition.elements, np.float32), 2,
+    server = ServerMachine(partition, np.ones(partition.elements, np.float32), 2,
                            ServerConfig(transfer, 'rsp:2', 0.0, 3.0, 1.0, {}))
     pair = Loopback(server, [worker])
     wanted = pair.start()

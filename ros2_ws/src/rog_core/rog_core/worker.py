@@ -16,8 +16,8 @@ from dataclasses import replace
 import numpy as np
 
 from .accumulator import Accumulator
-from .backend import Array
-from .codec import RAW, SMALLER, Codec, get_codec
+from .arrays import Array, copy_of, zeros_like
+from .codecs import RAW, SMALLER, Codec, get_codec
 from .config import SgdConfig, TransferConfig
 from .errors import LocalProtocolError
 from .messages import (
@@ -206,7 +206,7 @@ class WorkerMachine:
         if whole:
             assert store.full is not None
             self.push = Sender(transfer, cut, plans.everything(cut), RAW,
-                               Whole(cut, store.backend, store.full), self.link, now)
+                               Whole(cut, store.full), self.link, now)
         else:
             plan = self._push_plan()
             # The smaller code where the ordinary one would keep the fleet waiting.
@@ -287,12 +287,12 @@ class WorkerMachine:
         store, cut, kind = self.accumulator, self.partition.raw_cut, rows.transfer.kind
         if kind == Kind.ANCHOR:
             if self._arriving is None:
-                self._arriving = store.backend.zeros(self.partition.elements)
-            RAW.store(store.backend, cut, self._arriving, rows.ids, rows.data)
+                self._arriving = zeros_like(store.weights)
+            RAW.store(cut, self._arriving, rows.ids, rows.data)
         elif kind.is_raw:
-            RAW.store(store.backend, cut, store.weights, rows.ids, rows.data)
+            RAW.store(cut, store.weights, rows.ids, rows.data)
         else:
-            rows.codec.add(store.backend, self.partition, store.weights, rows.ids, rows.data)
+            rows.codec.add(self.partition, store.weights, rows.ids, rows.data)
 
     def on_end(self, end: End, now: float) -> list[Action]:
         """The server has closed a pull or snapshot and says how to go on."""
@@ -324,7 +324,7 @@ class WorkerMachine:
             self.accumulator.publish()
             return [*actions, Stop()]
         if kind == Kind.ANCHOR and self._arriving is not None:
-            self.accumulator.anchor = self.accumulator.weights.copy(), self._arriving
+            self.accumulator.anchor = copy_of(self.accumulator.weights), self._arriving
             self._arriving = None
         return [*actions, *self._go_on(command, now)] if grants else actions
 

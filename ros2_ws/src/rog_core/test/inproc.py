@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from rog_core.backend import NumpyBackend
+from rog_core.arrays import copy_of
 from rog_core.messages import Ack, Chunk, Compute, End, Receipt, RegisterRequest, Send, Stop
 from rog_core.server import ServerMachine
 
@@ -21,8 +20,7 @@ class InProcessLink:
     def join(self, machine):
         self.machine = machine
         store = machine.accumulator
-        self.server = ServerMachine(machine.partition, NumpyBackend(),
-                                    np.array(store.backend.to_host(store.weights)), 1, self.sync,
+        self.server = ServerMachine(machine.partition, copy_of(store.weights), 1, self.sync,
                                     self.codec)
         return self.run(machine.start(self.now))
 

@@ -1,6 +1,19 @@
-"""What the codecs must write, one element at a time."""
+"""What the codecs must write, one element at a time, and where the values may be."""
 
 import numpy as np
+import pytest
+import torch
+
+# A tensor on the CPU goes the very way that one on a GPU goes.
+PLACES = ['numpy', 'tensor', pytest.param('cuda', marks=[pytest.mark.gpu, pytest.mark.skipif(
+    not torch.cuda.is_available(), reason='needs a GPU; PyTorch finds none here')])]
+
+
+def put(values, place):
+    """Copy a numpy array to one of the places."""
+    if place == 'numpy':
+        return values.copy()
+    return torch.tensor(values, device='cpu' if place == 'tensor' else place)
 
 
 def rounded(scale):

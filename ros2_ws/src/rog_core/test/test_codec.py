@@ -1,41 +1,28 @@
-"""Codecs: both backends against a slow reference, error feedback, refusals."""
+"""Codecs: arrays and tensors against a slow reference, error feedback, refusals."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from reference import reference, ternary_reference
-from rog_core.backend import (
-    ArrayBackend,
-    NumpyBackend,
-    bfloat16_decode,
-    bfloat16_encode,
-    get_backend,
-)
-from rog_core.codec import CODECS, RAW, codec_on_wire, encode_ids, get_codec, in_model_order
+from reference import PLACES, put, reference, ternary_reference
+from rog_core.arrays import difference_magnitude, to_host
+from rog_core.codecs import CODECS, RAW, codec_on_wire, encode_ids, get_codec, in_model_order
+from rog_core.codecs.base import bfloat16_decode, bfloat16_encode
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.messages import Chunk, Kind, TransferId
 from rog_core.partition import partition_of
 from rog_core.transfer.receiver import Receiver
 
-BACKENDS = [NumpyBackend(), ArrayBackend(np, 'numpy as an array module')]
 NAMES = [*sorted(CODECS), 'ternary:0.1']
 PARTITION = partition_of([('conv', (40, 34)), ('bias', (3,)), ('scale', ()), ('long', (9001,))])
 MODELS = {name: partition_of([(p.name, p.shape) for p in PARTITION.parameters], codec=name)
           for name in NAMES}
 
 TERNARY = get_codec('ternary')
-
-
-def gpu():
-    pytest.importorskip('cupy')
-    try:
-        return get_backend('cupy')
-    except ConfigError as error:
-        pytest.skip(str(error))
 
 
 def draw(seed, codec):
@@ -49,68 +36,64 @@ def draw(seed, codec):
 
 
 def magnitude(partition, values, ids):
-    zeros = np.zeros_like(values)
-    return NumpyBackend().difference_magnitude(values, zeros, partition.offsets)[ids]
+    return difference_magnitude(values, np.zeros_like(values), partition.offsets)[ids]
 
 
-def check_backend(backend, codec_name, seed):
-    codec = get_codec(codec_name)
-    partition, values, other, ids = draw(seed, codec_name)
-    sums = magnitude(partition, values, ids)
-    expected, decoded = reference(codec_name, partition, values, ids, sums)
-    pending = backend.from_host(values)
-    data = codec.take(backend, partition, pending, ids, sums)
-    assert data.dtype == np.uint8
-    assert data.tobytes() == expected
-    assert (backend.to_host(pending) == values - decoded).all()
-    target = backend.from_host(other)
-    codec.add(backend, partition, target, ids, data, -0.5)
-    assert np.array_equal(backend.to_host(target), other - np.float32(0.5) * decoded)
-    left, right = backend.from_host(values), backend.from_host(other)
-    difference = codec.difference(backend, partition, left, right, ids, sums)
-    assert difference.tobytes() == reference(codec_name, partition, values - other, ids, sums)[0]
-    assert (backend.to_host(left) == values).all()
-    assert (backend.to_host(right) == other).all()
-
-
-def check_elementwise(backend, seed):
-    partition, values, other, ids = draw(seed, 'onebit')
-    numpy = NumpyBackend()
-    expected = [values.copy(), other.copy(), values + other]
-    host = numpy.accumulate(other, values, *expected[:2], 0.1, 0.9, 1e-3, partition.offsets)
-    arrays = [backend.from_host(a) for a in (values, other, values + other)]
-    sums = backend.accumulate(backend.from_host(other), backend.from_host(values), *arrays[:2], 0.1,
-                              0.9, 1e-3, partition.offsets)
-    for ours, theirs in zip(arrays, expected):
-        assert np.allclose(backend.to_host(ours), theirs, rtol=1e-5, atol=1e-6)
-    assert np.allclose(sums, host, rtol=1e-4)
-    assert backend.all_finite(arrays[0])
-    for bad in (np.nan, np.inf, -np.inf):
-        values[5] = bad
-        assert not backend.all_finite(backend.from_host(values))
-
-
-@pytest.mark.parametrize('backend', BACKENDS, ids=lambda b: type(b).__name__)
+@pytest.mark.parametrize('place', PLACES)
 @pytest.mark.parametrize('codec', NAMES)
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2 ** 32))
-def test_a_backend_agrees_with_the_slow_reference(backend, codec, seed):
-    check_backend(backend, codec, seed)
+def test_a_codec_agrees_with_the_slow_reference(place, codec, seed):
+    partition, values, other, ids = draw(seed, codec)
+    sums, coder = magnitude(partition, values, ids), get_codec(codec)
+    expected, decoded = reference(codec, partition, values, ids, sums)
+    pending, target = put(values, place), put(other, place)
+    data = coder.take(partition, pending, ids, sums)
+    assert data.dtype == np.uint8
+    assert data.tobytes() == expected
+    assert (to_host(pending) == values - decoded).all()
+    coder.check(partition, ids, data)
+    coder.add(partition, target, ids, data, -0.5)
+    assert np.array_equal(to_host(target), other - np.float32(0.5) * decoded)
+    left, right = put(values, place), put(other, place)
+    difference = coder.difference(partition, left, right, ids, sums)
+    assert difference.tobytes() == reference(codec, partition, values - other, ids, sums)[0]
+    assert (to_host(left) == values).all()
+    assert (to_host(right) == other).all()
 
 
-@pytest.mark.parametrize('backend', BACKENDS, ids=lambda b: type(b).__name__)
-def test_elementwise_operations_agree_between_backends(backend):
-    for seed in range(5):
-        check_elementwise(backend, seed)
+floats = st.floats(-2.0 ** 120, 2.0 ** 120, width=32)
+levels = st.sampled_from([0, -0.0, 1, -1, 2, -2, 1e-45, -1e-40, 2.0 ** 120]).map(np.float32)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize('codec', NAMES)
-def test_cupy_agrees_with_the_slow_reference(codec):
-    backend = gpu()
-    for seed in range(20):
-        check_backend(backend, codec, seed)
-        check_elementwise(backend, seed)
+@pytest.mark.parametrize('place', PLACES[1:])
+@pytest.mark.parametrize('codec', [*CODECS, 'ternary:0.01', 'ternary:0.5'])
+@settings(deadline=None, derandomize=True)
+@given(lengths=st.lists(st.sampled_from([1, 2, 7, 8, 9, 63, 64, 65, 130]), min_size=1, max_size=5),
+       data=st.data())
+def test_a_tensor_gives_the_bits_that_a_numpy_array_gives(place, codec, lengths, data):
+    coder = get_codec(codec)
+    partition = partition_of([(f'p{k}', (n,)) for k, n in enumerate(lengths)], codec=codec)
+    ids = np.array(sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1)))), np.int64)
+    values, other = (data.draw(arrays.arrays(np.float32, partition.elements,
+                                             elements=floats | levels, fill=levels))
+                     for _ in range(2))
+    sums = magnitude(partition, values, ids)
+
+    def results(place):
+        pending, master, mirror = (put(v, place) for v in (values, other, values))
+        taken = coder.take(partition, pending, ids, sums)
+        coder.check(partition, ids, taken)
+        difference = coder.difference(partition, master, mirror, ids, sums)
+        coder.add(partition, mirror, ids, difference)
+        coder.add(partition, master, ids, taken, -1 / 3)
+        out = [taken.tobytes(), difference.tobytes()]
+        if codec == 'raw':
+            out.append(RAW.snapshot(partition, master, ids).tobytes())
+            RAW.store(partition, mirror, ids, taken)
+        return out + [to_host(v).tolist() for v in (pending, master, mirror)]
+
+    assert results(place) == results('numpy')
 
 
 @settings(max_examples=50, deadline=None)
@@ -118,8 +101,8 @@ def test_cupy_agrees_with_the_slow_reference(codec):
 def test_what_is_encoded_and_what_stays_add_up_to_the_original(seed, codec):
     partition, values, _, ids = draw(seed, codec)
     pending, sums = values.copy(), magnitude(partition, values, ids)
-    data = get_codec(codec).take(NumpyBackend(), partition, pending, ids, sums)
-    get_codec(codec).add(NumpyBackend(), partition, pending, ids, data)
+    data = get_codec(codec).take(partition, pending, ids, sums)
+    get_codec(codec).add(partition, pending, ids, data)
     assert np.allclose(pending, values, rtol=1e-6, atol=1e-6)
 
 
@@ -127,10 +110,10 @@ def test_what_is_encoded_and_what_stays_add_up_to_the_original(seed, codec):
 def test_error_feedback_brings_everything_over_in_the_end(codec):
     partition, values, _, _ = draw(1, codec)
     codec, every = get_codec(codec), np.arange(partition.segments)
-    pending, there, backend = values.copy(), np.zeros_like(values), NumpyBackend()
+    pending, there = values.copy(), np.zeros_like(values)
     for _ in range(200):
-        data = codec.take(backend, partition, pending, every, magnitude(partition, pending, every))
-        codec.add(backend, partition, there, every, data)
+        data = codec.take(partition, pending, every, magnitude(partition, pending, every))
+        codec.add(partition, there, every, data)
     error = np.abs(there + pending - values)
     assert error.max() < 1e-4
     assert np.abs(pending).mean() < 0.2 * np.abs(values).mean()
@@ -157,7 +140,7 @@ def test_bfloat16_round_trips(code):
 def test_values_that_are_nan_or_infinite_are_refused(codec, bits):
     partition, values, _, _ = draw(2, codec)
     ids = np.array([1, 3])
-    data = get_codec(codec).take(NumpyBackend(), partition, values, ids, np.ones(2, np.float32))
+    data = get_codec(codec).take(partition, values, ids, np.ones(2, np.float32))
     get_codec(codec).check(partition, ids, data)
     at = 2 if codec == 'raw' else int(get_codec(codec).sizes(partition.lengths[1:2])[0])
     data[at:at + 2] = bits & 255, bits >> 8
@@ -169,7 +152,7 @@ def test_values_that_are_nan_or_infinite_are_refused(codec, bits):
 def test_a_negative_scale_is_refused(codec):
     partition, values, _, _ = draw(2, codec)
     ids = np.array([4])
-    data = get_codec(codec).take(NumpyBackend(), partition, values, ids, np.ones(1, np.float32))
+    data = get_codec(codec).take(partition, values, ids, np.ones(1, np.float32))
     data[1] |= 0x80
     with pytest.raises(RemoteProtocolError, match='scale of segment 4 .* negative'):
         get_codec(codec).check(partition, ids, data)
@@ -180,15 +163,11 @@ def test_a_negative_scale_is_refused(codec):
 def test_values_of_the_wrong_length_are_refused(codec, change):
     partition, values, _, _ = draw(2, codec)
     ids = np.array([1, 41, 42])
-    data = get_codec(codec).take(NumpyBackend(), partition, values, ids, np.ones(3, np.float32))
+    data = get_codec(codec).take(partition, values, ids, np.ones(3, np.float32))
     wrong = np.append(data, np.uint8(0)) if change > 0 else data[:max(change, -data.size)]
     told = f'3 segments has {wrong.size} .* {data.size} are'
     with pytest.raises(RemoteProtocolError, match=told):
         get_codec(codec).check(partition, ids, wrong)
-
-
-floats = st.floats(-2.0 ** 120, 2.0 ** 120, width=32)
-levels = st.sampled_from([0, -0.0, 1, -1, 2, -2, 1e-45]).map(np.float32)
 
 
 def one_row(length):
@@ -196,30 +175,30 @@ def one_row(length):
     return partition_of([('p', (length,))], codec='ternary'), np.zeros(1, np.int64)
 
 
+@pytest.mark.parametrize('place', PLACES)
 @settings(deadline=None)
-@given(arrays.arrays(np.float32, st.integers(1, 200), elements=floats | levels, fill=levels))
-def test_backends_write_the_same_ternary_bytes_for_any_values(row):
-    (partition, ids), expected = one_row(row.size), ternary_reference(row)
-    for backend in BACKENDS:
-        left = backend.from_host(row)
-        data = TERNARY.take(backend, partition, left, ids, None)
-        TERNARY.check(partition, ids, data)
-        assert data.tobytes() == expected[0]
-        assert np.array_equal(left, row - expected[1])
+@given(row=arrays.arrays(np.float32, st.integers(1, 200), elements=floats | levels, fill=levels))
+def test_ternary_bytes_of_any_values_are_those_of_the_reference(place, row):
+    (partition, ids), (expected, decoded) = one_row(row.size), ternary_reference(row)
+    left = put(row, place)
+    data = TERNARY.take(partition, left, ids, None)
+    TERNARY.check(partition, ids, data)
+    assert data.tobytes() == expected
+    assert np.array_equal(to_host(left), row - decoded)
 
 
-@pytest.mark.parametrize('backend', BACKENDS, ids=lambda b: type(b).__name__)
-def test_ternary_sends_the_first_of_the_largest_of_each_block(backend):
+@pytest.mark.parametrize('place', PLACES)
+def test_ternary_sends_the_first_of_the_largest_of_each_block(place):
     row = np.zeros(64 * 3 + 5, np.float32)
     row[[3, 17, 60]] = 1, -4, 4      # the first of equals goes, whatever its sign
     row[[64, 127]] = 0.5, 2          # the last of its block
     row[-1] = 3                      # in the short block; the one before is empty
-    partition, ids = one_row(row.size)
-    data = TERNARY.take(backend, partition, row, ids, None)
+    (partition, ids), left = one_row(row.size), put(row, place)
+    data = TERNARY.take(partition, left, ids, None)
     assert bfloat16_decode(data[:2].view('<u2')) == 3
     assert data[2:].tolist() == [0x80 | 0x40 | 17, 0x80 | 63, 0, 0x80 | 4]
-    assert row[[3, 17, 60, 64, 127, -1]].tolist() == [1, -1, 4, 0.5, -1, 0]
-    nothing = TERNARY.take(backend, partition, np.full_like(row, -0.0), ids, None)
+    assert to_host(left)[[3, 17, 60, 64, 127, -1]].tolist() == [1, -1, 4, 0.5, -1, 0]
+    nothing = TERNARY.take(partition, put(np.full_like(row, -0.0), place), ids, None)
     assert nothing.tolist() == [0] * 6
 
 
@@ -262,10 +241,9 @@ def test_any_bytes_are_refused_or_decode_to_one_element_a_block_inside_their_seg
         TERNARY.check(partition, ids, code)
     except RemoteProtocolError:
         return
-    results = []
-    for backend in BACKENDS:
-        results.append(np.full(partition.elements, 7, np.float32))
-        TERNARY.add(backend, partition, results[-1], ids, code, 0.25)
+    results = [np.full(partition.elements, 7, np.float32), torch.full((partition.elements,), 7.0)]
+    for values in results:
+        TERNARY.add(partition, values, ids, code, 0.25)
     assert np.array_equal(*results)
     changed = np.flatnonzero(results[0] != 7)
     blocks = sum(-(-n // 64) for n in lengths[1:])
@@ -279,26 +257,26 @@ def test_ternary_segments_cost_a_scale_and_a_byte_for_every_64_elements():
 
 def test_unaligned_raw_bytes_are_decoded():
     partition, values, _, ids = draw(6, 'raw')
-    data = RAW.snapshot(NumpyBackend(), partition, values, ids)
+    data = RAW.snapshot(partition, values, ids)
     shifted = np.concatenate([np.zeros(1, np.uint8), data])[1:]
     target = np.zeros_like(values)
     RAW.check(partition, ids, shifted)
-    RAW.store(NumpyBackend(), partition, target, ids, shifted)
+    RAW.store(partition, target, ids, shifted)
     assert target[:34].tolist() == (values[:34].tolist() if ids[0] == 0 else [0] * 34)
 
 
 @pytest.mark.parametrize('codec', NAMES)
 def test_chunks_put_in_model_order_decode_to_the_same(codec):
     partition, values, _, _ = draw(3, codec)
-    coder, backend = get_codec(codec), NumpyBackend()
+    coder = get_codec(codec)
     order = np.random.default_rng(4).permutation(partition.segments)
-    parts = [(ids, coder.take(backend, partition, values, ids, np.ones(ids.size, np.float32)))
+    parts = [(ids, coder.take(partition, values, ids, np.ones(ids.size, np.float32)))
              for ids in (np.sort(order[:20]), np.sort(order[20:31]), np.sort(order[31:]))]
     expected, actual = np.zeros_like(values), np.zeros_like(values)
     for ids, data in parts:
-        coder.add(backend, partition, expected, ids, data)
+        coder.add(partition, expected, ids, data)
     ids, data = in_model_order(coder, partition, parts)
-    coder.add(backend, partition, actual, ids, data)
+    coder.add(partition, actual, ids, data)
     assert ids.tolist() == list(range(partition.segments))
     assert np.array_equal(actual, expected)
     assert in_model_order(coder, partition, [])[0].size == 0
@@ -311,9 +289,3 @@ def test_codecs_are_found_by_name_and_number_or_refused():
         get_codec('zip')
     with pytest.raises(RemoteProtocolError, match='codec 9'):
         codec_on_wire(9, RAW)
-
-
-def test_an_unknown_backend_is_refused():
-    assert get_backend('auto').name in ('numpy', 'cupy')
-    with pytest.raises(ConfigError, match="'tpu' is unknown"):
-        get_backend('tpu')

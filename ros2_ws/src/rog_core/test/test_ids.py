@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_core.codec import cut, decode_ids, encode_ids
+from rog_core.codecs import cut, decode_ids, encode_ids
 from rog_core.errors import RemoteProtocolError
 from rog_core.partition import partition_of
 

@@ -8,7 +8,6 @@ import pytest
 from fleet import Fleet
 from hostile import BAD_WORK
 from rog_core.accumulator import Accumulator
-from rog_core.backend import NumpyBackend
 from rog_core.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from rog_core.link import MIN_CHUNK
 from rog_core.messages import (
@@ -32,7 +31,7 @@ PARTITION = partition_of(SHAPES)
 
 def server(**changes):
     options = {'sync': 'rsp:4', 'codec': 'onebit', 'heartbeat_limit': 3.0} | changes
-    return ServerMachine(PARTITION, NumpyBackend(), np.ones(PARTITION.elements, np.float32), 50,
+    return ServerMachine(PARTITION, np.ones(PARTITION.elements, np.float32), 50,
                          **options)
 
 
@@ -45,7 +44,7 @@ def request(robot='robot1', incarnation=9, shapes=SHAPES, granularity='row', cod
 
 
 def worker(**changes):
-    store = Accumulator(PARTITION, NumpyBackend(), np.zeros(PARTITION.elements, np.float32))
+    store = Accumulator(PARTITION, np.zeros(PARTITION.elements, np.float32))
     return WorkerMachine('robot1', 9, store, **changes)
 
 
@@ -103,7 +102,7 @@ def test_a_repeated_request_gets_the_same_answer_and_no_second_snapshot():
 def test_a_snapshot_travels_in_datagrams_however_long_the_rows_are():
     shapes = [('long', (4, 9001))]
     partition = partition_of(shapes)
-    machine = ServerMachine(partition, NumpyBackend(), np.ones(partition.elements, np.float32), 50)
+    machine = ServerMachine(partition, np.ones(partition.elements, np.float32), 50)
     _, actions = machine.on_register(request(shapes=shapes), 0.0)
     sizes = [a.message.ids.size + a.message.values.size for a in actions]
     assert sizes
@@ -277,7 +276,7 @@ def test_a_gradient_that_nobody_asked_for_is_the_caller_s_fault():
 
 def test_weights_of_another_size_are_the_caller_s_fault():
     with pytest.raises(ValueError, match='weights have 3 elements; the partition has 1208'):
-        Accumulator(PARTITION, NumpyBackend(), np.zeros(3, np.float32))
+        Accumulator(PARTITION, np.zeros(3, np.float32))
 
 
 def test_a_link_too_slow_for_the_final_model_ends_the_run_all_the_same():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from fleet import Fleet
 from rog_core.accumulator import Accumulator
-from rog_core.backend import NumpyBackend
 from rog_core.messages import (
     Chunk,
     Command,
@@ -30,7 +29,7 @@ class Worker:
 
     def __init__(self, sync):
         weights = np.zeros(PARTITION.elements, np.float32)
-        self.store = Accumulator(PARTITION, NumpyBackend(), weights)
+        self.store = Accumulator(PARTITION, weights)
         self.machine = WorkerMachine('robot1', 9, self.store, 'raw')
         self.sync, self.log, self.attempt = sync, [], 1
         self.machine.start(0.0)

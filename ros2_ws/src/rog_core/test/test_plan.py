@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rog_core import plan as plans
-from rog_core.codec import get_codec
+from rog_core.codecs import get_codec
 from rog_core.partition import partition_of
 from rog_core.sync import minimum_transmission, parse_sync
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rog_core.backend import NumpyBackend
-from rog_core.codec import RAW
+from rog_core.codecs import RAW
 from rog_core.errors import ConfigError
 from rog_core.partition import partition_of
 from rog_core.policies import policy_of
@@ -299,15 +298,15 @@ def test_a_round_without_contributions_does_not_end():
     ('gsgm', {'queue': 5}), ('gsgm', {'contributed': None}), ('gc:0', {'round': 'x'}),
     ('gc:0', {'round': [1]})])
 def test_a_state_that_makes_no_sense_is_refused(sync, state):
-    partition, backend = partition_of([('w', (8,))], 'row', 'raw'), NumpyBackend()
-    rules = Rules(sync, partition, backend, backend.zeros(8), RAW, 0.5, {'a': 1.0, 'b': 1.0})
+    partition = partition_of([('w', (8,))], 'row', 'raw')
+    rules = Rules(sync, partition, np.zeros(8, np.float32), RAW, 0.5, {'a': 1.0, 'b': 1.0})
     with pytest.raises(ConfigError, match='cannot be taken up'):
         rules.load(ServerState(7, sync, np.zeros(1, np.int64), {}, state))
 
 
 def test_a_coded_method_goes_on_with_the_round_that_was_open():
-    partition, backend = partition_of([('w', (8,))], 'row', 'raw'), NumpyBackend()
-    rules = Rules('gc:0', partition, backend, backend.zeros(8), RAW, 0.5, {'a': 1.0, 'b': 1.0})
+    partition = partition_of([('w', (8,))], 'row', 'raw')
+    rules = Rules('gc:0', partition, np.zeros(8, np.float32), RAW, 0.5, {'a': 1.0, 'b': 1.0})
     rules.load(ServerState(7, 'gc:0', np.zeros(1, np.int64), {}, {'round': 7}))
     assert rules.policy.grant('a', 3)[0] == 7
     assert rules.state()[0] == {'round': 7}

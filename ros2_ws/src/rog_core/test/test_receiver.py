@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_core.codec import RAW, encode_ids, get_codec
+from rog_core.codecs import RAW, encode_ids, get_codec
 from rog_core.errors import RemoteProtocolError, StaleMessageError
 from rog_core.messages import Ack, Chunk, End, Kind, TransferId
 from rog_core.partition import partition_of

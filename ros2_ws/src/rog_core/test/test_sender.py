@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from rog_core.codec import get_codec
+from rog_core.codecs import get_codec
 from rog_core.errors import RemoteProtocolError
 from rog_core.link import MIN_CHUNK, LinkEstimate
 from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId

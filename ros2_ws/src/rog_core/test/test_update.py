@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from rog_core.backend import NumpyBackend
-from rog_core.codec import RAW, get_codec
+from rog_core.codecs import RAW, get_codec
 from rog_core.errors import ConfigError
 from rog_core.partition import partition_of
 from rog_core.sync import parse_sync
@@ -27,19 +26,18 @@ class Rule:
 
     def __init__(self, sync, codec=RAW, momentum=0.0):
         self.partition = partition_of(SHAPES, 'row', codec.name)
-        self.backend = NumpyBackend()
-        self.update = update_of(parse_sync(sync), self.partition, self.backend, codec, momentum)
         self.noise = np.random.default_rng(3)
         self.master = self.noise.standard_normal(self.partition.elements).astype(np.float32)
+        self.update = update_of(parse_sync(sync), self.partition, self.master, codec, momentum)
 
     def push(self, robot, rows=None):
         """A raw push of all rows, or of some; returns it, float32 (elements,)."""
         gradient = self.noise.standard_normal(self.partition.elements).astype(np.float32)
         ids = np.arange(self.partition.segments) if rows is None else np.array(rows)
         taken = np.zeros_like(gradient)
-        data = RAW.take(self.backend, self.partition, gradient, ids, None)
-        RAW.add(self.backend, self.partition, taken, ids, data)
-        self.update.take(robot, self.partition, self.backend, self.master, ids, RAW, data, 3)
+        data = RAW.take(self.partition, gradient, ids, None)
+        RAW.add(self.partition, taken, ids, data)
+        self.update.take(robot, self.partition, self.master, ids, RAW, data, 3)
         return taken
 
     def fall(self, *steps):

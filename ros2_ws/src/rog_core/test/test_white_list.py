@@ -5,8 +5,7 @@ import pytest
 from fleet import Fleet
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rog_core.backend import NumpyBackend
-from rog_core.codec import RAW
+from rog_core.codecs import RAW
 from rog_core.partition import partition_of
 from rog_core.policies import policy_of
 from rog_core.policy import Progress
@@ -63,8 +62,8 @@ class Drive:
 
     def __init__(self, robots):
         self.policy = policy_of('gsgm')
-        self.update = GlobalMomentum(NumpyBackend(), ELEMENTS, MOMENTUM)
         self.master = np.zeros(ELEMENTS, np.float32)
+        self.update = GlobalMomentum(self.master, MOMENTUM)
         self.fleet = {name: Progress(0, 0) for name in robots}
         self.gone, self.held, self.pushes = set(), set(), dict.fromkeys(robots, 0)
         self.applied, self.rounds = [], [[]]
@@ -76,7 +75,7 @@ class Drive:
     def push(self, name):
         self.pushes[name] += 1
         data = (np.float32(RATE) * gradient(name, self.pushes[name])).view(np.uint8)
-        self.update.take(name, PARTITION, NumpyBackend(), self.master, np.arange(1), RAW, data,
+        self.update.take(name, PARTITION, self.master, np.arange(1), RAW, data,
                          len(self.fleet))
         done = self.fleet[name].iteration + 1
         self.fleet[name] = Progress(done, done)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convmlp import convmlp_m
-from rog_core.codec import get_codec
+from rog_core.codecs import get_codec
 from rog_core.link import MIN_CHUNK
 from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId, Work
 from rog_core.partition import partition_of

@@ -17,8 +17,8 @@ from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
 from fleet_ros.parameters import declare
 from rclpy.node import Node
-from rog_core.backend import get_backend
-from rog_core.codec import get_codec
+from rog_core.arrays import to_host
+from rog_core.codecs import get_codec
 from rog_core.config import ServerConfig, TransferConfig
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.flat import flatten, rows_of, trainable
@@ -145,11 +145,10 @@ class ParameterServerNode(Node):
             self._before = float(self.task.evaluate(model))
             self.get_logger().info(f'accuracy {self._clean:.3f} before the shift, '
                                    f'{self._before:.3f} after it')
-        backend = get_backend('numpy')
         transfer = TransferConfig(settings.granularity, settings.codec,
                                   settings.importance_magnitude, settings.importance_age,
                                   settings.chunk_bytes, settings.chunk_time)
-        machine = ServerMachine(partition, backend, backend.from_host(master), secrets.randbits(63),
+        machine = ServerMachine(partition, master, secrets.randbits(63),
                                 ServerConfig(transfer, settings.sync, settings.momentum,
                                              settings.heartbeat_limit, settings.drain_limit,
                                              self._capacities))
@@ -328,7 +327,7 @@ class ParameterServerNode(Node):
         if target is None:
             raise checkpoint.CheckpointError('give a path; the server has no out directory')
         machine = self.machine
-        return checkpoint.write(target, machine.partition, machine.backend.to_host(machine.master),
+        return checkpoint.write(target, machine.partition, to_host(machine.master),
                                 machine.checkpoint(), self.elapsed)
 
     def _save_or_say(self) -> None:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rog_core.backend import NumpyBackend
-from rog_core.codec import get_codec
+from rog_core.codecs import get_codec
 from rog_core.messages import Kind, Receipt, TransferId
 from rog_core.partition import partition_of
 from rog_core.policy import Progress
@@ -63,7 +62,7 @@ def test_what_policy_and_update_rule_hold_comes_back(tmp_path_factory, policy, r
 
 def test_a_gsgm_server_goes_on_in_the_middle_of_a_round(tmp_path):
     def server():
-        return Rules('gsgm', PARTITION, NumpyBackend(), MASTER.copy(), get_codec('onebit'), 0.9, {})
+        return Rules('gsgm', PARTITION, MASTER.copy(), get_codec('onebit'), 0.9, {})
 
     rules = server()
     fleet = {name: Progress(0, 0) for name in ('robot1', 'robot2')}

@@ -56,7 +56,7 @@ WORKER = COMMON | {
                      1e6),
     'stragglers': Knob('{}', 'How often this robot is late or away, as in a fleet file, a JSON '
                              'object.'),
-    'device': Knob('cpu', 'PyTorch device that computes the gradients: cpu, cuda or cuda:N.'),
+    'device': Knob('cpu', 'Device that computes the gradients: cpu, cuda, cuda:N or auto.'),
     'link': Knob('{"emulate": false}', 'Link to the server as in a fleet file, a JSON object.'),
     'power': Knob('{}', 'Power per state, W, as in a fleet file, a JSON object.'),
     'server_namespace': Knob('/rog', 'Namespace of the parameter server.'),

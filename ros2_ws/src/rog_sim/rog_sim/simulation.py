@@ -25,7 +25,6 @@ from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import link_trace
 from fleet_env.recorder import Recorder
 from fleet_env.summary import Summary
-from rog_core.backend import get_backend
 from rog_core.config import ServerConfig
 from rog_core.dispatch import handler
 from rog_core.errors import ConfigError, GradientError, StaleMessageError
@@ -91,7 +90,7 @@ class Simulation:
         self._task, self._model = task, model  # to measure the server's
         master = flatten(model)
         self.server = ServerMachine(
-            partition, get_backend('numpy'), master.copy(), int(lives[0]),
+            partition, master.copy(), int(lives[0]),
             ServerConfig.of(fleet, fleet.capacities, self._traffic))
         self.robots = {config.name: self._robot(config, rank, task, master, int(lives[rank + 1]))
                        for rank, config in enumerate(fleet.robots)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rog_core.codec import get_codec
+from rog_core.codecs import get_codec
 from rog_core.errors import ConfigError
 from rog_core.partition import RowPartition
 

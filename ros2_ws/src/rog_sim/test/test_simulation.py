@@ -18,7 +18,6 @@ from fleet_env.records import Evaluation, Fault, Iteration, read_run
 from fleet_env.summary import read_summary
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from rog_core.backend import NumpyBackend
 from rog_core.errors import ConfigError
 from rog_core.update import AveragedUpdate
 from rog_sim.simulation import Simulation, simulate
@@ -223,14 +222,14 @@ class Summing(AveragedUpdate):
     def __init__(self, elements):
         self.applied = np.zeros(elements)
 
-    def take(self, robot, partition, backend, master, ids, codec, data, workers):
-        super().take(robot, partition, backend, master, ids, codec, data, workers)
+    def take(self, robot, partition, master, ids, codec, data, workers):
+        super().take(robot, partition, master, ids, codec, data, workers)
         add_decoded(self.applied, partition, codec, ids, data)
 
 
 def add_decoded(total, partition, codec, ids, data):
     decoded = np.zeros(total.size, np.float32)
-    codec.add(NumpyBackend(), partition, decoded, ids, data)
+    codec.add(partition, decoded, ids, data)
     total += decoded
 
 

@@ -21,7 +21,7 @@ from fleet_env.stragglers import Pause
 from fleet_ros.alarm import Alarm
 from fleet_ros.parameters import declare
 from rclpy.node import Node
-from rog_core.backend import Array
+from rog_core.arrays import Array
 from rog_core.config import SgdConfig, TransferConfig
 from rog_core.errors import ConfigError
 from rog_core.messages import Ack, Action, Chunk, Compute, End, RegisterRequest, Send, Stop

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from fleet_env.stragglers import Stragglers
+from rog_core.arrays import device_of
 from rog_core.optimizer import RogOptimizer
 from rog_ros.parameters import stragglers_of
 from rog_tasks.robot_data import RobotData
@@ -20,7 +21,7 @@ def train(node: WorkerNode, stop: threading.Event) -> None:
     settings = node.settings
     task = load_task(settings.task, node.task_options, seed=settings.seed,
                      batch_size=settings.batch_size)
-    model = task.model().to(settings.device)
+    model = task.model().to(device_of(settings.device))
     optimizer = RogOptimizer(
         model, node, robot=node.robot, incarnation=node.incarnation, config=node.transfer,
         sgd=node.sgd, data=RobotData(task, settings.rank, settings.world))

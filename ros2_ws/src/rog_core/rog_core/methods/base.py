@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..backend import Array, Backend
-from ..codec import Codec
+from ..arrays import Array, zeros_like
+from ..codecs import Codec
 from ..errors import ConfigError
 from ..messages import Sending
 from ..partition import RowPartition
@@ -63,16 +63,15 @@ class Team:
 
 @dataclass(frozen=True)
 class Model:
-    """The model that pushes change: its master rows, flat float32 (elements,) on ``backend``."""
+    """The model that pushes change: its master rows, flat float32 (elements,)."""
 
     partition: RowPartition
-    backend: Backend
     master: Array
     codec: Codec
 
     def zeros(self) -> Array:
         """Return storage of the size of the model, float32 (elements,), all 0."""
-        return self.backend.zeros(self.partition.elements)
+        return zeros_like(self.master)
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,7 @@ class Method:
         The master rows fall by the mean of what the robots push (ROG, Algorithm 2, line 6).
         """
         model = self.held_model
-        codec.add(model.backend, model.partition, model.master, ids, data, -1.0 / robots)
+        codec.add(model.partition, model.master, ids, data, -1.0 / robots)
 
     def close(self, robot: str, whole: bool, fleet: Fleet, now: float) -> list[Due]:
         """The push of a robot is over; ``whole``: the server has all of it.
@@ -350,7 +349,7 @@ class Holding(Method):
         model = self.held_model
         if robot not in self.held:
             self.held[robot] = model.zeros()
-        codec.add(model.backend, model.partition, self.held[robot], ids, data, 1.0)
+        codec.add(model.partition, self.held[robot], ids, data, 1.0)
 
     def arrays(self) -> dict[str, Array]:
         """See `Method.arrays`."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array
+from ..arrays import Array
 from ..errors import ConfigError
 from ..steps import Gradient, Step
 from .base import Contribute, Due, EndRound, Fleet, Holding, Model, Team

@@ -14,7 +14,6 @@ from collections.abc import Callable
 import numpy as np
 
 from ..accumulator import Accumulator
-from ..backend import NumpyBackend
 from ..config import ServerConfig, SgdConfig, TransferConfig
 from ..dispatch import Loopback
 from ..errors import ConfigError, RogError
@@ -55,13 +54,13 @@ def rehearse(build: Callable[[], Method], text: str, team: Team) -> None:
 def _play(method: Method, team: Team) -> ServerMachine:
     transfer = TransferConfig('row', team.codec, 1.0, 1.0, 14000, 0.004)
     partition = partition_of([('w', (20, 60)), ('b', (9,))], transfer.granularity, team.codec)
-    backend, noise = NumpyBackend(), np.random.default_rng(0)
+    noise = np.random.default_rng(0)
     config = ServerConfig(transfer, 'bsp', team.momentum, 3.0, 1.0, team.capacities)
-    server = ServerMachine(partition, backend, np.zeros(partition.elements, np.float32), 1, config)
+    server = ServerMachine(partition, np.zeros(partition.elements, np.float32), 1, config)
     server.aggregation.method = method
     method.begin(server.model, 0)
     names = list(team.capacities) or [f'robot{k + 1}' for k in range(ROBOTS)]
-    workers = [WorkerMachine(name, k + 2, Accumulator(partition, backend, np.zeros(
+    workers = [WorkerMachine(name, k + 2, Accumulator(partition, np.zeros(
         partition.elements, np.float32)), transfer) for k, name in enumerate(names)]
     fleet = Loopback(server, workers)
     due: dict[str, int] = {}  # who computes -> turn in which it began

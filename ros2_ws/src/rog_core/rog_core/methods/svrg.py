@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..backend import Array, Backend
-from ..codec import RAW
+from ..arrays import Array, zeros_like
+from ..codecs import RAW
 from ..errors import ConfigError
 from ..partition import RowPartition
 from ..steps import Full, Step
@@ -53,7 +53,7 @@ class Svrg(Method):
     def begin(self, model: Model, iteration: int) -> None:
         """See `Method.begin`."""
         super().begin(model, iteration)
-        self._since, self._sum = iteration, FullGradient(model.partition, model.backend)
+        self._since, self._sum = iteration, FullGradient(model.partition, model.master)
 
     def on_join(self, robot: str) -> list:
         """See `Method.on_join`."""
@@ -85,23 +85,23 @@ class FullGradient:
     What is under way is kept apart: a push that a robot does not finish must not count in part.
     """
 
-    def __init__(self, partition: RowPartition, backend: Backend) -> None:
-        self._partition, self._backend = partition.raw_cut, backend
+    def __init__(self, partition: RowPartition, master: Array) -> None:
+        self._partition = partition.raw_cut
         self._parts: dict[str, Array] = {}  # by robot, of pushes under way
         self._whole: set[str] = set()       # robots whose gradient is in the sum
-        self._sum = backend.zeros(partition.elements)
+        self._sum = zeros_like(master)
         self._iteration = 0
 
     def take(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray) -> None:
         """Take a checked chunk, raw; the first of a later iteration begins anew."""
         if iteration > self._iteration:
             self._parts, self._whole, self._iteration = {}, set(), iteration
-            self._sum = self._backend.zeros(self._partition.elements)
+            self._sum = zeros_like(self._sum)
         if iteration < self._iteration or robot in self._whole:
             return
         if robot not in self._parts:
-            self._parts[robot] = self._backend.zeros(self._partition.elements)
-        RAW.add(self._backend, self._partition, self._parts[robot], ids, data)
+            self._parts[robot] = zeros_like(self._sum)
+        RAW.add(self._partition, self._parts[robot], ids, data)
 
     def close(self, robot: str, iteration: int, whole: bool) -> None:
         """A worker has pushed what it had; ``whole``: that was all of it."""

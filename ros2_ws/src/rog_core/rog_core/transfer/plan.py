@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..codec import Codec
+from ..codecs import Codec
 from ..errors import ConfigError
 from ..messages import Sending
 from ..partition import RowPartition

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..codec import RAW, SMALLER, Codec, codec_on_wire, decode_ids
+from ..codecs import RAW, SMALLER, Codec, codec_on_wire, decode_ids
 from ..errors import RemoteProtocolError, StaleMessageError
 from ..messages import Ack, Chunk, End, Kind, Receipt, TransferId
 from ..partition import RowPartition

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..codec import Codec, Part, cut, encode_ids
+from ..codecs import Codec, Part, cut, encode_ids
 from ..errors import RemoteProtocolError
 from ..messages import Ack, Chunk, Command, End, Receipt, TransferId
 from ..partition import RowPartition

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...backend import Array
-from ...codec import RAW
+from ...arrays import Array
+from ...codecs import RAW
 from ...errors import ConfigError
 from ...mirror import Mirror
 from ...steps import Shards, Step
@@ -193,11 +193,11 @@ class Coded(Holding):
     def _coded_once(self) -> Array:
         """The step as it decodes (equation 22, no error feedback)."""
         model = self.held_model
-        source = Mirror(model.partition, model.backend, self.velocity)
+        source = Mirror(model.partition, self.velocity)
         source.measure()
         ids = np.arange(model.partition.segments)
         out = model.zeros()
-        model.codec.add(model.backend, model.partition, out, ids, source.encode(model.codec, ids))
+        model.codec.add(model.partition, out, ids, source.encode(model.codec, ids))
         return out
 
     # -- restart ---------------------------------------------------------------------------------

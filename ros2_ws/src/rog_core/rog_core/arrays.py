@@ -1,0 +1,155 @@
+"""Flat float32 storage, (elements,): on the host with compiled loops, on a GPU with PyTorch.
+
+What a function does depends on the type of the array that it gets. A numpy array goes through
+loops that numba compiles, each one pass over memory: at these sizes the memory bus, not arithmetic,
+is the cost. A torch tensor, on whatever device, goes through operations on whole arrays. Whoever
+calls need not know which it is; sums per segment and everything encoded are numpy on the host.
+
+torch is imported where it is used: it takes seconds, and the ``rog`` command does without it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from .errors import ConfigError
+
+Array = Any  # numpy.ndarray or torch.Tensor
+
+_SUM = {'reassoc', 'nsz', 'contract'}  # additions may be reordered inside one sum, nowhere else
+
+
+def device_of(name: str) -> str:
+    """PyTorch's name of the device that a setting asks for: cpu, cuda, cuda:N or auto.
+
+    auto is the GPU where there is one, else the CPU. Raises `ConfigError` for what is not here.
+    """
+    import torch
+    found = re.fullmatch(r'auto|cpu|cuda(?::(\d+))?', name)
+    if found is None:
+        raise ConfigError(f"device '{name}' is unknown; choose cpu, cuda, cuda:N or auto")
+    count = torch.cuda.device_count()
+    if name == 'auto':
+        return 'cuda' if count else 'cpu'
+    if name != 'cpu' and int(found[1] or 0) >= count:
+        raise ConfigError(f"device '{name}' is not here: PyTorch {torch.__version__} finds {count} "
+                          'GPUs; choose device cpu or auto, or install a GPU driver and the '
+                          'PyTorch of its CUDA version')
+    return name
+
+
+def on_device(values: np.ndarray, device: str) -> Array:
+    """Copy float32 from the host to a device that `device_of` named; a numpy array for cpu."""
+    import torch
+    return np.array(values, np.float32) if device == 'cpu' else torch.tensor(
+        values, dtype=torch.float32, device=device)
+
+
+def from_host(values: np.ndarray, like: Array) -> Array:
+    """Copy from the host to where ``like`` is; the dtype stays."""
+    if isinstance(like, np.ndarray):
+        return np.array(values)
+    import torch
+    return torch.tensor(values, device=like.device)
+
+
+def to_host(values: Array) -> np.ndarray:
+    """Copy as a numpy array, float32."""
+    host = values if isinstance(values, np.ndarray) else values.cpu().numpy()
+    return np.array(host, np.float32)
+
+
+def copy_of(values: Array) -> Array:
+    """Copy on the same device."""
+    return values.copy() if isinstance(values, np.ndarray) else values.clone()
+
+
+def zeros_like(values: Array) -> Array:
+    """As many zeros, float32, on the same device."""
+    if isinstance(values, np.ndarray):
+        return np.zeros(values.size, np.float32)
+    return values.new_zeros(len(values))
+
+
+def all_finite(values: Array) -> bool:
+    """Whether no element is NaN or infinite."""
+    if isinstance(values, np.ndarray):
+        return bool(_all_finite(values))
+    return bool(values.isfinite().all())
+
+
+def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array, rate: float,
+               mu: float, decay: float, offsets: np.ndarray, nesterov: bool = True) -> np.ndarray:
+    """Momentum step into ``pending``; returns sum |pending| per segment, float32.
+
+    ``nesterov``: the step is gradient + mu * momentum; else it is the momentum (heavy ball).
+    ``offsets`` int64 (segments + 1,): where the segments begin, in elements.
+    """
+    if isinstance(pending, np.ndarray):
+        f32, magnitude = np.float32, np.empty(offsets.size - 1, np.float32)
+        ahead = (f32(1), f32(mu)) if nesterov else (f32(0), f32(1))
+        _accumulate(gradient, weights, momentum, pending, f32(rate), f32(mu), f32(decay), ahead,
+                    offsets, magnitude)
+        return magnitude
+    momentum.mul_(mu).add_(gradient)
+    step = gradient.add(momentum, alpha=mu) if nesterov else momentum
+    if decay:
+        step = step.add(weights, alpha=decay)
+    return _segment_sums(pending.add_(step, alpha=rate).abs(), offsets)
+
+
+def difference_magnitude(master: Array, mirror: Array, offsets: np.ndarray) -> np.ndarray:
+    """Sum |master - mirror| per segment, float32; ``offsets`` as of `accumulate`."""
+    if isinstance(master, np.ndarray):
+        magnitude = np.empty(offsets.size - 1, np.float32)
+        _difference_magnitude(master, mirror, offsets, magnitude)
+        return magnitude
+    return _segment_sums((master - mirror).abs(), offsets)
+
+
+def _segment_sums(values: Array, offsets: np.ndarray) -> np.ndarray:
+    import torch
+    lengths = from_host(np.diff(offsets), values)
+    return to_host(torch.segment_reduce(values, 'sum', lengths=lengths, unsafe=True))
+
+
+@njit(nogil=True, cache=True, fastmath=_SUM)
+def _all_finite(values):
+    total = np.float32(0)
+    for k in range(values.size):
+        total += values[k] * np.float32(0)
+    return total == 0
+
+
+@njit(nogil=True, cache=True, fastmath=_SUM)
+def _accumulate(gradient, weights, momentum, pending, rate, mu, decay, ahead, offsets, magnitude):
+    """See `accumulate`. ``ahead``: (share of the gradient, of the momentum) in the step."""
+    for s in range(offsets.size - 1):
+        lo, hi = offsets[s], offsets[s + 1]
+        g, m, p, w = gradient[lo:hi], momentum[lo:hi], pending[lo:hi], weights[lo:hi]
+        total = np.float32(0)
+        if decay == 0:
+            for k in range(g.size):
+                m[k] = mu * m[k] + g[k]
+                p[k] += rate * (ahead[0] * g[k] + ahead[1] * m[k])
+                total += abs(p[k])
+        else:
+            for k in range(g.size):
+                m[k] = mu * m[k] + g[k]
+                p[k] += rate * (ahead[0] * g[k] + ahead[1] * m[k] + decay * w[k])
+                total += abs(p[k])
+        magnitude[s] = total
+
+
+@njit(nogil=True, cache=True, fastmath=_SUM)
+def _difference_magnitude(master, mirror, offsets, magnitude):
+    for s in range(offsets.size - 1):
+        a, b = master[offsets[s]:offsets[s + 1]], mirror[offsets[s]:offsets[s + 1]]
+        total = np.float32(0)
+        for k in range(a.size):
+            total += abs(a[k] - b[k])
+        magnitude[s] = total

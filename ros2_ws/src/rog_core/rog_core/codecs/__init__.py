@@ -1,0 +1,48 @@
+"""Codecs: how the values of a set of segments become bytes, and back; see `rog_core.codecs.base`.
+
+This is the one place that lists them.
+"""
+
+from __future__ import annotations
+
+from ..errors import ConfigError, RemoteProtocolError
+from .base import Codec, Part, in_model_order
+from .ids import cut, decode_ids, encode_ids
+from .onebit import OneBit
+from .raw import Raw
+from .sparse import SparseTernary
+from .ternary import Ternary
+
+__all__ = ['CODECS', 'EXAMPLES', 'RAW', 'SMALLER', 'Codec', 'Part', 'codec_on_wire', 'cut',
+           'decode_ids', 'encode_ids', 'get_codec', 'in_model_order']
+
+RAW = Raw()
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit(), Ternary())}
+SMALLER = CODECS['ternary']  # for rows that have no time for the ordinary code
+_WITH_ARGUMENT = {'ternary': SparseTernary.of}  # what follows the colon -> codec
+EXAMPLES = (*CODECS, 'ternary:0.05')  # a name of each, for who has to try all
+_BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
+
+
+def get_codec(name: str) -> Codec:
+    """Return the codec of that name; `ConfigError` lists the known ones."""
+    family, colon, argument = name.partition(':')
+    if name in CODECS:
+        return CODECS[name]
+    if colon and family in _WITH_ARGUMENT:
+        return _WITH_ARGUMENT[family](argument)
+    raise ConfigError(f"codec '{name}' is unknown; choose one of {', '.join(sorted(CODECS))} "
+                      'or ternary:P with a sparsity P, as in ternary:0.05')
+
+
+def codec_on_wire(number: int, own: Codec) -> Codec:
+    """Return the codec of that number; `RemoteProtocolError` if there is none.
+
+    ``own`` is the receiver's: a number does not say how sparse `SparseTernary` is.
+    """
+    if number == own.number:
+        return own
+    if number not in _BY_NUMBER:
+        raise RemoteProtocolError(f'chunk says codec {number}, which is unknown or not the one of '
+                                  f"this fleet, '{own.name}'")
+    return _BY_NUMBER[number]

@@ -1,0 +1,209 @@
+"""What a codec is, and what all codecs share.
+
+A codec turns the values of a set of segments into bytes and back. The bytes are numpy on the host;
+the values are where the model is, see `rog_core.arrays`: compiled loops work on numpy arrays,
+operations on whole arrays on torch tensors, and both write the same bytes. Encoded segments are
+self-contained and stand one after the other. All formats are little endian; but for raw, each
+segment begins with its scale as a bfloat16, the upper half of a float32.
+
+A new codec is one file with a subclass of `Codec`, named in `rog_core.codecs`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NoReturn, Protocol
+
+import numpy as np
+from numba import njit
+
+from ..arrays import Array, from_host
+from ..errors import RemoteProtocolError
+from .kernels import LENGTH, OWN, SCALE
+
+Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, their encoded values uint8
+
+
+class Segments(Protocol):
+    """What a codec needs of a `rog_core.partition.RowPartition`."""
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """Where the segments begin in the flat storage, int64 (segments + 1,)."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Elements of the segments, int64 (segments,)."""
+
+
+class Codec(ABC):
+    """One format. ``ids`` int64: ascending segments; ``values``: flat storage (elements,)."""
+
+    name: str
+    number: int                    # on the wire
+    segment_elements: int          # a longer row travels in several segments: each fits a datagram
+    faults: tuple[str, ...] = ()   # breaches of the rules from `OWN` on; {}: the segment
+
+    @abstractmethod
+    def sizes(self, lengths: np.ndarray) -> np.ndarray:
+        """Encoded bytes of segments of the given lengths."""
+
+    def take(self, partition: Segments, values: Array, ids: np.ndarray, magnitude: np.ndarray
+             ) -> np.ndarray:
+        """Encode the segments ``ids`` of ``values`` and take what the bytes say off ``values``.
+
+        ``magnitude`` float32 (ids,): sum of absolutes of each segment. Returns uint8.
+        """
+        return self._encode(partition, values, None, ids, magnitude)
+
+    def difference(self, partition: Segments, master: Array, mirror: Array, ids: np.ndarray,
+                   magnitude: np.ndarray) -> np.ndarray:
+        """Encode master - mirror of the segments ``ids``; changes neither. Returns uint8."""
+        return self._encode(partition, master, mirror, ids, magnitude)
+
+    def _encode(self, partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray,
+                magnitude: np.ndarray) -> np.ndarray:
+        lengths = partition.lengths[ids]
+        if isinstance(values, np.ndarray):
+            sizes = self.sizes(lengths)
+            out = np.empty(int(sizes.sum()), np.uint8)
+            self._encode_compiled(values, mirror, partition.offsets, ids, magnitude, sizes, out)
+            return out
+        out = self._encode_dense(gather(partition, values, mirror, ids), lengths, magnitude)
+        if mirror is None:
+            self.add(partition, values, ids, out, -1.0)
+        return out
+
+    @abstractmethod
+    def _encode_compiled(self, values: np.ndarray, mirror: np.ndarray | None, offsets: np.ndarray,
+                         ids: np.ndarray, magnitude: np.ndarray, sizes: np.ndarray,
+                         out: np.ndarray) -> None:
+        """Write values - mirror into ``out``; without a mirror take it off ``values``."""
+
+    @abstractmethod
+    def _encode_dense(self, dense: Array, lengths: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
+        """Encode a tensor in which the segments stand one after the other."""
+
+    @abstractmethod
+    def check(self, partition: Segments, ids: np.ndarray, data: np.ndarray) -> None:
+        """Raise `RemoteProtocolError` unless ``data`` (uint8) is a valid encoding of ``ids``."""
+
+    @abstractmethod
+    def add(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray,
+            factor: float = 1.0) -> None:
+        """Add factor * the decoded (and checked) data to the segments ``ids`` of ``values``."""
+
+    def refuse(self, partition: Segments, ids: np.ndarray, data: np.ndarray, rule: int, at: int
+               ) -> NoReturn:
+        """Raise the error for data that breaks a rule (from `LENGTH` on) at segment ``ids[at]``."""
+        if rule == LENGTH:
+            expected = int(self.sizes(partition.lengths[ids]).sum())
+            raise RemoteProtocolError(f'chunk of {ids.size} segments has {data.size} bytes of '
+                                      f'{self.name} values; {expected} are needed')
+        if rule == SCALE:
+            raise RemoteProtocolError(f'scale of segment {ids[at]} is NaN, infinite or negative')
+        raise RemoteProtocolError(self.faults[rule - OWN].format(ids[at]))
+
+
+def in_model_order(codec: Codec, partition: Segments, parts: list[Part]) -> Part:
+    """Put the segments of many chunks in one encoded whole, ascending.
+
+    One pass over the model in its order costs half of one that jumps from row to row. The ids of
+    all parts must be distinct.
+    """
+    if not parts:
+        return np.empty(0, np.int64), np.empty(0, np.uint8)
+    ids, data = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    order = np.argsort(ids)
+    sizes = codec.sizes(partition.lengths[ids])
+    out = np.empty_like(data)
+    _reorder(data, starts_of(sizes)[order], sizes[order], out)
+    return ids[order], out
+
+
+@njit(nogil=True, cache=True)
+def _reorder(data, starts, sizes, out):
+    """Copy pieces of bytes, given by first byte and size, into ``out`` one after the other."""
+    at = 0
+    for i in range(starts.size):
+        out[at:at + sizes[i]] = data[starts[i]:starts[i] + sizes[i]]
+        at += sizes[i]
+
+
+# -- scales and bytes, on the host -----------------------------------------------------------------
+
+def bfloat16_encode(values: np.ndarray) -> np.ndarray:
+    """Round float32 (>= 0) to bfloat16, as uint16."""
+    return ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+
+
+def bfloat16_decode(codes: np.ndarray) -> np.ndarray:
+    """Exact float32 of bfloat16 codes (uint16)."""
+    return (codes.astype(np.uint32) << 16).view(np.float32)
+
+
+def mean_scales(of: np.ndarray, chosen: np.ndarray, segments: int) -> np.ndarray:
+    """Mean magnitude of the values other than 0 that each segment sends, as bfloat16 codes.
+
+    ``chosen``: the values; ``of``: the segment of each, counted from 0.
+    """
+    total = np.bincount(of, np.abs(chosen), segments)
+    count = np.bincount(of[chosen != 0], minlength=segments)
+    return bfloat16_encode((total / np.maximum(count, 1)).astype(np.float32))
+
+
+def starts_of(sizes: np.ndarray) -> np.ndarray:
+    """Where pieces of the given sizes begin that stand one after the other."""
+    return np.cumsum(sizes) - sizes
+
+
+def _bodies(sizes: np.ndarray) -> np.ndarray:
+    """Position of every byte that is not of a scale; ``sizes`` are without the scales."""
+    return np.arange(sizes.sum()) + np.repeat(2 * np.arange(1, sizes.size + 1), sizes)
+
+
+def join(scales: np.ndarray, body: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Bytes of segments: of each its scale (uint16), then as many of ``body`` as its size."""
+    out = np.empty(body.size + 2 * sizes.size, np.uint8)
+    starts = starts_of(sizes + 2)
+    out[starts], out[starts + 1] = scales & 255, scales >> 8
+    out[_bodies(sizes)] = body
+    return out
+
+
+def split(data: np.ndarray, sizes: np.ndarray, factor: float) -> tuple[np.ndarray, np.ndarray]:
+    """Inverse of `join`: factor * scales (float32), and the body."""
+    starts = starts_of(sizes + 2)
+    codes = data[starts].astype(np.uint16) | data[starts + 1].astype(np.uint16) << 8
+    return np.float32(factor) * bfloat16_decode(codes), data[_bodies(sizes)]
+
+
+# -- whole arrays, on the device of a tensor -------------------------------------------------------
+
+def repeat(values: np.ndarray, counts: np.ndarray, like: Array) -> Array:
+    """Tensor in which each of ``values`` stands as often as ``counts`` says."""
+    return from_host(values, like).repeat_interleave(from_host(counts, like),
+                                                     output_size=int(counts.sum()))
+
+
+def spans(starts: np.ndarray, lengths: np.ndarray, like: Array) -> Array:
+    """Tensor int64 of start, ..., start + length - 1 of every pair, one after the other."""
+    import torch
+    first = repeat(starts - starts_of(lengths), lengths, like)
+    return first + torch.arange(len(first), device=like.device)
+
+
+def elements(partition: Segments, ids: np.ndarray, like: Array) -> Array:
+    """Index tensor of all elements of the segments ``ids``."""
+    return spans(partition.offsets[ids], partition.lengths[ids], like)
+
+
+def gather(partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray) -> Array:
+    """Tensor of the segments ``ids`` of values - mirror (None: of values), a copy."""
+    index = elements(partition, ids, values)
+    return values[index] if mirror is None else values[index] - mirror[index]
+
+
+def add_signed(values: Array, index: np.ndarray, negative: np.ndarray, scale: np.ndarray) -> None:
+    """Add +scale, or -scale where ``negative``, to the elements of a tensor that are named."""
+    values[from_host(index, values)] += from_host(np.where(negative, -scale, scale), values)

@@ -1,0 +1,188 @@
+"""One sign bit per element and one scale, the mean magnitude, per segment.
+
+Source: ROG Section V and its reference [22] (dist-EF-SGDM), with one block per row. What is lost
+stays with the sender (error feedback), so it reaches the receiver later.
+
+A segment: its scale (bfloat16), then one bit per element (1: negative), first element in the lowest
+bit, padded to a byte.
+"""
+
+from __future__ import annotations
+
+import llvmlite.ir as ir
+import numpy as np
+from numba import njit, types
+
+from ..arrays import from_host
+from .base import Codec, bfloat16_encode, elements, join, repeat, spans, split, starts_of
+from .kernels import LENGTH, SCALE, bad_scale, intrinsic, prefetch_row, scale_of, write_scale
+
+
+class OneBit(Codec):
+    """Sign bits and one bfloat16 scale per segment."""
+
+    name, number = 'onebit', 1
+    segment_elements = 8192  # 1 KiB of sign bits: one datagram
+
+    def sizes(self, lengths):
+        """See `Codec.sizes`."""
+        return 2 + (lengths + 7) // 8
+
+    def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
+        _encode(values, mirror, offsets, ids, magnitude, out)
+
+    def _encode_dense(self, dense, lengths, magnitude):
+        sizes, negative = (lengths + 7) // 8, dense.signbit()
+        bits = negative.new_zeros(8 * int(sizes.sum()))
+        bits[spans(8 * starts_of(sizes), lengths, dense)] = negative
+        packed = (bits.view(-1, 8) * from_host(1 << np.arange(8), dense)).sum(1)
+        return join(bfloat16_encode((magnitude / lengths).astype(np.float32)),
+                    packed.cpu().numpy(), sizes)
+
+    def check(self, partition, ids, data):
+        """See `Codec.check`."""
+        rule, at = _check(partition.lengths, ids, data)
+        if rule:
+            self.refuse(partition, ids, data, rule, at)
+
+    def add(self, partition, values, ids, data, factor=1.0):
+        """See `Codec.add`."""
+        if isinstance(values, np.ndarray):
+            _add(values, partition.offsets, ids, np.float32(factor), data)
+            return
+        lengths = partition.lengths[ids]
+        sizes = (lengths + 7) // 8
+        scales, body = split(data, sizes, factor)
+        bit = spans(8 * starts_of(sizes), lengths, values)  # where that of each element is
+        negative = from_host(body, values)[bit >> 3] >> (bit & 7) & 1
+        signed = repeat(scales, lengths, values) * (1 - 2 * negative)
+        values[elements(partition, ids, values)] += signed
+
+
+@intrinsic
+def _sign_byte(typing_context, array, index):
+    """Sign bits of eight consecutive float32 (1: negative), first element in the lowest bit."""
+    def generate(context, builder, signature, arguments):
+        floats = context.make_array(signature.args[0])(context, builder, arguments[0])
+        eight = ir.VectorType(ir.IntType(32), 8)
+        pointer = builder.gep(floats.data, [arguments[1]])
+        vector = builder.load(builder.bitcast(pointer, eight.as_pointer()), align=4)
+        negative = builder.icmp_signed('<', vector, ir.Constant(eight, [0] * 8))
+        return builder.bitcast(negative, ir.IntType(8))
+    return types.uint8(array, index), generate
+
+
+@intrinsic
+def _sign_byte_of_difference(typing_context, left, right, index):
+    """Sign bits of eight consecutive differences left - right (1: negative)."""
+    def generate(context, builder, signature, arguments):
+        eight = ir.VectorType(ir.FloatType(), 8)
+        operands = []
+        for kind, value in zip(signature.args[:2], arguments[:2], strict=True):
+            floats = context.make_array(kind)(context, builder, value)
+            pointer = builder.gep(floats.data, [arguments[2]])
+            operands.append(builder.load(builder.bitcast(pointer, eight.as_pointer()), align=4))
+        integers = ir.VectorType(ir.IntType(32), 8)
+        difference = builder.bitcast(builder.fsub(*operands), integers)
+        negative = builder.icmp_signed('<', difference, ir.Constant(integers, [0] * 8))
+        return builder.bitcast(negative, ir.IntType(8))
+    return types.uint8(left, right, index), generate
+
+
+@intrinsic
+def _add_signed(typing_context, array, index, byte, scale):
+    """Add +scale (bit 0) or -scale (bit 1) to eight consecutive float32."""
+    def generate(context, builder, signature, arguments):
+        floats = context.make_array(signature.args[0])(context, builder, arguments[0])
+        eight = ir.VectorType(ir.FloatType(), 8)
+        pointer = builder.bitcast(builder.gep(floats.data, [arguments[1]]), eight.as_pointer())
+        vector = builder.load(pointer, align=4)
+        flags = builder.bitcast(arguments[2], ir.VectorType(ir.IntType(1), 8))
+        lane = ir.Constant(ir.IntType(32), 0)
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
+        single = builder.insert_element(ir.Constant(eight, ir.Undefined), arguments[3], lane)
+        plus = builder.shuffle_vector(single, ir.Constant(eight, ir.Undefined), zeros)
+        minus = builder.fsub(ir.Constant(eight, [-0.0] * 8), plus)
+        builder.store(builder.fadd(vector, builder.select(flags, minus, plus)), pointer, align=4)
+        return context.get_dummy_value()
+    return types.void(array, index, byte, scale), generate
+
+
+@njit(nogil=True, cache=True)
+def _sign_tail(row):
+    byte = np.uint8(0)
+    for b in range(row.size):
+        if np.signbit(row[b]):
+            byte |= np.uint8(1 << b)
+    return byte
+
+
+@njit(nogil=True, cache=True)
+def _add_tail(row, byte, scale):
+    for b in range(row.size):
+        if byte >> b & 1:
+            row[b] -= scale
+        else:
+            row[b] += scale
+
+
+@njit(nogil=True, cache=True)
+def _encode(values, mirror, offsets, ids, magnitude, out):
+    """Write values - mirror of the given segments; without a mirror take it off ``values``."""
+    at = 0
+    for i in range(ids.size):
+        prefetch_row(values, offsets, ids, i + 1)
+        lo, hi = offsets[ids[i]], offsets[ids[i] + 1]
+        row, whole = values[lo:hi], (hi - lo) & ~7
+        scale = write_scale(out[at:at + 2], magnitude[i] / row.size)
+        at += 2
+        if mirror is None:
+            for k in range(0, whole, 8):
+                byte = _sign_byte(row, k)
+                out[at] = byte
+                _add_signed(row, k, byte, -scale)
+                at += 1
+            if whole < row.size:
+                out[at] = _sign_tail(row[whole:])
+                _add_tail(row[whole:], out[at], -scale)
+                at += 1
+        else:
+            prefetch_row(mirror, offsets, ids, i + 1)
+            theirs = mirror[lo:hi]
+            for k in range(0, whole, 8):
+                out[at] = _sign_byte_of_difference(row, theirs, k)
+                at += 1
+            if whole < row.size:
+                out[at] = _sign_tail(row[whole:] - theirs[whole:])
+                at += 1
+
+
+@njit(nogil=True, cache=True)
+def _add(values, offsets, ids, factor, data):
+    """Add factor * (+scale where the bit is 0, -scale where it is 1) to the given segments."""
+    at = 0
+    for i in range(ids.size):
+        prefetch_row(values, offsets, ids, i + 1)
+        row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
+        scale = factor * scale_of(data[at:at + 2])
+        at += 2
+        whole = row.size & ~7
+        for k in range(0, whole, 8):
+            _add_signed(row, k, data[at], scale)
+            at += 1
+        if whole < row.size:
+            _add_tail(row[whole:], data[at], scale)
+            at += 1
+
+
+@njit(nogil=True, cache=True)
+def _check(lengths, ids, data):
+    """Return the rule that ``data`` breaks, 0: none, and the position of the segment in ``ids``."""
+    at, rule, bad = 0, 0, 0
+    for i in range(ids.size):
+        if at + 2 > data.size:
+            return LENGTH, i
+        if rule == 0 and bad_scale(data[at:at + 2]):
+            rule, bad = SCALE, i
+        at += 2 + (lengths[ids[i]] + 7) // 8
+    return (rule, bad) if at == data.size else (LENGTH, bad)

@@ -1,0 +1,102 @@
+"""Raw float32, little endian: nothing is lost. Model values always travel so."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ..arrays import Array, all_finite, from_host
+from .base import Codec, Segments, elements, gather
+from .kernels import LENGTH, OWN
+
+
+class Raw(Codec):
+    """Float32. ``magnitude`` is not used."""
+
+    name, number, segment_elements = 'raw', 0, 256
+    faults = ('chunk holds a value that is NaN or infinite',)
+
+    def sizes(self, lengths):
+        """See `Codec.sizes`."""
+        return 4 * lengths
+
+    def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
+        _gather(values, mirror, offsets, ids, out.view(np.float32))
+        if mirror is None:
+            _store(values, offsets, ids, np.zeros(out.size // 4, np.float32))
+
+    def _encode_dense(self, dense, lengths, magnitude):
+        return dense.cpu().numpy().view(np.uint8)
+
+    def snapshot(self, partition: Segments, values: Array, ids: np.ndarray) -> np.ndarray:
+        """Encode the segments ``ids`` of ``values`` as they are. Returns uint8."""
+        if not isinstance(values, np.ndarray):
+            return self._encode_dense(gather(partition, values, None, ids), None, None)
+        out = np.empty(int(partition.lengths[ids].sum()), np.float32)
+        _gather(values, None, partition.offsets, ids, out)
+        return out.view(np.uint8)
+
+    def check(self, partition, ids, data):
+        """See `Codec.check`."""
+        if data.size != 4 * int(partition.lengths[ids].sum()):
+            self.refuse(partition, ids, data, LENGTH, 0)
+        if not all_finite(_floats(data)):
+            self.refuse(partition, ids, data, OWN, 0)
+
+    def add(self, partition, values, ids, data, factor=1.0):
+        """See `Codec.add`."""
+        if isinstance(values, np.ndarray):
+            _add(values, partition.offsets, ids, np.float32(factor), _floats(data))
+        else:
+            values[elements(partition, ids, values)] += factor * from_host(_floats(data), values)
+
+    def store(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray) -> None:
+        """Store the decoded (and checked) data in the segments ``ids`` of ``values``."""
+        if isinstance(values, np.ndarray):
+            _store(values, partition.offsets, ids, _floats(data))
+        else:
+            values[elements(partition, ids, values)] = from_host(_floats(data), values)
+
+
+def _floats(data: np.ndarray) -> np.ndarray:
+    if data.ctypes.data % 4:
+        data = data.copy()
+    return data.view('<f4')
+
+
+@njit(nogil=True, cache=True)
+def _gather(values, mirror, offsets, ids, out):
+    """Copy values - mirror (None: values) of the segments into ``out`` one after the other."""
+    at = 0
+    for i in range(ids.size):
+        lo, hi = offsets[ids[i]], offsets[ids[i] + 1]
+        row, to = values[lo:hi], out[at:at + hi - lo]
+        if mirror is None:
+            to[:] = row
+        else:
+            theirs = mirror[lo:hi]
+            for k in range(row.size):
+                to[k] = row[k] - theirs[k]
+        at += row.size
+
+
+@njit(nogil=True, cache=True)
+def _add(values, offsets, ids, factor, dense):
+    """Add ``factor * dense`` (segments one after the other) to the given segments."""
+    at = 0
+    for i in range(ids.size):
+        row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
+        part = dense[at:at + row.size]
+        for k in range(row.size):
+            row[k] += factor * part[k]
+        at += row.size
+
+
+@njit(nogil=True, cache=True)
+def _store(values, offsets, ids, dense):
+    """Store ``dense`` (segments one after the other) in the given segments."""
+    at = 0
+    for i in range(ids.size):
+        row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
+        row[:] = dense[at:at + row.size]
+        at += row.size

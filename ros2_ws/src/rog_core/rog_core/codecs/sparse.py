@@ -1,0 +1,236 @@
+"""The fraction P of the elements of each segment, the largest, as +scale or -scale: ``ternary:P``.
+
+Source: DGH-(GC)^2, equations 18 to 22 as they stand, in both directions. Their n is "the number of
+nodes" in the text; in its reference [40], where they come from, it is the number of elements of a
+tensor, and so it is here, the tensor being a segment (a row, or a part of a long one). The paper
+leaves the scale to the learning rate; ours is that of [40], the mean magnitude of what is sent.
+
+A segment: its scale (bfloat16), then, ascending by position, two bytes for each of the m elements
+of largest magnitude: position in bits 0 to 14, its sign in bit 15 (1: negative). Zeros are not
+sent: 0xffff in their place, at the end. Of equal magnitudes the first are sent.
+
+The least magnitude sent is found by bisection on the bits of float32: a pass that only counts takes
+eight elements at a time, which no sort does.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numba import njit
+
+from ..errors import ConfigError
+from .base import Codec, add_signed, join, mean_scales, repeat, spans, split, starts_of
+from .kernels import LENGTH, OWN, SCALE, bad_scale, prefetch_row, scale_of, write_scale
+
+NEGATIVE = 0x8000  # the sign of an element; the other bits are its position
+NOTHING = 0xffff   # fills up a segment that has fewer elements other than zero
+
+
+class SparseTernary(Codec):
+    """Two bytes for each element sent and one bfloat16 scale per segment.
+
+    ``sparsity`` is the fraction of the elements that is sent, above 0 and at most 0.5;
+    ``magnitude`` is not used.
+    """
+
+    number = 3
+    faults = 'a position is outside segment {}', 'positions in segment {} do not ascend'
+
+    def __init__(self, sparsity: float) -> None:
+        self.name, self.sparsity = f'ternary:{sparsity}', sparsity
+        self.segment_elements = int(min(512 / sparsity, 8192))  # 1 KiB: one datagram
+
+    @staticmethod
+    @lru_cache
+    def of(text: str) -> SparseTernary:
+        """Return the codec of a sparsity that a user has written."""
+        try:
+            sparsity = float(text)
+        except ValueError:
+            sparsity = 0.0
+        if not 0 < sparsity <= 0.5:
+            raise ConfigError(f"codec 'ternary:{text}': the sparsity, the fraction of the elements "
+                              'that is sent, must be a number above 0 and at most 0.5')
+        return SparseTernary(sparsity)
+
+    def counts(self, lengths: np.ndarray) -> np.ndarray:
+        """Elements sent of segments of the given lengths, int64: m = max(n p, 1), equation 18."""
+        return np.maximum(np.rint(self.sparsity * lengths), 1).astype(np.int64)
+
+    def sizes(self, lengths):
+        """See `Codec.sizes`."""
+        return 2 + 2 * self.counts(lengths)
+
+    def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
+        _encode(values, mirror, offsets, ids, sizes // 2 - 1, out)
+
+    def _encode_dense(self, dense, lengths, magnitude):
+        counts, segments = self.counts(lengths), np.arange(lengths.size)
+        order = dense.abs().argsort(descending=True, stable=True)
+        order = order[repeat(segments, lengths, dense)[order].argsort(stable=True)]
+        largest = order[spans(starts_of(lengths), counts, dense)]
+        chosen, at = dense[largest].cpu().numpy(), largest.cpu().numpy()
+        # From here on the host, in the order of the loops: what is sent is little.
+        of = np.repeat(segments, counts)
+        ascending = np.lexsort((at, chosen == 0, of))
+        at, chosen = at[ascending] - np.repeat(starts_of(lengths), counts), chosen[ascending]
+        words = np.where(chosen != 0, at | np.signbit(chosen) * NEGATIVE, NOTHING)
+        return join(mean_scales(of, chosen, lengths.size), words.astype('<u2').view(np.uint8),
+                    2 * counts)
+
+    def check(self, partition, ids, data):
+        """See `Codec.check`."""
+        counts = self.counts(partition.lengths[ids])
+        if data.size != 2 * (counts.sum() + counts.size):
+            self.refuse(partition, ids, data, LENGTH, 0)
+        rule, at = _check(partition.lengths, ids, counts, data)
+        if rule:
+            self.refuse(partition, ids, data, rule, at)
+
+    def add(self, partition, values, ids, data, factor=1.0):
+        """See `Codec.add`."""
+        counts = self.counts(partition.lengths[ids])
+        if isinstance(values, np.ndarray):
+            _add(values, partition.offsets, ids, counts, np.float32(factor), data)
+            return
+        scales, body = split(data, 2 * counts, factor)
+        words = body.view('<u2').astype(np.int64)
+        index = np.repeat(partition.offsets[ids], counts) + (words & ~NEGATIVE)
+        sent = words != NOTHING
+        add_signed(values, index[sent], (words & NEGATIVE != 0)[sent],
+                   np.repeat(scales, counts)[sent])
+
+
+@njit(nogil=True, cache=True)
+def _count(magnitudes, least):
+    """How many are at least ``least``."""
+    total = np.int32(0)
+    for k in range(magnitudes.size):
+        total = np.int32(total + np.int32(magnitudes[k] >= least))
+    return np.int64(total)
+
+
+@njit(nogil=True, cache=True)
+def _threshold(magnitudes, count):
+    """(t, equals): the ``count`` largest are those above t and the first ``equals`` that are t.
+
+    Where fewer are above zero, t is 0.
+    """
+    low, high, above = np.int32(0), np.int32(0), 0
+    for k in range(magnitudes.size):
+        high = max(high, magnitudes[k])
+    high += 1  # at least ``count`` magnitudes are ``low`` or more, ``above`` are ``high`` or more
+    step = 1 << 23  # a factor of 2; most often what is sought is that near to the largest
+    while high - low > 1:
+        middle = np.int32(max(low + (high - low) // 2, high - step))
+        step *= 2
+        found = _count(magnitudes, middle)
+        if found < count:
+            high, above = middle, found
+            continue
+        low = middle
+        if found == count:
+            break
+    return low, count - above
+
+
+@njit(nogil=True, cache=True)
+def _write(row, magnitudes, positions, count, code):
+    """Encode one segment; returns its scale.
+
+    Scratch: ``magnitudes`` int32 of the size of ``row``, ``positions`` uint16 not smaller.
+    """
+    bits = row.view(np.int32)
+    for k in range(row.size):
+        magnitudes[k] = bits[k] & 0x7fffffff
+    threshold, equals = _threshold(magnitudes, count)
+    found, least = 0, max(threshold, np.int32(1))
+    for k in range(row.size):  # no branch: which elements are large cannot be foreseen
+        positions[found] = k
+        found += magnitudes[k] >= least
+    total, sent = 0.0, 0
+    for k in positions[:found]:
+        equal = magnitudes[k] == threshold
+        if equal and equals == 0:
+            continue
+        equals -= equal
+        code[2 + 2 * sent], code[3 + 2 * sent] = k & 255, k >> 8 | (bits[k] < 0) << 7
+        total += abs(row[k])
+        sent += 1
+    code[2 + 2 * sent:] = 255
+    return write_scale(code, total / max(sent, 1))
+
+
+@njit(nogil=True, cache=True)
+def _element(code, k):
+    """Position and sign of element ``k`` that a segment names."""
+    return np.int64(code[2 + 2 * k]) | np.int64(code[3 + 2 * k]) << 8
+
+
+@njit(nogil=True, cache=True)
+def _move(row, code, scale):
+    """Add +scale or -scale to the elements that one segment names."""
+    for k in range(code.size // 2 - 1):
+        element = _element(code, k)
+        if element == NOTHING:
+            break
+        row[element & ~NEGATIVE] += -scale if element & NEGATIVE else scale
+
+
+@njit(nogil=True, cache=True)
+def _longest(offsets, ids):
+    longest = np.int64(0)
+    for i in range(ids.size):
+        longest = max(longest, offsets[ids[i] + 1] - offsets[ids[i]])
+    return longest
+
+
+@njit(nogil=True, cache=True)
+def _encode(values, mirror, offsets, ids, counts, out):
+    """Write values - mirror of the given segments; without a mirror take it off ``values``."""
+    at, longest = 0, _longest(offsets, ids)
+    magnitudes, positions = np.empty(longest, np.int32), np.empty(longest, np.uint16)
+    for i in range(ids.size):
+        prefetch_row(values, offsets, ids, i + 1)
+        lo, hi = offsets[ids[i]], offsets[ids[i] + 1]
+        row, code, count = values[lo:hi], out[at:at + 2 + 2 * counts[i]], counts[i]
+        if mirror is None:
+            _move(row, code, -_write(row, magnitudes[:row.size], positions, count, code))
+        else:
+            prefetch_row(mirror, offsets, ids, i + 1)
+            _write(row - mirror[lo:hi], magnitudes[:row.size], positions, count, code)
+        at += code.size
+
+
+@njit(nogil=True, cache=True)
+def _add(values, offsets, ids, counts, factor, data):
+    """Add factor * the decoded segments; only the elements that were sent are touched."""
+    at = 0
+    for i in range(ids.size):
+        row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
+        code = data[at:at + 2 + 2 * counts[i]]
+        _move(row, code, factor * scale_of(code))
+        at += code.size
+
+
+@njit(nogil=True, cache=True)
+def _check(lengths, ids, counts, data):
+    """Return the rule that ``data``, of the right length, breaks, 0: none, and where in ``ids``."""
+    at = 0
+    for i in range(ids.size):
+        code = data[at:at + 2 + 2 * counts[i]]
+        at += code.size
+        if bad_scale(code):
+            return SCALE, i
+        previous = -1
+        for k in range(counts[i]):
+            element = _element(code, k)
+            position = element & ~NEGATIVE
+            if element != NOTHING and position >= lengths[ids[i]]:
+                return OWN, i
+            if position <= previous and not element == NOTHING == previous | NEGATIVE:
+                return OWN + 1, i
+            previous = position
+    return 0, 0

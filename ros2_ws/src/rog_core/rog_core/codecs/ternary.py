@@ -1,0 +1,152 @@
+"""Of each block of 64 elements the largest, as +scale or -scale: for links too bad for one bit.
+
+Source: DGH-(GC)^2, equations 18 to 22, and its reference [40] (the scale: mean magnitude of what is
+sent), with the top k taken per block, so that the size of a segment depends on its length alone.
+
+A segment: its scale (bfloat16), then one byte per block (the last may be shorter): position of the
+one element sent in bits 0 to 5, its sign in bit 6 (1: negative), bit 7 set; 0 for a block that
+sends nothing. Of equal magnitudes the first is sent. It costs one pass over the elements to write;
+what the bytes name, one element in 64, is all that taking off and adding touch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from .base import Codec, add_signed, join, mean_scales, spans, split, starts_of
+from .kernels import LENGTH, OWN, SCALE, bad_scale, prefetch_row, scale_of, write_scale
+
+BLOCK = 64  # elements of which one is sent
+
+
+class Ternary(Codec):
+    """A byte per block and one bfloat16 scale per segment; ``magnitude`` is not used."""
+
+    name, number, segment_elements = 'ternary', 2, 8192
+    faults = ('a byte of segment {} points outside its block of elements, or sends nothing and is '
+              'not 0',)
+
+    def sizes(self, lengths):
+        """See `Codec.sizes`."""
+        return 2 + -(-lengths // BLOCK)
+
+    def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
+        _encode(values, mirror, offsets, ids, out)
+
+    def _encode_dense(self, dense, lengths, magnitude):
+        blocks = -(-lengths // BLOCK)
+        padded = dense.new_zeros(BLOCK * int(blocks.sum()))
+        padded[spans(BLOCK * starts_of(blocks), lengths, dense)] = dense
+        padded = padded.view(-1, BLOCK)
+        at = padded.abs().argmax(1)  # the first of equals
+        chosen = padded.gather(1, at[:, None])[:, 0].cpu().numpy()
+        # From here on the host, in the order of the loops: one element in 64 is little.
+        scales = mean_scales(np.repeat(np.arange(lengths.size), blocks), chosen, lengths.size)
+        code = 0x80 | np.signbit(chosen) * 0x40 | at.cpu().numpy()
+        return join(scales, np.where(chosen != 0, code, 0), blocks)
+
+    def check(self, partition, ids, data):
+        """See `Codec.check`."""
+        rule, at = _check(partition.lengths, ids, data)
+        if rule:
+            self.refuse(partition, ids, data, rule, at)
+
+    def add(self, partition, values, ids, data, factor=1.0):
+        """See `Codec.add`."""
+        if isinstance(values, np.ndarray):
+            _add(values, partition.offsets, ids, np.float32(factor), data)
+            return
+        blocks = -(-partition.lengths[ids] // BLOCK)
+        scales, code = split(data, blocks, factor)
+        block = np.arange(code.size) - np.repeat(starts_of(blocks), blocks)  # within its segment
+        index = np.repeat(partition.offsets[ids], blocks) + BLOCK * block + (code & 63)
+        sent = code != 0
+        add_signed(values, index[sent], (code & 64 != 0)[sent], np.repeat(scales, blocks)[sent])
+
+
+@njit(nogil=True, cache=True)
+def _byte(bits):
+    """Ternary byte of up to a block of float32 given as int32: the first of largest magnitude.
+
+    Magnitudes compare as integers; with the position in the low bits, one maximum finds both.
+    """
+    largest = np.int64(0)
+    for k in range(bits.size):
+        largest = max(largest, np.int64(bits[k] & 0x7fffffff) << 6 | (63 - k))
+    if largest < BLOCK:
+        return np.uint8(0)
+    at = 63 - (largest & 63)
+    return np.uint8(0x80 | (bits[at] < 0) << 6 | at)
+
+
+@njit(nogil=True, cache=True)
+def _write(row, code):
+    """Encode one segment; returns its scale."""
+    bits, total, count = row.view(np.int32), 0.0, 0
+    for b in range(2, code.size):
+        start = (b - 2) * BLOCK
+        code[b] = _byte(bits[start:start + BLOCK])
+        if code[b]:
+            total += abs(row[start + (code[b] & 63)])
+            count += 1
+    return write_scale(code, total / max(count, 1))
+
+
+@njit(nogil=True, cache=True)
+def _move(row, code, scale):
+    """Add +scale or -scale to the elements that the bytes of one segment name."""
+    for b in range(2, code.size):
+        if code[b]:
+            row[(b - 2) * BLOCK + (code[b] & 63)] += -scale if code[b] & 64 else scale
+
+
+@njit(nogil=True, cache=True)
+def _size(length):
+    return 2 + (length + BLOCK - 1) // BLOCK
+
+
+@njit(nogil=True, cache=True)
+def _encode(values, mirror, offsets, ids, out):
+    """Write values - mirror of the given segments; without a mirror take it off ``values``."""
+    at = 0
+    for i in range(ids.size):
+        prefetch_row(values, offsets, ids, i + 1)
+        lo, hi = offsets[ids[i]], offsets[ids[i] + 1]
+        row, code = values[lo:hi], out[at:at + _size(hi - lo)]
+        if mirror is None:
+            _move(row, code, -_write(row, code))
+        else:
+            prefetch_row(mirror, offsets, ids, i + 1)
+            _write(row - mirror[lo:hi], code)
+        at += code.size
+
+
+@njit(nogil=True, cache=True)
+def _add(values, offsets, ids, factor, data):
+    """Add factor * the decoded segments; only the elements that were sent are touched."""
+    at = 0
+    for i in range(ids.size):
+        row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
+        code = data[at:at + _size(row.size)]
+        _move(row, code, factor * scale_of(code))
+        at += code.size
+
+
+@njit(nogil=True, cache=True)
+def _check(lengths, ids, data):
+    """Return the rule that ``data`` breaks, 0: none, and the position of the segment in ``ids``."""
+    at, rule, bad = 0, 0, 0
+    for i in range(ids.size):
+        length = lengths[ids[i]]
+        code = data[at:at + _size(length)]
+        if code.size < _size(length):
+            return LENGTH, i
+        at += code.size
+        if rule == 0 and bad_scale(code):
+            rule, bad = SCALE, i
+        for b in range(2, code.size):
+            left = length - (b - 2) * BLOCK
+            if rule == 0 and code[b] and (code[b] < 0x80 or (code[b] & 63) >= left):
+                rule, bad = OWN, i
+    return (rule, bad) if at == data.size else (LENGTH, bad)
