@@ -8,6 +8,7 @@ full gradient travels whole and as it is.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Source(Protocol):
         """Add the weighted gradient of a batch at the present weights; return the loss."""
 
 
+@dataclass(frozen=True)
 class Step:
     """One kind of step. The values of a subclass are what the server says beside its name."""
 
@@ -76,10 +78,11 @@ class Step:
 
     @classmethod
     def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
-        """Return the step that these numbers tell; ValueError if they do not."""
-        if integers or numbers:
-            raise ValueError(f'{cls.name} has no numbers')
-        return cls()
+        """Return the step that these numbers tell; ValueError if they are too many or too few."""
+        count = len(dataclasses.fields(cls))
+        if len(integers) != count or numbers:
+            raise ValueError(f'it has {count}, not {len(integers) + len(numbers)}')
+        return cls(*integers)
 
     def batches(self, source: Source) -> int:
         """Return how many gradients of batches it takes."""
@@ -113,12 +116,6 @@ class Gradient(Step):
     def integers(self) -> tuple[int, ...]:
         """See `Step.integers`."""
         return (int(self.momentum),)
-
-    @classmethod
-    def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
-        """See `Step.of`."""
-        momentum, = integers
-        return cls(bool(momentum))
 
     def batches(self, source: Source) -> int:
         """See `Step.batches`: with an anchor it is computed there, too."""
@@ -255,12 +252,6 @@ class Local(Step):
     def integers(self) -> tuple[int, ...]:
         """See `Step.integers`."""
         return (self.steps,)
-
-    @classmethod
-    def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
-        """See `Step.of`."""
-        steps, = integers
-        return cls(steps)
 
     def batches(self, source: Source) -> int:
         """See `Step.batches`."""

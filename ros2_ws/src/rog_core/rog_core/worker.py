@@ -306,7 +306,7 @@ class WorkerMachine:
         self.pull.check(end.transfer)
         if grants:
             command.check()
-        if self.pull.is_open(end.transfer):
+        if self.state != STOPPED and self.pull.is_open(end.transfer):
             WORKER.after(self.state, event)  # what is refused must change nothing
         closed = self.pull.on_end(end)
         if closed is None:
