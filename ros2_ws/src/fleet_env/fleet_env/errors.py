@@ -21,7 +21,11 @@ class TraceError(FleetEnvError):
     """A link trace that cannot be read, or whose samples make no sense."""
 
 
-class FleetFileError(FleetEnvError):
+class SettingError(FleetEnvError):
+    """A setting that is unknown, of the wrong type, or out of its bounds."""
+
+
+class FleetFileError(SettingError):
     """A fleet file, or an override of one, that is refused; nothing has changed."""
 
 

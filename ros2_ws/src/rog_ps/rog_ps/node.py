@@ -16,7 +16,9 @@ from fleet_env.recorder import Recorder
 from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
 from fleet_ros.parameters import declare
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.node import Node
+from rclpy.parameter import Parameter
 from rog_core.backend import get_backend
 from rog_core.codec import get_codec
 from rog_core.errors import ConfigError, RemoteProtocolError
@@ -38,7 +40,7 @@ from rog_msgs.msg import (
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, request_from_ros, response_to_ros, to_ros
-from rog_ros.parameters import SERVER, robot_name, robots_of, task_options_of
+from rog_ros.parameters import ServerSettings, declare_robots, robot_name
 from rog_ros.receive import receive
 from rog_tasks.task import Task, load_task
 from std_srvs.srv import Trigger
@@ -79,12 +81,13 @@ class ParameterServerNode(Node):
 
     def __init__(self, **options: Any) -> None:
         super().__init__('parameter_server', namespace='/rog', **options)
-        self.settings = settings = declare(self, SERVER)
+        self.settings = settings = declare(self, ServerSettings)
         # Before the task is loaded, which takes seconds, and before anything is written.
-        robots = robots_of(settings.robots)
+        robots = declare_robots(self, settings.robots)
         self._links = {name: robot.link for name, robot in robots.items()}
         self._capacities = {name: robot.capacity for name, robot in robots.items()}
-        policy_of(settings.sync, self._capacities, get_codec(settings.codec).name)
+        training = settings.training
+        policy_of(training.sync, self._capacities, get_codec(training.codec).name)
         self.done = False
         self.reason = 'finished'
         self.out = Path(settings.out) if settings.out else None
@@ -96,9 +99,10 @@ class ParameterServerNode(Node):
         self._elapsed_before = 0.0         # in former lives of the server
         self._finish_by = math.inf
         self._away: set[str] = set()
-        self.task: Task = load_task(settings.task, task_options_of(settings.task_options),
-                                    seed=settings.seed)
+        self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
         self.machine = self._build_machine()
+        self.set_parameters([Parameter('sync', value=str(self.machine.method))])  # a checkpoint's
+        self.add_on_set_parameters_callback(self._on_set_parameters)
         self._recorder = self._build_recorder()
         self._status = self.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
@@ -109,9 +113,9 @@ class ParameterServerNode(Node):
         self.create_service(SetSync, 'set_sync', self._on_set_sync)
         self.create_service(Trigger, 'stop', self._on_stop)
         self._alarm = Alarm(self, self._on_time)
-        self.create_timer(settings.heartbeat_period, self._heartbeat)
-        if self.out is not None and settings.checkpoint_every:
-            self.create_timer(settings.checkpoint_every, self._save_or_say)
+        self.create_timer(settings.heartbeat.period, self._heartbeat)
+        if self.out is not None and settings.server.checkpoint_every:
+            self.create_timer(settings.server.checkpoint_every, self._save_or_say)
         self._awake = time.monotonic()
         self._heartbeat()
 
@@ -125,15 +129,16 @@ class ParameterServerNode(Node):
 
     def _build_machine(self) -> ServerMachine:
         settings = self.settings
+        training = settings.training
         model = self.task.model()
-        partition = rows_of(trainable(model), settings.granularity, settings.codec)
+        partition = rows_of(trainable(model), training.granularity, training.codec)
         state = None
         if settings.resume and self.out is not None and (self.out / checkpoint.FILE).exists():
             master, state, self._elapsed_before = checkpoint.read(self.out, partition)
             self.get_logger().info(f'going on from {self.out / checkpoint.FILE}, '
                                    f'iteration {state.iteration}, {state.sync}')
         else:
-            self.get_logger().info(f'preparing the model of {settings.task}')
+            self.get_logger().info(f'preparing the model of {training.task}')
             self.task.pretrain(model)
             master = flatten(model)
         self._clean = self._before = math.nan
@@ -145,11 +150,12 @@ class ParameterServerNode(Node):
                                    f'{self._before:.3f} after it')
         backend = get_backend('numpy')
         machine = ServerMachine(partition, backend, backend.from_host(master),
-                                secrets.randbits(63), settings.sync, settings.codec,
-                                settings.heartbeat_limit, settings.importance_magnitude,
-                                settings.importance_age, settings.chunk_bytes,
-                                settings.drain_limit, chunk_time=settings.chunk_time,
-                                momentum=settings.momentum, capacities=self._capacities)
+                                secrets.randbits(63), training.sync, training.codec,
+                                settings.heartbeat.limit, training.importance_magnitude,
+                                training.importance_age, settings.network.chunk_bytes,
+                                settings.server.drain_limit,
+                                chunk_time=settings.network.chunk_time,
+                                momentum=training.momentum, capacities=self._capacities)
         if state is not None:
             machine.load_state(state)
         return machine
@@ -159,7 +165,8 @@ class ParameterServerNode(Node):
             return None
         former = records.read_run(self.out) if (self.out / records.RUN_FILE).exists() else []
         settings = self.settings
-        start = records.Start(self._elapsed_before, '', settings.task, settings.sync, settings.seed,
+        training = settings.training
+        start = records.Start(self._elapsed_before, '', training.task, training.sync, settings.seed,
                               settings.fleet, list(self._links),
                               time.strftime('%Y-%m-%dT%H:%M:%S%z'))
         recorder = Recorder(self.out, start, former)
@@ -239,7 +246,7 @@ class ParameterServerNode(Node):
 
     def _excuse(self, now: float) -> None:
         """Count silence anew if this process was held up: heartbeats are waiting to be read."""
-        if now - self._awake > self.settings.heartbeat_period + self.settings.heartbeat_limit / 2:
+        if now - self._awake > self.settings.heartbeat.period + self.settings.heartbeat.limit / 2:
             self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')
             for member in self.machine.members.values():
                 self.machine.on_heartbeat(member.robot, member.incarnation, now, member.loss)
@@ -265,7 +272,7 @@ class ParameterServerNode(Node):
                 self._peers[action.robot].send(action.message, now)
             elif isinstance(action, Stop):
                 # The robots still evaluate the final model; their last status ends the record.
-                self._finish_by = min(self._finish_by, now + 2 * self.settings.heartbeat_limit)
+                self._finish_by = min(self._finish_by, now + 2 * self.settings.heartbeat.limit)
         self._alarm.set(min([self.machine.deadline,
                              *(peer.link.deadline for peer in self._peers.values())]))
 
@@ -303,7 +310,7 @@ class ParameterServerNode(Node):
             if member.state == AWAY and member.robot not in self._away:
                 self._away.add(member.robot)
                 self.get_logger().warning(f'{member.robot} is away: no heartbeat for '
-                                          f'{self.settings.heartbeat_limit:g} s')
+                                          f'{self.settings.heartbeat.limit:g} s')
                 self._fault(member.robot, 'peer_lost', 'no heartbeat; the others go on')
 
     def _fault(self, robot: str, what: str, detail: str) -> None:
@@ -343,12 +350,20 @@ class ParameterServerNode(Node):
         return response
 
     def _on_set_sync(self, request: Any, response: Any) -> Any:
-        try:
-            self._act(self.machine.set_sync(request.sync, time.monotonic()))
-            response.success, response.message = True, str(self.machine.method)
-        except ConfigError as error:
-            response.success, response.message = False, str(error)
+        result, = self.set_parameters([Parameter('sync', value=request.sync)])
+        response.success = result.successful
+        response.message = str(self.machine.method) if result.successful else result.reason
         return response
+
+    def _on_set_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
+        """Change the method; no other parameter may change while the node runs."""
+        try:
+            for parameter in parameters:
+                if parameter.name == 'sync':
+                    self._act(self.machine.set_sync(parameter.value, time.monotonic()))
+        except ConfigError as error:
+            return SetParametersResult(successful=False, reason=str(error))
+        return SetParametersResult(successful=True)
 
     def _on_stop(self, request: Any, response: Any) -> Any:
         self.request_stop('stopped by request')

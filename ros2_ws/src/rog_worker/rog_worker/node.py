@@ -17,7 +17,6 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env.jetson import open_meter
-from fleet_env.shaped import ShapedLink
 from fleet_env.stragglers import Pause
 from fleet_ros.alarm import Alarm
 from fleet_ros.parameters import declare
@@ -36,14 +35,7 @@ from rog_msgs.msg import (
 from rog_msgs.srv import Register
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros, to_ros
-from rog_ros.parameters import (
-    WORKER,
-    link_of,
-    power_of,
-    robot_name,
-    stragglers_of,
-    task_options_of,
-)
+from rog_ros.parameters import WorkerSettings, robot_name
 from rog_ros.receive import receive
 
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
@@ -54,10 +46,8 @@ class WorkerNode(Node):
 
     def __init__(self, **options: Any) -> None:
         super().__init__('worker', **options)
-        self.settings = declare(self, WORKER)
+        self.settings = declare(self, WorkerSettings)
         self.robot = self._robot_name()
-        task_options_of(self.settings.task_options)  # said before anything is begun
-        stragglers_of(self.settings.stragglers)
         self.incarnation = secrets.randbits(63)
         self.machine: WorkerMachine | None = None
         self.error = ''                       # why the run ended, if not cleanly
@@ -71,8 +61,8 @@ class WorkerNode(Node):
         self._turn = threading.Event()        # the training thread may go on
         self._granted: Compute | None = None
         self._accumulate: Callable[[], None] | None = None
-        self._link = ShapedLink.from_config(link_of(self.settings.link), self.settings.link_epoch)
-        self._meter = open_meter(power_of(self.settings.power), time.monotonic())
+        self._link = self.settings.shaped_link()
+        self._meter = open_meter(self.settings.power, time.monotonic())
         server = self.settings.server_namespace
         self._out: dict[type, Any] = {
             Chunk: self.create_publisher(RowChunk, 'push', qos.CHUNK),
@@ -90,7 +80,7 @@ class WorkerNode(Node):
         self._alarm = Alarm(self, self._on_time)
         self._started = self.create_guard_condition(self._on_start)
         self._ready = self.create_guard_condition(self._on_gradient)
-        self.create_timer(self.settings.heartbeat_period, self._heartbeat)
+        self.create_timer(self.settings.heartbeat.period, self._heartbeat)
         self.create_timer(1.0, self._diagnose)
 
     def _robot_name(self) -> str:
@@ -182,7 +172,7 @@ class WorkerNode(Node):
                                       throttle_duration_sec=5.0)
             self._refused_since = min(self._refused_since, now)
             # A former life of ours is let go after the limit; one that outlives it is another.
-            if now - self._refused_since > PATIENCE * self.settings.heartbeat_limit:
+            if now - self._refused_since > PATIENCE * self.settings.heartbeat.limit:
                 self.leave(response.reason)
                 return
         self._act(self.machine.on_register_response(response, now))
@@ -266,7 +256,7 @@ class WorkerNode(Node):
         status = DiagnosticStatus(name=f'{self.get_fully_qualified_name()}: training',
                                   hardware_id=self.robot, level=DiagnosticStatus.OK,
                                   message=self.machine.state)
-        if silent > self.settings.heartbeat_limit:
+        if silent > self.settings.heartbeat.limit:
             status.level = DiagnosticStatus.ERROR
             status.message = f'no word from the server for {silent:.1f} s'
         elif self.machine.state == REGISTERING:
@@ -285,8 +275,3 @@ class WorkerNode(Node):
         """Release the threads, then the node."""
         self._alarm.close()
         super().destroy_node()
-
-    @property
-    def task_options(self) -> dict[str, Any]:
-        """Options of the task."""
-        return task_options_of(self.settings.task_options)

@@ -7,8 +7,8 @@ import time
 
 import torch
 from fleet_env.stragglers import Stragglers
+from fleet_ros.device import torch_device
 from rog_core.optimizer import RogOptimizer
-from rog_ros.parameters import stragglers_of
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task, load_task
 
@@ -18,25 +18,25 @@ from .node import WorkerNode
 def train(node: WorkerNode, stop: threading.Event) -> None:
     """Train the node's task until the run is over or ``stop`` is set."""
     settings = node.settings
-    task = load_task(settings.task, node.task_options, seed=settings.seed,
-                     batch_size=settings.batch_size)
-    model = task.model().to(settings.device)
+    training, network = settings.training, settings.network
+    task = load_task(training.task, training.task_options, settings.seed, training.batch_size)
+    model = task.model().to(torch_device(training.device))
     optimizer = RogOptimizer(
         model, node, robot=node.robot, incarnation=node.incarnation,
-        data=RobotData(task, settings.rank, settings.world), lr=settings.learning_rate,
-        momentum=settings.momentum, nesterov=settings.nesterov,
-        weight_decay=settings.weight_decay, granularity=settings.granularity, codec=settings.codec,
-        f1=settings.importance_magnitude, f2=settings.importance_age,
-        max_chunk=settings.chunk_bytes, chunk_time=settings.chunk_time)
-    stragglers = Stragglers(stragglers_of(settings.stragglers), settings.seed, settings.rank)
+        data=RobotData(task, settings.rank, settings.world), lr=training.learning_rate,
+        momentum=training.momentum, nesterov=training.nesterov,
+        weight_decay=training.weight_decay, granularity=training.granularity, codec=training.codec,
+        f1=training.importance_magnitude, f2=training.importance_age,
+        max_chunk=network.chunk_bytes, chunk_time=network.chunk_time)
+    stragglers = Stragglers(settings.stragglers, settings.seed, settings.rank)
     evaluated = 0
     while not (optimizer.stopped or stop.is_set()):
         began = time.monotonic()
         finished = optimizer.iteration - 1
-        if settings.evaluate_every and finished - evaluated >= settings.evaluate_every:
+        if training.evaluate_every and finished - evaluated >= training.evaluate_every:
             evaluate(node, task, model, finished)
             evaluated = finished
-        least = optimizer.batches * settings.pace / settings.capacity
+        least = optimizer.batches * training.pace / settings.capacity
         node.loss = optimizer.compute()
         stop.wait(max(least - (time.monotonic() - began), 0.0))
         pause = stragglers.next()
