@@ -3,7 +3,7 @@
 import re
 import shlex
 
-from fleet_env.settings import from_flat
+from fleet_env.settings import arguments, from_flat
 from launch.actions import (
     DeclareLaunchArgument,
     ExecuteProcess,
@@ -23,7 +23,6 @@ from rog_bringup.arguments import (
     names,
     network,
     robots_and_network,
-    texts_of,
     value,
 )
 from rrto_bridge.parameters import ServerSettings
@@ -32,8 +31,8 @@ from rrto_bridge.settings import Settings
 from launch import LaunchDescription
 
 _NAME = 'server'  # the robots ask for it by name, which the default (the machine's) does not tell
-_SERVER = texts_of(ServerSettings)
-_PROGRAM = {name: text for name, text in texts_of(Settings).items()
+_SERVER = arguments(ServerSettings)
+_PROGRAM = {name: text for name, text in arguments(Settings).items()
             if name not in ('server', 'namespace')}
 
 

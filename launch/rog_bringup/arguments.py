@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fleet_env.fleet import FleetSettings, NetworkConfig
-from fleet_env.settings import Settings, Text, from_flat, knobs
+from fleet_env.settings import Settings, Text, arguments, from_flat
 from fleet_ros.environment import dds_environment
 from fleet_ros.parameters import parameters
 from launch.actions import DeclareLaunchArgument, SetEnvironmentVariable
@@ -25,17 +25,12 @@ def declared(texts: Mapping[str, str]) -> list[DeclareLaunchArgument]:
             for name, text in texts.items()]
 
 
-def texts_of(model: type[Settings]) -> dict[str, str]:
-    """Names and descriptions of the arguments for all settings of a model."""
-    return {knob.name: knob.help for knob in knobs(model)}
-
-
 def robots_and_network() -> list[DeclareLaunchArgument]:
     """The arguments of a launch without a fleet file."""
     return [
         DeclareLaunchArgument('robots', default_value='robot1',
                               description='names of the robots, separated by commas'),
-        ONLY, *declared({name: text for name, text in texts_of(FleetSettings).items()
+        ONLY, *declared({name: text for name, text in arguments(FleetSettings).items()
                          if name in ('network.interface', 'network.domain_id')})]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fleet_env.fleet import FleetConfig, FleetSettings
 from fleet_env.fleet_file import find_tasks, load_fleet, with_overrides
+from fleet_env.settings import arguments as arguments_of
 from fleet_env.settings import knobs
 from launch.actions import (
     DeclareLaunchArgument,
@@ -34,7 +35,6 @@ from rog_bringup.arguments import (
     declared,
     environment,
     given,
-    texts_of,
     typed,
     value,
 )
@@ -52,7 +52,7 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
         DeclareLaunchArgument('resume', default_value='false', choices=['true', 'false'],
                               description='go on from the checkpoint in out'),
         *declared({name: f'{text}; left empty, what the fleet file says'
-                   for name, text in texts_of(FleetSettings).items()})]
+                   for name, text in arguments_of(FleetSettings).items()})]
     names = [argument.name for argument in arguments]
     return LaunchDescription([*arguments, OpaqueFunction(function=_start, args=[names])])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_env.settings import Settings
+from fleet_env.settings import Settings, arguments
 from launch.actions import OpaqueFunction
 from launch_ros.actions import Node
 
@@ -20,7 +20,6 @@ from rog_bringup.arguments import (
     names,
     network,
     robots_and_network,
-    texts_of,
 )
 
 _SHARED = ('link.', 'link_epoch')  # an emulated link is the same on both sides
@@ -38,18 +37,18 @@ class Pair:
 
     def arguments(self, side: str) -> dict[str, str]:
         """Parameter -> launch argument; what both sides have is `server_...` on the server."""
-        robots = texts_of(self.robot_settings)
+        robots = arguments(self.robot_settings)
         if side == 'robot':
             return {name: name for name in robots}
         return {name: f'server_{name}' if name in robots and not name.startswith(_SHARED) else name
-                for name in texts_of(self.server_settings)}
+                for name in arguments(self.server_settings)}
 
 
 def pair_launch(pair: Pair) -> LaunchDescription:
     """Return the launch description: one server, and a node for each of `robots`."""
     texts: dict[str, str] = {}
     for side, model in (('server', pair.server_settings), ('robot', pair.robot_settings)):
-        described = texts_of(model)
+        described = arguments(model)
         texts |= {argument: described[name] for name, argument in pair.arguments(side).items()}
     return LaunchDescription([*robots_and_network(), *declared(texts),
                               OpaqueFunction(function=_start, args=[pair])])
@@ -57,10 +56,10 @@ def pair_launch(pair: Pair) -> LaunchDescription:
 
 def _start(context: Any, pair: Pair) -> list[Any]:
     def node(side: str, namespace: str, model: type[Settings]) -> Node:
-        arguments = pair.arguments(side)
-        texts = given(context, arguments.values())
+        names = pair.arguments(side)
+        texts = given(context, names.values())
         parameters = given_parameters(model, {name: texts[argument] for name, argument in
-                                              arguments.items() if argument in texts})
+                                              names.items() if argument in texts})
         return Node(package=pair.package, executable=getattr(pair, side), namespace=namespace,
                     output='screen', parameters=parameters, sigterm_timeout=str(PATIENCE))
 

@@ -6,6 +6,7 @@ of all settings: `knobs`.
 """
 
 import difflib
+import json
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -132,8 +133,16 @@ class Knob(NamedTuple):
     @property
     def help(self) -> str:
         """Its description and its default."""
-        default = self.default if self.default not in ('', (), {}) else 'empty'
-        return f'{self.description}; default {default}'
+        return f'{self.description}; default: {self.usual}'
+
+    @property
+    def usual(self) -> str:
+        """Its default, as a file or a command line has it."""
+        if self.field.is_required():
+            return 'none, it must be given'
+        if self.default in ('', (), {}):
+            return 'empty'
+        return self.default if self.kind is str else json.dumps(self.default)
 
     @property
     def description(self) -> str:
@@ -157,6 +166,11 @@ def knobs(model: type[Settings], path: tuple[str, ...] = (), default: Settings |
             yield from knobs(type(value), (*path, key), value)
         elif field.description:  # what has none is no setting
             yield Knob((*path, key), field, value)
+
+
+def arguments(model: type[Settings]) -> dict[str, str]:
+    """Return name and help of the launch arguments for all settings of a model."""
+    return {knob.name: knob.help for knob in knobs(model)}
 
 
 def flat(settings: Settings) -> dict[str, Any]:

@@ -46,9 +46,10 @@ class Limits(Settings):
     """What one server serves."""
 
     programs: int = setting(16, 'most programs at a time', ge=1, le=1024)
-    memory: int = setting(4096, 'most tensors of one program', 'MiB', ge=1, le=1 << 20)
-    weights: int = setting(4096, 'most weights kept for programs that come again', 'MiB', ge=0,
-                           le=1 << 20)
+    memory: int = setting(4096, 'most memory for the tensors of one program', 'MiB', ge=1,
+                          le=1 << 20)
+    weights: int = setting(4096, 'most memory for weights, kept for programs that come again',
+                           'MiB', ge=0, le=1 << 20)
     lease: float = setting(10.0, 'silence after which a program is forgotten', 's', ge=1.0,
                            le=3600.0)
 
