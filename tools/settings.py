@@ -25,19 +25,15 @@ own (`sync`, not `training.sync`). `rog fleet show NAME` prints all settings of 
 `--show-args` a launch prints its arguments, and `ros2 param describe` explains a parameter of a
 running node. What a robot's own entry says goes before what the fleet file says of all.
 '''
-KINDS = {str: 'text', bool: 'true, false', int: 'whole number', float: 'number', dict: 'mapping',
-         tuple: 'list'}
-
 
 def table(title: str, text: str, found: Iterable[Knob], names: str = 'parameter') -> str:
     """One heading and its table; ``names``: columns with the setting's names."""
-    columns = [names, 'value', 'unit', 'default', 'what it is']
+    columns = [names, 'value', 'default', 'what it is']
     lines = [f'\n## {title}\n', *([f'{text}\n'] if text else []),
              f'| {" | ".join(columns)} |', '|' + '---|' * (len(columns) + names.count('|'))]
     for knob in found:
-        value = KINDS[knob.kind] + (f'; {knob.allowed}' if knob.allowed else '')
         called = [f'`{".".join(knob.path)}`'] * names.count('|') + [f'`{knob.name}`']
-        cells = [*called, value, knob.unit, knob.usual, str(knob.field.description)]
+        cells = [*called, knob.allowed, knob.usual, knob.description]
         lines.append('| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |')
     return '\n'.join(lines) + '\n'
 

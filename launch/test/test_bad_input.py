@@ -65,7 +65,7 @@ def refused(err):
     ({'robots': ['a'], 'a.capacity': 0.0}, 'parameter a.capacity is 0.0'),
     ({'codec': 'zip'}, "codec 'zip' is unknown; choose one of onebit, raw, ternary"),
     ({'codec': 'ternary:2'}, 'at most 0.5'),
-    ({'granularity': 'atom'}, "parameter granularity is 'atom'; known are element, layer, model"),
+    ({'granularity': 'atom'}, "parameter granularity is 'atom'; it must be one of model, layer"),
     ({'minutes': -1.0}, 'minutes'),
     ({'seed': 'x'}, 'seed'),
 ])
@@ -80,7 +80,7 @@ def test_the_server_refuses(parameters, message, capfd):
     ({'link.latency': 'long'}, 'link.latency'),
     ({'power.stalled': -1.0}, 'power.stalled'),
     ({'stragglers.probability': 2.0}, 'stragglers.probability'),
-    ({'device': 'gpu'}, "parameter device is 'gpu'; it must look like this: cpu, cuda"),
+    ({'device': 'gpu'}, "parameter device is 'gpu'; it must be text like this: cpu, cuda"),
     ({'task_options': 'x'}, 'parameter task_options is not JSON'),
     ({'codec': 'zip'}, "codec 'zip' is unknown; choose one of onebit, raw, ternary"),
     ({'task': 'tiny_task:Nope'}, "tiny_task has no 'Nope'"),

@@ -33,7 +33,7 @@ def test_programs_of_two_robots_replay_on_the_server_and_end_cleanly(tmp_path):
 
 @pytest.mark.parametrize('argument, message', [
     ('only:=robot9', 'only:=robot9 names robot9; there are server, robot1'),
-    ('mode:=fast', "mode is 'fast'; known are async, cached, replay, rpc"),
+    ('mode:=fast', "mode is 'fast'; it must be one of replay, async, cached, rpc"),
     ('memory:=much', "memory must be a whole number, not 'much'"),
     ('network.interface:=nowhere', "network.interface is 'nowhere'"),
 ])

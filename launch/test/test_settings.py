@@ -40,7 +40,8 @@ for model in (ServerSettings, WorkerSettings):
 rclpy.shutdown()
 
 text = arguments(FleetSettings)['network.hops']
-assert text == 'most hops of a packet [nodes]; at least 1 and at most 9; default: 2'
+assert text == ('most hops of a packet: a whole number, at least 1 and at most 9 nodes; '
+                'default: 2')
 if sys.argv[2] == 'launch':
     from rog_bringup.fleet_launch import fleet_launch
     known = {a.name: a for a in fleet_launch('indoor').get_launch_arguments()}
@@ -68,7 +69,7 @@ def test_one_line_adds_a_setting_everywhere(tmp_path):
                'launch' if find_spec('launch_ros') else '', cwd=tmp_path,
                env={**os.environ, 'PYTHONPATH': path, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'})
     assert done.returncode == 0, done.stderr
-    assert 'network.hops is 10 nodes; it must be at least 1 and at most 9' in done.stderr
+    assert 'network.hops is 10 nodes; it must be a whole number, at least 1' in done.stderr
 
 
 def test_the_page_of_all_settings_is_up_to_date():

@@ -22,7 +22,12 @@ class TraceError(FleetEnvError):
 
 
 class SettingError(FleetEnvError):
-    """A setting that is unknown, of the wrong type, or out of its bounds."""
+    """A setting that is unknown, of the wrong type, or out of its bounds; ``path``: its keys."""
+
+    def __init__(self, message: str, file: str = '', line: int = 0,
+                 path: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message, file, line)
+        self.path = path
 
 
 class FleetFileError(SettingError):

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
-from fleet_env.errors import FleetFileError, TraceError
+from fleet_env.errors import FleetFileError, SettingError, TraceError
 from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig
 from fleet_env.generate import PROFILES, generate
-from fleet_env.settings import Settings, Text, changed, dotted, first_error, knobs, suggestion
+from fleet_env.settings import Settings, Text, changed, checked, dotted, knobs, suggestion
 from fleet_env.trace import LinkTrace, read_trace
 
 PATH_VARIABLE = 'ROG_FLEET_PATH'
@@ -93,7 +92,7 @@ def dump_fleet(fleet: FleetConfig) -> str:
 
 def explained_fleet(fleet: FleetConfig) -> str:
     """Return what :func:`dump_fleet` does, with a comment that says what each setting is."""
-    known = {knob.path: knob.description for knob in knobs(type(fleet))}
+    known = {knob.path: f'{knob.description}: {knob.allowed}' for knob in knobs(type(fleet))}
     lines, section = [], ''
     text = yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True, width=10**6)
     for line in text.splitlines():
@@ -156,8 +155,9 @@ class _Document:
                 names = [robot['name'] for robot in node]
                 if part not in names:
                     raise FleetFileError(f'no robot {part!r}; {suggestion(part, names)}', where)
-                path.append(names.index(part))
-                node = node[path[-1]]
+                index = names.index(part)
+                path.append(index)
+                node = node[index]
             elif isinstance(node, dict):
                 path.append(part)  # an unknown key is refused with all others
                 node = node.setdefault(part, {})
@@ -215,11 +215,9 @@ class _Document:
 
     def _checked(self, model: Any, values: dict[str, Any], path: _Path) -> Any:
         try:
-            return model.model_validate(values)
-        except ValidationError as error:
-            loc, text = first_error(model, error, lambda loc: dotted((*path, *loc)),
-                                    lambda loc: self._line((*path, *loc)))
-            raise self._error(text, (*path, *loc)) from None
+            return checked(model, values, lambda rest: dotted((*path, *rest)))
+        except SettingError as error:
+            raise self._error(error.message, (*path, *error.path)) from None
 
     def _resolved(self, link: LinkConfig, path: _Path) -> LinkConfig:
         """Return ``link`` with an absolute path of its trace, which must exist."""
@@ -231,16 +229,13 @@ class _Document:
                               f'built-in traces are {", ".join(PROFILES)}', (*path, 'trace'))
         return changed(link, trace=str(file))
 
-    def _line(self, path: _Path) -> int:
-        while path and path not in self._lines:
-            path = path[:-1]
-        return self._lines.get(path, 0)
-
     def _error(self, text: str, path: _Path) -> FleetFileError:
-        for end in range(len(path), 0, -1):
+        for end in range(len(path), -1, -1):
             if path[:end] in self._overrides:
                 return FleetFileError(text, self._overrides[path[:end]])
-        return FleetFileError(text, self._file, self._line(path))
+            if path[:end] in self._lines:
+                return FleetFileError(text, self._file, self._lines[path[:end]])
+        return FleetFileError(text, self._file)
 
 
 def _parse(text: str, file: str) -> tuple[Any, str, dict[_Path, int]]:

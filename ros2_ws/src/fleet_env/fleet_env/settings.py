@@ -6,10 +6,11 @@ of all settings: `knobs`.
 """
 
 import difflib
+import functools
 import json
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
@@ -23,6 +24,7 @@ _EXPONENT = re.compile(r'[-+]?[\d.]+[eE][-+]?\d+')
 _BOUNDS = {'ge': 'at least', 'gt': 'greater than', 'le': 'at most', 'lt': 'less than'}
 _KINDS = {str: 'text', bool: 'true or false', int: 'a whole number', float: 'a number',
           dict: 'a mapping of keys to values', tuple: 'a list'}
+_Path = tuple[str | int, ...]
 
 
 def setting(default: Any, description: str, unit: str = '', *, form: str = '', empty: bool = False,
@@ -83,11 +85,23 @@ S = TypeVar('S', bound=Settings)
 
 
 class Knob(NamedTuple):
-    """One setting: its keys from the top of the model, its field, its default."""
+    """One setting.
+
+    :param path: its keys from the top of the model.
+    :param kind: str, bool, int, float, dict or tuple.
+    :param bounds: of ``ge``, ``gt``, ``le``, ``lt``.
+    :param allowed: which values it may have, in words, with the unit.
+    :param live: whether the ROS parameter may be changed while the node runs.
+    """
 
     path: tuple[str, ...]
-    field: FieldInfo
     default: Any
+    description: str
+    kind: type
+    unit: str
+    bounds: dict[str, Any]
+    allowed: str
+    live: bool
 
     @property
     def name(self) -> str:
@@ -95,66 +109,21 @@ class Knob(NamedTuple):
         return parameter_name(self.path)
 
     @property
-    def kind(self) -> Any:
-        """Its type: str, bool, int, float, dict or tuple."""
-        kind = typing.get_origin(self.field.annotation) or self.field.annotation
-        return str if kind is typing.Literal else kind
-
-    @property
-    def unit(self) -> str:
-        """Its unit, or nothing."""
-        return str(_extra(self.field, 'unit'))
-
-    @property
-    def live(self) -> bool:
-        """Whether the ROS parameter may be changed while the node runs."""
-        return bool(_extra(self.field, 'live'))
-
-    @property
-    def bounds(self) -> dict[str, Any]:
-        """Its bounds, of ``ge``, ``gt``, ``le``, ``lt``."""
-        return {key: getattr(rule, key) for rule in self.field.metadata for key in _BOUNDS
-                if getattr(rule, key, None) is not None}
-
-    @property
-    def allowed(self) -> str:
-        """Which values it may have, in words; nothing: all of its type."""
-        if choices := _choices(self.field):
-            return f'one of {", ".join(choices)}'
-        bounds = [f'{_BOUNDS[key]} {str(bound).removesuffix(".0")}'
-                  for key, bound in self.bounds.items()]
-        return ' and '.join(bounds) or str(_extra(self.field, 'form'))
-
-    @property
-    def metavar(self) -> str:
-        """What stands for a value in a line of help."""
-        return '{' + ','.join(_choices(self.field)) + '}' if _choices(self.field) else 'X'
+    def usual(self) -> str:
+        """Its default, as a file or a command line has it."""
+        if self.default in (None, '', (), {}):
+            return 'needed' if self.default is None else 'empty'
+        return str(self.default) if self.kind is str else json.dumps(self.default)
 
     @property
     def help(self) -> str:
-        """Its description and its default."""
-        return f'{self.description}; default: {self.usual}'
-
-    @property
-    def usual(self) -> str:
-        """Its default, as a file or a command line has it."""
-        if self.field.is_required():
-            return 'none, it must be given'
-        if self.default in ('', (), {}):
-            return 'empty'
-        return self.default if self.kind is str else json.dumps(self.default)
-
-    @property
-    def description(self) -> str:
-        """What it is, its unit, and which values it may have."""
-        unit = f' [{self.unit}]' if self.unit else ''
-        return f'{self.field.description}{unit}' + (f'; {self.allowed}' if self.allowed else '')
+        """Everything about it in a line."""
+        return f'{self.description}: {self.allowed}; default: {self.usual}'
 
 
 def parameter_name(path: Iterable[Any]) -> str:
     """Name of a setting on the graph and in a launch: training's own name, else section.name."""
-    keys = [key for key in path if key != 'training']
-    return '.'.join(map(str, keys)) or 'training'
+    return '.'.join(str(key) for key in path if key != 'training') or 'training'
 
 
 def knobs(model: type[Settings], path: tuple[str, ...] = (), default: Settings | None = None
@@ -165,7 +134,24 @@ def knobs(model: type[Settings], path: tuple[str, ...] = (), default: Settings |
         if isinstance(value, Settings):
             yield from knobs(type(value), (*path, key), value)
         elif field.description:  # what has none is no setting
-            yield Knob((*path, key), field, value)
+            yield _knob((*path, key), field, value)
+
+
+def _knob(path: tuple[str, ...], field: FieldInfo, default: Any) -> Knob:
+    kind = typing.get_origin(field.annotation) or field.annotation
+    unit, form = _extra(field, 'unit'), _extra(field, 'form')
+    bounds = {key: getattr(rule, key) for rule in field.metadata for key in _BOUNDS
+              if getattr(rule, key, None) is not None}
+    if kind is typing.Literal:
+        kind, words = str, f'one of {", ".join(typing.get_args(field.annotation))}'
+    else:
+        limits = [f'{_BOUNDS[key]} {str(bound).removesuffix(".0")}'
+                  for key, bound in bounds.items()]
+        words = _KINDS[kind] + ', ' * bool(limits) + ' and '.join(limits) + f' {unit}' * bool(unit)
+        words += f' like this: {form}' * bool(form)
+    default = None if field.is_required() else default
+    return Knob(path, default, field.description or '', kind, unit, bounds, words,
+                bool(_extra(field, 'live')))
 
 
 def arguments(model: type[Settings]) -> dict[str, str]:
@@ -175,15 +161,8 @@ def arguments(model: type[Settings]) -> dict[str, str]:
 
 def flat(settings: Settings) -> dict[str, Any]:
     """Return the settings by their parameter names."""
-    return {knob.name: value_at(settings, knob.path) for knob in knobs(type(settings))}
-
-
-def value_at(settings: Settings, path: Iterable[str]) -> Any:
-    """Return the value of the setting with these keys."""
-    value: Any = settings
-    for key in path:
-        value = getattr(value, key)
-    return value
+    return {knob.name: functools.reduce(getattr, knob.path, settings)
+            for knob in knobs(type(settings))}
 
 
 def from_flat(model: type[S], values: Mapping[str, Any], prefix: str = '') -> S:
@@ -199,11 +178,7 @@ def from_flat(model: type[S], values: Mapping[str, Any], prefix: str = '') -> S:
             for key in knob.path[:-1]:
                 section = section.setdefault(key, {})
             section[knob.path[-1]] = values[knob.name]
-    try:
-        return model.model_validate(tree)
-    except ValidationError as error:
-        _, text = first_error(model, error, lambda loc: prefix + parameter_name(loc))
-        raise SettingError(text) from None
+    return checked(model, tree, lambda path: prefix + parameter_name(path))
 
 
 def changed(settings: S, **changes: Any) -> S:
@@ -215,18 +190,59 @@ def changed(settings: S, **changes: Any) -> S:
     for key, value in changes.items():
         section = isinstance(value, dict) and isinstance(values.get(key), Settings)
         values[key] = changed(values[key], **value) if section else value
-    return from_values(type(settings), values)
+    return checked(type(settings), values)
 
 
-def from_values(model: type[S], values: Mapping[str, Any]) -> S:
-    """Return the model with these values by key, checked.
+def dotted(path: _Path) -> str:
+    """Return the keys as they are written for a person: robots[1].link.trace."""
+    return ''.join(f'[{key}]' if isinstance(key, int) else f'.{key}' for key in path).lstrip('.')
 
-    :raises SettingError: names the setting.
+
+def checked(model: type[S], values: Mapping[str, Any],
+            name: Callable[[_Path], str] = dotted) -> S:
+    """Return the model with these values by key, sections as dicts.
+
+    :param name: how keys are written in a message.
+    :raises SettingError: says what is wrong first, which value is allowed there, and ``path``, the
+        keys of that place.
     """
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        raise SettingError(first_error(model, error)[1]) from None
+        first = min(error.errors(), key=lambda e: e['type'] == 'missing')
+    path = first['loc']
+    raise SettingError(_sentence(model, first, name(path)), path=path)
+
+
+def _sentence(model: type[Settings], error: Any, name: str) -> str:
+    owner: Any = model
+    field: FieldInfo | None = None
+    for key in error['loc']:
+        if field is not None:
+            if not (isinstance(field.annotation, type) and issubclass(field.annotation, Settings)):
+                break  # the rest of the place lies within the value
+            owner = field.annotation
+        field = owner.model_fields.get(key)
+    value, kind = error['input'], error['type']
+    if kind == 'value_error':
+        return f'{name} {error["ctx"]["error"]}'
+    if kind == 'missing':
+        return f'the key {name!r} is missing'
+    if field is None:
+        return f'unknown key {name!r}; {suggestion(error["loc"][-1], owner.model_fields)}'
+    if not field.description:  # a section
+        return f'{name} must be {_KINDS[dict]}, not {_shown(value)}'
+    knob = _knob((), field, None)
+    if kind.endswith('_type'):
+        inner = typing.get_args(field.annotation)[:1] if isinstance(error['loc'][-1], int) else ()
+        return f'{name} must be {_KINDS[(*inner, knob.kind)[0]]}, not {_shown(value)}'
+    allowed = knob.allowed.replace('a number', 'a finite number') if kind == 'finite_number' \
+        else knob.allowed
+    near = difflib.get_close_matches(str(value), typing.get_args(field.annotation), 1, 0.6) \
+        if kind == 'literal_error' else ()
+    unit = f' {knob.unit}' if knob.unit else ''
+    return f'{name} is {value!r}{unit}; it must be {allowed}' \
+        + ''.join(f'; did you mean {choice!r}?' for choice in near)
 
 
 def suggestion(key: str, known: Iterable[str]) -> str:
@@ -238,66 +254,11 @@ def suggestion(key: str, known: Iterable[str]) -> str:
     return f'known are {", ".join(sorted(known))}'
 
 
-def dotted(path: Iterable[str | int]) -> str:
-    """Return the keys as a fleet file's reader writes them: robots[1].link.trace."""
-    return re.sub(r'\.?(\[\d+\])', r'\1', '.'.join(
-        f'[{key}]' if isinstance(key, int) else key for key in path))
-
-
-def first_error(model: type[Settings], error: ValidationError, name: Any = dotted,
-                line: Any = lambda loc: 0) -> tuple[tuple[str | int, ...], str]:
-    """Return where the first thing is wrong, and what is wrong and allowed there, in a sentence.
-
-    :param name: keys -> how they are written. :param line: keys -> their place, to order by.
-    """
-    found = min(error.errors(), key=lambda e: (line(e['loc']), e['type'] == 'missing'))
-    return found['loc'], _sentence(model, found, name)
-
-
-def _sentence(model: type[Settings], error: Any, name: Any) -> str:
-    loc, kind, value = error['loc'], error['type'], error['input']
-    owner: Any = model
-    field: FieldInfo | None = None
-    for key in loc:
-        if field is not None:
-            if not (isinstance(field.annotation, type) and issubclass(field.annotation, Settings)):
-                break  # the rest of the place lies within the value
-            owner = field.annotation
-        field = owner.model_fields.get(key)
-    here = name(loc)
-    if kind == 'value_error':
-        return f'{here} {error["ctx"]["error"]}'
-    if kind == 'missing':
-        return f'the key {here!r} is missing'
-    if field is None:
-        return f'unknown key {here!r}; {suggestion(str(loc[-1]), owner.model_fields)}'
-    knob = Knob(tuple(map(str, loc)), field, None)
-    if kind == 'finite_number':
-        return f'{here} is {value}; it must be finite'
-    if kind == 'literal_error' and isinstance(value, str):
-        return f'{here} is {value!r}; {suggestion(value, _choices(field))}'
-    if kind == 'string_pattern_mismatch':
-        return f'{here} is {value!r}; it must look like this: {knob.allowed}'
-    if kind in ('greater_than', 'greater_than_equal', 'less_than', 'less_than_equal'):
-        unit = f' {knob.unit}' if knob.unit else ''
-        return f'{here} is {value}{unit}; it must be {knob.allowed}{unit}'
-    wanted = _KINDS.get(typing.get_args(field.annotation)[0] if isinstance(loc[-1], int)
-                        else knob.kind, _KINDS[dict])
-    return f'{here} must be {wanted}, not {_shown(value)}'
-
-
-def _choices(field: FieldInfo) -> tuple[str, ...]:
-    literal = typing.get_origin(field.annotation) is typing.Literal
-    return typing.get_args(field.annotation) if literal else ()
-
-
 def _extra(field: FieldInfo, key: str) -> Any:
     return field.json_schema_extra.get(key, '') if isinstance(field.json_schema_extra, dict) else ''
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return 'a mapping'
-    if isinstance(value, list | tuple):
-        return 'a list'
+    if isinstance(value, dict | list | tuple):
+        return 'a mapping' if isinstance(value, dict) else 'a list'
     return 'nothing' if value is None else repr(value)

@@ -137,7 +137,7 @@ def test_a_written_fleet_reads_back(path, tmp_path):
 def test_every_setting_says_what_it_is():
     found = [*knobs(FleetConfig), *knobs(RobotConfig)]
     assert len(found) > 50
-    assert all(knob.field.description and not knob.description.endswith('.') for knob in found)
+    assert all(knob.description and not knob.description.endswith('.') for knob in found)
 
 
 @pytest.mark.parametrize('old, new, line, words', [

@@ -68,7 +68,7 @@ def _descriptor(name: str, knob: Knob) -> ParameterDescriptor:
     bounds = knob.bounds
     low, high = bounds.get('ge', bounds.get('gt')), bounds.get('le', bounds.get('lt'))
     descriptor = ParameterDescriptor(
-        name=name, description=f'{knob.field.description}' + (f' [{knob.unit}]' * bool(knob.unit)),
+        name=name, description=knob.description + f' [{knob.unit}]' * bool(knob.unit),
         read_only=not knob.live, additional_constraints=knob.allowed)
     if bounds and knob.kind is float:
         most = sys.float_info.max

@@ -65,7 +65,7 @@ def test_what_a_robot_alone_has_reaches_its_node_and_the_server():
 def test_every_parameter_is_described_and_has_the_bounds_of_the_schema():
     for model in (ServerSettings, WorkerSettings, RobotEntry):
         for knob in declared(model):
-            assert knob.field.description and not knob.description.endswith('.')
+            assert knob.description and not knob.description.endswith('.')
 
 
 @pytest.fixture(scope='module')
@@ -122,9 +122,9 @@ def test_without_a_fleet_file_links_are_real_and_everything_else_is_the_schemas(
     ({'task_options': '{'}, 'parameter task_options is not JSON'),
     ({'task_options': '3'}, 'parameter task_options must be a mapping'),
     ({'task': 'cruda'}, 'parameter task is .*package.module:Class'),
-    ({'granularity': 'rows'}, "parameter granularity is 'rows'; did you mean 'row'"),
+    ({'granularity': 'rows'}, "parameter granularity is 'rows'; .*did you mean 'row'"),
     ({'device': 'gpu'}, 'parameter device .*cuda:N'),
-    ({'learning_rate': 0.0}, 'parameter learning_rate is 0.0; it must be greater than 0'),
+    ({'learning_rate': 0.0}, 'parameter learning_rate is 0.0; .* greater than 0'),
     ({'heartbeat.limit': 0.1}, 'parameter heartbeat .*longer than'),
     ({'server_namespace': ' '}, 'parameter server_namespace is empty'),
     ({'link.scale': 0.0}, 'parameter link.scale is 0.0'),

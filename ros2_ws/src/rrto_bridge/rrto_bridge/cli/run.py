@@ -27,8 +27,8 @@ def add_parser(verbs: Any) -> None:
                               usage='rrto run [OPTION ...] -- COMMAND ...')
     for knob in knobs(Settings):
         parser.add_argument('--' + re.sub('[._]', '-', knob.name), dest=knob.name,
-                            default=argparse.SUPPRESS, metavar=knob.metavar,
-                            help=f'{knob.help}'.replace('%', '%%'))
+                            metavar='X',
+                            help=knob.help.replace('%', '%%'))
     parser.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND')
     parser.set_defaults(call=call)
 
