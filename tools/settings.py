@@ -39,9 +39,9 @@ def table(title: str, text: str, found: Iterable[Knob], names: str = 'parameter'
 
 
 def beside(model: type[Settings], *others: type[Settings]) -> list[Knob]:
-    """Return the settings of a model that none of the others has."""
-    known = {knob.path for other in others for knob in knobs(other)}
-    return [knob for knob in knobs(model) if knob.path not in known]
+    """Return the settings of a model that none of the others has so."""
+    known = [knob for other in others for knob in knobs(other)]
+    return [knob for knob in knobs(model) if knob not in known]
 
 
 def page() -> str:

@@ -51,7 +51,7 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
         ONLY,
         DeclareLaunchArgument('resume', default_value='false', choices=['true', 'false'],
                               description='go on from the checkpoint in out'),
-        *declared({name: f'{text}; left empty, what the fleet file says'
+        *declared({name: f'{text}. Left empty: what the fleet file says'
                    for name, text in arguments_of(FleetSettings).items()})]
     names = [argument.name for argument in arguments]
     return LaunchDescription([*arguments, OpaqueFunction(function=_start, args=[names])])

@@ -40,8 +40,8 @@ for model in (ServerSettings, WorkerSettings):
 rclpy.shutdown()
 
 text = arguments(FleetSettings)['network.hops']
-assert text == ('most hops of a packet: a whole number, at least 1 and at most 9 nodes; '
-                'default: 2')
+assert text == ('most hops of a packet (a whole number, at least 1 and at most 9 nodes; '
+                'default 2)')
 if sys.argv[2] == 'launch':
     from rog_bringup.fleet_launch import fleet_launch
     known = {a.name: a for a in fleet_launch('indoor').get_launch_arguments()}

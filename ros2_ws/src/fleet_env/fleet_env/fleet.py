@@ -141,8 +141,7 @@ class FleetSettings(Settings):
     """What a fleet file says of all robots: every setting that is also an argument of a launch."""
 
     seed: int = _(0, 'seed of everything random', ge=0, le=2**31 - 1)
-    minutes: float = _(1.5, 'duration of the training; 0: until it is stopped (real nodes only)',
-                       'min', ge=0.0)
+    minutes: float = _(1.5, 'duration of the training', 'min', gt=0.0)
     training: TrainingConfig = TrainingConfig()
     link: LinkConfig = LinkConfig()
     channel: ChannelConfig = ChannelConfig()

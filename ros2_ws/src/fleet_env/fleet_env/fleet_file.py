@@ -92,7 +92,7 @@ def dump_fleet(fleet: FleetConfig) -> str:
 
 def explained_fleet(fleet: FleetConfig) -> str:
     """Return what :func:`dump_fleet` does, with a comment that says what each setting is."""
-    known = {knob.path: f'{knob.description}: {knob.allowed}' for knob in knobs(type(fleet))}
+    known = {knob.path: f'{knob.description} ({knob.allowed})' for knob in knobs(type(fleet))}
     lines, section = [], ''
     text = yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True, width=10**6)
     for line in text.splitlines():

@@ -118,7 +118,7 @@ class Knob(NamedTuple):
     @property
     def help(self) -> str:
         """Everything about it in a line."""
-        return f'{self.description}: {self.allowed}; default: {self.usual}'
+        return f'{self.description} ({self.allowed}; default {self.usual})'
 
 
 def parameter_name(path: Iterable[Any]) -> str:

@@ -63,8 +63,6 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
     fleet = with_overrides(load_fleet(options.fleet, [FLEETS]), overrides)
     if given.get('robots') is not None:
         fleet = with_robots(fleet, _count(given['robots']))
-    if 'robots' in given and not fleet.minutes:
-        raise FleetFileError('minutes is 0, which is for real robots: virtual time needs an end')
     find_tasks(fleet)
     policy_of(fleet.training.sync, fleet.capacities, get_codec(fleet.training.codec).name)
     return fleet

@@ -32,6 +32,8 @@ class ServerSettings(LinkSettings, FleetSettings):
     UNUSED: ClassVar = (*_ELSEWHERE, 'device', 'learning_rate', 'nesterov', 'weight_decay',
                         'batch_size', 'evaluate_every', 'pace', 'link', 'power', 'stragglers')
 
+    minutes: float = setting(0.0, 'duration of the training; 0, without a fleet file: until it is '
+                                  'stopped', 'min', ge=0.0)
     robots: tuple[str, ...] = setting((), 'names of the robots of the fleet, with ROBOT.capacity '
                                       'and ROBOT.link.* for each; empty: anybody may join')
     out: str = setting('', 'directory for run.jsonl, summary.json and the checkpoint; empty for '
