@@ -1,8 +1,9 @@
 """ros2 launch rog_bringup lopinfer.launch.py: share inferences; --show-args: all knobs."""
 
-from lopinfer_node.parameters import CLIENT, SERVER
+from lopinfer_node.parameters import ClientSettings, ServerSettings
 from rog_bringup.pair_launch import Pair, pair_launch
 
 
 def generate_launch_description():
-    return pair_launch(Pair('lopinfer_node', 'lopinfer_server', 'lopinfer_client', SERVER, CLIENT))
+    return pair_launch(Pair('lopinfer_node', 'lopinfer_server', 'lopinfer_client',
+                            ServerSettings, ClientSettings))

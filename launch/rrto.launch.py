@@ -1,9 +1,9 @@
 """ros2 launch rog_bringup rrto.launch.py: a server and programs that use it; --show-args: knobs."""
 
+import re
 import shlex
-from functools import partial
 
-from fleet_ros.link import LINK
+from fleet_env.settings import arguments, from_flat
 from launch.actions import (
     DeclareLaunchArgument,
     ExecuteProcess,
@@ -16,57 +16,59 @@ from launch_ros.substitutions import ExecutableInPackage
 from rog_bringup.arguments import (
     PATIENCE,
     chosen,
+    declared,
     environment,
+    given,
+    given_parameters,
     names,
     network,
-    parameter,
     robots_and_network,
     value,
 )
-from rrto_bridge.parameters import SERVER
-from rrto_bridge.settings import MODES, ON_LOSS
+from rrto_bridge.parameters import ServerSettings
+from rrto_bridge.settings import Settings
 
 from launch import LaunchDescription
 
 _NAME = 'server'  # the robots ask for it by name, which the default (the machine's) does not tell
+_SERVER = arguments(ServerSettings)
+_PROGRAM = {name: text for name, text in arguments(Settings).items()
+            if name not in ('server', 'namespace')}
 
 
 def generate_launch_description():
     return LaunchDescription([
-        DeclareLaunchArgument('program', default_value='', description='Command line of the '
+        DeclareLaunchArgument('program', default_value='', description='command line of the '
                               "robots' program, e.g. 'python3 app.py', which runs once for each; "
-                              'empty: the server alone.'),
+                              'empty: the server alone'),
         *robots_and_network(),
-        DeclareLaunchArgument('mode', default_value='replay', choices=MODES,
-                              description='How the calls of the program travel.'),
-        DeclareLaunchArgument('on_loss', default_value='error', choices=ON_LOSS, description='When '
-                              'the server is lost: end with an error, or go on on the robot.'),
-        *(DeclareLaunchArgument(name, default_value=_NAME if name == 'name' else
-                                str(knob.default), description=knob.description)
-          for name, knob in SERVER.items()),
+        DeclareLaunchArgument('name', default_value=_NAME, description=_SERVER['name']),
+        *declared({name: text for name, text in {**_SERVER, **_PROGRAM}.items() if name != 'name'}),
         OpaqueFunction(function=_start)])
 
 
 def _start(context):
-    given = partial(value, context)
     here = chosen(context, names(context, 'robots'))
     actions = environment(network(context))
-    programs = [_program(name, given) for name in here if name != 'server' and given('program')]
+    options = given(context, _PROGRAM)
+    from_flat(Settings, options)  # said before anything is started
+    programs = [_program(name, context, options) for name in here
+                if name != 'server' and value(context, 'program')]
     if 'server' not in here:
         return [*actions, *programs]
     server = Node(package='rrto_bridge', executable='rrto_server', namespace='rrto',
                   output='screen', sigterm_timeout=str(PATIENCE),
-                  parameters=[{name: parameter(name, knob, given(name))
-                               for name, knob in SERVER.items()}])
+                  parameters=given_parameters(ServerSettings, given(context, _SERVER)))
     return [*actions, _after(server, programs), server]
 
 
-def _program(robot, given):
-    link = [part for name in LINK for part in (f'--{name.replace("_", "-")}', given(name))]
+def _program(robot, context, options):
+    given_options = [part for name, text in options.items()
+                     for part in ('--' + re.sub('[._]', '-', name), text)]
     return ExecuteProcess(
-        cmd=[ExecutableInPackage('rrto_bridge', 'rrto_bridge'), '--server', given('name'),
-             '--namespace', robot, '--mode', given('mode'), '--on-loss', given('on_loss'), *link,
-             '--', *shlex.split(given('program'))],
+        cmd=[ExecutableInPackage('rrto_bridge', 'rrto_bridge'), '--server', value(context, 'name'),
+             '--namespace', robot, *given_options, '--',
+             *shlex.split(value(context, 'program'))],
         name=robot, output='screen', sigterm_timeout=str(PATIENCE))
 
 

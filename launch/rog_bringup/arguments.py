@@ -1,33 +1,37 @@
-"""Arguments that the launch files share: who starts here, DDS, and parameters by their tables."""
+"""Arguments that the launch files share: every setting of a model, who starts here, and DDS."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import yaml
-from fleet_env.fleet import NetworkConfig
+from fleet_env.fleet import FleetSettings, NetworkConfig
+from fleet_env.settings import Settings, Text, arguments, from_flat
 from fleet_ros.environment import dds_environment
-from fleet_ros.parameters import Knob
+from fleet_ros.parameters import parameters
 from launch.actions import DeclareLaunchArgument, SetEnvironmentVariable
 from launch.substitutions import LaunchConfiguration
 from launch_ros.parameter_descriptions import ParameterValue
 
 PATIENCE = 15.0  # s that a process has to end by itself on Ctrl+C
 
-ONLY = DeclareLaunchArgument('only', default_value='', description='Start only these, separated '
-                             'by commas: server, or names of robots; empty: all.')
+ONLY = DeclareLaunchArgument('only', default_value='', description='start only these, separated '
+                             'by commas: server, or names of robots; empty: all')
+
+
+def declared(texts: Mapping[str, str]) -> list[DeclareLaunchArgument]:
+    """The arguments with these names and descriptions; left empty they change nothing."""
+    return [DeclareLaunchArgument(name, default_value='', description=text)
+            for name, text in texts.items()]
 
 
 def robots_and_network() -> list[DeclareLaunchArgument]:
     """The arguments of a launch without a fleet file."""
     return [
         DeclareLaunchArgument('robots', default_value='robot1',
-                              description='Names of the robots, separated by commas.'),
-        ONLY,
-        DeclareLaunchArgument('interface', default_value='lo', description='Network interface of '
-                              'DDS; lo keeps everything on this machine.'),
-        DeclareLaunchArgument('domain_id', default_value='0', description='ROS domain.')]
+                              description='names of the robots, separated by commas'),
+        ONLY, *declared({name: text for name, text in arguments(FleetSettings).items()
+                         if name in ('network.interface', 'network.domain_id')})]
 
 
 def value(context: Any, argument: str) -> str:
@@ -50,8 +54,14 @@ def chosen(context: Any, robots: Sequence[str]) -> list[str]:
 
 
 def network(context: Any) -> NetworkConfig:
-    """What `robots_and_network` say of DDS."""
-    return NetworkConfig(int(value(context, 'domain_id')), value(context, 'interface'))
+    """What `robots_and_network` say of DDS; SettingError if it cannot be."""
+    return from_flat(FleetSettings, given(context, ('network.interface', 'network.domain_id'))
+                     ).network
+
+
+def given(context: Any, names: Iterable[str]) -> dict[str, Text]:
+    """Those of the arguments that were given, not left empty."""
+    return {name: Text(text) for name in names if (text := value(context, name))}
 
 
 def environment(network: NetworkConfig) -> list[Any]:
@@ -59,23 +69,18 @@ def environment(network: NetworkConfig) -> list[Any]:
     return [SetEnvironmentVariable(*item) for item in dds_environment(network).items()]
 
 
-def text_parameter(text: str) -> ParameterValue:
-    """A text: without its type launch reads YAML, and a directory called 2024 becomes a number."""
-    return ParameterValue(text, value_type=str)
+def typed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Parameters of a node: without its type launch reads YAML, and a name 2024 is a number."""
+    def one(value: Any) -> Any:
+        if isinstance(value, str):
+            return ParameterValue(value, value_type=str)
+        if isinstance(value, list) and isinstance(value[0], str):
+            return ParameterValue(value, value_type=list[str])
+        return value
+    return [{name: one(value) for name, value in values.items()}] if values else []
 
 
-def parameter(argument: str, knob: Knob, text: str) -> Any:
-    """A parameter of the knob's type; RuntimeError if the argument's text is none of that type."""
-    kind = type(knob.default)
-    if kind is str:
-        return text_parameter(text)
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError:
-        found = None
-    if kind is float and type(found) is int:
-        found = float(found)
-    if type(found) is not kind:
-        raise RuntimeError(f'{argument}:={text} must be of type {kind.__name__}: '
-                           f'{knob.description}')
-    return found
+def given_parameters(model: type[Settings], texts: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Parameters of a node for the settings that were given; SettingError if one cannot be."""
+    values = parameters(from_flat(model, texts))
+    return typed({name: values[name] for name in texts})

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
 import time
-from functools import partial
 from typing import Any
 
-from fleet_env.fleet import FleetConfig, TrainingConfig
-from fleet_env.fleet_file import load_fleet, with_overrides
+from fleet_env.fleet import FleetConfig, FleetSettings
+from fleet_env.fleet_file import find_tasks, load_fleet, with_overrides
+from fleet_env.settings import arguments as arguments_of
+from fleet_env.settings import knobs
 from launch.actions import (
     DeclareLaunchArgument,
     LogInfo,
@@ -28,26 +28,16 @@ from rog_ros.parameters import server_parameters, worker_parameters
 
 from launch import LaunchDescription
 from rog_bringup import FLEETS
-from rog_bringup.arguments import ONLY, PATIENCE, chosen, environment, text_parameter, value
-
-_KEEP = ''  # an argument left empty keeps what the fleet file says
-
-
-def _settings() -> dict[str, tuple[str, str]]:
-    """Launch argument -> (setting of the fleet file, description)."""
-    training = {f.name: ('training.' + f.name, f.metadata['help'] + _unit(f))
-                for f in dataclasses.fields(TrainingConfig) if f.name != 'task_options'}
-    fleet = {f.name: f for f in dataclasses.fields(FleetConfig)}
-    return training | {name: (name, fleet[name].metadata['help'] + _unit(fleet[name]))
-                       for name in ('seed', 'minutes')} | {
-        'link_scale': ('link.scale', 'factor on the rate of the emulated links'),
-        'emulate_links': ('link.emulate', 'false on real robots: the links are real'),
-        'heartbeat_limit': ('heartbeat.limit', 'silence after which a peer counts as gone [s]'),
-    }
-
-
-def _unit(field: Any) -> str:
-    return f' [{field.metadata["unit"]}]' if field.metadata.get('unit') else ''
+from rog_bringup.arguments import (
+    ONLY,
+    PATIENCE,
+    chosen,
+    declared,
+    environment,
+    given,
+    typed,
+    value,
+)
 
 
 def fleet_launch(default_fleet: str) -> LaunchDescription:
@@ -61,25 +51,23 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
         ONLY,
         DeclareLaunchArgument('resume', default_value='false', choices=['true', 'false'],
                               description='go on from the checkpoint in out'),
-        *(DeclareLaunchArgument(name, default_value=_KEEP,
-                                description=f'{text}; empty keeps what the fleet file says')
-          for name, (_, text) in _settings().items())]
+        *declared({name: f'{text}. Left empty: what the fleet file says'
+                   for name, text in arguments_of(FleetSettings).items()})]
     names = [argument.name for argument in arguments]
     return LaunchDescription([*arguments, OpaqueFunction(function=_start, args=[names])])
 
 
 def _start(context: Any, names: list[str]) -> list[Any]:
-    given = partial(value, context)
-    fleet = load_fleet(given('fleet'), [FLEETS])
-    fleet = with_overrides(fleet, {setting: given(name)
-                                   for name, (setting, _) in _settings().items()
-                                   if given(name) != _KEEP})
+    settings = {knob.name: '.'.join(knob.path) for knob in knobs(FleetSettings)}
+    fleet = with_overrides(load_fleet(value(context, 'fleet'), [FLEETS]), {
+        settings[name]: text for name, text in given(context, settings).items()})
+    find_tasks(fleet)
     create(fleet.training.sync, Team(fleet.capacities, get_codec(fleet.training.codec).name))
     here = chosen(context, [r.name for r in fleet.robots])
-    out = os.path.abspath(given('out') or os.path.join(
+    out = os.path.abspath(value(context, 'out') or os.path.join(
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
     warm_up()  # compile once, not in every process at the same time
-    nodes = _nodes(fleet, here, out, given('resume') == 'true')
+    nodes = _nodes(fleet, here, out, value(context, 'resume') == 'true')
     return [*_misspelt(context, names), *environment(fleet.network), *nodes,
             *_Ending(nodes).handlers()]
 
@@ -90,17 +78,12 @@ def _nodes(fleet: FleetConfig, here: list[str], out: str, resume: bool) -> list[
     if 'server' in here:
         parameters = server_parameters(fleet, epoch, out) | {'resume': resume}
         nodes.append(Node(package='rog_ps', executable='parameter_server', output='screen',
-                          parameters=[_typed(parameters)], sigterm_timeout=str(PATIENCE)))
+                          parameters=typed(parameters), sigterm_timeout=str(PATIENCE)))
     return nodes + [
         Node(package='rog_worker', executable='worker', namespace=robot.name, output='screen',
-             parameters=[_typed(worker_parameters(fleet, robot, epoch))],
+             parameters=typed(worker_parameters(fleet, robot, epoch)),
              sigterm_timeout=str(PATIENCE))
         for robot in fleet.robots if robot.name in here]
-
-
-def _typed(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {name: text_parameter(value) if isinstance(value, str) else value
-            for name, value in parameters.items()}
 
 
 def _misspelt(context: Any, names: list[str]) -> list[Any]:

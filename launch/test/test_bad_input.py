@@ -50,9 +50,6 @@ def refused(err):
     return lines[0]
 
 
-LINK = {'emulate': True, 'trace': '/no/such/trace'}
-
-
 @pytest.mark.parametrize('parameters, message', [
     ({'sync': 'rspp:4'}, "synchronisation method 'rspp:4' is unknown; choose one of bsp"),
     ({'sync': 'rsp:0'}, 'must be 1 to 1000'),
@@ -60,13 +57,12 @@ LINK = {'emulate': True, 'trace': '/no/such/trace'}
     ({'task': 'no.such:Task'}, "there is no module 'no'"),
     ({'task_options': '{"colour": 1}'}, "has no option 'colour'"),
     ({'task_options': '{colour'}, 'parameter task_options is not JSON'),
-    ({'task_options': '[1]'}, 'parameter task_options is [1]; it must be an object'),
-    ({'robots': '[{"name": "a"'}, 'parameter robots is not JSON'),
-    ({'robots': '{}'}, 'parameter robots is {}; it must be a list'),
-    ({'robots': '[{"link": {}}]'}, 'robots[0]'),
-    ({'robots': '[{"name": "a b"}]'}, "'a b' cannot be the name of a robot"),
-    ({'robots': '[{"name": "a"}, {"name": "a"}]'}, "two robots are called 'a'"),
-    ({'robots': '[{"name": "a", "link": {"trase": "x"}}]'}, "did you mean 'trace'?"),
+    ({'task_options': '[1]'}, 'parameter task_options must be a mapping of keys to values'),
+    ({'robots': 'a'}, 'robots'),
+    ({'robots': ['a b']}, "'a b' cannot be the name of a robot"),
+    ({'robots': ['a', 'a']}, "two robots are called 'a'"),
+    ({'robots': ['a'], 'a.link.trace': '/no/such/trace'}, '/no/such/trace'),
+    ({'robots': ['a'], 'a.capacity': 0.0}, 'parameter a.capacity is 0.0'),
     ({'codec': 'zip'}, "codec 'zip' is unknown; choose one of onebit, raw, ternary"),
     ({'codec': 'ternary:2'}, 'at most 0.5'),
     ({'granularity': 'atom'}, "parameter granularity is 'atom'; it must be one of model, layer"),
@@ -79,11 +75,12 @@ def test_the_server_refuses(parameters, message, capfd):
 
 
 @pytest.mark.parametrize('parameters, message', [
-    ({'link': '{'}, 'parameter link is not JSON'),
-    ({'link': json.dumps(LINK)}, '/no/such/trace'),
-    ({'link': '{"scale": -1}'}, 'link.scale is -1'),
-    ({'power': '[]'}, 'parameter power is []; it must be an object'),
-    ({'power': '{"flying": 3}'}, "unknown key 'power.flying'"),
+    ({'link.trace': '/no/such/trace'}, '/no/such/trace'),
+    ({'link.scale': -1.0}, 'link.scale'),
+    ({'link.latency': 'long'}, 'link.latency'),
+    ({'power.stalled': -1.0}, 'power.stalled'),
+    ({'stragglers.probability': 2.0}, 'stragglers.probability'),
+    ({'device': 'gpu'}, "parameter device is 'gpu'; it must be text like this: cpu, cuda"),
     ({'task_options': 'x'}, 'parameter task_options is not JSON'),
     ({'codec': 'zip'}, "codec 'zip' is unknown; choose one of onebit, raw, ternary"),
     ({'task': 'tiny_task:Nope'}, "tiny_task has no 'Nope'"),

@@ -2,10 +2,14 @@
 
 import pytest
 from fleet_under_test import Fleet
+from rcl_interfaces.srv import GetParameters, SetParameters
+from rclpy.parameter import Parameter
 from rog_core.messages import PROTOCOL
 from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register, SetSync
 from rog_ros import qos
+
+SERVER = '/rog/parameter_server'
 
 
 @pytest.fixture(scope='module')
@@ -83,6 +87,27 @@ def test_an_unknown_method_is_refused_and_a_known_one_comes_into_force(fleet):
     fleet.until_trained('robot1', 'robot2')
 
 
+def test_the_parameter_sync_shows_the_method_in_force_and_changes_it(fleet):
+    def get():
+        answer = _call(fleet, GetParameters, f'{SERVER}/get_parameters',
+                       GetParameters.Request(names=['sync']))
+        return answer.values[0].string_value
+
+    def set_(**values):
+        answer = _call(fleet, SetParameters, f'{SERVER}/set_parameters', SetParameters.Request(
+            parameters=[Parameter(name, value=value).to_parameter_msg()
+                        for name, value in values.items()]))
+        return answer.results[0]
+
+    assert _call(fleet, SetSync, '/rog/set_sync', SetSync.Request(sync='asp')).success
+    assert get() == 'asp'
+    refused = set_(sync='rsp:none')
+    assert not refused.successful and 'not a whole number' in refused.reason and get() == 'asp'
+    assert not set_(codec='raw').successful
+    assert set_(sync='rsp:4').successful and get() == 'rsp:4'
+    fleet.until(lambda: all(r.sync == 'rsp:4' for r in fleet.robots.values()), 'all robots know')
+
+
 def test_a_robot_that_trains_another_model_is_told_the_first_difference(fleet):
     fleet.interrupt('robot2')
     assert fleet.ended('robot2') == 0
@@ -94,7 +119,8 @@ def test_a_robot_that_trains_another_model_is_told_the_first_difference(fleet):
 
 
 def test_a_second_robot_of_the_same_name_gives_up_and_the_first_goes_on(fleet):
-    fleet.start('robot1', label='second', heartbeat_limit=0.5, heartbeat_period=0.2)
+    fleet.start('robot1', label='second',
+                **{'heartbeat.limit': 0.5, 'heartbeat.period': 0.2})
     assert fleet.ended('second') == 1
     assert "a robot named 'robot1' is alive" in fleet.log('second')
     fleet.until_trained('robot1')

@@ -1,6 +1,8 @@
 """`ros2 launch rog_bringup indoor.launch.py` with real processes."""
 
 import pytest
+from fleet_env.fleet import FleetSettings
+from fleet_env.settings import knobs
 from fleet_env.summary import read_summary
 from fleet_under_test import write_fleet
 from launched import Launched, check_clean_end, check_described, check_refused
@@ -20,6 +22,8 @@ def test_a_fleet_trains_to_the_end(tmp_path):
     ('sync:=foo', "synchronisation method 'foo' is unknown"),
     ('pace:=fast', 'training.pace must be a number'),
     ('minutes:=-1', 'minutes is -1'),
+    ('network.chunk_bytes:=1', 'network.chunk_bytes is 1 B; it must be'),
+    ('link.emulate:=maybe', 'link.emulate must be true or false'),
     ('fleet:=nowhere', "no fleet is called 'nowhere'"),
     ('only:=robot9', 'only:=robot9 names robot9; there are server, robot1'),
     ('resume:=perhaps', 'resume'),
@@ -36,4 +40,4 @@ def test_a_task_that_does_not_load_makes_it_fail(tmp_path):
 
 
 def test_every_argument_is_described(tmp_path):
-    check_described(tmp_path, FILE, 'sync', 'minutes', 'seed', 'task', 'resume')
+    check_described(tmp_path, FILE, 'resume', *(knob.name for knob in knobs(FleetSettings)))

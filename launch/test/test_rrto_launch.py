@@ -33,9 +33,9 @@ def test_programs_of_two_robots_replay_on_the_server_and_end_cleanly(tmp_path):
 
 @pytest.mark.parametrize('argument, message', [
     ('only:=robot9', 'only:=robot9 names robot9; there are server, robot1'),
-    ('mode:=fast', "'replay', 'async', 'cached', 'rpc'"),
-    ('memory:=much', 'memory:=much must be of type int'),
-    ('interface:=nowhere', "network.interface is 'nowhere'"),
+    ('mode:=fast', "mode is 'fast'; it must be one of replay, async, cached, rpc"),
+    ('memory:=much', "memory must be a whole number, not 'much'"),
+    ('network.interface:=nowhere', "network.interface is 'nowhere'"),
 ])
 def test_a_bad_argument_ends_it_before_anything_is_started(tmp_path, argument, message):
     check_refused(Launched(tmp_path, FILE, argument), message)
@@ -43,4 +43,4 @@ def test_a_bad_argument_ends_it_before_anything_is_started(tmp_path, argument, m
 
 def test_every_argument_is_described(tmp_path):
     check_described(tmp_path, FILE, 'program', 'robots', 'mode', 'on_loss', 'name', 'memory',
-                    'lease', 'link_rate')
+                    'lease', 'link.rate')

@@ -2,12 +2,11 @@
 trains on real DDS.
 """
 
-import dataclasses
-
 import numpy as np
 import pytest
 import rog_core.link
 from fleet_env.fleet import FleetConfig, HeartbeatConfig, LinkConfig, RobotConfig, TrainingConfig
+from fleet_env.settings import changed
 from fleet_under_test import Fleet
 from rog_msgs.srv import SetSync
 from two_shells import in_virtual_time, over_dds
@@ -20,18 +19,20 @@ def scenario(folder, sync):
     """Four robots on good links, three of which get further and further ahead of the last."""
     trace = folder / 'good.txt'
     trace.write_text('0 200\n')
-    link = LinkConfig(str(trace), latency=0.001)
+    link = LinkConfig(trace=str(trace), latency=0.001)
     return FleetConfig(
-        'four', tuple(RobotConfig(f'robot{n}', link, pace) for n, pace in enumerate(PACES, 1)),
-        seed=3, minutes=2.0, heartbeat=HeartbeatConfig(5.0, 600.0),
-        training=TrainingConfig('exact_task:Exact', sync=sync, codec='raw', learning_rate=1 / 16,
-                                momentum=0.0, batch_size=1, evaluate_every=0))
+        name='four', seed=3, minutes=2.0, heartbeat=HeartbeatConfig(period=5.0, limit=600.0),
+        robots=tuple(RobotConfig(name=f'robot{n}', link=link, pace=pace)
+                     for n, pace in enumerate(PACES, 1)),
+        training=TrainingConfig(task='exact_task:Exact', sync=sync, codec='raw',
+                                learning_rate=1 / 16, momentum=0.0, batch_size=1,
+                                evaluate_every=0))
 
 
 def real_links(fleet):
     """The same fleet whose links carry what they can."""
-    return dataclasses.replace(fleet, robots=tuple(
-        dataclasses.replace(robot, link=LinkConfig(emulate=False)) for robot in fleet.robots))
+    return changed(fleet, robots=tuple(
+        changed(robot, link=LinkConfig(emulate=False)) for robot in fleet.robots))
 
 
 @pytest.mark.parametrize(('sync', 'changes'), [

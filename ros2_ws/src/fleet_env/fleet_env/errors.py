@@ -21,7 +21,16 @@ class TraceError(FleetEnvError):
     """A link trace that cannot be read, or whose samples make no sense."""
 
 
-class FleetFileError(FleetEnvError):
+class SettingError(FleetEnvError):
+    """A setting that is unknown, of the wrong type, or out of its bounds; ``path``: its keys."""
+
+    def __init__(self, message: str, file: str = '', line: int = 0,
+                 path: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message, file, line)
+        self.path = path
+
+
+class FleetFileError(SettingError):
     """A fleet file, or an override of one, that is refused; nothing has changed."""
 
 

@@ -1,144 +1,147 @@
-"""What a fleet file says, as frozen dataclasses.
+"""Every setting of a fleet, once: the schema of fleet files, node parameters, launch arguments.
 
-The metadata of every field is the documentation of the file and what it is checked against:
-``help`` and ``unit``, the bounds ``low`` and ``high`` (``above``: greater than), ``choices``,
-``pattern`` with ``form`` (how a value looks), ``empty`` (whether an empty text is allowed).
+A new setting is one line here; docs/settings.md is made from these lines.
 """
 
-import dataclasses
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import model_validator
 
 from fleet_env.power import PowerModel
+from fleet_env.settings import Settings, changed
+from fleet_env.settings import setting as _
+
+DEVICE: dict[str, Any] = {'pattern': r'^(cpu|auto|cuda(:\d+)?)$',
+                          'form': 'cpu, cuda, cuda:N, or auto (cuda where there is one)'}
 
 
-def _(default: Any, help: str, unit: str = '', **checks: Any) -> Any:
-    """Declare one setting; without a default it must be given."""
-    metadata = {'help': help, 'unit': unit, **checks}
-    if default is ...:
-        return field(metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(Settings):
     """What is trained and how."""
 
     task: str = _('rog_tasks.cruda:Cruda', 'class of the task',
-                  pattern=r'[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*',
+                  pattern=r'^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$',
                   form='package.module:Class')
-    task_options: dict[str, Any] = field(default_factory=dict, metadata={
-        'help': 'keyword arguments of the task', 'unit': ''})
-    sync: str = _('rsp:4', 'synchronisation method and its threshold')
-    codec: str = _('onebit', 'code of the rows on the air')
-    granularity: str = _('row', 'unit of transmission',
-                         choices=('model', 'layer', 'row', 'element'))
-    importance_magnitude: float = _(1.0, "weight f1 of the gradient's magnitude in a row's "
-                                         'importance', low=0.0)
-    importance_age: float = _(1.0, "weight f2 of the age in a row's importance", low=0.0)
-    learning_rate: float = _(0.005, 'learning rate of the averaged gradient', above=0.0)
-    momentum: float = _(0.9, 'momentum', low=0.0, below=1.0)
+    task_options: dict[str, Any] = _({}, 'keyword arguments of the task; a JSON object where a '
+                                         'text is wanted')
+    sync: str = _('rsp:4', 'synchronisation method and its threshold; docs/methods.md describes '
+                           'them all', live=True)
+    codec: str = _('onebit', 'code of the rows on the air: raw, onebit, ternary, or ternary:P with '
+                             'the share P of the elements that is sent')
+    granularity: Literal['model', 'layer', 'row', 'element'] = _(
+        'row', 'unit of transmission and staleness')
+    device: str = _('cpu', "device that computes the gradients and holds the robot's rows",
+                    **DEVICE)
+    learning_rate: float = _(0.005, 'learning rate of the averaged gradient', gt=0.0)
+    momentum: float = _(0.9, 'momentum, of the robots or of the server as the method has it',
+                        ge=0.0, lt=1.0)
     nesterov: bool = _(True, 'Nesterov momentum; false: standard (heavy-ball) momentum, as in the '
                              'paper of GSGM')
-    weight_decay: float = _(0.0, 'weight decay', low=0.0)
-    batch_size: int = _(24, 'samples in a batch of one robot', low=1)
-    evaluate_every: int = _(10, 'iterations between evaluations; 0 for none', low=0)
+    weight_decay: float = _(0.0, 'weight decay', ge=0.0)
+    batch_size: int = _(24, 'samples in a batch of one robot', ge=1)
+    evaluate_every: int = _(10, 'iterations between evaluations; 0 for none but the last', ge=0)
     pace: float = _(0.0, 'least duration of one gradient computation, which emulates a slower '
-                         'robot; 0 for none', 's', low=0.0)
+                         'robot; 0 for none', 's', ge=0.0)
     codec_pace: float = _(0.0, 'duration of compressing and decompressing in one iteration, which '
-                               'virtual time adds to pace', 's', low=0.0)
+                               'virtual time adds to pace', 's', ge=0.0)
     traffic: str = _('', 'published model whose bytes and rows the model trained here stands for '
                          'on the air (virtual time only); empty for its own', empty=True,
-                     pattern=r'([a-z0-9][a-z0-9._-]*)?', form='convmlp-m, or empty')
+                     pattern=r'^([a-z0-9][a-z0-9._-]*)?$', form='convmlp-m, or empty')
+    importance_magnitude: float = _(1.0, "weight f1 of a gradient's magnitude in the importance of "
+                                         'its row', ge=0.0)
+    importance_age: float = _(1.0, "weight f2 of the age in a row's importance", ge=0.0)
 
 
-@dataclass(frozen=True)
-class ChannelConfig:
+class ChannelConfig(Settings):
     """The radio channel of the fleet (virtual time only; real radios share what they share)."""
 
     shared: bool = _(True, 'the robots share the air time of one channel; false: each robot has a '
                            'channel of its own')
 
 
-@dataclass(frozen=True)
-class LinkConfig:
+class LinkConfig(Settings):
     """The link between a robot and the server; the sender follows its trace in both directions."""
 
-    trace: str = _('outdoor', 'a built-in trace (indoor, outdoor, outdoor_fades, edge, steady), or '
-                              'a file of "seconds Mbit/s" lines, relative to the fleet file')
-    scale: float = _(1.0, 'factor on the rate, to fit the size of the model', above=0.0)
-    emulate: bool = _(True, 'let the sender follow the trace; false on real robots')
+    trace: str = _('outdoor', 'rate over time: a built-in trace (indoor, outdoor, outdoor_fades, '
+                              'edge, steady), or a file of "seconds Mbit/s" lines, relative to the '
+                              'fleet file; empty: unlimited (real nodes only)', empty=True)
+    rate: float = _(0.0, 'constant rate instead of the trace; 0: the trace', 'Mbit/s', ge=0.0)
+    scale: float = _(1.0, 'factor on the rate, to fit the size of the model', gt=0.0)
+    emulate: bool = _(True, 'let the sender follow trace, rate and latency; false where the links '
+                            'are real, as on robots')
     offset: float = _(0.0, 'where in the trace a robot starts. For the fleet: from one robot to '
-                           'the next. For a robot: from the start of the trace', 's', low=0.0)
-    latency: float = _(0.0, 'delay added to every packet', 's', low=0.0, high=10.0)
+                           'the next. For a robot: from the start of the trace', 's', ge=0.0)
+    latency: float = _(0.0, 'delay added to every packet', 's', ge=0.0, le=10.0)
 
 
-@dataclass(frozen=True)
-class HeartbeatConfig:
+class HeartbeatConfig(Settings):
     """How it is noticed that a robot, or the server, has gone."""
 
-    period: float = _(0.5, 'time between heartbeats', 's', above=0.0)
-    limit: float = _(3.0, 'silence after which a peer counts as gone', 's', above=0.0)
+    period: float = _(0.5, 'time between heartbeats', 's', gt=0.0)
+    limit: float = _(3.0, 'silence after which a peer counts as gone', 's', gt=0.0)
+
+    @model_validator(mode='after')
+    def _in_order(self) -> 'HeartbeatConfig':
+        if self.limit <= self.period:
+            raise ValueError(f'has the limit {self.limit} s; it must be longer than '
+                             f'heartbeat.period, {self.period} s')
+        return self
 
 
-@dataclass(frozen=True)
-class NetworkConfig:
+class NetworkConfig(Settings):
     """DDS and the packets on it."""
 
-    domain_id: int = _(0, 'DDS domain', low=0, high=232)
-    interface: str = _('lo', 'network interface of the machine')
-    chunk_bytes: int = _(14000, 'most bytes in one chunk of rows', 'B', low=256, high=65000)
+    domain_id: int = _(0, 'DDS domain', ge=0, le=232)
+    interface: str = _('lo', 'network interface of the machine; lo keeps everything on it')
+    chunk_bytes: int = _(14000, 'most bytes in one chunk of rows', 'B', ge=256, le=65000)
     chunk_time: float = _(0.004, 'time of the link that a chunk takes: what a fade costs at most; '
-                                 'more makes fewer messages', 's', low=0.0005, high=1.0)
+                                 'more makes fewer messages', 's', ge=0.0005, le=1.0)
 
 
-@dataclass(frozen=True)
-class ServerConfig:
+class ServerConfig(Settings):
     """The parameter server."""
 
-    checkpoint_every: float = _(10.0, 'time between checkpoints; 0 for none', 's', low=0.0)
+    device: str = _('cpu', "device that holds the server's rows", **DEVICE)
+    checkpoint_every: float = _(10.0, 'time between checkpoints; 0 for none', 's', ge=0.0)
     drain_limit: float = _(5.0, 'longest time that the exact final model may take to reach a robot '
-                                'at the end of a run', 's', above=0.0)
+                                'at the end of a run', 's', gt=0.0)
 
 
-@dataclass(frozen=True)
-class StragglerConfig:
+class StragglerConfig(Settings):
     """How often a robot is late or away; drawn once for each gradient."""
 
-    probability: float = _(0.0, 'probability that a gradient takes longer', low=0.0, high=1.0)
-    time: float = _(0.0, 'how much longer', 's', low=0.0)
+    probability: float = _(0.0, 'probability that a gradient takes longer', ge=0.0, le=1.0)
+    time: float = _(0.0, 'how much longer', 's', ge=0.0)
     drop_probability: float = _(0.0, 'probability that the robot drops out before a gradient',
-                                low=0.0, high=1.0)
-    drop_time: float = _(0.0, 'how long it then neither computes nor is heard', 's', low=0.0)
+                                ge=0.0, le=1.0)
+    drop_time: float = _(0.0, 'how long it then neither computes nor is heard', 's', ge=0.0)
 
 
-@dataclass(frozen=True)
-class RobotConfig:
+class Computer(Settings):
+    """What a robot computes with."""
+
+    capacity: float = _(1.0, 'computing capacity, relative: a gradient takes pace / capacity, and '
+                             'gradient coding deals out data in proportion', gt=0.0)
+
+
+class RobotConfig(Computer):
     """One robot, with everything that the fleet sets for all already filled in."""
 
-    name: str = _(..., "the robot's name and namespace", pattern=r'[a-z][a-z0-9_]*',
+    name: str = _(..., "the robot's name and namespace", pattern=r'^[a-z][a-z0-9_]*$',
                   form='lower case, digits and underscores (REP-144)')
     link: LinkConfig = LinkConfig()
     pace: float = _(0.0, 'least duration of one gradient computation; default training.pace', 's',
-                    low=0.0)
+                    ge=0.0)
     power: PowerModel = PowerModel()
     codec_pace: float = _(0.0, 'duration of compressing and decompressing in one iteration; '
-                               'default training.codec_pace', 's', low=0.0)
+                               'default training.codec_pace', 's', ge=0.0)
     stragglers: StragglerConfig = StragglerConfig()
-    capacity: float = _(1.0, 'computing capacity, relative: a gradient takes pace / capacity, and '
-                             'gradient coding deals out data in proportion', above=0.0)
 
 
-@dataclass(frozen=True)
-class FleetConfig:
-    """A fleet file; the order of the robots is their rank."""
+class FleetSettings(Settings):
+    """What a fleet file says of all robots: every setting that is also an argument of a launch."""
 
-    name: str = _(..., 'name of the fleet', pattern=r'[A-Za-z0-9][\w.-]*',
-                  form='letters, digits, dot, dash, underscore')
-    robots: tuple[RobotConfig, ...] = _(..., 'the robots')
-    description: str = _('', 'what this fleet is for', empty=True)
-    seed: int = _(0, 'seed of everything random', low=0, high=2**31 - 1)
-    minutes: float = _(1.5, 'duration of the training', 'min', above=0.0)
+    seed: int = _(0, 'seed of everything random', ge=0, le=2**31 - 1)
+    minutes: float = _(1.5, 'duration of the training', 'min', gt=0.0)
     training: TrainingConfig = TrainingConfig()
     link: LinkConfig = LinkConfig()
     channel: ChannelConfig = ChannelConfig()
@@ -147,8 +150,22 @@ class FleetConfig:
     server: ServerConfig = ServerConfig()
     power: PowerModel = PowerModel()
     stragglers: StragglerConfig = StragglerConfig()
-    file: str = field(default='', compare=False, repr=False)
+
+
+class FleetConfig(FleetSettings):
+    """A fleet file; the order of the robots is their rank."""
+
+    name: str = _(..., 'name of the fleet', pattern=r'^[A-Za-z0-9][\w.-]*$',
+                  form='letters, digits, dot, dash, underscore')
+    robots: tuple[RobotConfig, ...] = _(..., 'the robots')
+    description: str = _('', 'what this fleet is for', empty=True)
+    file: str = _('', '', empty=True)
     """Path of the file that it was read from; not a setting."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other says the same; which file it stands in is no part of that."""
+        return isinstance(other, FleetConfig) \
+            and {**dict(self), 'file': ''} == {**dict(other), 'file': ''}
 
     def robot(self, name: str) -> RobotConfig:
         """Return the robot called ``name``.
@@ -171,9 +188,10 @@ class FleetConfig:
 
     def robot_defaults(self, index: int, name: str) -> RobotConfig:
         """Return robot ``index``, called ``name``, as it is where its entry says nothing else."""
-        link = dataclasses.replace(self.link, offset=self.link.offset * index)
-        return RobotConfig(name, link, self.training.pace, self.power, self.training.codec_pace,
-                           self.stragglers)
+        return RobotConfig(
+            name=name, link=changed(self.link, offset=self.link.offset * index),
+            pace=self.training.pace, power=self.power, codec_pace=self.training.codec_pace,
+            stragglers=self.stragglers)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a fleet file holds, every setting written out.
@@ -181,19 +199,14 @@ class FleetConfig:
         A robot's entry holds only what differs from the fleet's, so that an override of the
         fleet's setting reaches every robot that has none of its own.
         """
-        data = dataclasses.asdict(self)
-        del data['file']
-        data['robots'] = []
-        for index, robot in enumerate(self.robots):
-            theirs = dataclasses.asdict(robot)
-            ours = dataclasses.asdict(self.robot_defaults(index, robot.name))
-            entry: dict[str, Any] = {'name': robot.name}
-            for key, value in theirs.items():
-                if isinstance(value, dict):
-                    value = {k: v for k, v in value.items() if v != ours[key][k]}
-                    if value:
-                        entry[key] = value
-                elif value != ours[key]:
-                    entry[key] = value
-            data['robots'].append(entry)
-        return data
+        head = {'name': self.name, 'description': self.description}
+        usual = (self.robot_defaults(*place) for place in enumerate(self.capacities))
+        robots = [{'name': robot.name, **_differences(robot, other)}
+                  for robot, other in zip(self.robots, usual, strict=True)]
+        return {**head, **self.model_dump(exclude={*head, 'robots', 'file'}), 'robots': robots}
+
+
+def _differences(settings: Settings, usual: Settings) -> dict[str, Any]:
+    """Return the settings that are not as usual, those of a section below its name."""
+    return {key: _differences(value, getattr(usual, key)) if isinstance(value, Settings) else value
+            for key, value in settings if value != getattr(usual, key)}

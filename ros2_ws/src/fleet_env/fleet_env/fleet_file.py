@@ -4,8 +4,8 @@ A fleet file is YAML; :mod:`fleet_env.fleet` says what may stand in it. Nothing 
 unknown key, a wrong type, a value out of range or a repeated robot name is refused with the line.
 """
 
-import dataclasses
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
-from fleet_env.errors import FleetFileError
+from fleet_env.errors import FleetFileError, SettingError, TraceError
 from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig
 from fleet_env.generate import PROFILES, generate
-from fleet_env.settings import Located, build, construct, locate, mapping, suggestion
+from fleet_env.settings import Settings, Text, changed, checked, dotted, knobs, suggestion
 from fleet_env.trace import LinkTrace, read_trace
 
 PATH_VARIABLE = 'ROG_FLEET_PATH'
@@ -58,7 +58,7 @@ def read_fleet(path: str | PathLike[str]) -> FleetConfig:
         text = Path(file).read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as error:
         raise FleetFileError(f'cannot be read: {error}', file) from error
-    return _fleet(_parse(text, file), file)
+    return _Document(*_parse(text, file)).fleet()
 
 
 def with_overrides(fleet: FleetConfig, overrides: Mapping[str, Any]) -> FleetConfig:
@@ -68,10 +68,10 @@ def with_overrides(fleet: FleetConfig, overrides: Mapping[str, Any]) -> FleetCon
         is accepted for numbers and booleans, and a robot is named, not counted.
     :raises FleetFileError: names the setting; ``fleet`` itself never changes.
     """
-    tree = locate(fleet.to_dict(), fleet.file)
-    for dotted, value in overrides.items():
-        _override(tree, dotted, locate(value, f'override {dotted}', lenient=True))
-    return _fleet(tree, fleet.file)
+    document = _Document(fleet.to_dict(), fleet.file)
+    for setting, value in overrides.items():
+        document.override(setting, value)
+    return document.fleet()
 
 
 def with_robots(fleet: FleetConfig, count: int) -> FleetConfig:
@@ -82,7 +82,7 @@ def with_robots(fleet: FleetConfig, count: int) -> FleetConfig:
     for index, name in zip(range(len(robots), count), (n for n in more if n not in names),
                            strict=False):
         robots.append(fleet.robot_defaults(index, name))
-    return dataclasses.replace(fleet, robots=tuple(robots))
+    return changed(fleet, robots=tuple(robots))
 
 
 def dump_fleet(fleet: FleetConfig) -> str:
@@ -90,88 +90,155 @@ def dump_fleet(fleet: FleetConfig) -> str:
     return yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True)
 
 
-def link_trace(link: LinkConfig) -> LinkTrace:
-    """Return the trace that ``link`` follows: read or generated, shifted and scaled.
+def explained_fleet(fleet: FleetConfig) -> str:
+    """Return what :func:`dump_fleet` does, with a comment that says what each setting is."""
+    known = {knob.path: f'{knob.description} ({knob.allowed})' for knob in knobs(type(fleet))}
+    lines, section = [], ''
+    text = yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True, width=10**6)
+    for line in text.splitlines():
+        key, _, value = line.partition(':')
+        section = section if line.startswith((' ', '-')) else key
+        words = known.get((section, key.strip()) if line.startswith(' ') else (key,))
+        lines.append(f'{line:<30} # {words}' if words and (value or key == 'robots') else line)
+    return '\n'.join(lines) + '\n'
 
-    :raises TraceError: names file and line.
+
+def link_trace(link: LinkConfig) -> LinkTrace:
+    """Return the trace that ``link`` follows: constant, read or generated; shifted and scaled.
+
+    :raises TraceError: names file and line, or says that the link has neither trace nor rate.
     """
-    trace = generate(link.trace) if link.trace in PROFILES else read_trace(link.trace)
+    if link.rate:
+        trace = LinkTrace([0.0], [link.rate])
+    elif not link.trace:
+        raise TraceError('the link has neither a trace nor a rate; set link.trace or link.rate')
+    else:
+        trace = generate(link.trace) if link.trace in PROFILES else read_trace(link.trace)
     return trace.shifted(link.offset).scaled(link.scale)
 
 
-def _fleet(node: Located, file: str) -> FleetConfig:
-    values = build(FleetConfig, node, skip=('robots',))
-    entries = mapping(node, 'the file')
-    for key in ('name', 'robots'):
-        if key not in entries:
-            raise node.error(f'the key {key!r} is missing')
-    fleet = FleetConfig(**values, robots=(), file=file)
-    link = entries.get('link', node)
-    fleet = dataclasses.replace(fleet, link=_resolved(fleet.link, link, file))
-    beat = fleet.heartbeat
-    if beat.limit <= beat.period:
-        raise entries['heartbeat'].error(f'heartbeat.limit is {beat.limit} s; it must be longer '
-                                         f'than heartbeat.period, {beat.period} s')
-    return dataclasses.replace(fleet, robots=_robots(entries['robots'], fleet, file))
+def find_tasks(fleet: FleetConfig) -> None:
+    """Let this process and those it starts import a task that lies beside the fleet file, or here.
+
+    Names of installed modules come first in this process.
+    """
+    for folder in dict.fromkeys((os.path.dirname(os.path.abspath(fleet.file)), os.getcwd())):
+        if folder not in sys.path:
+            sys.path.append(folder)
+        path = os.environ.get('PYTHONPATH', '').split(os.pathsep)
+        if folder not in path:
+            os.environ['PYTHONPATH'] = os.pathsep.join([*filter(None, path), folder])
 
 
-def _robots(node: Located, fleet: FleetConfig, file: str) -> tuple[RobotConfig, ...]:
-    if not isinstance(node.value, list) or not node.value:
-        raise node.error('robots must be a list of at least one "- name: ..." entry')
-    robots: list[RobotConfig] = []
-    lines: dict[str, int] = {}
-    for index, item in enumerate(node.value):
-        path = f'robots[{index}]'
-        entry = mapping(item, path)
+_Path = tuple[str | int, ...]
+
+
+class _Document:
+    """What a fleet file says, and on which lines.
+
+    :param lines: keys from the top -> line; the top has none.
+    """
+
+    def __init__(self, data: Any, file: str, lines: Mapping[_Path, int] | None = None) -> None:
+        self._data, self._file = data, file
+        self._lines = lines or {}
+        self._overrides: dict[_Path, str] = {}
+
+    def override(self, setting: str, value: Any) -> None:
+        """Set what the dotted name of a setting means; robots go by their names."""
+        *parents, last = setting.split('.')
+        node = self._data
+        path: list[str | int] = []
+        where = f'override {setting}'
+        for part in parents:
+            if isinstance(node, list):
+                names = [robot['name'] for robot in node]
+                if part not in names:
+                    raise FleetFileError(f'no robot {part!r}; {suggestion(part, names)}', where)
+                index = names.index(part)
+                path.append(index)
+                node = node[index]
+            elif isinstance(node, dict):
+                path.append(part)  # an unknown key is refused with all others
+                node = node.setdefault(part, {})
+            else:
+                raise FleetFileError(f'{part!r} is below a setting that holds no keys', where)
+        if not isinstance(node, dict):
+            raise FleetFileError(f'{last!r} is below a setting that holds no keys', where)
+        node[last] = Text(value) if isinstance(value, str) else value
+        self._overrides[(*path, last)] = where
+
+    def fleet(self) -> FleetConfig:
+        """Return the fleet that the file describes."""
+        data = self._mapping(())
+        fleet: FleetConfig = self._checked(FleetConfig, {
+            **data, **({'robots': ()} if 'robots' in data else {}), 'file': self._file}, ())
+        fleet = changed(fleet, link=self._resolved(fleet.link, ('link',)))
+        entries = data['robots']
+        if not isinstance(entries, list) or not entries:
+            raise self._error('robots must be a list of at least one "- name: ..." entry',
+                              ('robots',))
+        robots: dict[str, RobotConfig] = {}
+        for index in range(len(entries)):
+            path = ('robots', index)
+            robot = self._robot(fleet, path)
+            if robot.name in robots:
+                line = self._lines.get(('robots', list(robots).index(robot.name), 'name'))
+                first = f'on line {line}' if line else 'above'
+                raise self._error(f'two robots are called {robot.name!r}; the first stands '
+                                  f'{first}. Give each its own name', (*path, 'name'))
+            robots[robot.name] = robot
+        return changed(fleet, robots=tuple(robots.values()))
+
+    def _robot(self, fleet: FleetConfig, path: _Path) -> RobotConfig:
+        entry = self._mapping(path)
         if 'name' not in entry:
-            raise item.error(f'{path} has no name')
-        common = fleet.robot_defaults(index, 'unnamed')
-        robot: RobotConfig = construct(RobotConfig, item, path, common)
-        if robot.name in lines:
-            first = f' on line {lines[robot.name]}' if lines[robot.name] else ''
-            raise entry['name'].error(f'two robots are called {robot.name!r}; the first stands'
-                                      f'{first or " above"}. Give each its own name')
+            raise self._error(f'{dotted(path)} has no name', path)
+        usual = dict(fleet.robot_defaults(int(path[-1]), 'unnamed'))
+        for key, value in entry.items():
+            section = isinstance(usual.get(key), Settings) and isinstance(value, dict | None)
+            usual[key] = {**dict(usual[key]), **(value or {})} if section else value
+        robot: RobotConfig = self._checked(RobotConfig, usual, path)
         if robot.name == 'rog':
-            raise entry['name'].error("'rog' is the namespace of the parameter server; give the "
-                                      'robot another name')
-        lines[robot.name] = entry['name'].line
-        link = _resolved(robot.link, entry.get('link', item), file)
-        robots.append(dataclasses.replace(robot, link=link))
-    return tuple(robots)
+            raise self._error("'rog' is the namespace of the parameter server; give the robot "
+                              'another name', (*path, 'name'))
+        return changed(robot, link=self._resolved(robot.link, (*path, 'link')))
+
+    def _mapping(self, path: _Path) -> dict[str, Any]:
+        node = self._data
+        for key in path:
+            node = node[key]
+        if not isinstance(node, dict):
+            raise self._error(f'{dotted(path) or "the file"} must be a mapping of keys to values',
+                              path)
+        return node
+
+    def _checked(self, model: Any, values: dict[str, Any], path: _Path) -> Any:
+        try:
+            return checked(model, values, lambda rest: dotted((*path, *rest)))
+        except SettingError as error:
+            raise self._error(error.message, (*path, *error.path)) from None
+
+    def _resolved(self, link: LinkConfig, path: _Path) -> LinkConfig:
+        """Return ``link`` with an absolute path of its trace, which must exist."""
+        if link.trace in PROFILES or not link.trace:
+            return link
+        file = Path(os.path.abspath(self._file)).parent / link.trace
+        if link.emulate and not link.rate and not file.is_file():
+            raise self._error(f'link.trace is {link.trace!r}: there is no file {file}, and the '
+                              f'built-in traces are {", ".join(PROFILES)}', (*path, 'trace'))
+        return changed(link, trace=str(file))
+
+    def _error(self, text: str, path: _Path) -> FleetFileError:
+        for end in range(len(path), -1, -1):
+            if path[:end] in self._overrides:
+                return FleetFileError(text, self._overrides[path[:end]])
+            if path[:end] in self._lines:
+                return FleetFileError(text, self._file, self._lines[path[:end]])
+        return FleetFileError(text, self._file)
 
 
-def _resolved(link: LinkConfig, node: Located, file: str) -> LinkConfig:
-    """Return ``link`` with an absolute path of its trace, which must exist."""
-    if link.trace in PROFILES:
-        return link
-    path = Path(os.path.abspath(file)).parent / link.trace
-    if link.emulate and not path.is_file():
-        place = node.value.get('trace', node) if isinstance(node.value, dict) else node
-        raise place.error(f'link.trace is {link.trace!r}: there is no file {path}, and the '
-                          f'built-in traces are {", ".join(PROFILES)}')
-    return dataclasses.replace(link, trace=str(path))
-
-
-def _override(tree: Located, dotted: str, value: Located) -> None:
-    *parents, last = dotted.split('.')
-    node = tree
-    for part in parents:
-        if isinstance(node.value, list):
-            named = {item.value['name'].value: item for item in node.value}
-            if part not in named:
-                raise value.error(f'no robot {part!r}; {suggestion(part, named)}')
-            node = named[part]
-        elif isinstance(node.value, dict):
-            # A key that is not there yet is set; `build` refuses it if it is unknown.
-            node = node.value.setdefault(part, Located({}, value.file))
-        else:
-            raise value.error(f'{part!r} is below a setting that holds a single value')
-    if not isinstance(node.value, dict):
-        raise value.error(f'{last!r} is below a setting that holds no keys')
-    node.value[last] = value
-
-
-def _parse(text: str, file: str) -> Located:
+def _parse(text: str, file: str) -> tuple[Any, str, dict[_Path, int]]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -181,26 +248,30 @@ def _parse(text: str, file: str) -> Located:
         raise FleetFileError(f'is not valid YAML: {error}', file) from error
     if root is None:
         raise FleetFileError('is empty; it needs at least name and robots', file)
+    lines: dict[_Path, int] = {}
     try:
-        return _located(root, file)
+        return _plain(root, file, lines, ()), file, lines
     except RecursionError:
         raise FleetFileError('is nested too deeply; does an alias (*name) contain itself?',
                              file) from None
 
 
-def _located(node: yaml.Node, file: str) -> Located:
-    line = node.start_mark.line + 1
+def _plain(node: yaml.Node, file: str, lines: dict[_Path, int], path: _Path) -> Any:
+    """Return what the node holds, and fill in the lines on which that stands."""
+    line = lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
-        entries: dict[str, Located] = {}
+        entries: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key, at = str(key_node.value), key_node.start_mark.line + 1
             if key in entries:
                 raise FleetFileError(f'the key {key!r} stands here a second time', file, at)
-            entries[key] = dataclasses.replace(_located(value_node, file), line=at)
-        return Located(entries, file, line)
+            lines[(*path, key)] = at
+            entries[key] = _plain(value_node, file, lines, (*path, key))
+        return entries
     if isinstance(node, yaml.SequenceNode):
-        return Located([_located(item, file) for item in node.value], file, line)
+        return [_plain(item, file, lines, (*path, index))
+                for index, item in enumerate(node.value)]
     try:
-        return Located(yaml.constructor.SafeConstructor().construct_object(node), file, line)
+        return yaml.constructor.SafeConstructor().construct_object(node)
     except (yaml.YAMLError, ValueError) as error:
         raise FleetFileError(f'{node.value!r} cannot be read: {error}', file, line) from error

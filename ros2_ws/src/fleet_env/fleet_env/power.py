@@ -1,20 +1,16 @@
 """Electrical power and energy of a robot: power per state, integrated over time. Sans-I/O."""
 
-from dataclasses import dataclass, field
+from fleet_env.settings import Settings, setting
 
 STATES = ('computing', 'communicating', 'stalled')
 
 
-@dataclass(frozen=True)
-class PowerModel:
+class PowerModel(Settings):
     """Power in W that a robot draws in each state; defaults as published for ROG (Jetson NX)."""
 
-    computing: float = field(default=13.35, metadata={
-        'help': 'power while computing', 'unit': 'W', 'low': 0.0})
-    communicating: float = field(default=4.25, metadata={
-        'help': 'power while sending or receiving', 'unit': 'W', 'low': 0.0})
-    stalled: float = field(default=4.04, metadata={
-        'help': 'power while waiting for others', 'unit': 'W', 'low': 0.0})
+    computing: float = setting(13.35, 'power while computing', 'W', ge=0.0)
+    communicating: float = setting(4.25, 'power while sending or receiving', 'W', ge=0.0)
+    stalled: float = setting(4.04, 'power while waiting for others', 'W', ge=0.0)
 
     def watts(self, state: str) -> float:
         """Power in ``state``, one of :data:`STATES`.

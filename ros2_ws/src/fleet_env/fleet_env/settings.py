@@ -1,54 +1,248 @@
-"""Checks settings against the dataclass that declares them, and says where one is wrong.
+"""What a setting is: one line of a model says its type, default, unit, bounds and description.
 
-The input is a tree of :class:`Located` values: a YAML file with line numbers, or overrides from a
-command line. The output is the dataclass.
+pydantic checks types and bounds. What is here says where a value is wrong so that the reader can
+put it right, and gives fleet files, ROS parameters, launch arguments and the documentation one view
+of all settings: `knobs`.
 """
 
-import dataclasses
 import difflib
-import math
+import functools
+import json
 import re
 import typing
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
-from fleet_env.errors import FleetFileError
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+
+from fleet_env.errors import SettingError
+
+# YAML 1.1, which fleet files are written in, reads 1e-3 as text.
+_EXPONENT = re.compile(r'[-+]?[\d.]+[eE][-+]?\d+')
+_BOUNDS = {'ge': 'at least', 'gt': 'greater than', 'le': 'at most', 'lt': 'less than'}
+_KINDS = {str: 'text', bool: 'true or false', int: 'a whole number', float: 'a number',
+          dict: 'a mapping of keys to values', tuple: 'a list'}
+_Path = tuple[str | int, ...]
 
 
-@dataclass(frozen=True)
-class Located:
-    """A value and where it stands.
+def setting(default: Any, description: str, unit: str = '', *, form: str = '', empty: bool = False,
+            live: bool = False, **checks: Any) -> Any:
+    """Declare a setting; the default ``...`` means that it must be given.
 
-    :param value: a scalar, a list of Located, or a dict of str to Located.
-    :param lenient: accept text for numbers and booleans, as a command line gives it.
+    :param form: what a value looks like, for settings with a ``pattern``.
+    :param empty: whether an empty text is allowed.
+    :param live: whether the ROS parameter may be changed while the node runs.
+    :param checks: those of :func:`pydantic.Field`: ``ge``, ``gt``, ``le``, ``lt``, ``pattern``.
+    """
+    return Field(default, description=description, **checks, json_schema_extra={
+        'unit': unit, 'form': form, 'empty': empty, 'live': live})
+
+
+class Text(str):
+    """A value from a command line, which gives numbers and everything else as text."""
+
+
+class Settings(BaseModel):
+    """Base of all models: nothing is converted by guessing, no key is unknown, nothing changes."""
+
+    model_config = ConfigDict(frozen=True, extra='forbid', strict=True, allow_inf_nan=False)
+
+    @field_validator('*', mode='before')
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields[info.field_name or '']
+        kind = typing.get_origin(field.annotation) or field.annotation
+        if value is None and (kind is dict or isinstance(field.default, Settings)):
+            value = {}  # a key with nothing behind it
+        if isinstance(value, dict):
+            if isinstance(field.default, Settings):  # what a section leaves out is its default's
+                return {**dict(field.default), **value}
+            return {key: _parsed(item, dict) if isinstance(item, Text) else item
+                    for key, item in value.items()}
+        exponent = isinstance(value, str) and kind in (int, float) and _EXPONENT.fullmatch(value)
+        if isinstance(value, Text) or exponent:
+            value = _parsed(value, kind)
+        if kind is str and isinstance(value, str) and not (value.strip() or _extra(field, 'empty')):
+            raise ValueError('is empty; give a value or leave the key out')
+        return tuple(value) if isinstance(value, list) and kind is tuple else value
+
+
+def _parsed(text: str, kind: Any) -> Any:
+    """Return what the text means as a value of this type, or the text if it means none."""
+    try:
+        if kind is bool:
+            return {'true': True, 'false': False}.get(text.lower(), str(text))
+        if kind in (dict, tuple):
+            return yaml.safe_load(text)
+        return kind(text) if kind in (int, float) else str(text)
+    except (ValueError, yaml.YAMLError):
+        return str(text)
+
+
+S = TypeVar('S', bound=Settings)
+
+
+class Knob(NamedTuple):
+    """One setting.
+
+    :param path: its keys from the top of the model.
+    :param kind: str, bool, int, float, dict or tuple.
+    :param bounds: of ``ge``, ``gt``, ``le``, ``lt``.
+    :param allowed: which values it may have, in words, with the unit.
+    :param live: whether the ROS parameter may be changed while the node runs.
     """
 
-    value: Any
-    file: str = ''
-    line: int = 0
-    lenient: bool = False
+    path: tuple[str, ...]
+    default: Any
+    description: str
+    kind: type
+    unit: str
+    bounds: dict[str, Any]
+    allowed: str
+    live: bool
 
-    def error(self, message: str) -> FleetFileError:
-        """Return an error that points here."""
-        return FleetFileError(message, self.file, self.line)
+    @property
+    def name(self) -> str:
+        """Its name as a ROS parameter and as a launch argument."""
+        return parameter_name(self.path)
 
-    def plain(self) -> Any:
-        """Return the value without places."""
-        if isinstance(self.value, dict):
-            return {key: item.plain() for key, item in self.value.items()}
-        if isinstance(self.value, list):
-            return [item.plain() for item in self.value]
-        return self.value
+    @property
+    def usual(self) -> str:
+        """Its default, as a file or a command line has it."""
+        if self.default in (None, '', (), {}):
+            return 'needed' if self.default is None else 'empty'
+        return str(self.default) if self.kind is str else json.dumps(self.default)
+
+    @property
+    def help(self) -> str:
+        """Everything about it in a line."""
+        return f'{self.description} ({self.allowed}; default {self.usual})'
 
 
-def locate(value: Any, file: str = '', lenient: bool = False) -> Located:
-    """Return plain data as a tree of :class:`Located` that all stand in ``file``."""
-    if isinstance(value, dict):
-        value = {key: locate(item, file, lenient) for key, item in value.items()}
-    elif isinstance(value, list | tuple):
-        value = [locate(item, file, lenient) for item in value]
-    return Located(value, file, 0, lenient)
+def parameter_name(path: Iterable[Any]) -> str:
+    """Name of a setting on the graph and in a launch: training's own name, else section.name."""
+    return '.'.join(str(key) for key in path if key != 'training') or 'training'
+
+
+def knobs(model: type[Settings], path: tuple[str, ...] = (), default: Settings | None = None
+          ) -> Iterator[Knob]:
+    """Yield every setting of a model, those of its sections in their place."""
+    for key, field in model.model_fields.items():
+        value = getattr(default, key) if default is not None else field.default
+        if isinstance(value, Settings):
+            yield from knobs(type(value), (*path, key), value)
+        elif field.description:  # what has none is no setting
+            yield _knob((*path, key), field, value)
+
+
+def _knob(path: tuple[str, ...], field: FieldInfo, default: Any) -> Knob:
+    kind = typing.get_origin(field.annotation) or field.annotation
+    unit, form = _extra(field, 'unit'), _extra(field, 'form')
+    bounds = {key: getattr(rule, key) for rule in field.metadata for key in _BOUNDS
+              if getattr(rule, key, None) is not None}
+    if kind is typing.Literal:
+        kind, words = str, f'one of {", ".join(typing.get_args(field.annotation))}'
+    else:
+        limits = [f'{_BOUNDS[key]} {str(bound).removesuffix(".0")}'
+                  for key, bound in bounds.items()]
+        words = _KINDS[kind] + ', ' * bool(limits) + ' and '.join(limits) + f' {unit}' * bool(unit)
+        words += f' like this: {form}' * bool(form)
+    default = None if field.is_required() else default
+    return Knob(path, default, field.description or '', kind, unit, bounds, words,
+                bool(_extra(field, 'live')))
+
+
+def arguments(model: type[Settings]) -> dict[str, str]:
+    """Return name and help of the launch arguments for all settings of a model."""
+    return {knob.name: knob.help for knob in knobs(model)}
+
+
+def flat(settings: Settings) -> dict[str, Any]:
+    """Return the settings by their parameter names."""
+    return {knob.name: functools.reduce(getattr, knob.path, settings)
+            for knob in knobs(type(settings))}
+
+
+def from_flat(model: type[S], values: Mapping[str, Any], prefix: str = '') -> S:
+    """Return the model with these values by parameter name; `flat` the other way round.
+
+    :param prefix: what stands before the parameter's name in a message.
+    :raises SettingError: names the parameter.
+    """
+    tree: dict[str, Any] = {}
+    for knob in knobs(model):
+        if knob.name in values:
+            section = tree
+            for key in knob.path[:-1]:
+                section = section.setdefault(key, {})
+            section[knob.path[-1]] = values[knob.name]
+    return checked(model, tree, lambda path: prefix + parameter_name(path))
+
+
+def changed(settings: S, **changes: Any) -> S:
+    """Return the settings with these changes, checked; a dict changes a section where it says.
+
+    :raises SettingError: names the setting.
+    """
+    values = dict(settings)
+    for key, value in changes.items():
+        section = isinstance(value, dict) and isinstance(values.get(key), Settings)
+        values[key] = changed(values[key], **value) if section else value
+    return checked(type(settings), values)
+
+
+def dotted(path: _Path) -> str:
+    """Return the keys as they are written for a person: robots[1].link.trace."""
+    return ''.join(f'[{key}]' if isinstance(key, int) else f'.{key}' for key in path).lstrip('.')
+
+
+def checked(model: type[S], values: Mapping[str, Any],
+            name: Callable[[_Path], str] = dotted) -> S:
+    """Return the model with these values by key, sections as dicts.
+
+    :param name: how keys are written in a message.
+    :raises SettingError: says what is wrong first, which value is allowed there, and ``path``, the
+        keys of that place.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        first = min(error.errors(), key=lambda e: e['type'] == 'missing')
+    path = first['loc']
+    raise SettingError(_sentence(model, first, name(path)), path=path)
+
+
+def _sentence(model: type[Settings], error: Any, name: str) -> str:
+    owner: Any = model
+    field: FieldInfo | None = None
+    for key in error['loc']:
+        if field is not None:
+            if not (isinstance(field.annotation, type) and issubclass(field.annotation, Settings)):
+                break  # the rest of the place lies within the value
+            owner = field.annotation
+        field = owner.model_fields.get(key)
+    value, kind = error['input'], error['type']
+    if kind == 'value_error':
+        return f'{name} {error["ctx"]["error"]}'
+    if kind == 'missing':
+        return f'the key {name!r} is missing'
+    if field is None:
+        return f'unknown key {name!r}; {suggestion(error["loc"][-1], owner.model_fields)}'
+    if not field.description:  # a section
+        return f'{name} must be {_KINDS[dict]}, not {_shown(value)}'
+    knob = _knob((), field, None)
+    if kind.endswith('_type'):
+        inner = typing.get_args(field.annotation)[:1] if isinstance(error['loc'][-1], int) else ()
+        return f'{name} must be {_KINDS[(*inner, knob.kind)[0]]}, not {_shown(value)}'
+    allowed = knob.allowed.replace('a number', 'a finite number') if kind == 'finite_number' \
+        else knob.allowed
+    near = difflib.get_close_matches(str(value), typing.get_args(field.annotation), 1, 0.6) \
+        if kind == 'literal_error' else ()
+    unit = f' {knob.unit}' if knob.unit else ''
+    return f'{name} is {value!r}{unit}; it must be {allowed}' \
+        + ''.join(f'; did you mean {choice!r}?' for choice in near)
 
 
 def suggestion(key: str, known: Iterable[str]) -> str:
@@ -60,104 +254,11 @@ def suggestion(key: str, known: Iterable[str]) -> str:
     return f'known are {", ".join(sorted(known))}'
 
 
-def mapping(node: Located, path: str) -> dict[str, Located]:
-    """Return the node's mapping; an empty entry is an empty mapping."""
-    if node.value is None:
-        return {}
-    if not isinstance(node.value, dict):
-        raise node.error(f'{path} must be a mapping of keys to values, not {_shown(node.value)}')
-    return node.value
-
-
-def build(cls: type, node: Located, path: str = '', defaults: Any = None,
-          skip: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Check the keys of ``node`` and return the fields of ``cls`` that it sets, as a dict.
-
-    :param path: dotted name of the node, for messages; empty at the top.
-    :param defaults: an instance of ``cls`` that nested mappings start from.
-    :param skip: keys that are known but left to the caller.
-    :raises FleetFileError: names file, line and key, what is wrong and what is allowed.
-    """
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.name in _hints(cls)
-              and (f.metadata or dataclasses.is_dataclass(_hints(cls)[f.name]))}
-    out: dict[str, Any] = {}
-    entries = mapping(node, path or 'the file')
-    for key, item in entries.items():
-        name = f'{path}.{key}' if path else key
-        if key not in fields:
-            raise item.error(f'unknown key {name!r}; {suggestion(key, fields)}')
-        if key in skip:
-            continue
-        kind = _hints(cls)[key]
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            start = getattr(defaults, key, None) if defaults is not None else None
-            out[key] = construct(kind, item, name, start)
-        else:
-            out[key] = check(item, name, kind, fields[key].metadata)
-    return out
-
-
-def construct(cls: type, node: Located, path: str = '', defaults: Any = None) -> Any:
-    """Build ``cls`` from ``node``; what it leaves out comes from ``defaults``."""
-    values = build(cls, node, path, defaults)
-    if defaults is not None:
-        return dataclasses.replace(defaults, **values)
-    return cls(**values)
-
-
-def check(node: Located, name: str, kind: Any, rules: typing.Mapping[str, Any]) -> Any:
-    """Return the node's value as ``kind`` (str, bool, int, float or a dict), within ``rules``."""
-    if typing.get_origin(kind) is dict or kind is dict:
-        return {key: item.plain() for key, item in mapping(node, name).items()}
-    value = _typed(node, name, kind)
-    unit = f' {rules["unit"]}' if rules.get('unit') else ''
-    for rule, holds, words in (('low', lambda v, b: v >= b, 'at least'),
-                               ('above', lambda v, b: v > b, 'greater than'),
-                               ('high', lambda v, b: v <= b, 'at most'),
-                               ('below', lambda v, b: v < b, 'less than')):
-        if rule in rules and not holds(value, rules[rule]):
-            raise node.error(f'{name} is {value}{unit}; it must be {words} {rules[rule]}{unit}')
-    if 'choices' in rules and value not in rules['choices']:
-        raise node.error(f'{name} is {value!r}; {suggestion(str(value), rules["choices"])}')
-    if 'pattern' in rules and not re.fullmatch(rules['pattern'], value):
-        raise node.error(f'{name} is {value!r}; it must look like this: {rules["form"]}')
-    if kind is str and not value.strip() and not rules.get('empty'):
-        raise node.error(f'{name} is empty; give a value or leave the key out')
-    return value
-
-
-_NAMES = {str: 'text', bool: 'true or false', int: 'a whole number', float: 'a number'}
-
-
-def _typed(node: Located, name: str, kind: Any) -> Any:
-    value = node.value
-    wrong = node.error(f'{name} must be {_NAMES[kind]}, not {_shown(value)}')
-    if isinstance(value, str) and kind is not str:
-        # YAML 1.1 reads 1e-3 as text; a command line gives everything as text.
-        if kind is bool and node.lenient and value.lower() in ('true', 'false'):
-            return value.lower() == 'true'
-        if kind is bool or not (node.lenient or re.fullmatch(r'[-+]?[\d.]+[eE][-+]?\d+', value)):
-            raise wrong
-        try:
-            value = kind(value)
-        except ValueError:
-            raise wrong from None
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise wrong
-    if kind is float and not math.isfinite(value):
-        raise node.error(f'{name} is {value}; it must be finite')
-    return value
+def _extra(field: FieldInfo, key: str) -> Any:
+    return field.json_schema_extra.get(key, '') if isinstance(field.json_schema_extra, dict) else ''
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return 'a mapping'
-    if isinstance(value, list):
-        return 'a list'
+    if isinstance(value, dict | list | tuple):
+        return 'a mapping' if isinstance(value, dict) else 'a list'
     return 'nothing' if value is None else repr(value)
-
-
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)

@@ -31,8 +31,11 @@ class ShapedLink:
 
     @classmethod
     def from_config(cls, link: LinkConfig, epoch: float) -> ShapedLink:
-        """Build the link that a fleet file describes."""
-        return cls(link_trace(link), link.latency, epoch) if link.emulate else cls()
+        """Build the link that the settings describe; without trace and rate it is unlimited."""
+        if not link.emulate:
+            return cls()
+        limited = link.trace or link.rate
+        return cls(link_trace(link) if limited else None, link.latency, epoch)
 
     def send(self, nbytes: int, publish: Callable[[], None], now: float) -> None:
         """Call ``publish`` once the link has carried ``nbytes``."""

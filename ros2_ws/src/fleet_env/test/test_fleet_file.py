@@ -1,11 +1,9 @@
 """Fleet files: what they mean, and how a wrong one is refused."""
 
-import dataclasses
-
 import pytest
 import yaml
 from fleet_env.errors import FleetFileError
-from fleet_env.fleet import FleetConfig, StragglerConfig
+from fleet_env.fleet import FleetConfig, RobotConfig, StragglerConfig
 from fleet_env.fleet_file import (
     dump_fleet,
     known_fleets,
@@ -15,6 +13,8 @@ from fleet_env.fleet_file import (
     with_overrides,
     with_robots,
 )
+from fleet_env.settings import knobs
+from pydantic import ValidationError
 
 GOOD = '''\
 name: garden
@@ -102,8 +102,9 @@ robots:
     fleet = read_fleet(file)
     one, two = fleet.robots
     assert (one.capacity, two.capacity) == (5, 1) and not fleet.training.nesterov
-    assert one.stragglers == StragglerConfig(.1, 2) == fleet.stragglers
-    assert two.stragglers == StragglerConfig(.5, 2, .01, 20)
+    assert one.stragglers == StragglerConfig(probability=.1, time=2) == fleet.stragglers
+    assert two.stragglers == StragglerConfig(
+        probability=.5, time=2, drop_probability=.01, drop_time=20)
     assert fleet.to_dict()['robots'] == [{'name': 'robot1', 'capacity': 5}, {
         'name': 'robot2',
         'stragglers': {'probability': .5, 'drop_probability': .01, 'drop_time': 20}}]
@@ -120,7 +121,7 @@ robots:
 
 
 def test_a_fleet_cannot_be_changed(path):
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(ValidationError, match='frozen'):
         read_fleet(path).seed = 3
 
 
@@ -134,13 +135,9 @@ def test_a_written_fleet_reads_back(path, tmp_path):
 
 
 def test_every_setting_says_what_it_is():
-    def check(cls):
-        for field in dataclasses.fields(cls):
-            if field.metadata:
-                assert field.metadata['help'], f'{cls.__name__}.{field.name}'
-            elif dataclasses.is_dataclass(field.type):
-                check(field.type)
-    check(FleetConfig)
+    found = [*knobs(FleetConfig), *knobs(RobotConfig)]
+    assert len(found) > 50
+    assert all(knob.description and not knob.description.endswith('.') for knob in found)
 
 
 @pytest.mark.parametrize('old, new, line, words', [

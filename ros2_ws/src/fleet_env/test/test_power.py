@@ -15,7 +15,7 @@ def test_published_power_by_default():
 
 
 def test_states_are_integrated():
-    meter = EnergyMeter(PowerModel(10, 5, 1), 100, 'computing')
+    meter = EnergyMeter(PowerModel(computing=10, communicating=5, stalled=1), 100, 'computing')
     meter.enter('communicating', 102)
     meter.enter('stalled', 105)
     assert meter.seconds(109) == {'computing': 2, 'communicating': 3, 'stalled': 4}

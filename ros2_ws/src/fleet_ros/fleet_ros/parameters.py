@@ -1,50 +1,82 @@
-"""Node parameters, declared from one table of names, defaults, descriptions and bounds."""
+"""Node parameters, declared from the model of the node's settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
+from fleet_env.errors import SettingError
+from fleet_env.settings import Knob, Settings, flat, from_flat, knobs
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.node import Node
+from rclpy.parameter import Parameter
+
+S = TypeVar('S', bound=Settings)
 
 
-class ParameterError(ValueError):
-    """A parameter has a value that it can't have."""
+def declared(model: type[Settings]) -> Iterator[Knob]:
+    """Yield the settings of a model that are parameters of its node.
 
-
-@dataclass(frozen=True)
-class Knob:
-    """One parameter: default (its type is the parameter's), description with unit, bounds."""
-
-    default: Any
-    description: str
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-
-
-def declare(node: Node, knobs: Mapping[str, Knob]) -> SimpleNamespace:
-    """Declare the parameters on a node and return their values by name.
-
-    Raises ParameterError for a value that is none of the choices.
+    ``model.UNUSED`` names parameters, and sections, that the node does nothing with.
     """
-    values = {}
-    for name, knob in knobs.items():
-        descriptor = ParameterDescriptor(name=name, description=knob.description, read_only=True)
-        if isinstance(knob.default, float) and knob.low is not None and knob.high is not None:
-            descriptor.floating_point_range = [
-                FloatingPointRange(from_value=float(knob.low), to_value=float(knob.high))]
-        elif isinstance(knob.default, int) and knob.low is not None and knob.high is not None:
-            descriptor.integer_range = [
-                IntegerRange(from_value=int(knob.low), to_value=int(knob.high), step=1)]
-        if knob.choices:
-            descriptor.additional_constraints = 'one of ' + ', '.join(knob.choices)
-        value = node.declare_parameter(name, knob.default, descriptor).value
-        if knob.choices and value not in knob.choices:
-            raise ParameterError(f"parameter {name} is '{value}'; it must be one of "
-                                 f"{', '.join(knob.choices)}")
-        values[name] = value
-    return SimpleNamespace(**values)
+    unused = getattr(model, 'UNUSED', ())
+    for knob in knobs(model):
+        if not {knob.name, knob.path[0]}.intersection(unused):
+            yield knob
+
+
+def declare(node: Node, model: type[S], prefix: str = '') -> S:
+    """Declare the parameters on a node and return their values as ``model``.
+
+    :param prefix: comes before every parameter's name.
+    :raises SettingError: names the parameter that has a value that it can't have.
+    """
+    values = {knob.name: _declare(node, prefix + knob.name, knob) for knob in declared(model)}
+    return from_flat(model, values, f'parameter {prefix}')
+
+
+def parameters(settings: Settings) -> dict[str, Any]:
+    """Return the parameters with which a node has these settings."""
+    values = flat(settings)
+    found = {knob.name: _to_ros(values[knob.name]) for knob in declared(type(settings))}
+    # A list without elements has no type, so it cannot be passed; it is the default of its own.
+    return {name: value for name, value in found.items() if value != []}
+
+
+def _to_ros(value: Any) -> Any:
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _declare(node: Node, name: str, knob: Knob) -> Any:
+    default = _to_ros(knob.default)
+    given = node.declare_parameter(name, Parameter.Type.STRING_ARRAY if default == [] else default,
+                                   _descriptor(name, knob)).value
+    if knob.kind is dict:
+        try:
+            return json.loads(given)
+        except ValueError as error:
+            raise SettingError(f'parameter {name} is not JSON: {error}') from None
+    return tuple(given or ()) if knob.kind is tuple else given
+
+
+def _descriptor(name: str, knob: Knob) -> ParameterDescriptor:
+    """What `ros2 param describe` shows; limits that do not belong to a range are only said."""
+    bounds = knob.bounds
+    low, high = bounds.get('ge', bounds.get('gt')), bounds.get('le', bounds.get('lt'))
+    descriptor = ParameterDescriptor(
+        name=name, description=knob.description + f' [{knob.unit}]' * bool(knob.unit),
+        read_only=not knob.live, additional_constraints=knob.allowed)
+    if bounds and knob.kind is float:
+        most = sys.float_info.max
+        descriptor.floating_point_range = [FloatingPointRange(
+            from_value=float(-most if low is None else low),
+            to_value=float(most if high is None else high))]
+    elif bounds:
+        descriptor.integer_range = [IntegerRange(
+            from_value=-2**63 if low is None else low, to_value=2**63 - 1 if high is None else high,
+            step=1)]
+    return descriptor

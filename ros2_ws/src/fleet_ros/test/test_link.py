@@ -1,26 +1,27 @@
-"""The parameters of an emulated link say what link it is."""
+"""The parameters of an emulated link say what link it is, the same for every package."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 from fleet_env.errors import TraceError
-from fleet_ros.link import LINK, shaped_link
+from fleet_env.settings import from_flat
+from fleet_ros.link import LinkSettings
 
 
 def link(**given):
-    defaults = {name: knob.default for name, knob in LINK.items()}
-    return shaped_link(SimpleNamespace(**defaults | given))
+    return from_flat(LinkSettings, {f'link.{key}': value for key, value in given.items()}
+                     ).shaped_link()
 
 
-def test_by_default_it_is_the_real_one():
-    made, out = link(), []
+@pytest.mark.parametrize('given', [{}, {'emulate': False, 'rate': 8.0, 'latency': 0.5}])
+def test_a_link_of_which_nothing_is_said_is_the_real_one(given):
+    made, out = link(**given), []
     made.send(10 ** 9, lambda: out.append(1), 0.0)
     assert out == [1] and math.isnan(made.rate(0.0))
 
 
 def test_a_latency_alone_delays_without_a_limit_of_rate():
-    made, out = link(link_latency=0.25), []
+    made, out = link(latency=0.25), []
     for number in range(3):
         made.send(10 ** 9, lambda number=number: out.append(number), 10.0)
     assert made.deadline == 10.25
@@ -31,15 +32,16 @@ def test_a_latency_alone_delays_without_a_limit_of_rate():
 
 
 def test_a_rate_and_its_latency():
-    made = link(link_rate=8.0, link_latency=0.25)
+    made = link(rate=4.0, scale=2.0, latency=0.25)
     start = made._bucket.start
     made.send(500_000, lambda: None, start)
     assert made.deadline == pytest.approx(start + 0.75) and made.rate(start) == 8.0
 
 
-def test_a_trace_goes_before_a_rate(tmp_path):
+def test_a_rate_goes_before_a_trace(tmp_path):
     path = tmp_path / 'trace.txt'
     path.write_text('0 4\n')
-    assert link(link_trace=str(path), link_rate=8.0).rate(0.0) == 4.0
+    assert link(trace=str(path)).rate(0.0) == 4.0
+    assert link(trace=str(path), rate=8.0).rate(0.0) == 8.0
     with pytest.raises(TraceError, match='nowhere'):
-        link(link_trace=str(tmp_path / 'nowhere'))
+        link(trace=str(tmp_path / 'nowhere'))

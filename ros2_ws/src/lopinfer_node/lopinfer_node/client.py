@@ -16,7 +16,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import fleet_env.settings
 import numpy as np
+from fleet_env.settings import setting
 
 from .errors import RemoteError
 from .execution import Execution, Run, Step
@@ -72,17 +74,18 @@ class PlannedTable:
     estimates: Sequence[float]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """``probe_period``: idle seconds between probes; ``probe_bytes``: size of one.
+class Settings(fleet_env.settings.Settings):
+    """What a user may set of the protocol.
 
-    ``deadline``: least seconds for which a request waits beyond what was estimated.
     ``piece_bytes``: most bytes in one piece; all of it is lost with any of its network packets.
     """
 
-    probe_period: float = 0.5
-    probe_bytes: int = 64000
-    deadline: float = 0.1
+    probe_period: float = setting(0.5, 'time between measurements of an idle link', 's', ge=0.05,
+                                  le=60.0)
+    probe_bytes: int = setting(64000, 'size of a measurement', 'B', ge=4096, le=240000)
+    deadline: float = setting(0.1, 'time that a request waits for the server beyond what was '
+                                   'expected of it; at least as long as was expected', 's', ge=0.0,
+                              le=60.0)
     piece_bytes: int = MAX_PIECE
 
 

@@ -7,41 +7,40 @@ import time
 from typing import Any
 
 import torch
-from fleet_ros.link import shaped_link
+from fleet_ros.device import torch_device
 from fleet_ros.parameters import declare
 from lopinfer_msgs.msg import Result
 from rclpy.node import Node
 from sensor_msgs.msg import Image
 
 from . import qos, zoo
-from .client import Settings
 from .client_shell import Client, ClientOptions
 from .errors import LopinferError
 from .images import image_tensor, result_message
 from .model import trace
-from .parameters import CLIENT, recording
+from .parameters import ClientSettings
 from .planner import TablePlanner
 
 
 class ClientNode(Node):
     """Topic `image` in, topic `lopinfer/result` out; of images that wait only the newest counts.
 
-    `parameters.CLIENT` says what can be set.
+    `parameters.ClientSettings` says what can be set.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__('lopinfer_client', **options)
         self.error = ''              # why it ended, if not cleanly
-        self.settings = s = declare(self, CLIENT)
+        self.settings = s = declare(self, ClientSettings)
         if s.threads:
             torch.set_num_threads(s.threads)
         self.size = (s.height, s.width)
-        traced = trace(zoo.load(s.model, s.pretrained).to(s.device),
-                       torch.zeros(1, 3, *self.size, device=s.device))
+        self._device = torch_device(s.device)
+        traced = trace(zoo.load(s.model, s.pretrained).to(self._device),
+                       torch.zeros(1, 3, *self.size, device=self._device))
         self.client = Client(self, traced, ClientOptions(
             TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
-            Settings(s.probe_period, s.probe_bytes, s.deadline), shaped_link(s),
-            recording=recording(s), slowdown=s.slowdown))
+            s, s.shaped_link(), recording=s.open_recording(), slowdown=s.slowdown))
         self._newest: tuple[Any, float] | None = None   # image, and when it came
         self._there = threading.Condition()
         self._closing = False
@@ -85,7 +84,7 @@ class ClientNode(Node):
             self.get_logger().warning(str(error), throttle_duration_sec=5.0)
             return
         before = self.client.machine.report.offloaded
-        outputs = self.client.infer((x.to(self.settings.device),))
+        outputs = self.client.infer((x.to(self._device),))
         self._results.publish(result_message(
             outputs, image.header, time.monotonic() - came,
             self.client.machine.report.offloaded > before))

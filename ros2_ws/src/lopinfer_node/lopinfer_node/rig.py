@@ -85,7 +85,7 @@ class Rig:
             self._folder = Path(self._temporary.name)
         parameters: dict[str, Any] = {'directory': self._folder, 'threads': 1}
         if self.rate is not None:
-            parameters |= {'link_rate': self.rate * 8e-6, 'link_latency': float(self.latency)}
+            parameters |= {'link.rate': self.rate * 8e-6, 'link.latency': float(self.latency)}
         arguments = [a for name, value in parameters.items() for a in ('-p', f'{name}:={value}')]
         self._process = subprocess.Popen(
             [sys.executable, '-c', SERVER, '--ros-args', '--log-level', 'warn',

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from fleet_env.settings import Settings, setting
 
 from .errors import RemoteError
 from .execution import Execution, Program
@@ -98,14 +99,13 @@ class Prepared:
         return plan_number(self.plan.digest)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one server serves; ``lease``: seconds of silence after which a client is forgotten."""
+class Limits(Settings):
+    """What one server serves."""
 
-    clients: int = 16
+    clients: int = setting(16, 'most robots at a time', ge=1, le=1024)
     request_bytes: int = 1 << 28   # incoming transfers of one request
-    lease: float = 30.0
-    uploads: bool = True           # whether clients may send models
+    lease: float = setting(30.0, 'silence after which a robot is forgotten', 's', ge=3.0, le=3600.0)
+    uploads: bool = setting(True, 'whether robots may send models')
     piece_bytes: int = MAX_PIECE   # of one piece
 
 

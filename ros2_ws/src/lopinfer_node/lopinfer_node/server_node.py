@@ -6,33 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fleet_ros.link import shaped_link
+from fleet_ros.device import torch_device
 from fleet_ros.parameters import declare
 from rclpy.node import Node
 
 from . import zoo
 from .model import trace
-from .parameters import SERVER, recording
-from .server import Limits
+from .parameters import ServerSettings
 from .server_shell import Server, ServerOptions
 
 
 class ServerNode(Node):
-    """Serves models to robots; `parameters.SERVER` says what can be set."""
+    """Serves models to robots; `parameters.ServerSettings` says what can be set."""
 
     error = ''
 
     def __init__(self, **options: Any) -> None:
         super().__init__('lopinfer_server', **options)
-        settings = declare(self, SERVER)
+        settings = declare(self, ServerSettings)
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        torch.empty(0, device=settings.device)  # says at once if there is none
         folder = Path(settings.directory or '~/.cache/lopinfer').expanduser()
-        limits = Limits(settings.clients, lease=settings.lease, uploads=settings.uploads)
-        self.server = Server(self, ServerOptions(folder, settings.device, limits=limits,
-                                                 link=lambda: shaped_link(settings),
-                                                 recording=recording(settings)))
+        self.server = Server(self, ServerOptions(
+            folder, str(torch_device(settings.device)), limits=settings, link=settings.shaped_link,
+            recording=settings.open_recording()))
         for name in filter(None, settings.models.split(',')):
             self.get_logger().info(f'preparing {name}')
             self.server.add(trace(zoo.load(name.strip()), torch.zeros(zoo.IMAGE)))

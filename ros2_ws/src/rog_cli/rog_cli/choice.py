@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet_env.errors import FleetFileError
 from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import load_fleet, with_overrides, with_robots
+from fleet_env.fleet_file import find_tasks, load_fleet, with_overrides, with_robots
 from fleet_env.generate import PROFILES
 from rog_bringup import FLEETS
 from rog_core.codecs import get_codec
@@ -63,6 +63,7 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
     fleet = with_overrides(load_fleet(options.fleet, [FLEETS]), overrides)
     if given.get('robots') is not None:
         fleet = with_robots(fleet, _count(given['robots']))
+    find_tasks(fleet)
     create(fleet.training.sync, Team(fleet.capacities, get_codec(fleet.training.codec).name))
     return fleet
 

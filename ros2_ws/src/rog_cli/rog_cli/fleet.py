@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import dump_fleet, load_fleet
+from fleet_env.fleet_file import dump_fleet, explained_fleet, load_fleet
 from fleet_env.summary import SUMMARY_FILE, read_summary
 from fleet_ros.environment import dds_environment
 from rog_bringup import FLEETS
@@ -32,13 +32,14 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     up.add_argument('--plain', action='store_true', help='one line per report, no live table')
     up.add_argument('--resume', action='store_true', help='go on from the checkpoint in --out')
     up.set_defaults(run=_up)
-    show = sub.add_parser('show', help='print a fleet file with every setting written out')
+    show = sub.add_parser('show', help='print a fleet file with every setting written '
+                          'out and explained')
     show.add_argument('fleet')
     show.set_defaults(run=_show)
 
 
 def _show(options: argparse.Namespace) -> int:
-    print(dump_fleet(load_fleet(options.fleet, [FLEETS])), end='')
+    print(explained_fleet(load_fleet(options.fleet, [FLEETS])), end='')
     return 0
 
 

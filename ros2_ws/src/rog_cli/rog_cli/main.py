@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fleet_env.errors import FleetFileError, RecordError, TraceError
+from fleet_env.errors import RecordError, SettingError, TraceError
 from rog_core.errors import RogError
 from rog_tasks.errors import TaskError
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
-    except (FleetFileError, TraceError, RecordError, TaskError, RogError,
+    except (SettingError, TraceError, RecordError, TaskError, RogError,
             OSError) as error:  # of a file or directory that the user named
         print(f'rog: {error}', file=sys.stderr)
         return 2

@@ -91,6 +91,24 @@ def test_it_runs_a_fleet_and_says_where_the_results_are(capsys, mine, tmp_path):
     assert max(event.t for event in read_run(out)) == 30
 
 
+def test_a_task_beside_the_fleet_file_is_found_from_anywhere(capsys, mine, tmp_path, monkeypatch):
+    folder, elsewhere = tmp_path / 'team', tmp_path / 'elsewhere'
+    for path in (folder, elsewhere):
+        path.mkdir()
+    monkeypatch.setattr(sys, 'path', [p for p in sys.path if p != str(tmp_path)])
+    monkeypatch.setenv('PYTHONPATH', '')
+    monkeypatch.chdir(elsewhere)
+    options = [str(folder / 'team.yaml'), '--minutes', '0.05', '--out', 'out']
+    (folder / 'link.txt').write_text('0 8\n')
+    (folder / 'team.yaml').write_text(FLEET.replace('a_line', 'beside_the_fleet'))
+    code, _, error = sim(capsys, *options)
+    assert code == 2 and "there is no module 'beside_the_fleet'" in error
+    assert 'beside the fleet file' in error and not (elsewhere / 'out' / 'run.jsonl').exists()
+    (folder / 'beside_the_fleet.py').write_text(TASK)
+    assert sim(capsys, *options)[0] == 0
+    assert str(folder) in os.environ['PYTHONPATH'].split(os.pathsep)  # for processes of robots
+
+
 def test_results_have_a_directory_of_their_own_by_default(capsys, mine, tmp_path):
     code, text, _ = sim(capsys, mine, '--minutes', '0.1', '--sync', 'rsp:4+pipeline')
     (out,) = (tmp_path / 'runs').iterdir()

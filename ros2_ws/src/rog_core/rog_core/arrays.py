@@ -10,40 +10,18 @@ torch is imported where it is used: it takes seconds, and the ``rog`` command do
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 from numba import njit
-
-from .errors import ConfigError
 
 Array = Any  # numpy.ndarray or torch.Tensor
 
 _SUM = {'reassoc', 'nsz', 'contract'}  # additions may be reordered inside one sum, nowhere else
 
 
-def device_of(name: str) -> str:
-    """PyTorch's name of the device that a setting asks for: cpu, cuda, cuda:N or auto.
-
-    auto is the GPU where there is one, else the CPU. Raises `ConfigError` for what is not here.
-    """
-    import torch
-    found = re.fullmatch(r'auto|cpu|cuda(?::(\d+))?', name)
-    if found is None:
-        raise ConfigError(f"device '{name}' is unknown; choose cpu, cuda, cuda:N or auto")
-    count = torch.cuda.device_count()
-    if name == 'auto':
-        return 'cuda' if count else 'cpu'
-    if name != 'cpu' and int(found[1] or 0) >= count:
-        raise ConfigError(f"device '{name}' is not here: PyTorch {torch.__version__} finds {count} "
-                          'GPUs; choose device cpu or auto, or install a GPU driver and the '
-                          'PyTorch of its CUDA version')
-    return name
-
-
 def on_device(values: np.ndarray, device: str) -> Array:
-    """Copy float32 from the host to a device that `device_of` named; a numpy array for cpu."""
+    """Copy float32 from the host to a device by PyTorch's name; a numpy array for cpu."""
     import torch
     return np.array(values, np.float32) if device == 'cpu' else torch.tensor(
         values, dtype=torch.float32, device=device)

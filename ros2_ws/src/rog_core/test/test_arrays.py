@@ -10,14 +10,12 @@ from rog_core.arrays import (
     accumulate,
     all_finite,
     copy_of,
-    device_of,
     difference_magnitude,
     from_host,
     on_device,
     to_host,
     zeros_like,
 )
-from rog_core.errors import ConfigError
 from rog_core.partition import partition_of
 from rog_core.worker import WorkerMachine
 
@@ -68,25 +66,6 @@ def test_copies_share_no_memory_and_stay_where_they_were(place):
     for copy, expected in zip((*copies, host), (NOISE[0], 0 * NOISE[0], NOISE[0], NOISE[0])):
         assert to_host(copy).dtype == np.float32
         assert np.array_equal(to_host(copy), expected)
-
-
-def test_a_device_is_cpu_or_a_gpu_that_is_here(monkeypatch):
-    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
-    for name in ('cpu', 'cuda', 'cuda:1'):
-        assert device_of(name) == name
-    assert device_of('auto') == 'cuda'
-    with pytest.raises(ConfigError, match="'cuda:2' is not here: .* finds 2 GPUs; choose"):
-        device_of('cuda:2')
-    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 0)
-    assert device_of('auto') == 'cpu'
-    with pytest.raises(ConfigError, match="'cuda' is not here: .* finds 0 GPUs; choose device cpu"):
-        device_of('cuda')
-
-
-@pytest.mark.parametrize('name', ['', 'tpu', 'cuda:', 'cuda:x', 'cuda0', 'cpu:0', 'cuda:-1'])
-def test_an_unknown_device_is_refused(name):
-    with pytest.raises(ConfigError, match=f"'{name}' is unknown; choose cpu, cuda, cuda:N or auto"):
-        device_of(name)
 
 
 def test_on_the_cpu_storage_is_a_numpy_array():

@@ -15,11 +15,14 @@ from fleet_env.errors import RecordError
 from fleet_env.recorder import Recorder
 from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
+from fleet_ros.device import torch_device
 from fleet_ros.parameters import declare
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.node import Node
-from rog_core.arrays import to_host
+from rclpy.parameter import Parameter
+from rog_core.arrays import on_device, to_host
 from rog_core.codecs import get_codec
-from rog_core.config import ServerConfig, TransferConfig
+from rog_core.config import ServerConfig
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.flat import flatten, rows_of, trainable
 from rog_core.messages import Ack, Action, Chunk, End, Send, Stop
@@ -39,7 +42,7 @@ from rog_msgs.msg import (
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, request_from_ros, response_to_ros, to_ros
-from rog_ros.parameters import SERVER, robot_name, robots_of, task_options_of
+from rog_ros.parameters import ServerSettings, declare_robots, robot_name
 from rog_ros.receive import receive
 from rog_tasks.task import Task, load_task
 from std_srvs.srv import Trigger
@@ -80,13 +83,14 @@ class ParameterServerNode(Node):
 
     def __init__(self, **options: Any) -> None:
         super().__init__('parameter_server', namespace='/rog', **options)
-        self.settings = settings = declare(self, SERVER)
+        self.settings = settings = declare(self, ServerSettings)
         # Before the task is loaded, which takes seconds, and before anything is written.
-        robots = robots_of(settings.robots)
+        robots = declare_robots(self, settings.robots)
         self._links = {name: robot.link for name, robot in robots.items()}
         self._capacities = {name: robot.capacity for name, robot in robots.items()}
-        create(settings.sync, Team(self._capacities, get_codec(settings.codec).name,
-                                   settings.momentum))
+        training = settings.training
+        create(training.sync, Team(self._capacities, get_codec(training.codec).name,
+                                   training.momentum))
         self.done = False
         self.reason = 'finished'
         self.out = Path(settings.out) if settings.out else None
@@ -98,9 +102,10 @@ class ParameterServerNode(Node):
         self._elapsed_before = 0.0         # in former lives of the server
         self._finish_by = math.inf
         self._away: set[str] = set()
-        self.task: Task = load_task(settings.task, task_options_of(settings.task_options),
-                                    seed=settings.seed)
+        self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
         self.machine = self._build_machine()
+        self.set_parameters([Parameter('sync', value=str(self.machine.method))])  # a checkpoint's
+        self.add_on_set_parameters_callback(self._on_set_parameters)
         self._recorder = self._build_recorder()
         self._status = self.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
@@ -111,9 +116,9 @@ class ParameterServerNode(Node):
         self.create_service(SetSync, 'set_sync', self._on_set_sync)
         self.create_service(Trigger, 'stop', self._on_stop)
         self._alarm = Alarm(self, self._on_time)
-        self.create_timer(settings.heartbeat_period, self._heartbeat)
-        if self.out is not None and settings.checkpoint_every:
-            self.create_timer(settings.checkpoint_every, self._save_or_say)
+        self.create_timer(settings.heartbeat.period, self._heartbeat)
+        if self.out is not None and settings.server.checkpoint_every:
+            self.create_timer(settings.server.checkpoint_every, self._save_or_say)
         self._awake = time.monotonic()
         self._heartbeat()
 
@@ -127,15 +132,16 @@ class ParameterServerNode(Node):
 
     def _build_machine(self) -> ServerMachine:
         settings = self.settings
+        training = settings.training
         model = self.task.model()
-        partition = rows_of(trainable(model), settings.granularity, settings.codec)
+        partition = rows_of(trainable(model), training.granularity, training.codec)
         state = None
         if settings.resume and self.out is not None and (self.out / checkpoint.FILE).exists():
             master, state, self._elapsed_before = checkpoint.read(self.out, partition)
             self.get_logger().info(f'going on from {self.out / checkpoint.FILE}, '
                                    f'iteration {state.iteration}, {state.sync}')
         else:
-            self.get_logger().info(f'preparing the model of {settings.task}')
+            self.get_logger().info(f'preparing the model of {training.task}')
             self.task.pretrain(model)
             master = flatten(model)
         self._clean = self._before = math.nan
@@ -145,13 +151,9 @@ class ParameterServerNode(Node):
             self._before = float(self.task.evaluate(model))
             self.get_logger().info(f'accuracy {self._clean:.3f} before the shift, '
                                    f'{self._before:.3f} after it')
-        transfer = TransferConfig(settings.granularity, settings.codec,
-                                  settings.importance_magnitude, settings.importance_age,
-                                  settings.chunk_bytes, settings.chunk_time)
-        machine = ServerMachine(partition, master, secrets.randbits(63),
-                                ServerConfig(transfer, settings.sync, settings.momentum,
-                                             settings.heartbeat_limit, settings.drain_limit,
-                                             self._capacities))
+        machine = ServerMachine(
+            partition, on_device(master, str(torch_device(settings.server.device))),
+            secrets.randbits(63), ServerConfig.of(settings, self._capacities))
         if state is not None:
             machine.load_state(state)
         return machine
@@ -161,7 +163,8 @@ class ParameterServerNode(Node):
             return None
         former = records.read_run(self.out) if (self.out / records.RUN_FILE).exists() else []
         settings = self.settings
-        start = records.Start(self._elapsed_before, '', settings.task, settings.sync, settings.seed,
+        training = settings.training
+        start = records.Start(self._elapsed_before, '', training.task, training.sync, settings.seed,
                               settings.fleet, list(self._links),
                               time.strftime('%Y-%m-%dT%H:%M:%S%z'))
         recorder = Recorder(self.out, start, former)
@@ -241,7 +244,7 @@ class ParameterServerNode(Node):
 
     def _excuse(self, now: float) -> None:
         """Count silence anew if this process was held up: heartbeats are waiting to be read."""
-        if now - self._awake > self.settings.heartbeat_period + self.settings.heartbeat_limit / 2:
+        if now - self._awake > self.settings.heartbeat.period + self.settings.heartbeat.limit / 2:
             self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')
             for member in self.machine.members.values():
                 self.machine.on_heartbeat(member.robot, member.incarnation, now, member.loss)
@@ -267,7 +270,7 @@ class ParameterServerNode(Node):
                 self._peers[action.robot].send(action.message, now)
             elif isinstance(action, Stop):
                 # The robots still evaluate the final model; their last status ends the record.
-                self._finish_by = min(self._finish_by, now + 2 * self.settings.heartbeat_limit)
+                self._finish_by = min(self._finish_by, now + 2 * self.settings.heartbeat.limit)
         self._alarm.set(min([self.machine.deadline,
                              *(peer.link.deadline for peer in self._peers.values())]))
 
@@ -305,7 +308,7 @@ class ParameterServerNode(Node):
             if member.state == AWAY and member.robot not in self._away:
                 self._away.add(member.robot)
                 self.get_logger().warning(f'{member.robot} is away: no heartbeat for '
-                                          f'{self.settings.heartbeat_limit:g} s')
+                                          f'{self.settings.heartbeat.limit:g} s')
                 self._fault(member.robot, 'peer_lost', 'no heartbeat; the others go on')
 
     def _fault(self, robot: str, what: str, detail: str) -> None:
@@ -345,12 +348,20 @@ class ParameterServerNode(Node):
         return response
 
     def _on_set_sync(self, request: Any, response: Any) -> Any:
-        try:
-            self._act(self.machine.set_sync(request.sync, time.monotonic()))
-            response.success, response.message = True, str(self.machine.method)
-        except ConfigError as error:
-            response.success, response.message = False, str(error)
+        result, = self.set_parameters([Parameter('sync', value=request.sync)])
+        response.success = result.successful
+        response.message = str(self.machine.method) if result.successful else result.reason
         return response
+
+    def _on_set_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
+        """Change the method; no other parameter may change while the node runs."""
+        try:
+            for parameter in parameters:
+                if parameter.name == 'sync':
+                    self._act(self.machine.set_sync(parameter.value, time.monotonic()))
+        except ConfigError as error:
+            return SetParametersResult(successful=False, reason=str(error))
+        return SetParametersResult(successful=True)
 
     def _on_stop(self, request: Any, response: Any) -> Any:
         self.request_stop('stopped by request')

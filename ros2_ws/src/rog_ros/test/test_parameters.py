@@ -1,122 +1,147 @@
-"""The fleet file is the single source: each of its settings reaches the nodes that it concerns."""
+"""Each setting of the fleet file reaches the nodes that it concerns, as a parameter of its own."""
 
-import dataclasses
 import json
+import os
 
 import pytest
-from fleet_env.errors import FleetFileError
-from fleet_env.fleet import (
-    FleetConfig,
-    LinkConfig,
-    RobotConfig,
-    StragglerConfig,
-    TrainingConfig,
-)
+import rclpy
+from fleet_env.errors import SettingError
+from fleet_env.fleet import FleetConfig, FleetSettings, RobotConfig
 from fleet_env.fleet_file import with_overrides
-from fleet_env.power import PowerModel
+from fleet_env.settings import knobs
+from fleet_ros.parameters import declare, declared
+from rclpy.context import Context
+from rclpy.node import Node
+from rclpy.parameter import Parameter
 from rog_core.errors import ConfigError
 from rog_ros.parameters import (
-    SERVER,
-    WORKER,
     RobotEntry,
-    link_of,
-    power_of,
-    robots_of,
+    ServerSettings,
+    WorkerSettings,
+    declare_robots,
     server_parameters,
-    stragglers_of,
     worker_parameters,
 )
 
-FLEET = FleetConfig('team', (RobotConfig('robot1'), RobotConfig('robot2')))
+FLEET = FleetConfig(name='team', robots=(RobotConfig(name='robot1'), RobotConfig(name='robot2')))
 
 # Settings that no node parameter carries, and why.
 ELSEWHERE = {
-    'name': 'parameter fleet', 'description': 'for people', 'network.domain_id': 'ROS_DOMAIN_ID',
-    'network.interface': 'the configuration of DDS',
-    'link.offset': 'in the link', 'channel.shared': 'virtual time only',
-    'training.codec_pace': 'virtual time only', 'training.traffic': 'virtual time only',
-}
+    'network.domain_id': 'ROS_DOMAIN_ID', 'network.interface': 'the configuration of DDS',
+    'channel.shared': 'virtual time only', 'codec_pace': 'virtual time only',
+    'traffic': 'virtual time only'}
 CHANGED = {
-    'training.task': 'a.b:C', 'training.sync': 'bsp', 'training.codec': 'raw',
-    'training.granularity': 'layer', 'training.task_options': {'fog': 1}, 'link.trace': 'indoor',
-    'link.emulate': False, 'training.nesterov': False}
+    'task': 'a.b:C', 'sync': 'bsp', 'codec': 'raw', 'granularity': 'layer', 'device': 'cuda',
+    'task_options': {'fog': 1}, 'link.trace': 'indoor', 'link.emulate': False, 'nesterov': False,
+    'server.device': 'cuda'}
+SETTINGS = [knob for knob in knobs(FleetSettings) if knob.name not in ELSEWHERE]
 
 
-def settings():
-    """Dotted names and values of every scalar setting of a fleet, and the task's options."""
-    for name, value in dataclasses.asdict(FLEET).items():
-        if isinstance(value, dict):
-            yield from ((f'{name}.{key}', inner) for key, inner in value.items())
-        elif name not in ('robots', 'file'):
-            yield name, value
-
-
-def other(name, value):
-    if name in CHANGED:
-        return CHANGED[name]
-    return value + 1 if isinstance(value, int) else value / 2 + 0.3
+def other(knob):
+    if knob.name in CHANGED:
+        return CHANGED[knob.name]
+    return knob.default + 1 if knob.kind is int else knob.default / 2 + 0.3
 
 
 def parameters(fleet):
     return server_parameters(fleet, 1.0, 'out'), worker_parameters(fleet, fleet.robots[1], 1.0)
 
 
-@pytest.mark.parametrize('name, value', [s for s in settings() if s[0] not in ELSEWHERE],
-                         ids=lambda x: str(x))
-def test_a_setting_reaches_a_node(name, value):
-    changed = with_overrides(FLEET, {name: other(name, value)})
+@pytest.mark.parametrize('knob', SETTINGS, ids=lambda knob: knob.name)
+def test_a_setting_reaches_a_node(knob):
+    changed = with_overrides(FLEET, {'.'.join(knob.path): other(knob)})
     assert parameters(changed) != parameters(FLEET)
 
 
-def test_what_a_robot_alone_has_reaches_its_node():
-    for name, value in (('capacity', 3.0), ('pace', 2.0), ('stragglers.time', 4.0)):
+def test_what_a_robot_alone_has_reaches_its_node_and_the_server():
+    for name, value in (('capacity', 3.0), ('pace', 2.0), ('stragglers.time', 4.0),
+                        ('power.stalled', 1.0), ('link.scale', 2.0)):
         changed = with_overrides(FLEET, {f'robots.robot2.{name}': value})
-        assert parameters(changed)[1] != parameters(FLEET)[1], name
+        server, worker = parameters(changed)
+        assert worker[name] == value
+        assert server.get(f'robot2.{name}', value) == value and 'robot2.capacity' in server
 
 
-def test_what_is_passed_is_declared_with_the_same_type_and_within_bounds():
-    for passed, declared in zip(parameters(FLEET), (SERVER, WORKER), strict=True):
-        for name, value in passed.items():
-            knob = declared[name]
-            assert type(value) is type(knob.default), name
-            assert knob.low is None or knob.low <= value <= knob.high, name
-            assert not knob.choices or value in knob.choices, name
+def test_every_parameter_is_described_and_has_the_bounds_of_the_schema():
+    for model in (ServerSettings, WorkerSettings, RobotEntry):
+        for knob in declared(model):
+            assert knob.description and not knob.description.endswith('.')
 
 
-def test_every_parameter_has_a_description():
-    assert all(knob.description.endswith('.') for knob in [*SERVER.values(), *WORKER.values()])
+@pytest.fixture(scope='module')
+def node_of():
+    """Return a node to which these parameters were given."""
+    context, nodes = Context(), []
+    os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
+    rclpy.init(args=[], context=context)
+
+    def make(values):
+        overrides = [Parameter(name, value=value) for name, value in values.items()]
+        nodes.append(Node(f'declares{len(nodes)}', context=context, parameter_overrides=overrides))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.destroy_node()
+    rclpy.shutdown(context=context)
 
 
-def test_what_a_node_reads_is_what_the_fleet_file_says():
-    link = LinkConfig('indoor', 0.5, True, 30.0, 0.01)
-    robot = RobotConfig('robot1', link, 0.0, PowerModel(5.0, 3.0, 1.0), 0.0,
-                        StragglerConfig(.1, 2.0, .01, 30.0), 3.0)
-    fleet = FleetConfig('team', (robot,), training=TrainingConfig())
-    server, worker = server_parameters(fleet, 0.0, ''), worker_parameters(fleet, robot, 0.0)
-    assert link_of(worker['link']) == link and power_of(worker['power']) == robot.power
-    assert stragglers_of(worker['stragglers']) == robot.stragglers and worker['capacity'] == 3
-    assert robots_of(server['robots']) == {'robot1': RobotEntry(link, 3.0)}
-    assert robots_of('[{"name": "robot1"}]') == {
-        'robot1': RobotEntry(LinkConfig(emulate=False), 1.0)}
-    assert robots_of('[]') == {} and stragglers_of('{}') == StragglerConfig()
+def test_what_a_node_reads_is_what_the_fleet_file_says(node_of):
+    fleet = with_overrides(FLEET, {
+        '.'.join(knob.path): other(knob) for knob in SETTINGS if knob.name != 'link.offset'} | {
+        'robots.robot2.link.offset': 30.0, 'robots.robot2.capacity': 3.0})
+    server, worker = parameters(fleet)
+    robot = fleet.robots[1]
+    node = node_of(worker)
+    read = declare(node, WorkerSettings)
+    assert (read.link, read.power, read.stragglers) == (robot.link, robot.power, robot.stragglers)
+    assert (read.capacity, read.rank, read.world) == (3.0, 1, 2)
+    assert read.heartbeat == fleet.heartbeat and read.network == fleet.network
+    for knob in declared(WorkerSettings):
+        if knob.path[0] == 'training':
+            assert getattr(read.training, knob.name) == getattr(fleet.training, knob.name)
+    limits = node.describe_parameter('network.chunk_bytes')
+    assert '[B]' in limits.description and limits.integer_range[0].to_value == 65000
+    assert limits.read_only and '256' in limits.additional_constraints
+    node = node_of(server)
+    read = declare(node, ServerSettings)
+    assert read.robots == ('robot1', 'robot2') and read.fleet == 'team' and read.out == 'out'
+    assert (read.server, read.minutes) == (fleet.server, fleet.minutes)
+    assert not node.describe_parameter('sync').read_only
+    assert declare_robots(node, read.robots)['robot2'] == RobotEntry(link=robot.link, capacity=3.0)
 
 
-@pytest.mark.parametrize('read, text, message', [
-    (link_of, '{', 'parameter link is not JSON'), (link_of, '3', 'must be an object'),
-    (link_of, '{"trase": "x"}', "did you mean 'trace'"),
-    (link_of, '{"scale": 0}', 'link.scale is 0'),
-    (link_of, '{"latency": "x"}', 'link.latency must be a number'),
-    (power_of, '{"stalled": -1}', 'power.stalled is -1'), (robots_of, '[3]', 'robots[0]'),
-    (robots_of, '[{"name": 3}]', 'cannot be the name'),
-    (robots_of, '[{"name": "a", "link": 3}]', 'robots[0].link must be a mapping'),
-    (stragglers_of, '{"probability": 2}', 'stragglers.probability is 2'),
-    (robots_of, '[{"name": "a", "capacity": 0}]', 'robots[0].capacity is 0'),
-    (robots_of, '[{"name": "a", "pace": 1}]', 'name, link and capacity'),
-    (robots_of, '[{"name": "a"}, {"name": "a"}]', "two robots are called 'a'")])
-def test_what_is_wrong_is_named(read, text, message):
-    with pytest.raises((ConfigError, FleetFileError)) as caught:
-        read(text)
-    assert message in str(caught.value)
+def test_without_a_fleet_file_links_are_real_and_everything_else_is_the_schemas(node_of):
+    read = declare(node_of({}), ServerSettings)
+    assert read.robots == () and read.training == FLEET.training
+    assert declare(node_of({}), WorkerSettings).link.trace == ''
+    assert declare_robots(node_of({}), ('a',)) == {'a': RobotEntry()}
+
+
+@pytest.mark.parametrize('given, message', [
+    ({'task_options': '{'}, 'parameter task_options is not JSON'),
+    ({'task_options': '3'}, 'parameter task_options must be a mapping'),
+    ({'task': 'cruda'}, 'parameter task is .*package.module:Class'),
+    ({'granularity': 'rows'}, "parameter granularity is 'rows'; .*did you mean 'row'"),
+    ({'device': 'gpu'}, 'parameter device .*cuda:N'),
+    ({'learning_rate': 0.0}, 'parameter learning_rate is 0.0; .* greater than 0'),
+    ({'heartbeat.limit': 0.1}, 'parameter heartbeat .*longer than'),
+    ({'server_namespace': ' '}, 'parameter server_namespace is empty'),
+    ({'link.scale': 0.0}, 'parameter link.scale is 0.0'),
+])
+def test_what_is_wrong_is_named(node_of, given, message):
+    with pytest.raises(SettingError, match=message):
+        declare(node_of(given), WorkerSettings)
+
+
+@pytest.mark.parametrize('names, given, message', [
+    (('a', 'a'), {}, "two robots are called 'a'"), (('a b',), {}, "'a b' cannot be the name"),
+    (('a',), {'a.link.trace': '/no/such'}, '/no/such'),
+    (('a',), {'a.capacity': 0.0}, 'parameter a.capacity is 0.0'),
+])
+def test_what_is_wrong_with_a_robot_is_named(node_of, names, given, message):
+    with pytest.raises((ConfigError, ValueError), match=message):
+        declare_robots(node_of(given), names)
 
 
 def test_task_options_travel_as_json():

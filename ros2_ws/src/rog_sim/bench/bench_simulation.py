@@ -5,7 +5,6 @@ counted with it. Preparing the task (pretraining) is not. Hours are extrapolated
 given. The yardstick, in the same run, on one thread: the gradients of as many iterations, alone.
 """
 
-import dataclasses
 import json
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig, TrainingConfig
 from fleet_env.fleet_file import load_fleet, with_overrides, with_robots
+from fleet_env.settings import changed
 from rog_bringup import FLEETS
 from rog_core.warm_up import warm_up
 from rog_sim.simulation import Simulation
@@ -90,12 +90,13 @@ def digits(robots: int, sync: str, minutes: float) -> FleetConfig:
 
 def wide(rows: int, minutes: float) -> FleetConfig:
     """Two robots whose model is of `rows` rows and as many bytes on the air as ConvMLP-M."""
-    link = LinkConfig('indoor', latency=0.002)
-    training = TrainingConfig(f'{BENCH}:Wide', {'rows': rows}, 'rsp:4', learning_rate=1e-3,
-                              evaluate_every=0, traffic='convmlp-m')
-    robots = tuple(RobotConfig(f'robot{n}', dataclasses.replace(link, offset=50.0 * n), 1.0)
+    link = LinkConfig(trace='indoor', latency=0.002)
+    training = TrainingConfig(task=f'{BENCH}:Wide', task_options={'rows': rows}, sync='rsp:4',
+                              learning_rate=1e-3, evaluate_every=0, traffic='convmlp-m')
+    robots = tuple(RobotConfig(name=f'robot{n}', link=changed(link, offset=50.0 * n), pace=1.0)
                    for n in (1, 2))
-    return FleetConfig('wide', robots, seed=1, minutes=minutes, training=training, link=link)
+    return FleetConfig(name='wide', robots=robots, seed=1, minutes=minutes, training=training,
+                       link=link)
 
 
 def main() -> None:

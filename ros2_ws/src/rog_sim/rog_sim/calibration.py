@@ -8,12 +8,13 @@ Mbit/s) to .78 (30 to 60 Mbit/s); transfers spend their time on slow links.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
 from fleet_env.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig, TrainingConfig
 from fleet_env.replay import PUBLISHED_OVERHEAD, PUBLISHED_STARTS, replay
+from fleet_env.settings import changed
 from fleet_env.trace import LinkTrace, write_trace
 
 from .simulation import simulate
@@ -82,7 +83,7 @@ def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: floa
     fleet = FleetConfig(
         name='published', robots=(), seed=seed, minutes=minutes, training=training,
         channel=ChannelConfig(shared=False))
-    fleet = replace(fleet, network=replace(fleet.network, chunk_bytes=65000, chunk_time=.02))
+    fleet = changed(fleet, network={'chunk_bytes': 65000, 'chunk_time': .02})
     robots = []
     between = [start + PUBLISHED_STARTS[1] // 2 for start in PUBLISHED_STARTS]
     for worker, start in enumerate([*PUBLISHED_STARTS, *between][:workers], start=1):
@@ -90,8 +91,9 @@ def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: floa
         write_trace(path, replay(record, worker, seed, 60 * minutes + 100, start=start,
                                  overhead=PUBLISHED_OVERHEAD))
         link = LinkConfig(trace=str(path.absolute()), scale=EFFICIENCY)
-        robots.append(RobotConfig(f'robot{worker}', link, training.pace, codec_pace=.33))
-    return replace(fleet, robots=tuple(robots))
+        robots.append(RobotConfig(name=f'robot{worker}', link=link, pace=training.pace,
+                                  codec_pace=.33))
+    return changed(fleet, robots=tuple(robots))
 
 
 def measure(row: Published, record: LinkTrace, seeds: int, directory: Path) -> Measured:
@@ -99,10 +101,10 @@ def measure(row: Published, record: LinkTrace, seeds: int, directory: Path) -> M
     iterations, transfer, stall = [], [], []
     for seed in range(seeds):
         fleet = published_fleet(record, seed, directory)
-        training = replace(fleet.training, sync=row.sync, evaluate_every=0,
-                           task='rog_sim.noise:Noise', pace=row.fixed, codec_pace=0.0)
-        fleet = replace(fleet, training=training, robots=tuple(
-            replace(robot, pace=row.fixed, codec_pace=0.0) for robot in fleet.robots))
+        training = {'sync': row.sync, 'evaluate_every': 0, 'task': 'rog_sim.noise:Noise',
+                    'pace': row.fixed, 'codec_pace': 0.0}
+        fleet = changed(fleet, training=training, robots=tuple(
+            changed(robot, pace=row.fixed, codec_pace=0.0) for robot in fleet.robots))
         robots = simulate(fleet).robots.values()
         count = fmean(r.iterations for r in robots)
         iterations.append(count)

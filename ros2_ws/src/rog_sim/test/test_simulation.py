@@ -2,7 +2,6 @@
 die and come back, and what it refuses.
 """
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from fleet_env.fleet import ChannelConfig
 from fleet_env.fleet_file import dump_fleet, read_fleet
 from fleet_env.power import PowerModel
 from fleet_env.records import Evaluation, Fault, Iteration, read_run
+from fleet_env.settings import changed
 from fleet_env.summary import read_summary
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_files_here_and_in_another_process(tmp_path
     subprocess.run([sys.executable, '-c', SCRIPT, str(path), str(tmp_path / 'three')], env=env,
                    check=True, timeout=120)
     assert files(tmp_path / 'one') == files(tmp_path / 'two') == files(tmp_path / 'three')
-    simulate(dataclasses.replace(fleet, seed=4), tmp_path / 'four')
+    simulate(changed(fleet, seed=4), tmp_path / 'four')
     assert not set(files(tmp_path / 'four')) & set(files(tmp_path / 'one'))
 
 
@@ -82,8 +82,8 @@ def test_writing_nothing_gives_the_same_summary(tmp_path):
 def test_times_add_up_and_energy_follows_from_them(tmp_path, sync):
     power = PowerModel(computing=10.0, communicating=5.0, stalled=3.0)
     fleet = fleet_of(tmp_path, sync)
-    robots = [dataclasses.replace(robot, power=power) for robot in fleet.robots]
-    summary = simulate(dataclasses.replace(fleet, robots=tuple(robots)), tmp_path / 'out')
+    robots = [changed(robot, power=power) for robot in fleet.robots]
+    summary = simulate(changed(fleet, robots=tuple(robots)), tmp_path / 'out')
     assert summary.duration_s == 60 and list(summary.robots) == [r.name for r in robots]
     for config in robots:
         robot = summary.robots[config.name]
@@ -180,7 +180,7 @@ def test_traffic_is_that_of_the_published_model_and_the_model_stays_small(tmp_pa
 
 def test_robots_that_share_the_air_have_less_of_it(tmp_path):
     fleet = fleet_of(tmp_path, 'bsp', paces=(0.5, 0.5, 0.5))
-    apart = dataclasses.replace(fleet, channel=ChannelConfig(shared=False))
+    apart = changed(fleet, channel=ChannelConfig(shared=False))
     done = [sum(r.iterations for r in simulate(f).robots.values()) for f in (fleet, apart)]
     assert done[0] < 0.8 * done[1]
 

@@ -1,6 +1,5 @@
 """Studies: what they ask for can be run, what they measure is what is written, all is drawn."""
 
-import dataclasses
 import json
 import math
 
@@ -8,6 +7,7 @@ import made_up_runs
 import numpy as np
 import pytest
 from fleet_env.records import Evaluation, RunWriter, Start
+from fleet_env.settings import changed
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
 from rog_core.errors import ConfigError, GradientError
 from rog_sim.comparison import compare_runs, read_comparison, write_comparison
@@ -136,7 +136,7 @@ def test_training_that_diverges_ends_a_measured_run_and_fails_any_other(tmp_path
 
 def tiny(tmp_path):
     fleet = toy_fleet(tmp_path, 'gsgm', minutes=.2, codec='raw', traffic='')
-    later = dataclasses.replace(fleet, seed=5)
+    later = changed(fleet, seed=5)
     table = Table('Accuracy', 'toynet', lambda method, first: f'{method.accuracy_peak.mean:.3f}')
     return Study('tiny', {'toynet-3': Case({'gsgm': fleet, 'asp lm': with_method(fleet, 'asp')}, 2),
                           'other': Case({'gsgm': later}, 1)}, (table,), server_every=2.0)

@@ -48,8 +48,9 @@ def fleet_of(folder, sync='rsp:4', minutes=1.0, links=(GOOD_LINK,) * 3, paces=(0
     for number, (text, pace) in enumerate(zip(links, paces, strict=True), start=1):
         path = Path(folder) / f'link{number}.txt'
         path.write_text(text)
-        robots.append(RobotConfig(f'robot{number}', LinkConfig(str(path), latency=0.002), pace))
+        robots.append(RobotConfig(name=f'robot{number}', pace=pace,
+                                  link=LinkConfig(trace=str(path), latency=0.002)))
     settings = {'learning_rate': 0.02, 'evaluate_every': 20, 'batch_size': 8,
                 'traffic': 'convmlp-m', **training}
-    return FleetConfig('toy', tuple(robots), seed=seed, minutes=minutes,
-                       training=TrainingConfig(task, sync=sync, **settings))
+    return FleetConfig(name='toy', robots=tuple(robots), seed=seed, minutes=minutes,
+                       training=TrainingConfig(task=task, sync=sync, **settings))

@@ -25,7 +25,7 @@ def load_object(spec: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (module_name + '.').startswith(error.name + '.'):
             raise TaskError(f'{what} {spec!r}: there is no module {error.name!r}; is it installed, '
-                            'or its folder on PYTHONPATH?') from error
+                            'beside the fleet file, or its folder on PYTHONPATH?') from error
         raise TaskError(f'{what} {spec!r}: {module_name} needs the module {error.name!r}, which is '
                         'not installed') from error
     except Exception as error:

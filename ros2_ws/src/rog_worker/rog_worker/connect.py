@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import rclpy
 import torch
+from fleet_env.settings import changed
 from fleet_ros.spinning import Spinning
+from rog_core.config import SgdConfig, TransferConfig
 from rog_core.optimizer import RogOptimizer
 
 from .node import WorkerNode
@@ -25,21 +26,15 @@ class Connection:
     def optimizer(self, model: torch.nn.Module, **options: Any) -> RogOptimizer:
         """Return the optimizer that trains ``model`` with the fleet; waits for the server.
 
-        ``options``: ``data``, see `RogOptimizer`; and lr, momentum, weight_decay, nesterov,
-        granularity and codec, where they are to differ from the parameters of the node.
+        ``options``: ``data``, see `RogOptimizer`; and settings of the training that are to differ
+        from the parameters of the node: lr, momentum, weight_decay, nesterov, granularity, codec.
         """
         node, data = self.node, options.pop('data', None)
         if 'lr' in options:
             options['learning_rate'] = options.pop('lr')
-        sgd, config = ({f.name for f in dataclasses.fields(c)} for c in (node.sgd, node.transfer))
-        if unknown := sorted(options.keys() - sgd - config):
-            raise TypeError(f'optimizer() takes no {", ".join(unknown)}')
-        return RogOptimizer(
-            model, node, robot=node.robot, incarnation=node.incarnation, data=data,
-            config=dataclasses.replace(node.transfer, **{
-                name: value for name, value in options.items() if name in config}),
-            sgd=dataclasses.replace(node.sgd, **{
-                name: value for name, value in options.items() if name in sgd}))
+        settings = changed(node.settings, training=options)
+        return RogOptimizer(model, node, robot=node.robot, incarnation=node.incarnation, data=data,
+                            config=TransferConfig.of(settings), sgd=SgdConfig.of(settings))
 
     def close(self) -> None:
         """Leave the fleet and release the node."""

@@ -16,13 +16,12 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env.jetson import open_meter
-from fleet_env.shaped import ShapedLink
 from fleet_env.stragglers import Pause
 from fleet_ros.alarm import Alarm
 from fleet_ros.parameters import declare
 from rclpy.node import Node
 from rog_core.arrays import Array
-from rog_core.config import SgdConfig, TransferConfig
+from rog_core.config import SgdConfig
 from rog_core.errors import ConfigError
 from rog_core.messages import Ack, Action, Chunk, Compute, End, RegisterRequest, Send, Stop
 from rog_core.states import REGISTERING, STOPPED
@@ -38,14 +37,7 @@ from rog_msgs.msg import (
 from rog_msgs.srv import Register
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros, to_ros
-from rog_ros.parameters import (
-    WORKER,
-    link_of,
-    power_of,
-    robot_name,
-    stragglers_of,
-    task_options_of,
-)
+from rog_ros.parameters import WorkerSettings, robot_name
 from rog_ros.receive import receive
 
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
@@ -56,10 +48,8 @@ class WorkerNode(Node):
 
     def __init__(self, **options: Any) -> None:
         super().__init__('worker', **options)
-        self.settings = declare(self, WORKER)
+        self.settings = declare(self, WorkerSettings)
         self.robot = self._robot_name()
-        task_options_of(self.settings.task_options)  # said before anything is begun
-        stragglers_of(self.settings.stragglers)
         self.incarnation = secrets.randbits(63)
         self.machine: WorkerMachine | None = None
         self.error = ''                       # why the run ended, if not cleanly
@@ -73,8 +63,8 @@ class WorkerNode(Node):
         self._turn = threading.Event()        # the training thread may go on
         self._granted: Compute | None = None
         self._computed: tuple[Array, SgdConfig] | None = None  # for the machine
-        self._link = ShapedLink.from_config(link_of(self.settings.link), self.settings.link_epoch)
-        self._meter = open_meter(power_of(self.settings.power), time.monotonic())
+        self._link = self.settings.shaped_link()
+        self._meter = open_meter(self.settings.power, time.monotonic())
         server = self.settings.server_namespace
         self._out: dict[type, Any] = {
             Chunk: self.create_publisher(RowChunk, 'push', qos.CHUNK),
@@ -92,7 +82,7 @@ class WorkerNode(Node):
         self._alarm = Alarm(self, self._on_time)
         self._started = self.create_guard_condition(self._on_start)
         self._ready = self.create_guard_condition(self._on_gradient)
-        self.create_timer(self.settings.heartbeat_period, self._heartbeat)
+        self.create_timer(self.settings.heartbeat.period, self._heartbeat)
         self.create_timer(1.0, self._diagnose)
 
     def _robot_name(self) -> str:
@@ -184,7 +174,7 @@ class WorkerNode(Node):
                                       throttle_duration_sec=5.0)
             self._refused_since = min(self._refused_since, now)
             # A former life of ours is let go after the limit; one that outlives it is another.
-            if now - self._refused_since > PATIENCE * self.settings.heartbeat_limit:
+            if now - self._refused_since > PATIENCE * self.settings.heartbeat.limit:
                 self.leave(response.reason)
                 return
         self._act(self.machine.on_register_response(response, now))
@@ -270,7 +260,7 @@ class WorkerNode(Node):
         status = DiagnosticStatus(name=f'{self.get_fully_qualified_name()}: training',
                                   hardware_id=self.robot, level=DiagnosticStatus.OK,
                                   message=self.machine.state)
-        if silent > self.settings.heartbeat_limit:
+        if silent > self.settings.heartbeat.limit:
             status.level = DiagnosticStatus.ERROR
             status.message = f'no word from the server for {silent:.1f} s'
         elif self.machine.state == REGISTERING:
@@ -289,22 +279,3 @@ class WorkerNode(Node):
         """Release the threads, then the node."""
         self._alarm.close()
         super().destroy_node()
-
-    @property
-    def transfer(self) -> TransferConfig:
-        """How rows travel, for the machine."""
-        settings = self.settings
-        return TransferConfig(settings.granularity, settings.codec, settings.importance_magnitude,
-                              settings.importance_age, settings.chunk_bytes, settings.chunk_time)
-
-    @property
-    def sgd(self) -> SgdConfig:
-        """Learning rate, momentum and weight decay."""
-        settings = self.settings
-        return SgdConfig(settings.learning_rate, settings.momentum, settings.weight_decay,
-                         settings.nesterov)
-
-    @property
-    def task_options(self) -> dict[str, Any]:
-        """Options of the task."""
-        return task_options_of(self.settings.task_options)

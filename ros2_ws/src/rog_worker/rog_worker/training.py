@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 from fleet_env.stragglers import Stragglers
-from rog_core.arrays import device_of
+from fleet_ros.device import torch_device
+from rog_core.config import SgdConfig, TransferConfig
 from rog_core.optimizer import RogOptimizer
-from rog_ros.parameters import stragglers_of
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task, load_task, measure
 
@@ -19,21 +19,22 @@ from .node import WorkerNode
 def train(node: WorkerNode, stop: threading.Event) -> None:
     """Train the node's task until the run is over or ``stop`` is set."""
     settings = node.settings
-    task = load_task(settings.task, node.task_options, seed=settings.seed,
-                     batch_size=settings.batch_size)
-    model = task.model().to(device_of(settings.device))
+    training = settings.training
+    task = load_task(training.task, training.task_options, settings.seed, training.batch_size)
+    model = task.model().to(torch_device(training.device))
     optimizer = RogOptimizer(
-        model, node, robot=node.robot, incarnation=node.incarnation, config=node.transfer,
-        sgd=node.sgd, data=RobotData(task, settings.rank, settings.world))
-    stragglers = Stragglers(stragglers_of(settings.stragglers), settings.seed, settings.rank)
+        model, node, robot=node.robot, incarnation=node.incarnation,
+        config=TransferConfig.of(settings), sgd=SgdConfig.of(settings),
+        data=RobotData(task, settings.rank, settings.world))
+    stragglers = Stragglers(settings.stragglers, settings.seed, settings.rank)
     evaluated = 0
     while not (optimizer.stopped or stop.is_set()):
         began = time.monotonic()
         finished = optimizer.iteration - 1
-        if settings.evaluate_every and finished - evaluated >= settings.evaluate_every:
+        if training.evaluate_every and finished - evaluated >= training.evaluate_every:
             evaluate(node, task, model, finished)
             evaluated = finished
-        least = optimizer.batches * settings.pace / settings.capacity
+        least = optimizer.batches * training.pace / settings.capacity
         node.loss = optimizer.compute()
         stop.wait(max(least - (time.monotonic() - began), 0.0))
         pause = stragglers.next()

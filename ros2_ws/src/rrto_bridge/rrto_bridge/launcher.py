@@ -30,7 +30,7 @@ def connect(settings: Settings) -> Any:
     from .replaying import Replaying
     try:
         link = Link(LinkOptions(settings.mode, settings.server, settings.namespace,
-                                settings.link()))
+                                settings.shaped_link()))
     except ConfigError as error:
         if threading.current_thread() is threading.main_thread():
             print(f'rrto: {error}', file=sys.stderr)

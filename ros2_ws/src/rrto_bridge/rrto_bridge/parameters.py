@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from fleet_ros.link import LINK
-from fleet_ros.parameters import Knob
+from fleet_env.fleet import DEVICE
+from fleet_env.settings import setting
+from fleet_ros.link import LinkSettings
 
-SERVER = {
-    'name': Knob('', 'Name of the server, letters, digits and single underscores; empty: the '
-                     "machine's name."),
-    'device': Knob('', 'PyTorch device that computes: cpu, cuda or cuda:N; empty: cuda if there is '
-                       'one.'),
-    'programs': Knob(16, 'Most programs at a time.', 1, 1024),
-    'memory': Knob(4096, 'Most MiB of tensors of one program.', 1, 1 << 20),
-    'weights': Knob(4096, 'Most MiB of weights kept for programs that come again.', 0, 1 << 20),
-    'lease': Knob(10.0, 'Silence after which a program is forgotten, s.', 1.0, 3600.0),
-    'threads': Knob(0, "Threads that compute; 0: PyTorch's own choice.", 0, 1024),
-} | LINK
+from .server import Limits
+
+
+class ServerSettings(LinkSettings, Limits):
+    """Settings of the server."""
+
+    name: str = setting('', 'name of the server, letters, digits and single underscores; empty: '
+                            "the machine's name", empty=True)
+    device: str = setting('auto', 'device that computes', **DEVICE)
+    threads: int = setting(0, "threads that compute; 0: PyTorch's own choice", ge=0, le=1024)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fleet_env.settings import Settings, setting
+
 from .errors import RrtoError
 from .stream import Frame, Receiver, Sender
 
@@ -40,13 +42,16 @@ class OpenRequest:
     operators: str
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one server serves. `memory`: bytes of tensors of one program; `lease`: seconds."""
+class Limits(Settings):
+    """What one server serves."""
 
-    programs: int = 16
-    memory: int = 4 << 30
-    lease: float = 10.0
+    programs: int = setting(16, 'most programs at a time', ge=1, le=1024)
+    memory: int = setting(4096, 'most memory for the tensors of one program', 'MiB', ge=1,
+                          le=1 << 20)
+    weights: int = setting(4096, 'most memory for weights, kept for programs that come again',
+                           'MiB', ge=0, le=1 << 20)
+    lease: float = setting(10.0, 'silence after which a program is forgotten', 's', ge=1.0,
+                           le=3600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ class ServerMachine:
         actions = self._end(session, 'it began again') if session is not None else []
         self._sessions[request.program] = Session(
             request.program, request.incarnation, self._performer(),
-            Receiver(self.limits.memory), now)
+            Receiver(self.limits.memory << 20), now)
         return '', [*actions, Join(request.program)]
 
     def _refusal(self, request: OpenRequest) -> str:

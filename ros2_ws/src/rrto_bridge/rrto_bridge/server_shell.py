@@ -52,9 +52,9 @@ class Server:
     """Serves programs; somebody spins `node`. `link()`: the emulated link to a program."""
 
     def __init__(self, node: Node, name: str, device: torch.device, limits: Limits,
-                 weights: int = 4 << 30, link: Any = ShapedLink) -> None:
+                 link: Any = ShapedLink) -> None:
         self.node, self.name, self.device, self.link = node, name, device, link
-        self.weights = Weights(weights)
+        self.weights = Weights(limits.weights << 20)
         self.machine = ServerMachine(self._performer, torch.__version__, operators_digest(), limits)
         self._changed = threading.Condition()   # guards machine and topics
         self._topics: dict[str, _Topics] = {}
@@ -83,7 +83,7 @@ class Server:
         self._alarm.close()
 
     def _performer(self) -> Performer:
-        return Performer(Context(self.device, self.machine.limits.memory), self.weights)
+        return Performer(Context(self.device, self.machine.limits.memory << 20), self.weights)
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Server:
             self._act(actions)
         response.accepted = not response.reason
         response.device = str(self.device)
-        response.memory = self.machine.limits.memory
+        response.memory = self.machine.limits.memory << 20
         response.lease = self.machine.limits.lease
         return response
 

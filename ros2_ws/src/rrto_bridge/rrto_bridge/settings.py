@@ -1,47 +1,31 @@
-"""What `rrto run` was asked for, as environment variables of the program. Imports nothing heavy."""
+"""What `rrto run` was asked for, as an environment variable of the program."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-MODES = ('replay', 'async', 'cached', 'rpc')
-ON_LOSS = ('error', 'local')
+from fleet_env.settings import setting
+from fleet_ros.link import LinkSettings
+
+_VARIABLE = 'RRTO_SETTINGS'  # the program's sitecustomize looks for it
 
 
-@dataclass(frozen=True)
-class Settings:
-    """`server`: '' for any that is found; `namespace` of the program's node.
+class Settings(LinkSettings):
+    """Settings of a program, and options of `rrto run`."""
 
-    `link_trace`, or `link_rate` (Mbit/s), and `link_latency` (s) emulate a link.
-    """
-
-    mode: str = 'replay'
-    server: str = ''
-    on_loss: str = 'error'
-    namespace: str = ''
-    link_trace: str = ''
-    link_rate: float = 0.0
-    link_latency: float = 0.0
-    link_epoch: float = 0.0
+    mode: Literal['replay', 'async', 'cached', 'rpc'] = setting('replay', 'how calls travel')
+    server: str = setting('', 'name of the server; without it one is looked for, and if there is '
+                              'none, started on this machine', empty=True)
+    on_loss: Literal['error', 'local'] = setting(
+        'error', 'when the server is lost: end with an error, or go on on this machine')
+    namespace: str = setting('', "namespace of the program's node", empty=True)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
         """What `to_environment` wrote."""
-        values = {}
-        for name, default in vars(cls()).items():
-            text = environment.get(f'RRTO_{name.upper()}')
-            if text is not None:
-                values[name] = type(default)(text)
-        return cls(**values)
+        return cls.model_validate_json(environment.get(_VARIABLE, '{}'))
 
     def to_environment(self) -> dict[str, str]:
-        """Variables RRTO_MODE, RRTO_SERVER, ..."""
-        return {f'RRTO_{name.upper()}': str(getattr(self, name))
-                for name in vars(self)}
-
-    def link(self) -> Any:
-        """The emulated link, or the real one."""
-        from fleet_ros.link import shaped_link
-        return shaped_link(self)
+        """The variable that carries the settings."""
+        return {_VARIABLE: self.model_dump_json()}

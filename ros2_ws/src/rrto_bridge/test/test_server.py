@@ -63,7 +63,7 @@ class Program:
 def server():
     weights = Weights(1 << 20)
     return ServerMachine(lambda: Performer(Context(torch.device('cpu'), 1 << 20), weights), '2',
-                         'ops', Limits(programs=2, memory=1 << 20, lease=5.0))
+                         'ops', Limits(programs=2, memory=1, lease=5.0))
 
 
 def test_a_program_computes(server):

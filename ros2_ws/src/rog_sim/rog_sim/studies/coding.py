@@ -9,8 +9,6 @@ the robots, drawn by the seed, are late with 3 gradients in 10, the others with 
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from fleet_env.fleet import (
     ChannelConfig,
@@ -20,6 +18,7 @@ from fleet_env.fleet import (
     StragglerConfig,
     TrainingConfig,
 )
+from fleet_env.settings import changed
 
 from ..comparison import MethodResult
 from ..table import spread
@@ -48,10 +47,11 @@ def fleet_of(group: str, model: str, minutes: float, seed: int = 1) -> FleetConf
     training = TrainingConfig(
         task='rog_sim.free:Free', task_options={'model': model}, sync='dgh-gc', codec='raw',
         learning_rate=0.01, momentum=0.0, evaluate_every=0, pace=PACE)
-    robots = tuple(RobotConfig(f'robot{rank + 1}', LinkConfig(trace='edge', offset=50.0 * rank),
-                               PACE, capacity=capacity)
+    robots = tuple(RobotConfig(name=f'robot{rank + 1}', pace=PACE, capacity=capacity,
+                               link=LinkConfig(trace='edge', offset=50.0 * rank))
                    for rank, capacity in enumerate(CAPACITIES[group]))
-    return FleetConfig(f'group-{group}', robots, f'Group {group.upper()} of Table 2 of DGH-GC.',
+    return FleetConfig(name=f'group-{group}', robots=robots,
+                       description=f'Group {group.upper()} of Table 2 of DGH-GC.',
                        seed=seed, minutes=minutes, training=training,
                        link=LinkConfig(trace='edge', offset=50.0),
                        channel=ChannelConfig(shared=False), network=NETWORK)
@@ -61,8 +61,8 @@ def with_stragglers(fleet: FleetConfig) -> FleetConfig:
     """Return the fleet with a third of its robots, drawn by its seed, late often."""
     count = len(fleet.robots)
     often = np.random.default_rng(fleet.seed).permutation(count)[:count // 3]
-    return dataclasses.replace(fleet, robots=tuple(
-        dataclasses.replace(robot, stragglers=StragglerConfig(
+    return changed(fleet, robots=tuple(
+        changed(robot, stragglers=StragglerConfig(
             probability=OFTEN if rank in often else SELDOM, time=LATE))
         for rank, robot in enumerate(fleet.robots)))
 

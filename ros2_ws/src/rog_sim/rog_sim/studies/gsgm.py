@@ -8,7 +8,6 @@ ranks, and one gradient in ten takes `LATE` longer: without such differences nob
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -21,6 +20,7 @@ from fleet_env.fleet import (
     StragglerConfig,
     TrainingConfig,
 )
+from fleet_env.settings import changed
 
 from ..comparison import MethodResult
 from ..table import spread
@@ -50,11 +50,12 @@ def learners(count: int, model: str, link: LinkConfig = LINK) -> FleetConfig:
     late = StragglerConfig(probability=0.1, time=LATE)
     step = next(n for n in (7, 11, 13) if math.gcd(n, count) == 1)
     robots = tuple(RobotConfig(
-        f'robot{rank + 1}', dataclasses.replace(link, offset=link.offset * rank),
-        PACE * (1 + rank * step % count / (count - 1)), stragglers=late) for rank in range(count))
+        name=f'robot{rank + 1}', link=changed(link, offset=link.offset * rank), stragglers=late,
+        pace=PACE * (1 + rank * step % count / (count - 1))) for rank in range(count))
     rounds = max(LEAST_GRADIENTS / count, LEAST_ROUNDS)
     return FleetConfig(
-        f'learners-{count}', robots, 'Learners that each see one or a few classes.', seed=1,
+        name=f'learners-{count}', robots=robots, seed=1,
+        description='Learners that each see one or a few classes.',
         minutes=rounds * ROUND_S / 60, training=training, link=link,
         stragglers=late, channel=ChannelConfig(shared=False), network=NETWORK)
 
@@ -78,7 +79,7 @@ def with_method(fleet: FleetConfig, sync: str, momentum: float = MOMENTUM,
 def _long(count: int) -> dict[str, FleetConfig]:
     """Return the steadiest for twice as long: many learners still learn after 100 rounds."""
     fleet = learners(count, 'mnistnet')
-    found = variants(dataclasses.replace(fleet, minutes=2 * fleet.minutes))
+    found = variants(changed(fleet, minutes=2 * fleet.minutes))
     return {label: found[label] for label in ('gsgm', 'ssp:1 lm', 'ssp:2 lm')}
 
 
@@ -86,20 +87,20 @@ def _noisy(count: int) -> dict[str, FleetConfig]:
     """Return GSGM and SSP on images that leave an error, and thus gradients, for good."""
     fleet = learners(count, 'mnistnet')
     options = {**fleet.training.task_options, 'data': 'rog_sim.images:noisy_digits'}
-    fleet = dataclasses.replace(with_training(fleet, task_options=options),
+    fleet = changed(with_training(fleet, task_options=options),
                                 minutes=NOISY_ROUNDS[count] * ROUND_S / 60)
     return {label: one for label, one in variants(fleet).items() if 'asp' not in label}
 
 
 def _svrg(count: int) -> dict[str, FleetConfig]:
     fleet = learners(count, 'mnistnet')
-    return variants(dataclasses.replace(fleet, minutes=SVRG_LONGER * fleet.minutes),
+    return variants(changed(fleet, minutes=SVRG_LONGER * fleet.minutes),
                     f'+svrg={SVRG_EVERY}')
 
 
 def _fading() -> dict[str, FleetConfig]:
     fleet = learners(10, 'mnistnet', FADING)
-    fleet = dataclasses.replace(fleet, minutes=10.0)  # most of it is waiting
+    fleet = changed(fleet, minutes=10.0)  # most of it is waiting
     methods = ('gsgm:4', 'gsgm', 'rsp:4', 'ssp:4')
     return {sync if sync.startswith('gsgm') else f'{sync} lm':
             with_method(fleet, sync, granularity='row') for sync in methods}

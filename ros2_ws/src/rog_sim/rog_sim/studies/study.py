@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet_env.fleet import FleetConfig
+from fleet_env.settings import changed
 from fleet_env.summary import Summary, finite
 from rog_core.errors import ConfigError
 
@@ -91,7 +92,7 @@ class Study:
 
 def with_training(fleet: FleetConfig, **changes: Any) -> FleetConfig:
     """Return the fleet with other settings of its training."""
-    return dataclasses.replace(fleet, training=dataclasses.replace(fleet.training, **changes))
+    return changed(fleet, training=changes)
 
 
 def run_study(study: Study, out: Path, seeds: int | None = None, workers: int | None = None,

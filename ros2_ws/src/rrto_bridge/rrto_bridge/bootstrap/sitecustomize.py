@@ -30,7 +30,7 @@ class _Watch:
         return spec
 
 
-if os.environ.get('RRTO_MODE'):
+if os.environ.get('RRTO_SETTINGS'):
     sys.meta_path.insert(0, _Watch())
 
 _here = os.path.dirname(os.path.abspath(__file__))

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fleet_env.errors import TraceError
+from fleet_env.errors import FleetEnvError
+from fleet_env.settings import from_flat
 
 from ..settings import Settings
 from .run import own_server, program_environment
@@ -38,8 +39,8 @@ def call(options: Any) -> int:
     """Run the verb: prints one line of JSON per mode and link."""
     try:
         for _, link in _links(options):
-            Settings(**link).link()
-    except TraceError as error:
+            from_flat(Settings, link).shaped_link()
+    except FleetEnvError as error:
         raise SystemExit(f'rrto: {error}') from error
     for mode, link, result in measure(options):
         print(json.dumps({'bench': 'rrto', 'model': options.model, 'mode': mode, **link, **result}),
@@ -54,7 +55,8 @@ def measure(options: Any) -> Iterator[tuple[str, dict[str, Any], dict[str, float
     for said, link in _links(options):
         with own_server(threads=1, **link) as name:
             for mode in MODES:
-                settings = Settings('replay' if mode == 'native' else mode, name, **link)
+                settings = from_flat(Settings, {
+                    'mode': 'replay' if mode == 'native' else mode, 'server': name, **link})
                 count = options.count if mode not in SLOW else max(2, options.count // 10)
                 extra = ['native'] if mode == 'native' else []
                 yield mode, said, _run([*command, str(count), *extra],
@@ -66,11 +68,11 @@ def _links(options: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     if not options.traces:
         for trip in options.round_trips:
             yield ({'round_trip_ms': trip},
-                   {'link_rate': options.rate, 'link_latency': trip / 2e3})
+                   {'link.rate': options.rate, 'link.latency': trip / 2e3})
     trip = options.round_trips[0]
     for trace in options.traces:
         yield ({'trace': trace, 'round_trip_ms': trip},
-               {'link_trace': trace, 'link_latency': trip / 2e3, 'link_epoch': time.time()})
+               {'link.trace': trace, 'link.latency': trip / 2e3, 'link_epoch': time.time()})
 
 
 def _run(command: list[str], environment: dict[str, str]) -> dict[str, float]:

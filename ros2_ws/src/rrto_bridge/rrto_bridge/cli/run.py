@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..settings import MODES, ON_LOSS, Settings
+from fleet_env.errors import FleetEnvError
+from fleet_env.settings import Text, changed, from_flat, knobs
+
+from ..settings import Settings
 
 START_LIMIT = 60.0   # seconds in which a server on this machine has to be there
 
@@ -21,21 +25,10 @@ def add_parser(verbs: Any) -> None:
     """Declare the verb."""
     parser = verbs.add_parser('run', help='run a program whose "cuda" is a server\'s',
                               usage='rrto run [OPTION ...] -- COMMAND ...')
-    parser.add_argument('--mode', choices=MODES, default='replay',
-                        help='how calls travel (default: %(default)s)')
-    parser.add_argument('--server', default='', metavar='NAME',
-                        help='name of the server; without it one is looked for, and if there is '
-                             'none, started on this machine')
-    parser.add_argument('--on-loss', choices=ON_LOSS, default='error',
-                        help='when the server is lost: end with an error, or go on on this machine')
-    parser.add_argument('--namespace', default='', help="namespace of the program's node")
-    parser.add_argument('--link-trace', default='',
-                        help='emulate a link: indoor, outdoor or a file')
-    parser.add_argument('--link-rate', type=float, default=0.0, help='emulate a link, Mbit/s')
-    parser.add_argument('--link-latency', type=float, default=0.0,
-                        help='delay of the emulated link per direction, s')
-    parser.add_argument('--link-epoch', type=float, default=0.0,
-                        help='wall-clock time at which the trace begins, s')
+    for knob in knobs(Settings):
+        parser.add_argument('--' + re.sub('[._]', '-', knob.name), dest=knob.name,
+                            metavar='X',
+                            help=knob.help.replace('%', '%%'))
     parser.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND')
     parser.set_defaults(call=call)
 
@@ -46,7 +39,13 @@ def call(options: Any) -> int:
     if not command:
         print('rrto: no command; write rrto run -- python app.py', file=sys.stderr)
         return 2
-    settings = Settings(**{name: getattr(options, name) for name in vars(Settings())})
+    try:
+        settings = from_flat(Settings, {key: Text(text) for key, text in vars(options).items()
+                                        if isinstance(text, str)}, '--')
+        settings.shaped_link()
+    except FleetEnvError as error:
+        print(f'rrto: {error}', file=sys.stderr)
+        return 2
     if settings.server or find(1.0):
         environment = program_environment(settings)
         try:
@@ -56,18 +55,15 @@ def call(options: Any) -> int:
             return 127
     with own_server() as name:
         print(f'rrto: no server was found; {name} was started on this machine', file=sys.stderr)
-        return run(command, program_environment(settings, name))
+        return run(command, program_environment(changed(settings, server=name)))
 
 
-def program_environment(settings: Settings, server: str = '') -> dict[str, str]:
+def program_environment(settings: Settings) -> dict[str, str]:
     """The environment in which a program gets the device."""
     ours = str(Path(__file__).parents[1] / 'bootstrap')
     rest = os.environ.get('PYTHONPATH')
-    found = {**settings.to_environment(), 'PYTHONPATH': ours + (os.pathsep + rest if rest else ''),
-             'CUDA_VISIBLE_DEVICES': ''}
-    if server:
-        found['RRTO_SERVER'] = server
-    return {**os.environ, **found}
+    return {**os.environ, **settings.to_environment(), 'CUDA_VISIBLE_DEVICES': '',
+            'PYTHONPATH': ours + (os.pathsep + rest if rest else '')}
 
 
 def find(limit: float, wanted: str = '') -> str:

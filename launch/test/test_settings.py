@@ -1,0 +1,78 @@
+"""A setting is one line of one file, and is everywhere then."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import fleet_env
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / 'docs' / 'settings.md'
+AT = 'class NetworkConfig(Settings):\n    """DDS and the packets on it."""\n\n'
+LINE = "    hops: int = _(2, 'most hops of a packet', 'nodes', ge=1, le=9)\n"
+PLACES = '''
+import runpy, sys
+import rclpy
+from fleet_env.fleet import FleetSettings
+from fleet_env.fleet_file import explained_fleet, read_fleet
+from fleet_env.settings import arguments
+from fleet_ros.parameters import declare
+from rclpy.node import Node
+from rog_cli.main import main
+from rog_ros.parameters import ServerSettings, WorkerSettings, server_parameters
+
+fleet = read_fleet('fleet.yaml')
+assert fleet.network.hops == 5, 'in a fleet file'
+assert 'hops: 5' in explained_fleet(fleet) and 'most hops of a packet' in explained_fleet(fleet)
+assert server_parameters(fleet, 0.0, '')['network.hops'] == 5, 'handed to a node'
+
+rclpy.init(args=['--ros-args', '-p', 'network.hops:=7'])
+for model in (ServerSettings, WorkerSettings):
+    node = Node(model.__name__.lower())
+    assert declare(node, model).network.hops == 7, 'as a ROS parameter'
+    said = node.describe_parameter('network.hops')
+    assert said.description == 'most hops of a packet [nodes]'
+    assert (said.integer_range[0].from_value, said.integer_range[0].to_value) == (1, 9)
+    node.destroy_node()
+rclpy.shutdown()
+
+text = arguments(FleetSettings)['network.hops']
+assert text == ('most hops of a packet (a whole number, at least 1 and at most 9 nodes; '
+                'default 2)')
+if sys.argv[2] == 'launch':
+    from rog_bringup.fleet_launch import fleet_launch
+    known = {a.name: a for a in fleet_launch('indoor').get_launch_arguments()}
+    assert text in known['network.hops'].description, 'as a launch argument'
+
+assert main(['sim', 'fleet.yaml', '--set', 'network.hops=10']) == 2, 'by --set'
+assert '| `network.hops` |' in runpy.run_path(sys.argv[1])['page'](), 'on the page'
+'''
+
+
+def run(*arguments, **options):
+    return subprocess.run([sys.executable, *arguments], text=True, capture_output=True, **options)
+
+
+def test_one_line_adds_a_setting_everywhere(tmp_path):
+    package = tmp_path / 'fleet_env'
+    shutil.copytree(Path(fleet_env.__file__).parent, package)
+    file = package / 'fleet.py'
+    text = file.read_text()
+    assert AT in text
+    file.write_text(text.replace(AT, AT + LINE))
+    (tmp_path / 'fleet.yaml').write_text('name: f\nnetwork: {hops: 5}\nrobots: [{name: robot1}]\n')
+    path = os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
+    done = run('-c', PLACES, str(ROOT / 'tools' / 'settings.py'),
+               'launch' if find_spec('launch_ros') else '', cwd=tmp_path,
+               env={**os.environ, 'PYTHONPATH': path, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'})
+    assert done.returncode == 0, done.stderr
+    assert 'network.hops is 10 nodes; it must be a whole number, at least 1' in done.stderr
+
+
+def test_the_page_of_all_settings_is_up_to_date():
+    done = run(str(ROOT / 'tools' / 'settings.py'))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == PAGE.read_text(), f'python tools/settings.py > {PAGE}'

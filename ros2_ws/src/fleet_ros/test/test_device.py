@@ -1,0 +1,16 @@
+"""Which device a setting names; the same for gradients, rows, inferences and programs."""
+
+import pytest
+import torch
+from fleet_env.errors import SettingError
+from fleet_ros.device import torch_device
+
+
+def test_auto_is_a_gpu_where_there_is_one():
+    assert torch_device('cpu') == torch.device('cpu')
+    assert torch_device('auto').type == ('cuda' if torch.cuda.is_available() else 'cpu')
+
+
+def test_a_device_that_is_not_here_is_refused_with_the_reason():
+    with pytest.raises(SettingError, match="device is 'cuda:99', which cannot be used here: "):
+        torch_device('cuda:99')

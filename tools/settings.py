@@ -1,0 +1,73 @@
+"""Prints docs/settings.md: every setting, from the models that declare them.
+
+python tools/settings.py > docs/settings.md
+"""
+
+from collections.abc import Iterable
+
+from fleet_env.fleet import FleetConfig, FleetSettings, RobotConfig
+from fleet_env.settings import Knob, Settings, knobs
+from fleet_ros.link import LinkSettings
+from lopinfer_node.parameters import ClientSettings
+from lopinfer_node.parameters import ServerSettings as LopinferServer
+from rog_ros.parameters import ServerSettings, WorkerSettings
+from rrto_bridge.parameters import ServerSettings as RrtoServer
+from rrto_bridge.settings import Settings as Program
+
+HEAD = '''\
+# Settings
+
+Made by `python tools/settings.py > docs/settings.md` from the models that declare the settings.
+
+A setting stands in a fleet file below its section, and `--set` joins section and key by a dot. As a
+ROS parameter and as a launch argument it has that same name, but settings of `training` go by their
+own (`sync`, not `training.sync`). `rog fleet show NAME` prints all settings of a fleet, with
+`--show-args` a launch prints its arguments, and `ros2 param describe` explains a parameter of a
+running node. What a robot's own entry says goes before what the fleet file says of all.
+'''
+
+def table(title: str, text: str, found: Iterable[Knob], names: str = 'parameter') -> str:
+    """One heading and its table; ``names``: columns with the setting's names."""
+    columns = [names, 'value', 'default', 'what it is']
+    lines = [f'\n## {title}\n', *([f'{text}\n'] if text else []),
+             f'| {" | ".join(columns)} |', '|' + '---|' * (len(columns) + names.count('|'))]
+    for knob in found:
+        called = [f'`{".".join(knob.path)}`'] * names.count('|') + [f'`{knob.name}`']
+        cells = [*called, knob.allowed, knob.usual, knob.description]
+        lines.append('| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def beside(model: type[Settings], *others: type[Settings]) -> list[Knob]:
+    """Return the settings of a model that none of the others has so."""
+    known = [knob for other in others for knob in knobs(other)]
+    return [knob for knob in knobs(model) if knob not in known]
+
+
+def page() -> str:
+    """Return the page."""
+    robots = beside(RobotConfig, FleetSettings)
+    return HEAD + ''.join([
+        table('Fleets', '', knobs(FleetSettings),
+              'fleet file, `--set` | parameter, launch argument'),
+        table('Fleet files alone', 'And `robots`, a list of entries.',
+              [k for k in beside(FleetConfig, FleetSettings) if k.name != 'robots'], 'key'),
+        table("A robot's entry", 'And `link`, `power` and `stragglers` as above; '
+              '`--set robots.NAME.KEY=VALUE` changes one.', robots, 'key'),
+        table("Parameters of a robot's node alone", '',
+              beside(WorkerSettings, FleetSettings, LinkSettings)),
+        table('Parameters of the parameter server alone', '',
+              beside(ServerSettings, FleetSettings, LinkSettings)),
+        table('The link of a node', 'The same for the nodes of ROG (at the parameter server '
+              '`ROBOT.link.trace` and so on), of LOPInfer and of RRTO.', knobs(LinkSettings)),
+        table('LOPInfer, robot', '',
+              beside(ClientSettings, LinkSettings)),
+        table('LOPInfer, server', 'As launch arguments, those that the robot has too begin with '
+              '`server_`.', beside(LopinferServer, LinkSettings)),
+        table('RRTO, program', 'Options of `rrto run`, with dashes: `--on-loss`, `--link-rate`.',
+              beside(Program, LinkSettings)),
+        table('RRTO, server', '', beside(RrtoServer, LinkSettings))])
+
+
+if __name__ == '__main__':
+    print(page(), end='')
