@@ -77,7 +77,7 @@ def test_on_the_cpu_storage_is_a_numpy_array():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU; PyTorch finds none here')
 def test_on_a_gpu_storage_is_a_tensor_there():
-    values = on_device(NOISE[0], device_of('cuda'))
+    values = on_device(NOISE[0], 'cuda')
     assert values.device.type == 'cuda'
     assert np.array_equal(to_host(values), NOISE[0])
 
