@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from fleet_env.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig, TrainingConfig
-from fleet_env.replay import PUBLISHED_OVERHEAD, PUBLISHED_STARTS, replay
+from .replay import PUBLISHED_OVERHEAD, PUBLISHED_STARTS, replay
 from fleet_env.trace import LinkTrace, write_trace
 
-from .simulation import simulate
+from rog_sim.simulation import simulate
 
 EFFICIENCY = 0.87
 
@@ -100,7 +100,7 @@ def measure(row: Published, record: LinkTrace, seeds: int, directory: Path) -> M
     for seed in range(seeds):
         fleet = published_fleet(record, seed, directory)
         training = replace(fleet.training, sync=row.sync, evaluate_every=0,
-                           task='rog_sim.noise:Noise', pace=row.fixed, codec_pace=0.0)
+                           task='rog_studies.tasks:Noise', pace=row.fixed, codec_pace=0.0)
         fleet = replace(fleet, training=training, robots=tuple(
             replace(robot, pace=row.fixed, codec_pace=0.0) for robot in fleet.robots))
         robots = simulate(fleet).robots.values()

@@ -21,8 +21,8 @@ from fleet_env.fleet import (
     TrainingConfig,
 )
 
-from ..comparison import MethodResult
-from ..table import spread
+from rog_sim.comparison import MethodResult
+from rog_sim.table import spread
 from .gsgm import MOMENTUM, NETWORK
 from .study import Case, Study, Table, with_training
 
@@ -46,7 +46,7 @@ ACCURACY = {'learning_rate': 0.01, 'momentum': MOMENTUM, 'nesterov': False, 'bat
 def fleet_of(group: str, model: str, minutes: float, seed: int = 1) -> FleetConfig:
     """Return the robots of a group, with gradients that cost nothing, without stragglers."""
     training = TrainingConfig(
-        task='rog_sim.free:Free', task_options={'model': model}, sync='dgh-gc', codec='raw',
+        task='rog_studies.tasks:ZeroCost', task_options={'model': model}, sync='dgh-gc', codec='raw',
         learning_rate=0.01, momentum=0.0, evaluate_every=0, pace=PACE)
     robots = tuple(RobotConfig(f'robot{rank + 1}', LinkConfig(trace='edge', offset=50.0 * rank),
                                PACE, capacity=capacity)
@@ -78,7 +78,7 @@ def times(group: str, model: str, methods: dict[str, tuple[str, str]], minutes: 
 def accuracies(group: str, model: str, methods: dict[str, tuple[str, str]],
                **changes: object) -> Case:
     """Return a case in which accuracy counts, for the time that `ROUNDS` rounds take."""
-    options = {'data': 'rog_sim.images:large_digits', 'model': model}
+    options = {'data': 'rog_studies.images:large_digits', 'model': model}
     found = {}
     for label, (sync, codec) in methods.items():
         round_s = 1.1 if sync in ('gc', 'gcc', 'dcgc') else 0.45

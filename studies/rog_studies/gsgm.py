@@ -22,8 +22,8 @@ from fleet_env.fleet import (
     TrainingConfig,
 )
 
-from ..comparison import MethodResult
-from ..table import spread
+from rog_sim.comparison import MethodResult
+from rog_sim.table import spread
 from .study import Case, Cell, Study, Table, with_training
 
 LEARNERS = (10, 20, 30)
@@ -38,7 +38,7 @@ NOISY_ROUNDS = {10: 1200, 20: 600, 30: 600}  # until nothing rises any more, of 
 LINK = LinkConfig(trace='steady', scale=10.0)  # 1 Gbit/s
 FADING = LinkConfig(trace='outdoor_fades', scale=0.05, offset=40.0)
 NETWORK = NetworkConfig(chunk_bytes=65000, chunk_time=0.05)
-DIGITS = {'data': 'rog_sim.images:large_digits', 'split': 'sorted'}
+DIGITS = {'data': 'rog_studies.images:large_digits', 'split': 'sorted'}
 
 
 def learners(count: int, model: str, link: LinkConfig = LINK) -> FleetConfig:
@@ -85,7 +85,7 @@ def _long(count: int) -> dict[str, FleetConfig]:
 def _noisy(count: int) -> dict[str, FleetConfig]:
     """Return GSGM and SSP on images that leave an error, and thus gradients, for good."""
     fleet = learners(count, 'mnistnet')
-    options = {**fleet.training.task_options, 'data': 'rog_sim.images:noisy_digits'}
+    options = {**fleet.training.task_options, 'data': 'rog_studies.images:noisy_digits'}
     fleet = dataclasses.replace(with_training(fleet, task_options=options),
                                 minutes=NOISY_ROUNDS[count] * ROUND_S / 60)
     return {label: one for label, one in variants(fleet).items() if 'asp' not in label}

@@ -12,7 +12,7 @@ from pathlib import Path
 from fleet_env.fleet_file import dump_fleet
 from fleet_env.trace import read_trace
 
-from .choice import at_least_one
+from rog_cli.choice import at_least_one
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -35,7 +35,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
-    from rog_sim.calibration import TABLE, Measured, measure, published_fleet
+    from rog_studies.calibration import TABLE, Measured, measure, published_fleet
 
     record = read_trace(options.record)
     if options.fleet is not None:
