@@ -20,9 +20,9 @@ from fleet_env.fleet import (
     StragglerConfig,
     TrainingConfig,
 )
-
 from rog_sim.comparison import MethodResult
 from rog_sim.table import spread
+
 from .gsgm import MOMENTUM, NETWORK
 from .study import Case, Study, Table, with_training
 
@@ -46,8 +46,8 @@ ACCURACY = {'learning_rate': 0.01, 'momentum': MOMENTUM, 'nesterov': False, 'bat
 def fleet_of(group: str, model: str, minutes: float, seed: int = 1) -> FleetConfig:
     """Return the robots of a group, with gradients that cost nothing, without stragglers."""
     training = TrainingConfig(
-        task='rog_studies.tasks:ZeroCost', task_options={'model': model}, sync='dgh-gc', codec='raw',
-        learning_rate=0.01, momentum=0.0, evaluate_every=0, pace=PACE)
+        task='rog_studies.tasks:ZeroCost', task_options={'model': model}, sync='dgh-gc',
+        codec='raw', learning_rate=0.01, momentum=0.0, evaluate_every=0, pace=PACE)
     robots = tuple(RobotConfig(f'robot{rank + 1}', LinkConfig(trace='edge', offset=50.0 * rank),
                                PACE, capacity=capacity)
                    for rank, capacity in enumerate(CAPACITIES[group]))

@@ -12,9 +12,7 @@ from fleet_env.errors import RecordError
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-
 from rog_sim.comparison import COMPARISON_FILE, Comparison, Spread, read_comparison
-
 from rog_sim.figures import panels, style
 from rog_sim.figures.methods import methods_legend, methods_of
 

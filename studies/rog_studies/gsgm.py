@@ -21,9 +21,9 @@ from fleet_env.fleet import (
     StragglerConfig,
     TrainingConfig,
 )
-
 from rog_sim.comparison import MethodResult
 from rog_sim.table import spread
+
 from .study import Case, Cell, Study, Table, with_training
 
 LEARNERS = (10, 20, 30)

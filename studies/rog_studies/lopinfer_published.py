@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-
 from lopinfer_node import footprint
 from lopinfer_node.errors import ProfileError
 from lopinfer_node.footprint import Footprint

@@ -24,7 +24,6 @@ from typing import Any
 from fleet_env.fleet import FleetConfig
 from fleet_env.summary import Summary, finite
 from rog_core.errors import ConfigError
-
 from rog_sim.compare import collect, jobs_of
 from rog_sim.comparison import Comparison, MethodResult
 from rog_sim.jobs import Job, Progress, run_jobs

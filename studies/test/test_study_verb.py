@@ -1,38 +1,37 @@
-"""rog study: choices, refusals, files. The runs are made up; rog_sim tests the studies."""
+"""rog study: choices, refusals, files. The runs are made up; test_studies.py tests the studies."""
 
+import made_up_runs
 import pytest
-import rog_sim.jobs
+from rog_cli import main as command
 from rog_cli.main import main
-from rog_cli.study import NAMES
-from rog_sim.studies import STUDIES
-from test_compare_verb import record, run
+
+
+def run(capsys, *arguments):
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Let runs be made up; returns label and seed of those that were due."""
+    """Let runs be made up; returns method and seed of those that were due."""
     asked = []
 
-    def run_all(jobs, workers, tell, simulate):
-        for job in jobs:
-            asked.append((job.label, job.fleet.seed))
-            record(job.directory, job.fleet, job.fleet.training.sync, job.fleet.seed)
-            tell(job.label, job.fleet.seed, 1.0)
+    def simulate(fleet, out, progress, server_every):
+        asked.append((fleet.training.sync, fleet.seed))
+        made_up_runs.record(out, fleet.training.sync, fleet.seed, 60 * fleet.minutes,
+                            len(fleet.robots))
 
-    monkeypatch.setattr(rog_sim.jobs, '_run_all', run_all)
+    monkeypatch.setattr('rog_sim.simulation.simulate', simulate)
     return asked
-
-
-def test_every_study_can_be_named():
-    assert tuple(STUDIES) == NAMES
 
 
 def test_a_study_runs_its_cases_and_says_where_everything_is(capsys, tmp_path, made_up):
     out = tmp_path / 'out'
     code, text, _ = run(capsys, 'study', 'gsgm', '--only', 'mnistnet-10', '--seeds', '2',
-                        '--out', str(out))
+                        '--jobs', '1', '--out', str(out))
     assert code == 0
-    assert len(made_up) == 14 and ('mnistnet-10: ssp:1 lm', 2) in made_up
+    assert len(made_up) == 14 and ('ssp:1', 2) in made_up
     assert 'mnistnet-10: gsgm, seed 2: done' in text and 'Stability of GSGM' in text
     for path in (out / 'study.json', out / 'study.md', out / 'curves-mnistnet.png'):
         assert str(path) in text and path.exists()
@@ -45,8 +44,8 @@ def test_a_study_that_is_interrupted_says_how_to_go_on(capsys, tmp_path, monkeyp
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rog_sim.jobs, '_run_all', interrupted)
-    code, _, error = run(capsys, 'study', 'coding', '--out', str(tmp_path / 'out'))
+    monkeypatch.setattr('rog_sim.simulation.simulate', interrupted)
+    code, _, error = run(capsys, 'study', 'coding', '--jobs', '1', '--out', str(tmp_path / 'out'))
     assert code == 130 and '--resume' in error
 
 
@@ -56,3 +55,12 @@ def test_cases_and_studies_that_there_are_not_are_refused(capsys, tmp_path, made
     with pytest.raises(SystemExit):
         main(['study', 'gcs'])
     assert 'gsgm-svrg' in capsys.readouterr().err
+
+
+def test_without_this_package_rog_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr(command, 'entry_points', lambda group: [])
+    for verb in ('study', 'calibrate'):
+        code, _, error = run(capsys, verb, '--help')
+        assert code == 2 and error.count('\n') == 1
+        assert f'{verb} is a verb of the package rog_studies' in error
+        assert 'pip install -e studies' in error

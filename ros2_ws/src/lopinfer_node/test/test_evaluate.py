@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleet_env.errors import TraceError
-from fleet_env.trace import LinkTrace, read_trace
+from fleet_env.trace import LinkTrace
 from graphs import Builder
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,6 +1,6 @@
-"""Many runs, several at a time: in processes of this machine, or on a Dask cluster.
+"""Many runs, several at a time: in processes of this machine (joblib), or on a Dask cluster.
 
-joblib deals them out. Runs share nothing and `simulate` computes in one thread, so that the outcome
+Runs share nothing and `simulate` computes in one thread, so that the outcome
 depends neither on the number of workers nor on the order in which they finish. A run on a cluster
 gets its links as values and hands back what its files hold, so that no file system is shared.
 """
@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from fleet_env.generate import PROFILES
 from fleet_env.records import RUN_FILE
 from fleet_env.summary import SUMMARY_FILE, Summary, read_summary
 from fleet_env.trace import read_trace
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, delayed
 from joblib.externals.loky import get_reusable_executor
 from rog_core.errors import ConfigError, RogError
 
@@ -33,6 +34,7 @@ FLEET_FILE = 'fleet.yaml'
 ANSWER_S = 10.0  # that a Dask scheduler has to answer, and to have a worker
 Simulate = Callable[..., Summary]
 Progress = Callable[[str, int], None]
+Results = Generator[tuple[int, dict[str, bytes]], None, None]  # of calls of `_run`
 
 
 class RunError(RogError):
@@ -88,21 +90,18 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: Progress
             tell(job.label, job.fleet.seed)
     if not due:
         return
+    links = [_links(job.fleet) if cluster else {} for job in due]
     count = min(workers or os.cpu_count() or 1, len(due))
     with TemporaryDirectory(prefix='rog-runs-') as scratch, \
-            _on_cluster(cluster) if cluster else _here(count) as parallel:
+            _on_cluster(cluster) if cluster else _here(count) as results_of:
         # Where a run is killed, nobody but us tidies up behind it; a cluster's is told to end.
         places = None if cluster else (scratch, os.getpid())
-        calls = (delayed(_run)(index, job.label, job.fleet, _links(job.fleet) if cluster else {},
-                               simulate, places) for index, job in enumerate(due))
-        with _interrupts_blocked():
-            results = parallel(calls)
-        with closing(results), warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # that results are given up is what we want
-            for outcome in _reported(results):
-                job = due[outcome[0]]
-                job.keep(outcome[1])
-                tell(job.label, job.fleet.seed)
+        calls = [(index, job.label, job.fleet, links[index], simulate, places)
+                 for index, job in enumerate(due)]
+        with closing(results_of(calls)) as results:
+            for index, files in _reported(results):
+                due[index].keep(files)
+                tell(due[index].label, due[index].fleet.seed)
 
 
 def _due(jobs: Sequence[Job], resume: bool) -> list[Job]:
@@ -134,19 +133,28 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 
 
 @contextmanager
-def _here(workers: int) -> Iterator[Parallel]:
-    """Give what runs calls in processes of this machine; none of them is left at the end."""
+def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
+    """Give what makes calls of `_run` in processes of this machine; none is left at the end."""
+    parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch='all', batch_size=1)
+
+    def results_of(calls: list[Any]) -> Results:
+        with _interrupts_blocked():
+            results = parallel(delayed(_run)(*call) for call in calls)
+        with warnings.catch_warnings(), closing(results):
+            warnings.simplefilter('ignore')  # of results that are given up
+            yield from results
+
     try:
-        yield Parallel(workers, 'loky', 'generator_unordered', pre_dispatch='all', batch_size=1)
+        yield results_of
     finally:
         get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
 
 
 @contextmanager
-def _on_cluster(address: str) -> Iterator[Parallel]:
-    """Give what runs calls on a Dask cluster; what it still computes at the end is given up."""
+def _on_cluster(address: str) -> Iterator[Callable[[list[Any]], Results]]:
+    """Give what makes calls of `_run` on a Dask cluster; those not done at the end are given up."""
     try:
-        from distributed import Client
+        from distributed import Client, as_completed
         from distributed import TimeoutError as NoAnswer
     except ImportError as error:
         raise ConfigError('runs on a Dask cluster need the package distributed: '
@@ -157,29 +165,33 @@ def _on_cluster(address: str) -> Iterator[Parallel]:
     except (OSError, ValueError) as error:
         raise ConfigError(f'no Dask scheduler answers at {address} within {ANSWER_S:g} s; '
                           f'{hint}') from error
+
+    def results_of(calls: list[Any]) -> Results:
+        futures = [client.submit(_run, *call, pure=False) for call in calls]
+        for future in as_completed(futures, loop=client.loop):
+            yield future.result()
+
     with client:
         try:
             client.wait_for_workers(1, ANSWER_S)
         except NoAnswer as error:
             raise ConfigError(f'the Dask scheduler at {address} has no workers; {hint}') from error
-        with parallel_config('dask', client=client):
-            yield Parallel(-1, return_as='generator_unordered', pre_dispatch='all', batch_size=1)
+        yield results_of
 
 
-def _reported(results: Iterator[Any]) -> Iterator[tuple[int, dict[str, bytes]]]:
+def _reported(results: Results) -> Results:
     """Yield results; what breaks a worker, or the cluster, is a `RunError`."""
     try:
-        for outcome in results:
-            if isinstance(outcome, BaseException):  # how joblib tells that Dask cancelled a run
-                raise RunError(f'the Dask cluster gave up a run: {outcome!r}')
-            yield outcome
+        yield from results
     except BrokenProcessPool as error:
         raise RunError('a process was killed while it ran; is there memory for so many runs at '
                        'a time?') from error
+    except CancelledError as error:
+        raise RunError('the Dask scheduler has gone; finished runs are kept') from error
     except RogError:
         raise
-    except Exception as error:
-        raise RunError(f'a run could not be done: {error}') from error
+    except Exception as error:  # Dask's: runs kill their workers, or cannot be read there
+        raise RunError(f'a run could not be done: {error!r}') from error
 
 
 @contextmanager

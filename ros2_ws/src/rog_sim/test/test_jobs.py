@@ -118,7 +118,7 @@ def test_a_run_that_fails_is_named_and_ends_the_others(fleet, tmp_path):
 
 
 def test_a_run_that_fails_in_another_process_ends_those_that_would_never(fleet, tmp_path):
-    before = set(psutil.Process().children())
+    before = set(psutil.Process().children(recursive=True))
     with pytest.raises(RunError, match='asp, seed 2: the model diverged'):
         run(made_up_runs.with_seed(fleet, 2), tmp_path / 'out', ['bsp', 'asp'], 1,
             simulate=made_up_runs.endless_or_failing)
