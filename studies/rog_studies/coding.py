@@ -48,11 +48,12 @@ def fleet_of(group: str, model: str, minutes: float, seed: int = 1) -> FleetConf
     training = TrainingConfig(
         task='rog_studies.tasks:ZeroCost', task_options={'model': model}, sync='dgh-gc',
         codec='raw', learning_rate=0.01, momentum=0.0, evaluate_every=0, pace=PACE)
-    robots = tuple(RobotConfig(f'robot{rank + 1}', LinkConfig(trace='edge', offset=50.0 * rank),
-                               PACE, capacity=capacity)
+    robots = tuple(RobotConfig(name=f'robot{rank + 1}', pace=PACE, capacity=capacity,
+                               link=LinkConfig(trace='edge', offset=50.0 * rank))
                    for rank, capacity in enumerate(CAPACITIES[group]))
-    return FleetConfig(f'group-{group}', robots, f'Group {group.upper()} of Table 2 of DGH-GC.',
-                       seed=seed, minutes=minutes, training=training,
+    return FleetConfig(name=f'group-{group}', robots=robots, seed=seed,
+                       description=f'Group {group.upper()} of Table 2 of DGH-GC.',
+                       minutes=minutes, training=training,
                        link=LinkConfig(trace='edge', offset=50.0),
                        channel=ChannelConfig(shared=False), network=NETWORK)
 

@@ -50,12 +50,13 @@ def learners(count: int, model: str, link: LinkConfig = LINK) -> FleetConfig:
     late = StragglerConfig(probability=0.1, time=LATE)
     step = next(n for n in (7, 11, 13) if math.gcd(n, count) == 1)
     robots = tuple(RobotConfig(
-        f'robot{rank + 1}', dataclasses.replace(link, offset=link.offset * rank),
-        PACE * (1 + rank * step % count / (count - 1)), stragglers=late) for rank in range(count))
+        name=f'robot{rank + 1}', link=dataclasses.replace(link, offset=link.offset * rank),
+        pace=PACE * (1 + rank * step % count / (count - 1)), stragglers=late)
+        for rank in range(count))
     rounds = max(LEAST_GRADIENTS / count, LEAST_ROUNDS)
     return FleetConfig(
-        f'learners-{count}', robots, 'Learners that each see one or a few classes.', seed=1,
-        minutes=rounds * ROUND_S / 60, training=training, link=link,
+        name=f'learners-{count}', robots=robots, seed=1,
+        description='Learners that each see one or a few classes.', minutes=rounds * ROUND_S / 60, training=training, link=link,
         stragglers=late, channel=ChannelConfig(shared=False), network=NETWORK)
 
 

@@ -26,7 +26,7 @@ from fleet_env.summary import Summary, finite
 from rog_core.errors import ConfigError
 from rog_sim.compare import collect, jobs_of
 from rog_sim.comparison import Comparison, MethodResult
-from rog_sim.jobs import Job, Progress, run_jobs
+from rog_sim.jobs import Job, RunDone, run_jobs
 from rog_sim.table import Row, aligned, markdown
 
 SCHEMA = 'rog-study/1'
@@ -94,7 +94,7 @@ def with_training(fleet: FleetConfig, **changes: Any) -> FleetConfig:
 
 
 def run_study(study: Study, out: Path, seeds: int | None = None, workers: int | None = None,
-              progress: Progress | None = None, resume: bool = False,
+              progress: RunDone | None = None, resume: bool = False,
               cluster: str | None = None) -> dict[str, Comparison]:
     """Run a study, write ``study.json`` and ``study.md`` into ``out``, return case -> comparison.
 

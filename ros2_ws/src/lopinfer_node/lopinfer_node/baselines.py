@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import networkx as nx
 import numpy as np
 from fleet_env.power import PowerModel
-from networkx.algorithms.flow import preflow_push
 
 from . import compiled
 from .compiled import Problem, Work, kernel
 from .graph import Graph, Kind
+from .mincut import Network
 from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
@@ -68,33 +67,23 @@ def dsccs(graph: Graph, costs: Costs, link: Link) -> Plan:
     """
     n = len(graph)
     source, sink, sent, fetched = 3 * n, 3 * n + 1, n, 2 * n
-    # Whole numbers of 2**-50 s make the flow exact; an arc without a capacity is never cut.
-    network = nx.DiGraph()
-
-    def add(tail: int, head: int, seconds: float = float('inf')) -> None:
-        capacity = {} if np.isinf(seconds) else {'capacity': int(seconds * 2**50)}
-        network.add_edge(tail, head, **capacity)
-
+    network = Network(3 * n + 2)
     seconds = costs.fixed + costs.per_share
     whole = Plan.device_only(graph).needs[DEVICE]
     for node in graph.nodes:
         v = node.index
         if node.kind is Kind.OPERATOR:
-            add(source, v, seconds[SERVER, v])
-            add(v, sink, seconds[DEVICE, v])
+            network.add(source, v, float(seconds[SERVER, v]))
+            network.add(v, sink, float(seconds[DEVICE, v]))
         else:
-            add(source, v)
+            network.add(source, v, float('inf'))
         size = int(whole[v, 1] - whole[v, 0]) * node.bytes_per_index
-        add(v, sent + v, link.seconds(DEVICE, size) + link.latency)
-        add(fetched + v, v, link.seconds(SERVER, size) + link.latency)
+        network.add(v, sent + v, link.seconds(DEVICE, size) + link.latency)
+        network.add(fetched + v, v, link.seconds(SERVER, size) + link.latency)
         for consumer in graph.consumers[v]:
-            add(sent + v, consumer)
-            add(consumer, fetched + v)
-    flow = preflow_push(network, source, sink)
-    # Of several minimum cuts the one with the fewest operators on the device.
-    device = nx.descendants(nx.DiGraph((a, b) for a, b, arc in flow.edges(data=True)
-                                       if arc['flow'] < arc['capacity']), source)
-    return _layers(graph, np.array([v not in device for v in range(n)]))
+            network.add(sent + v, consumer, float('inf'))
+            network.add(consumer, fetched + v, float('inf'))
+    return _layers(graph, ~network.source_side(source, sink)[:n])
 
 
 def spso_ga(graph: Graph, costs: Costs, link: Link, deadline: float = 1.0,

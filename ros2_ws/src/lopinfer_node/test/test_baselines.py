@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lopinfer_node.baselines import BASELINES, dsccs, neurosurgeon, spso_ga
 from lopinfer_node.graph import Kind
+from lopinfer_node.mincut import Network
 from lopinfer_node.plan import DEVICE, SERVER, Plan, check
 from lopinfer_node.timeline import Costs, Link, estimate
 
@@ -107,6 +108,24 @@ def test_spso_ga_is_as_fast_as_it_can_when_no_plan_meets_the_deadline():
     best = estimate(graph, neurosurgeon(graph, costs, link), costs, link).latency
     found = estimate(graph, spso_ga(graph, costs, link, deadline=1e-3), costs, link).latency
     assert found == pytest.approx(best, rel=0.05)
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(st.integers(2, 7), st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6),
+                                             st.integers(0, 9)), max_size=20))
+def test_a_minimum_cut_is_minimal(nodes, arcs):
+    arcs = [(a % nodes, b % nodes, c) for a, b, c in arcs if a % nodes != b % nodes]
+    network = Network(nodes)
+    for arc in arcs:
+        network.add(*arc)
+
+    def weight(side):
+        return sum(c for a, b, c in arcs if side[a] and not side[b])
+
+    found = network.source_side(0, nodes - 1)
+    assert found[0] and not found[nodes - 1]
+    assert weight(found) == min(weight((True, *middle, False)) for middle in
+                                itertools.product((False, True), repeat=nodes - 2))
 
 
 def test_a_server_that_costs_nothing_gets_everything_and_a_free_device_keeps_it():

@@ -12,12 +12,12 @@ from rog_core.errors import ConfigError
 from rog_core.policies import policy_of
 
 from .comparison import Comparison, compare_runs, write_comparison
-from .jobs import Job, Progress, Simulate, run_jobs
+from .jobs import Job, RunDone, Simulate, run_jobs
 from .measure import Run, read_run_measures
 
 
 def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
-            workers: int | None = None, progress: Progress | None = None,
+            workers: int | None = None, progress: RunDone | None = None,
             target: float | None = None, times: Sequence[float] | None = None,
             resume: bool = False, simulate: Simulate | None = None,
             cluster: str | None = None) -> Comparison:

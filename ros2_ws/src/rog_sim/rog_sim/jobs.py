@@ -33,7 +33,7 @@ from rog_core.errors import ConfigError, RogError
 FLEET_FILE = 'fleet.yaml'
 ANSWER_S = 10.0  # that a Dask scheduler has to answer, and to have a worker
 Simulate = Callable[..., Summary]
-Progress = Callable[[str, int], None]
+RunDone = Callable[[str, int], None]
 Results = Generator[tuple[int, dict[str, bytes]], None, None]  # of calls of `_run`
 
 
@@ -65,7 +65,7 @@ class Job:
             (self.directory / name).write_bytes(files[name])
 
 
-def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: Progress | None = None,
+def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone | None = None,
              resume: bool = False, simulate: Simulate | None = None,
              cluster: str | None = None) -> None:
     """Run all that are due. One that fails ends the others and is reported; Ctrl+C ends them too.

@@ -5,7 +5,6 @@ import re
 import signal
 
 import numpy as np
-from fleet_env.fleet_file import with_overrides
 from fleet_env.records import Evaluation, Fault, Iteration, RunWriter, Start, Status
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
 
@@ -89,13 +88,3 @@ def endless_after_the_first(fleet, out=None, progress=None):
 def killed(fleet, out=None, progress=None):
     """Be killed, as for want of memory."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def with_seed(fleet, seed):
-    """Return ``fleet`` with another seed."""
-    return with_overrides(fleet, {'seed': seed})
-
-
-def with_minutes(fleet, minutes):
-    """Return ``fleet`` with another duration."""
-    return with_overrides(fleet, {'minutes': minutes})

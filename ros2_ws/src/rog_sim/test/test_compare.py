@@ -6,7 +6,6 @@ import math
 import made_up_runs
 import pytest
 from fleet_env.errors import RecordError
-from fleet_env.fleet_file import read_fleet
 from fleet_env.records import Iteration, RunWriter, Start, Status
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
 from rog_core.errors import ConfigError
@@ -14,13 +13,6 @@ from rog_sim.compare import compare
 from rog_sim.comparison import compare_runs, read_comparison, write_comparison
 from rog_sim.measure import read_run_measures
 from rog_sim.table import markdown_tables, text_tables
-
-
-@pytest.fixture
-def fleet(tmp_path):
-    path = tmp_path / 'toy.yaml'
-    path.write_text('name: toy\nseed: 1\nminutes: 10\nrobots: [{name: robot1}, {name: robot2}]\n')
-    return read_fleet(path)
 
 
 def run(fleet, out, methods=('bsp', 'rsp:4'), seeds=2, **options):

@@ -13,17 +13,10 @@ import psutil
 import pytest
 import virtual_fleet
 from fleet_env.errors import TraceError
-from fleet_env.fleet_file import read_fleet
+from fleet_env.fleet_file import with_overrides
 from rog_core.errors import ConfigError
 from rog_sim.compare import compare
 from rog_sim.jobs import RunError
-
-
-@pytest.fixture
-def fleet(tmp_path):
-    path = tmp_path / 'toy.yaml'
-    path.write_text('name: toy\nseed: 1\nminutes: 10\nrobots: [{name: robot1}, {name: robot2}]\n')
-    return read_fleet(path)
 
 
 def run(fleet, out, methods=('bsp', 'rsp:4'), seeds=2, **options):
@@ -120,7 +113,7 @@ def test_a_run_that_fails_is_named_and_ends_the_others(fleet, tmp_path):
 def test_a_run_that_fails_in_another_process_ends_those_that_would_never(fleet, tmp_path):
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(RunError, match='asp, seed 2: the model diverged'):
-        run(made_up_runs.with_seed(fleet, 2), tmp_path / 'out', ['bsp', 'asp'], 1,
+        run(with_overrides(fleet, {'seed': 2}), tmp_path / 'out', ['bsp', 'asp'], 1,
             simulate=made_up_runs.endless_or_failing)
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [process for process in left if 'resource_tracker' not in str(process.cmdline())]
@@ -161,7 +154,7 @@ def test_runs_that_are_there_are_never_overwritten(fleet, tmp_path):
     run(fleet, out, ['bsp'], 1)
     with pytest.raises(ConfigError, match='already holds a run'):
         run(fleet, out, ['bsp'], 1)
-    changed = made_up_runs.with_minutes(fleet, 5)
+    changed = with_overrides(fleet, {'minutes': 5})
     with pytest.raises(ConfigError, match='other settings'):
         run(changed, out, ['bsp'], 1, resume=True)
 
