@@ -57,7 +57,8 @@ def learners(count: int, model: str, link: LinkConfig = LINK) -> FleetConfig:
     return FleetConfig(
         name=f'learners-{count}', robots=robots, seed=1,
         description='Learners that each see one or a few classes.', minutes=rounds * ROUND_S / 60,
-        training=training, link=link, stragglers=late, channel=ChannelConfig(shared=False), network=NETWORK)
+        training=training, link=link, stragglers=late, channel=ChannelConfig(shared=False),
+        network=NETWORK)
 
 
 def variants(fleet: FleetConfig, suffix: str = '') -> dict[str, FleetConfig]:
