@@ -6,7 +6,7 @@ BIN := $(abspath $(VENV))/bin
 PACKAGES := embedded ros2_ws/src/fleet_env ros2_ws/src/fleet_ros ros2_ws/src/rog_core \
             ros2_ws/src/rog_tasks ros2_ws/src/rog_ros ros2_ws/src/rog_ps ros2_ws/src/rog_worker \
             ros2_ws/src/rog_sim ros2_ws/src/rog_cli ros2_ws/src/lopinfer_node \
-            ros2_ws/src/rrto_bridge launch
+            ros2_ws/src/rrto_bridge launch studies
 FLEET ?= outdoor
 SCHEDULES ?= 10000
 
@@ -46,7 +46,7 @@ bench: setup
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(wildcard ros2_ws/src/[a-z]*/[a-z]*_[a-z]*/) launch/rog_bringup embedded/src/rclpy
+	$(BIN)/mypy $(wildcard ros2_ws/src/[a-z]*/[a-z]*_[a-z]*/) launch/rog_bringup studies/rog_studies embedded/src/rclpy
 
 clean:
 	rm -rf build install log

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-BASES = ['--base-paths', 'ros2_ws/src', 'launch']
+BASES = ['--base-paths', 'ros2_ws/src', 'launch', 'studies']
 
 
 def colcon(*arguments: str) -> int:
@@ -50,7 +50,8 @@ def main() -> int:
                'console_cohesion+', 'console_start_end+', '--python-testing', 'pytest',
                '--return-code-on-test-failure')
     print(beside.communicate()[0], end='')
-    packages = [p.parent.name for p in ROOT.glob('ros2_ws/src/*/setup.py')] + ['rog_bringup']
+    packages = [p.parent.name for p in ROOT.glob('ros2_ws/src/*/setup.py')]
+    packages += ['rog_bringup', 'rog_studies']
     passed = failed = skipped = 0
     for name in [*sorted(packages), 'embedded']:
         report = ROOT / 'build' / name / 'pytest.xml'

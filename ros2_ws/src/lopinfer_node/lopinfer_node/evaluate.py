@@ -28,17 +28,6 @@ from .timeline import Costs, Link
 LATENCY = 8e-3         # seconds, each direction
 EFFICIENCY = 0.93      # share of a trace's rate that carries tensors
 
-# Published mean latency in ms: device-only, server-only, best layer partition, LOPInfer.
-PUBLISHED = {
-    'indoors': {
-        'VGG19_BN': (87, 89, 76, 61), 'ConvNeXt_Large': (198, 96, 92, 90),
-        'ResNet152': (87, 110, 86, 94), 'DenseNet121': (75, 105, 76, 82),
-        'kapao': (397, 255, 239, 210), 'agrnav': (782, 567, 527, 435)},
-    'outdoors': {
-        'VGG19_BN': (87, 105, 71, 68), 'ConvNeXt_Large': (198, 119, 108, 98),
-        'ResNet152': (87, 126, 81, 86), 'DenseNet121': (75, 123, 68, 78),
-        'kapao': (397, 313, 262, 215), 'agrnav': (782, 708, 560, 473)}}
-
 
 @dataclass(frozen=True, eq=False)
 class Outcome:

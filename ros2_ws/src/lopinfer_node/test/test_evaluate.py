@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleet_env.errors import TraceError
-from fleet_env.trace import LinkTrace, read_trace
+from fleet_env.trace import LinkTrace
 from graphs import Builder
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lopinfer_node import evaluate, published
+from lopinfer_node import evaluate
 from lopinfer_node.baselines import BASELINES, neurosurgeon
 from lopinfer_node.errors import ProfileError
 from lopinfer_node.plan import Plan
@@ -141,16 +141,3 @@ def test_there_is_a_plan_for_every_method_and_bandwidth():
     latency = {name: estimate(GRAPH, table[5], COSTS, link).latency
                for name, table in tables.items()}
     assert latency['lopinfer'] == min(latency.values())
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason='published profiles are not here')
-@pytest.mark.parametrize('link', ['indoors', 'outdoors'])
-@pytest.mark.parametrize('model', published.MODELS)
-def test_server_only_is_near_the_published_runs(model, link):
-    loaded = published.load(SHARED / f'lop_profiles/{model}.csv')
-    costs = evaluate.costs_of(loaded.graph, loaded.device, loaded.server)
-    table = [Plan.server_only(loaded.graph)] * len(BANDWIDTHS)
-    trace = read_trace(SHARED / f'traces/lop_{link}.txt')
-    mean = evaluate.replay(loaded.graph, table, costs, trace).mean * 1e3
-    # The mean rate of the published runs was up to 9 % from that of the trace.
-    assert 0.8 < mean / evaluate.PUBLISHED[link][model][1] < 1.05

@@ -39,10 +39,18 @@ def add_runs(parser: argparse.ArgumentParser, verb: str) -> None:
     """Declare where many runs go, how many at a time, and whether to go on with former ones."""
     parser.add_argument('--out', type=Path, metavar='DIR',
                         help=f'directory for the results (default: runs/{verb}-...)')
-    parser.add_argument('--jobs', type=at_least_one, metavar='N',
-                        help='runs at a time (default: one per core)')
+    add_workers(parser)
     parser.add_argument('--resume', action='store_true',
                         help='reuse the finished runs in --out that have the same settings')
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Declare who takes many runs: cores of this machine, or a Dask cluster."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument('--jobs', type=at_least_one, metavar='N',
+                       help='runs at a time on this machine (default: one per core)')
+    group.add_argument('--cluster', metavar='ADDRESS', help='run on the workers of the Dask '
+                       'scheduler at this address, e.g. tcp://desk:8786; the same results')
 
 
 def chosen_fleet(options: argparse.Namespace) -> FleetConfig:

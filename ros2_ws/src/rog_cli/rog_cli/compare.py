@@ -46,7 +46,8 @@ def _run(options: argparse.Namespace) -> int:
     try:
         with runs_progress(len(methods) * options.seeds) as progress:
             comparison = compare(fleet, methods, options.seeds, out, options.jobs, progress,
-                                 target=options.target, resume=options.resume)
+                                 target=options.target, resume=options.resume,
+                                 cluster=options.cluster)
     except KeyboardInterrupt:
         print(f'rog: stopped; finished runs are kept. Go on with --out {out} --resume',
               file=sys.stderr)

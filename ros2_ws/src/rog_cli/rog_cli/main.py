@@ -5,21 +5,36 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 
 from fleet_env.errors import RecordError, SettingError, TraceError
 from rog_core.errors import RogError
 from rog_tasks.errors import TaskError
 
-from . import calibrate, compare, fleet, plot, sim, status, study, trace
+from . import compare, fleet, plot, sim, status, trace
+
+IN_STUDIES = ('study', 'calibrate')  # verbs that the package rog_studies adds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; errors of the user are one line and exit code 2."""
+    """Run one verb; errors of the user are one line and exit code 2.
+
+    Other packages add verbs through entry points of the group ``rog.verbs``, whose name is the verb
+    and whose object declares it, as ``add_to`` of the modules here does.
+    """
     parser = argparse.ArgumentParser(
         prog='rog', description='Train one model on a team of robots over bad Wi-Fi.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-    for module in (fleet, status, sim, compare, study, plot, trace, calibrate):
+    for module in (fleet, status, sim, compare, plot, trace):
         module.add_to(verbs)
+    added = {verb.name: verb for verb in entry_points(group='rog.verbs')}
+    name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
+    if name in IN_STUDIES and name not in added:
+        print(f'rog: {name} is a verb of the package rog_studies, which is not installed here: '
+              'pip install -e studies', file=sys.stderr)
+        return 2
+    for verb in added.values():
+        verb.load()(verbs)
     options = parser.parse_args(arguments)
     try:
         return options.run(options)

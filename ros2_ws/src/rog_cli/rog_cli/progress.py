@@ -30,35 +30,23 @@ def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
 
 
 @contextmanager
-def runs_progress(runs: int) -> Iterator[Callable[[str, int, float], None]]:
-    """Give a function that is told label, seed and share, 0 to 1, of a run.
+def runs_progress(runs: int) -> Iterator[Callable[[str, int], None]]:
+    """Give a function that is told label and seed of each run that is done.
 
-    It shows a bar on a terminal, else one line per finished run.
+    It shows a bar and the time that has passed on a terminal, else one line per finished run.
     """
-    shares: dict[tuple[str, int], float] = {}
-
-    def note(label: str, seed: int, share: float) -> str:
-        shares[label, seed] = share
-        finished = sum(value == 1 for value in shares.values())
-        return f'{finished} of {runs} runs'
-
+    finished = 0
     if not sys.stdout.isatty():
-        def line(label: str, seed: int, share: float) -> None:
-            text = note(label, seed, share)
-            if share == 1:
-                print(f'{label}, seed {seed}: done ({text})', flush=True)
+        def line(label: str, seed: int) -> None:
+            nonlocal finished
+            finished += 1
+            print(f'{label}, seed {seed}: done ({finished} of {runs} runs)', flush=True)
 
         yield line
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    with Progress(TextColumn('{task.description}'), BarColumn(),
-                  TextColumn('{task.percentage:.0f} %'), TimeRemainingColumn(),
+    with Progress(MofNCompleteColumn(), 'runs', BarColumn(), TimeElapsedColumn(),
                   transient=True) as bar:
-        task = bar.add_task(f'0 of {runs} runs', total=runs)
-
-        def advance(label: str, seed: int, share: float) -> None:
-            text = note(label, seed, share)
-            bar.update(task, completed=sum(shares.values()), description=text)
-
-        yield advance
+        task = bar.add_task('', total=runs)
+        yield lambda label, seed: bar.advance(task)

@@ -173,17 +173,19 @@ def _watch_plain(processes: FleetProcesses, monitor: Monitor) -> None:
 
 
 def outcome(summary: Summary, fleet: FleetConfig) -> None:
-    """Print the table of results."""
+    """Print the table of results; only a task whose world changes has columns for that."""
+    shift = any(not math.isnan(robot.accuracy.clean) for robot in summary.robots.values())
+    accuracies = {'before the shift': 'clean', 'after the shift': 'before', 'adapted': 'after'} \
+        if shift else {'at the start': 'before', 'at the end': 'after'}
     table = Table(title=f'{fleet.name}, {summary.sync}, {summary.duration_s:.0f} s of training',
                   title_justify='left')
-    for column in ('robot', 'before the shift', 'after the shift', 'adapted', 'iterations',
-                   'compute', 'communicate', 'stall', 'energy J', 'rows per push'):
+    for column in ('robot', *accuracies, 'iterations', 'compute', 'communicate', 'stall',
+                   'energy J', 'rows per push'):
         table.add_column(column, justify='left' if column == 'robot' else 'right')
     for name, robot in summary.robots.items():
         total = robot.compute_s + robot.communicate_s + robot.stall_s or math.nan
-        accuracy = robot.accuracy
-        table.add_row(name, *(_number(100 * a, '.1f', ' %')
-                              for a in (accuracy.clean, accuracy.before, accuracy.after)),
+        table.add_row(name, *(_number(100 * getattr(robot.accuracy, key), '.1f', ' %')
+                              for key in accuracies.values()),
                       str(robot.iterations),
                       *(f'{t:.1f} s {_number(100 * t / total, ".0f", " %")}'
                         for t in (robot.compute_s, robot.communicate_s, robot.stall_s)),

@@ -1,40 +1,36 @@
 """rog compare and rog plot of several: choices, refusals, files. The runs are made up."""
 
 import pytest
-from fleet_env.fleet_file import dump_fleet
 from fleet_env.records import Iteration, RunWriter, Start
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
 from rog_cli.main import main
-from rog_core.errors import RogError
 
 ENDS = {'bsp': .6, 'rsp:4': .7}
 
 
-def record(directory, fleet, sync, seed):
-    names, end = [robot.name for robot in fleet.robots], ENDS.get(sync, .5)
-    with RunWriter(directory) as writer:
-        writer.write(Start(0.0, '', 'a:B', sync, seed, fleet.name, names))
+def simulate(fleet, out, progress, server_every=0.0):
+    """Stand in for `rog_sim.simulation.simulate`."""
+    names, sync = [robot.name for robot in fleet.robots], fleet.training.sync
+    end = ENDS.get(sync, .5)
+    with RunWriter(out) as writer:
+        writer.write(Start(0.0, '', 'a:B', sync, fleet.seed, fleet.name, names))
         writer.write(Iteration(1.0, names[0], 1, 1.0, 1.0, 2.0, 1.0, 5, 5, 10))
     robots = {name: RobotSummary(10, 20.0, 40.0, 40.0, 600.0, 700, 300, 5.0,
                                  Accuracy(.9, .5, end), [(30.0, 5, .55), (60.0, 10, end)])
               for name in names}
-    write_summary(directory, Summary(sync, 'a:B', seed, 100.0, robots, fleet.name))
-    (directory / 'fleet.yaml').write_text(dump_fleet(fleet))
+    write_summary(out, Summary(sync, 'a:B', fleet.seed, 100.0, robots, fleet.name))
 
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Let rog_sim.jobs take made-up runs for those that are due; returns what it was asked."""
-    import rog_sim.jobs
+    """Let runs be made up; returns what was asked for."""
     asked = []
 
-    def run_all(jobs, workers, tell, simulate):
-        for job in jobs:
-            asked.append((job.label, job.fleet.seed, job.fleet.minutes))
-            record(job.directory, job.fleet, job.label, job.fleet.seed)
-            tell(job.label, job.fleet.seed, 1.0)
+    def run(fleet, out, progress):
+        asked.append((fleet.training.sync, fleet.seed, fleet.minutes))
+        simulate(fleet, out, progress)
 
-    monkeypatch.setattr(rog_sim.jobs, '_run_all', run_all)
+    monkeypatch.setattr('rog_sim.simulation.simulate', run)
     return asked
 
 
@@ -46,7 +42,7 @@ def run(capsys, *arguments):
 
 def compare(capsys, out, *arguments):
     return run(capsys, 'compare', 'indoor', '--sync', 'bsp,rsp:4', '--seeds', '2', '--minutes', '2',
-               '--out', str(out), *arguments)
+               '--jobs', '1', '--out', str(out), *arguments)
 
 
 def test_compare_runs_every_method_and_seed_and_says_where_everything_is(
@@ -71,12 +67,10 @@ def test_compare_resumes(capsys, tmp_path, made_up):
 
 
 def test_compare_that_is_interrupted_says_how_to_go_on(capsys, tmp_path, monkeypatch):
-    import rog_sim.jobs
-
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rog_sim.jobs, '_run_all', interrupted)
+    monkeypatch.setattr('rog_sim.simulation.simulate', interrupted)
     code, _, error = compare(capsys, tmp_path / 'out')
     assert code == 130 and '--resume' in error
 
@@ -86,6 +80,7 @@ def test_compare_that_is_interrupted_says_how_to_go_on(capsys, tmp_path, monkeyp
     (['--sync', 'bsp,bsp'], 'twice'),
     (['--sync', ','], 'at least 1'),
     (['--minutes', '0'], 'minutes'),
+    (['--cluster', 'nowhere://'], 'no Dask scheduler answers at nowhere://'),
 ])
 def test_a_bad_choice_is_refused_before_anything_runs(capsys, tmp_path, made_up, arguments, says):
     code, _, error = run(capsys, 'compare', 'indoor', '--out', str(tmp_path / 'out'), *arguments)
@@ -95,7 +90,8 @@ def test_a_bad_choice_is_refused_before_anything_runs(capsys, tmp_path, made_up,
 
 @pytest.mark.parametrize(('arguments', 'says'), [
     (['--target', '64'], 'from 0 to 1'), (['--seeds', '0'], 'at least 1'),
-    (['--jobs', 'x'], 'whole number')])
+    (['--jobs', 'x'], 'whole number'),
+    (['--jobs', '1', '--cluster', 'tcp://desk:8786'], 'not allowed with')])
 def test_a_bad_number_is_refused_by_name(capsys, arguments, says):
     with pytest.raises(SystemExit):
         main(['compare', 'indoor', *arguments])
@@ -103,13 +99,10 @@ def test_a_bad_number_is_refused_by_name(capsys, arguments, says):
 
 
 def test_a_failed_run_is_one_line(capsys, tmp_path, monkeypatch):
-    import rog_sim.jobs
-
     def failing(*_):
-        raise rog_sim.jobs.RunError('bsp, seed 1: no route')
+        raise ValueError('no route')
 
-    assert issubclass(rog_sim.jobs.RunError, RogError)
-    monkeypatch.setattr(rog_sim.jobs, '_run_all', failing)
+    monkeypatch.setattr('rog_sim.simulation.simulate', failing)
     assert compare(capsys, tmp_path / 'out')[::2] == (2, 'rog: bsp, seed 1: no route\n')
 
 

@@ -149,8 +149,8 @@ class ParameterServerNode(Node):
             model.eval()
             self._clean = float(self.task.evaluate_clean(model))
             self._before = float(self.task.evaluate(model))
-            self.get_logger().info(f'accuracy {self._clean:.3f} before the shift, '
-                                   f'{self._before:.3f} after it')
+            clean = '' if math.isnan(self._clean) else f'; before the shift {self._clean:.3f}'
+            self.get_logger().info(f'accuracy at the start {self._before:.3f}{clean}')
         machine = ServerMachine(
             partition, on_device(master, str(torch_device(settings.server.device))),
             secrets.randbits(63), ServerConfig.of(settings, self._capacities))

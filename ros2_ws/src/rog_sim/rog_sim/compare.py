@@ -12,14 +12,15 @@ from rog_core.errors import ConfigError
 from rog_core.methods import Team, create
 
 from .comparison import Comparison, compare_runs, write_comparison
-from .jobs import Job, Progress, Simulate, run_jobs
+from .jobs import Job, RunDone, Simulate, run_jobs
 from .measure import Run, read_run_measures
 
 
 def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
-            workers: int | None = None, progress: Progress | None = None,
+            workers: int | None = None, progress: RunDone | None = None,
             target: float | None = None, times: Sequence[float] | None = None,
-            resume: bool = False, simulate: Simulate | None = None) -> Comparison:
+            resume: bool = False, simulate: Simulate | None = None,
+            cluster: str | None = None) -> Comparison:
     """Run every method with every seed and write ``comparison.json`` into ``out``.
 
     A run goes to ``out/<method>/seed<k>``; its seeds are those from ``fleet.seed`` on.
@@ -35,7 +36,7 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
             raise ConfigError(f"method '{method}' stands in the list twice")
     variants = {method: with_overrides(fleet, {'training.sync': method}) for method in methods}
     jobs = jobs_of(variants, seeds, out)
-    run_jobs(jobs, workers, progress, resume, simulate)
+    run_jobs(jobs, workers, progress, resume, simulate, cluster)
     return collect(jobs, out, target, times)
 
 

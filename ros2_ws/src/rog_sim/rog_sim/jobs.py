@@ -1,32 +1,40 @@
-"""Many runs, several at a time, each in a process of its own.
+"""Many runs, several at a time: in processes of this machine (joblib), or on a Dask cluster.
 
-Runs share nothing (they are in spawned processes, and `simulate` computes in one thread), so that
-the outcome depends neither on the number of workers nor on the order in which they finish.
+Runs share nothing and `simulate` computes in one thread, so that the outcome
+depends neither on the number of workers nor on the order in which they finish. A run on a cluster
+gets its links as values and hands back what its files hold, so that no file system is shared.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import dump_fleet
+from fleet_env.fleet_file import dump_fleet, with_overrides
+from fleet_env.generate import PROFILES
 from fleet_env.records import RUN_FILE
 from fleet_env.summary import SUMMARY_FILE, Summary, read_summary
+from fleet_env.trace import read_trace
+from joblib import Parallel, delayed
+from joblib.externals.loky import get_reusable_executor
 from rog_core.errors import ConfigError, RogError
 
 FLEET_FILE = 'fleet.yaml'
+ANSWER_S = 10.0  # that a Dask scheduler has to answer, and to have a worker
 Simulate = Callable[..., Summary]
-Progress = Callable[[str, int, float], None]
+RunDone = Callable[[str, int], None]
+Results = Generator[tuple[int, dict[str, bytes]], None, None]  # of calls of `_run`
 
 
 class RunError(RogError):
@@ -49,27 +57,51 @@ class Job:
         except (OSError, ValueError):
             return False
 
+    def keep(self, files: dict[str, bytes]) -> None:
+        """Write what the run left, the summary last: a run that has one is whole."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        files = {FLEET_FILE: dump_fleet(self.fleet).encode(), **files}
+        for name in sorted(files, key=SUMMARY_FILE.__eq__):
+            (self.directory / name).write_bytes(files[name])
 
-def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: Progress | None = None,
-             resume: bool = False, simulate: Simulate | None = None) -> None:
+
+def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone | None = None,
+             resume: bool = False, simulate: Simulate | None = None,
+             cluster: str | None = None) -> None:
     """Run all that are due. One that fails ends the others and is reported; Ctrl+C ends them too.
 
     What is finished stays on disk.
 
-    :param workers: runs at a time; default: one per core.
-    :param progress: told (label, seed, share done from 0 to 1) while runs go on; 1 once each.
+    :param workers: runs at a time on this machine; default: one per core.
+    :param progress: told label and seed of each run that is done, also of those that were.
     :param resume: keep the runs that are whole and have the same settings.
     :param simulate: runs one; default `rog_sim.simulation.simulate`. It must be picklable.
-    :raises ConfigError: for a directory that holds another run, or is none; before anything runs.
+    :param cluster: address of a Dask scheduler, whose workers take the runs, one in a process at a
+        time; tasks must be installed there.
+    :raises ConfigError: for a directory that holds another run, or is none, and for a scheduler
+        that does not answer; before anything runs.
+    :raises TraceError: for a link that cannot be read; before anything runs on a cluster.
     :raises RunError: names label and seed of the run that failed.
     """
     due = _due(jobs, resume)
-    tell = progress or (lambda label, seed, share: None)
+    tell = progress or (lambda label, seed: None)
     for job in jobs:
         if job not in due:
-            tell(job.label, job.fleet.seed, 1.0)
-    if due:
-        _run_all(due, min(workers or os.cpu_count() or 1, len(due)), tell, simulate)
+            tell(job.label, job.fleet.seed)
+    if not due:
+        return
+    links = [_links(job.fleet) if cluster else {} for job in due]
+    count = min(workers or os.cpu_count() or 1, len(due))
+    with TemporaryDirectory(prefix='rog-runs-') as scratch, \
+            _on_cluster(cluster) if cluster else _here(count) as results_of:
+        # Where a run is killed, nobody but us tidies up behind it; a cluster's is told to end.
+        places = None if cluster else (scratch, os.getpid())
+        calls = [(index, job.label, job.fleet, links[index], simulate, places)
+                 for index, job in enumerate(due)]
+        with closing(results_of(calls)) as results:
+            for index, files in _reported(results):
+                due[index].keep(files)
+                tell(due[index].label, due[index].fleet.seed)
 
 
 def _due(jobs: Sequence[Job], resume: bool) -> list[Job]:
@@ -92,51 +124,79 @@ def _due(jobs: Sequence[Job], resume: bool) -> list[Job]:
     return due
 
 
-class _Stopped(Exception):
-    """The runs have been given up."""
+def _links(fleet: FleetConfig) -> dict[str, bytes]:
+    """Return the contents of the files that the links of a fleet follow, by path."""
+    paths = {link.trace for link in (fleet.link, *(robot.link for robot in fleet.robots))}
+    for path in paths - set(PROFILES):
+        read_trace(path)
+    return {path: Path(path).read_bytes() for path in paths - set(PROFILES)}
 
 
-def _run_all(jobs: list[Job], workers: int, tell: Progress, simulate: Simulate | None) -> None:
-    context = multiprocessing.get_context('spawn')
-    stop = context.Event()  # made first: it starts the tracker, which unblocks SIGINT in 3.10
-    shares = context.RawArray('d', len(jobs))
-    told = [0.0] * len(jobs)
-    pool = ProcessPoolExecutor(workers, context, _prepare, (stop, shares))
-    try:
+@contextmanager
+def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
+    """Give what makes calls of `_run` in processes of this machine; none is left at the end."""
+    parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch='all', batch_size=1)
+
+    def results_of(calls: list[Any]) -> Results:
         with _interrupts_blocked():
-            futures = {pool.submit(_run, job, index, simulate): index
-                       for index, job in enumerate(jobs)}
-        waiting = set(futures)
-        while waiting:
-            finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-            for future in finished:
-                if _succeeded(future, jobs[futures[future]]):
-                    shares[futures[future]] = 1.0
-            for index, job in enumerate(jobs):
-                if (share := shares[index]) != told[index]:
-                    told[index] = share
-                    tell(job.label, job.fleet.seed, share)
-    finally:
-        stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+            results = parallel(delayed(_run)(*call) for call in calls)
+        with warnings.catch_warnings(), closing(results):
+            warnings.simplefilter('ignore')  # of results that are given up
+            yield from results
 
-
-def _succeeded(future: Future[None], job: Job) -> bool:
     try:
-        future.result()
-        return True
+        yield results_of
+    finally:
+        get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
+
+
+@contextmanager
+def _on_cluster(address: str) -> Iterator[Callable[[list[Any]], Results]]:
+    """Give what makes calls of `_run` on a Dask cluster; those not done at the end are given up."""
+    try:
+        from distributed import Client, as_completed
+        from distributed import TimeoutError as NoAnswer
+    except ImportError as error:
+        raise ConfigError('runs on a Dask cluster need the package distributed: '
+                          'pip install distributed') from error
+    hint = f'start it with `dask scheduler` and `dask worker {address} --nthreads 1`'
+    try:
+        client = Client(address, timeout=ANSWER_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f'no Dask scheduler answers at {address} within {ANSWER_S:g} s; '
+                          f'{hint}') from error
+
+    def results_of(calls: list[Any]) -> Results:
+        futures = [client.submit(_run, *call, pure=False) for call in calls]
+        for future in as_completed(futures, loop=client.loop):
+            yield future.result()
+
+    with client:
+        try:
+            client.wait_for_workers(1, ANSWER_S)
+        except NoAnswer as error:
+            raise ConfigError(f'the Dask scheduler at {address} has no workers; {hint}') from error
+        yield results_of
+
+
+def _reported(results: Results) -> Results:
+    """Yield results; what breaks a worker, or the cluster, is a `RunError`."""
+    try:
+        yield from results
     except BrokenProcessPool as error:
         raise RunError('a process was killed while it ran; is there memory for so many runs at '
                        'a time?') from error
-    except _Stopped:
-        return False  # another run has failed, and comes up too
-    except Exception as error:
-        raise RunError(f'{job.label}, seed {job.fleet.seed}: {error}') from error
+    except CancelledError as error:
+        raise RunError('the Dask scheduler has gone; finished runs are kept') from error
+    except RogError:
+        raise
+    except Exception as error:  # Dask's: runs kill their workers, or cannot be read there
+        raise RunError(f'a run could not be done: {error!r}') from error
 
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Start processes that Ctrl+C does not reach: the parent tells them to stop.
+    """Start processes that Ctrl+C does not reach: the parent ends them.
 
     A process inherits the mask of the thread that starts it; here SIGINT is only put off.
     """
@@ -147,22 +207,42 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_stop: Any = None
-_shares: Any = None
+class _GivenUp(Exception):
+    """Nobody waits for the result of a run any more."""
 
 
-def _prepare(stop: Any, shares: Any) -> None:
-    """Make ready a worker process."""
-    global _stop, _shares
-    _stop, _shares = stop, shares
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+# `simulate` sets how many threads PyTorch has in its process, so that the threads of a Dask worker
+# must take turns.
+_turn = threading.Lock()
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def _run(index: int, label: str, fleet: FleetConfig, links: dict[str, bytes],
+         simulate: Simulate | None, places: tuple[str, int] | None) -> tuple[int, dict[str, bytes]]:
+    """Run one job in a worker; return its index and its files.
+
+    :param links: contents of link traces that are to be taken instead of the files, by path.
+    :param places: directory for temporary files, and the process that waits, if on its machine.
+    """
+    scratch, check = (places[0], _parent_lives(places[1])) if places else (None, _still_wanted())
+    with _turn, TemporaryDirectory(prefix='rog-run-', dir=scratch) as directory:
+        out = Path(directory) / 'run'
+        out.mkdir()
+        moved = {}
+        for number, (path, content) in enumerate(links.items()):
+            moved[path] = str(Path(directory) / f'link{number}.txt')
+            Path(moved[path]).write_bytes(content)
+        changes = {f'{place}.trace': moved[link.trace] for place, link in
+                   [('link', fleet.link), *((f'robots.{r.name}.link', r.link)
+                                            for r in fleet.robots)] if link.trace in moved}
+        check(0.0)
+        try:
+            (simulate or _simulate)(with_overrides(fleet, changes) if changes else fleet, out,
+                                    check)
+        except _GivenUp:
+            raise
+        except Exception as error:
+            raise RunError(f'{label}, seed {fleet.seed}: {error}') from error
+        return index, {path.name: path.read_bytes() for path in out.iterdir()}
 
 
 def _simulate(*arguments: Any) -> Summary:
@@ -171,17 +251,23 @@ def _simulate(*arguments: Any) -> Summary:
     return simulate(*arguments)
 
 
-def _run(job: Job, index: int, simulate: Simulate | None) -> None:
-    def progress(share: float) -> None:
-        _shares[index] = min(share, 0.999)  # 1 is for a run whose files are all there
-        if _stop.is_set():
-            raise _Stopped
+def _parent_lives(parent: int) -> Callable[[float], None]:
+    """Return what ends this worker process when the process that started it is gone."""
+    def check(share: float) -> None:
+        if parent not in (os.getpid(), os.getppid()):
+            os._exit(1)
+    return check
 
-    try:
-        progress(0.0)
-        job.directory.mkdir(parents=True, exist_ok=True)
-        (simulate or _simulate)(job.fleet, job.directory, progress)
-        (job.directory / FLEET_FILE).write_text(dump_fleet(job.fleet))
-    except BaseException:
-        _stop.set()
-        raise
+
+def _still_wanted() -> Callable[[float], None]:
+    """Return what ends this run of a Dask worker when it was given up, or its client is gone."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    key = worker.get_current_task()
+
+    def check(share: float) -> None:
+        task = worker.state.tasks.get(key)
+        if task is None or task.state == 'cancelled':
+            raise _GivenUp
+    return check

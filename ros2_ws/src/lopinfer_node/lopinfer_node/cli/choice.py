@@ -7,12 +7,13 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from .. import published, zoo
+from .. import zoo
 from ..errors import ProfileError
 from ..evaluate import costs_of
 from ..graph import Graph
@@ -60,8 +61,12 @@ def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
         if options.profile or options.server_profile:
             raise ProfileError(f'{options.model} says itself what its machines take; leave out '
                                '--profile and --server-profile')
-        found = published.load(options.model)
-        return found.graph, costs_of(found.graph, found.device, found.server)
+        readers = entry_points(group='lopinfer.profiles', name='csv')
+        if not readers:
+            raise ProfileError(f'{options.model}: published profiles are read by the package '
+                               'rog_studies, which is not installed here: pip install -e studies')
+        graph, device, server = next(iter(readers)).load()(options.model)
+        return graph, costs_of(graph, device, server)
     traced = traced_model(options)
     robot = Profile.load(options.profile) if options.profile else measured(traced)
     robot.check(traced.graph)

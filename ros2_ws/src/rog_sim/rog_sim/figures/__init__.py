@@ -2,6 +2,5 @@
 
 from .methods import draw_comparison
 from .run import draw_run
-from .studies import draw_study
 
-__all__ = ['draw_comparison', 'draw_run', 'draw_study']
+__all__ = ['draw_comparison', 'draw_run']

@@ -56,7 +56,9 @@ def _draw_overview(events: list[Event], summary: Summary, out: Path) -> list[Pat
         axes[2].plot(times, [_share(e) for e in steps], color=color, lw=.8)
     if robots:
         accuracy = summary.robots[robots[0]].accuracy
-        for value, text in ((accuracy.clean, 'before the shift'), (accuracy.before, 'after it')):
+        shift = np.isfinite(accuracy.clean)
+        for value, text in ((accuracy.clean, 'before the shift'),
+                            (accuracy.before, 'after it' if shift else 'at the start')):
             axes[0].axhline(100 * value, color='gray', ls=':', lw=1)
             axes[0].annotate(text, (1, 100 * value), xycoords=('axes fraction', 'data'),
                              xytext=(-2, 2), textcoords='offset points', color='gray', ha='right')

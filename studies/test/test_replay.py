@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleet_env.errors import TraceError
-from fleet_env.replay import PUBLISHED_STARTS, replay
 from fleet_env.trace import LinkTrace, read_trace
+from rog_studies.replay import PUBLISHED_STARTS, replay
 
-RECORD = Path(__file__).parents[5] / 'shared/data/traces/rog_outdoors_record.txt'
+RECORD = Path(__file__).parents[3] / 'shared/data/traces/rog_outdoors_record.txt'
 
 # Holds in seconds of the first samples in the logs of the published runs, bw_replay-1.txt to -4.
 HOLDS = {1: [0, 79, 0, 87, 90, 18, 11, 43, 39, 0, 79, 70, 29, 0],

@@ -12,11 +12,9 @@ from fleet_env.errors import RecordError
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-
 from rog_sim.comparison import COMPARISON_FILE, Comparison, Spread, read_comparison
-
-from . import panels, style
-from .methods import methods_legend, methods_of
+from rog_sim.figures import panels, style
+from rog_sim.figures.methods import methods_legend, methods_of
 
 
 def draw_study(directory: str | PathLike[str], out: str | PathLike[str] | None = None

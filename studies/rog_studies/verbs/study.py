@@ -7,10 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-from .choice import add_runs, at_least_one
-from .progress import runs_progress
+from rog_cli.choice import add_runs, at_least_one
+from rog_cli.progress import runs_progress
 
-NAMES = ('gsgm', 'gsgm-svrg', 'coding')
+from rog_studies.catalogue import STUDIES
+from rog_studies.study import run_study, text_tables
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -20,7 +21,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
         description='gsgm: training on data of which each robot has a corner (GSGM, Section V). '
                     'gsgm-svrg: the same with variance reduction. coding: gradient coding for '
                     'computers of several speeds that straggle (DGH-GC, Section 6).')
-    parser.add_argument('study', choices=NAMES, metavar='STUDY', help=', '.join(NAMES))
+    parser.add_argument('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
     parser.add_argument('--only', metavar='A,B,...', help='only the cases that begin like this')
     parser.add_argument('--seeds', type=at_least_one, metavar='K',
                         help='runs of each variant (default: 5; fewer where runs are long)')
@@ -29,9 +30,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from rog_sim.figures import draw_study
-    from rog_sim.studies import STUDIES
-    from rog_sim.studies.study import run_study, text_tables
+    from rog_studies.figures import draw_study
 
     study = STUDIES[options.study]
     if options.only:
@@ -41,7 +40,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         with runs_progress(runs) as progress:
             comparisons = run_study(study, out, options.seeds, options.jobs, progress,
-                                    options.resume)
+                                    options.resume, options.cluster)
     except KeyboardInterrupt:
         print(f'rog: stopped; finished runs are kept. Go on with --out {out} --resume',
               file=sys.stderr)

@@ -5,13 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fleet_env.trace import read_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lopinfer_node import published
+from lopinfer_node import evaluate
+from lopinfer_node.cli.main import main
 from lopinfer_node.errors import ProfileError
 from lopinfer_node.plan import Plan, check
+from lopinfer_node.table import BANDWIDTHS
+from rog_studies import lopinfer_published as published
 
-FILES = Path(__file__).resolve().parents[5] / 'shared/data/lop_profiles'
+SHARED = Path(__file__).resolve().parents[3] / 'shared/data'
+FILES = SHARED / 'lop_profiles'
 needs_files = pytest.mark.skipif(not FILES.is_dir(), reason='published profiles are not here')
 TORCHVISION = {'VGG19_BN': 'vgg19_bn', 'ResNet152': 'resnet152', 'DenseNet121': 'densenet121',
                'ConvNeXt_Large': 'convnext_large'}
@@ -163,3 +168,22 @@ def test_a_damaged_file_is_refused(tmp_path, old, new):
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ProfileError, match=r'VGG19_BN\.csv'):
         published.load(path)
+
+
+@needs_files
+@pytest.mark.parametrize('link', published.LATENCIES)
+@pytest.mark.parametrize('model', published.MODELS)
+def test_server_only_is_near_the_published_runs(models, model, link):
+    graph, device, server = models[model]
+    table = [Plan.server_only(graph)] * len(BANDWIDTHS)
+    trace = read_trace(SHARED / f'traces/lop_{link}.txt')
+    costs = evaluate.costs_of(graph, device, server)
+    mean = evaluate.replay(graph, table, costs, trace).mean * 1e3
+    # The mean rate of the published runs was up to 9 % from that of the trace.
+    assert 0.8 < mean / published.LATENCIES[link][model][1] < 1.05
+
+
+@needs_files
+def test_the_command_plans_on_a_published_profile(capsys):
+    assert main(['plan', str(FILES / 'VGG19_BN.csv'), '--bandwidth', '10']) == 0
+    assert 'VGG19_BN' in capsys.readouterr().out

@@ -5,5 +5,3 @@ from .gsgm import gsgm, gsgm_svrg
 from .study import Study
 
 STUDIES: dict[str, Study] = {study.name: study for study in (gsgm, gsgm_svrg, coding)}
-
-__all__ = ['STUDIES', 'Study']

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 from fleet_env.trace import read_trace
-from lopinfer_node import evaluate, published
+from lopinfer_node import evaluate
+from rog_studies import lopinfer_published as published
 
-DATA = Path(__file__).resolve().parents[5] / 'shared/data'
+DATA = Path(__file__).resolve().parents[3] / 'shared/data'
 
 
 def row(graph, table, costs, trace):
@@ -25,9 +26,8 @@ def row(graph, table, costs, trace):
 
 
 def measure(model, traces):
-    loaded = published.load(DATA / f'lop_profiles/{model}.csv')
-    graph = loaded.graph
-    costs = evaluate.costs_of(graph, loaded.device, loaded.server)
+    graph, device, server = published.load(DATA / f'lop_profiles/{model}.csv')
+    costs = evaluate.costs_of(graph, device, server)
     began = time.monotonic()
     tables = evaluate.tables(graph, costs)
     result = {'planning_s': round(time.monotonic() - began, 2)}
@@ -37,7 +37,7 @@ def measure(model, traces):
         best = min((m for m in rows if m != 'lopinfer'), key=lambda m: rows[m]['mean_ms'])
         result[link] = {**rows, 'best_baseline': best,
                         'gain': round(1 - ours / rows[best]['mean_ms'], 4),
-                        'published': evaluate.PUBLISHED[link][model]}
+                        'published': published.LATENCIES[link][model]}
     return result
 
 
@@ -48,7 +48,7 @@ def main():
     if not DATA.is_dir():
         print(json.dumps({'bench': 'published', 'skipped': f'{DATA} is not here'}))
         return
-    traces = {link: read_trace(DATA / f'traces/lop_{link}.txt') for link in evaluate.PUBLISHED}
+    traces = {link: read_trace(DATA / f'traces/lop_{link}.txt') for link in published.LATENCIES}
     print(json.dumps({'bench': 'published', **{m: measure(m, traces) for m in arguments.models}}))
 
 

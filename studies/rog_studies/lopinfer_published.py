@@ -32,14 +32,14 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-
-from . import footprint
-from .errors import ProfileError
-from .footprint import Footprint
-from .graph import Graph, Kind, Node
-from .profile import Profile
+from lopinfer_node import footprint
+from lopinfer_node.errors import ProfileError
+from lopinfer_node.footprint import Footprint
+from lopinfer_node.graph import Graph, Kind, Node
+from lopinfer_node.profile import Profile
 
 # 170 us reproduce the published device-only means of all six models (VGG 86.9 ms for 87, ConvNeXt
 # 207 for 198, ResNet 87.5 for 87, DenseNet 73 for 75, KAPAO 389 for 397, AGRNav 774 for 782) where
@@ -53,8 +53,7 @@ _COLUMNS = ('op_name', 'device_ms', 'server_ms', 'out_bytes', 'input_from', 'out
             'local_dim', 'excluded')
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """A model of the thesis: its graph, and what it costs on the robot and on the server."""
 
     graph: Graph
@@ -227,3 +226,14 @@ _WINDOWS: dict[str, dict[str, list[tuple[int, int]]]] = {
     'agrnav': {'conv2d': _plain(*[3] * 14), 'max_pool2d': _plain(2, 2, 2),
                'conv3d': [(3, 1), (3, 1), (3, 1), (3, 2), (3, 2), (3, 3), (3, 3), (3, 1)]}}
 MODELS = tuple(_WINDOWS)
+
+# Mean latency in ms: device-only, server-only, best layer partition, LOPInfer.
+LATENCIES = {
+    'indoors': {
+        'VGG19_BN': (87, 89, 76, 61), 'ConvNeXt_Large': (198, 96, 92, 90),
+        'ResNet152': (87, 110, 86, 94), 'DenseNet121': (75, 105, 76, 82),
+        'kapao': (397, 255, 239, 210), 'agrnav': (782, 567, 527, 435)},
+    'outdoors': {
+        'VGG19_BN': (87, 105, 71, 68), 'ConvNeXt_Large': (198, 119, 108, 98),
+        'ResNet152': (87, 126, 81, 86), 'DenseNet121': (75, 123, 68, 78),
+        'kapao': (397, 313, 262, 215), 'agrnav': (782, 708, 560, 473)}}

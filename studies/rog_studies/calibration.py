@@ -8,16 +8,19 @@ Mbit/s) to .78 (30 to 60 Mbit/s); transfers spend their time on slow links.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from fleet_env.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig, TrainingConfig
-from fleet_env.replay import PUBLISHED_OVERHEAD, PUBLISHED_STARTS, replay
 from fleet_env.settings import changed
+from fleet_env.summary import read_summary
 from fleet_env.trace import LinkTrace, write_trace
+from rog_sim.jobs import Job, run_jobs
 
-from .simulation import simulate
+from .replay import PUBLISHED_OVERHEAD, PUBLISHED_STARTS, replay
 
 EFFICIENCY = 0.87
 
@@ -96,18 +99,30 @@ def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: floa
     return changed(fleet, robots=tuple(robots))
 
 
-def measure(row: Published, record: LinkTrace, seeds: int, directory: Path) -> Measured:
-    """Run one method for an hour with each seed from 0 on."""
-    iterations, transfer, stall = [], [], []
-    for seed in range(seeds):
-        fleet = published_fleet(record, seed, directory)
-        training = {'sync': row.sync, 'evaluate_every': 0, 'task': 'rog_sim.noise:Noise',
-                    'pace': row.fixed, 'codec_pace': 0.0}
-        fleet = changed(fleet, training=training, robots=tuple(
-            changed(robot, pace=row.fixed, codec_pace=0.0) for robot in fleet.robots))
-        robots = simulate(fleet).robots.values()
-        count = fmean(r.iterations for r in robots)
-        iterations.append(count)
-        transfer.append(fmean(r.communicate_s for r in robots) / count)
-        stall.append(fmean(r.stall_s for r in robots) / count)
-    return Measured(row, tuple(iterations), fmean(transfer), fmean(stall))
+def measure(record: LinkTrace, seeds: int, directory: Path, rows: Sequence[Published] = TABLE,
+            **options: Any) -> list[Measured]:
+    """Run the methods of ``rows`` for an hour with each seed from 0 on, below ``directory``.
+
+    :param options: those of `rog_sim.jobs.run_jobs`, whose errors these are too.
+    """
+    jobs = {row: [_job(row, record, seed, directory) for seed in range(seeds)] for row in rows}
+    run_jobs([job for ours in jobs.values() for job in ours], **options)
+    found = []
+    for row, ours in jobs.items():
+        runs = [read_summary(job.directory).robots.values() for job in ours]
+        counts = [fmean(r.iterations for r in robots) for robots in runs]
+        transfer, stall = (
+            fmean(fmean(getattr(r, name) for r in robots) / count
+                  for robots, count in zip(runs, counts, strict=True))
+            for name in ('communicate_s', 'stall_s'))
+        found.append(Measured(row, tuple(counts), transfer, stall))
+    return found
+
+
+def _job(row: Published, record: LinkTrace, seed: int, directory: Path) -> Job:
+    fleet = published_fleet(record, seed, directory / 'links')
+    training = {'sync': row.sync, 'evaluate_every': 0, 'task': 'rog_studies.tasks:Noise',
+                'pace': row.fixed, 'codec_pace': 0.0}
+    fleet = changed(fleet, training=training, robots=tuple(
+        changed(robot, pace=row.fixed, codec_pace=0.0) for robot in fleet.robots))
+    return Job(row.sync, fleet, directory / row.sync / f'seed{seed}')

@@ -19,9 +19,9 @@ from fleet_env.fleet import (
     TrainingConfig,
 )
 from fleet_env.settings import changed
+from rog_sim.comparison import MethodResult
+from rog_sim.table import spread
 
-from ..comparison import MethodResult
-from ..table import spread
 from .gsgm import MOMENTUM, NETWORK
 from .study import Case, Study, Table, with_training
 
@@ -45,14 +45,14 @@ ACCURACY = {'learning_rate': 0.01, 'momentum': MOMENTUM, 'nesterov': False, 'bat
 def fleet_of(group: str, model: str, minutes: float, seed: int = 1) -> FleetConfig:
     """Return the robots of a group, with gradients that cost nothing, without stragglers."""
     training = TrainingConfig(
-        task='rog_sim.free:Free', task_options={'model': model}, sync='dgh-gc', codec='raw',
-        learning_rate=0.01, momentum=0.0, evaluate_every=0, pace=PACE)
+        task='rog_studies.tasks:ZeroCost', task_options={'model': model}, sync='dgh-gc',
+        codec='raw', learning_rate=0.01, momentum=0.0, evaluate_every=0, pace=PACE)
     robots = tuple(RobotConfig(name=f'robot{rank + 1}', pace=PACE, capacity=capacity,
                                link=LinkConfig(trace='edge', offset=50.0 * rank))
                    for rank, capacity in enumerate(CAPACITIES[group]))
-    return FleetConfig(name=f'group-{group}', robots=robots,
+    return FleetConfig(name=f'group-{group}', robots=robots, seed=seed,
                        description=f'Group {group.upper()} of Table 2 of DGH-GC.',
-                       seed=seed, minutes=minutes, training=training,
+                       minutes=minutes, training=training,
                        link=LinkConfig(trace='edge', offset=50.0),
                        channel=ChannelConfig(shared=False), network=NETWORK)
 
@@ -78,7 +78,7 @@ def times(group: str, model: str, methods: dict[str, tuple[str, str]], minutes: 
 def accuracies(group: str, model: str, methods: dict[str, tuple[str, str]],
                **changes: object) -> Case:
     """Return a case in which accuracy counts, for the time that `ROUNDS` rounds take."""
-    options = {'data': 'rog_sim.images:large_digits', 'model': model}
+    options = {'data': 'rog_studies.images:large_digits', 'model': model}
     found = {}
     for label, (sync, codec) in methods.items():
         round_s = 1.1 if sync in ('gc', 'gcc', 'dcgc') else 0.45

@@ -9,10 +9,10 @@ from fleet_env.fleet_file import dump_fleet, load_fleet
 from fleet_env.trace import LinkTrace, read_trace
 from rog_core.errors import ConfigError
 from rog_core.partition import partition_of
-from rog_sim.calibration import TABLE, measure, published_fleet
 from rog_sim.traffic import MODELS, traffic_factor
+from rog_studies.calibration import TABLE, measure, published_fleet
 
-RECORD = Path(__file__).parents[5] / 'shared/data/traces/rog_outdoors_record.txt'
+RECORD = Path(__file__).parents[3] / 'shared/data/traces/rog_outdoors_record.txt'
 
 
 def made_up():
@@ -45,5 +45,5 @@ def test_a_push_of_the_small_model_weighs_on_the_air_what_the_published_one_did(
 @pytest.mark.skipif(not RECORD.exists(), reason=f'needs the published record, {RECORD}')
 @pytest.mark.parametrize('row', TABLE, ids=lambda row: row.sync)
 def test_the_iterations_of_an_hour_are_the_published_ones(row, tmp_path):
-    found = measure(row, read_trace(RECORD), 10, tmp_path)
+    (found,) = measure(read_trace(RECORD), 10, tmp_path, [row], workers=1)
     assert abs(found.deviation) <= row.tolerance, (found.mean, row.iterations)

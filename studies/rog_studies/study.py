@@ -25,11 +25,10 @@ from fleet_env.fleet import FleetConfig
 from fleet_env.settings import changed
 from fleet_env.summary import Summary, finite
 from rog_core.errors import ConfigError
-
-from ..compare import collect, jobs_of
-from ..comparison import Comparison, MethodResult
-from ..jobs import Job, Progress, run_jobs
-from ..table import Row, aligned, markdown
+from rog_sim.compare import collect, jobs_of
+from rog_sim.comparison import Comparison, MethodResult
+from rog_sim.jobs import Job, RunDone, run_jobs
+from rog_sim.table import Row, aligned, markdown
 
 SCHEMA = 'rog-study/1'
 STUDY_FILE = 'study.json'
@@ -96,7 +95,8 @@ def with_training(fleet: FleetConfig, **changes: Any) -> FleetConfig:
 
 
 def run_study(study: Study, out: Path, seeds: int | None = None, workers: int | None = None,
-              progress: Progress | None = None, resume: bool = False) -> dict[str, Comparison]:
+              progress: RunDone | None = None, resume: bool = False,
+              cluster: str | None = None) -> dict[str, Comparison]:
     """Run a study, write ``study.json`` and ``study.md`` into ``out``, return case -> comparison.
 
     The parameters that are not of `Study.jobs` are those of `run_jobs`; so are the errors.
@@ -104,7 +104,8 @@ def run_study(study: Study, out: Path, seeds: int | None = None, workers: int | 
     jobs = study.jobs(out, seeds)
     named = [dataclasses.replace(job, label=f'{name}: {job.label}')
              for name, case in jobs.items() for job in case]
-    run_jobs(named, workers, progress, resume, partial(_simulate, server_every=study.server_every))
+    run_jobs(named, workers, progress, resume,
+             partial(_simulate, server_every=study.server_every), cluster)
     comparisons = {name: collect(case, out / name) for name, case in jobs.items()}
     data = {'schema': SCHEMA, 'study': study.name,
             'cases': {name: dataclasses.asdict(c) for name, c in comparisons.items()}}
@@ -137,6 +138,6 @@ def tables(study: Study, comparisons: Mapping[str, Comparison]) -> list[tuple[st
 
 def _simulate(fleet: FleetConfig, out: Path, progress: Callable[[float], None],
               server_every: float) -> Summary:
-    from ..simulation import simulate  # brings in torch, which the parent does without
+    from rog_sim.simulation import simulate  # brings in torch, which the parent does without
 
     return simulate(fleet, out, progress, server_every)

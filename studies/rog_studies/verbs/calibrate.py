@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 
 from fleet_env.fleet_file import dump_fleet
 from fleet_env.trace import read_trace
-
-from .choice import at_least_one
+from rog_cli.choice import add_workers, at_least_one
+from rog_cli.progress import runs_progress
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -23,8 +21,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument('--seeds', type=at_least_one, default=10, metavar='K',
                         help='replays of the record; the first is that of the published runs '
                              '(default: 10)')
-    parser.add_argument('--jobs', type=at_least_one, metavar='N',
-                        help='runs at a time (default: one per core)')
+    add_workers(parser)
     parser.add_argument('--fleet', type=Path, metavar='DIR', help='only write the fleet file of '
                         'these runs and its links there, for rog sim and rog compare')
     parser.add_argument('--robots', type=int, default=4, choices=range(1, 9), metavar='K',
@@ -35,7 +32,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
-    from rog_sim.calibration import TABLE, Measured, measure, published_fleet
+
+    from rog_studies.calibration import TABLE, measure, published_fleet
 
     record = read_trace(options.record)
     if options.fleet is not None:
@@ -45,28 +43,22 @@ def _run(options: argparse.Namespace) -> int:
                                                    options.robots)))
         print(path)
         return 0
-    found: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory() as directory, \
-            ProcessPoolExecutor(options.jobs, get_context('spawn')) as pool:
-        jobs = [pool.submit(measure, row, record, options.seeds, Path(directory) / row.sync)
-                for row in reversed(TABLE)]
-        for job in as_completed(jobs):
-            measured = job.result()
-            found[measured.published.sync] = measured
-            print(f'{measured.published.sync}: done ({len(found)} of {len(TABLE)})',
-                  file=sys.stderr, flush=True)
+            runs_progress(len(TABLE) * options.seeds) as progress:
+        found = measure(record, options.seeds, Path(directory), workers=options.jobs,
+                        progress=progress, cluster=options.cluster)
     table = Table(title=f'First 3600 s, 4 robots, mean of {options.seeds} replays '
                         '(s per iteration)', title_justify='left')
     for column in ('method', 'published', 'simulated', 'deviation', 'published links', 'fixed',
                    'transfer', 'published', 'stall', 'published'):
         table.add_column(column, justify='left' if column == 'method' else 'right')
-    for row in TABLE:
-        m = found[row.sync]
+    for m in found:
+        row = m.published
         table.add_row(row.sync, str(row.iterations), f'{m.mean:.0f} ± {m.spread:.0f}',
                       f'{100 * m.deviation:+.1f} %', f'{m.iterations[0]:.0f}', f'{row.fixed:.2f}',
                       f'{m.transfer:.1f}', f'{row.transfer:.1f}', f'{m.stall:.1f}',
                       f'{row.stall:.1f}')
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    off = [row.sync for row in TABLE if abs(found[row.sync].deviation) > row.tolerance]
+    off = [m.published.sync for m in found if abs(m.deviation) > m.published.tolerance]
     print('all within the tolerance' if not off else f'beyond the tolerance: {", ".join(off)}')
     return 1 if off else 0

@@ -21,9 +21,9 @@ from fleet_env.fleet import (
     TrainingConfig,
 )
 from fleet_env.settings import changed
+from rog_sim.comparison import MethodResult
+from rog_sim.table import spread
 
-from ..comparison import MethodResult
-from ..table import spread
 from .study import Case, Cell, Study, Table, with_training
 
 LEARNERS = (10, 20, 30)
@@ -38,7 +38,7 @@ NOISY_ROUNDS = {10: 1200, 20: 600, 30: 600}  # until nothing rises any more, of 
 LINK = LinkConfig(trace='steady', scale=10.0)  # 1 Gbit/s
 FADING = LinkConfig(trace='outdoor_fades', scale=0.05, offset=40.0)
 NETWORK = NetworkConfig(chunk_bytes=65000, chunk_time=0.05)
-DIGITS = {'data': 'rog_sim.images:large_digits', 'split': 'sorted'}
+DIGITS = {'data': 'rog_studies.images:large_digits', 'split': 'sorted'}
 
 
 def learners(count: int, model: str, link: LinkConfig = LINK) -> FleetConfig:
@@ -50,14 +50,15 @@ def learners(count: int, model: str, link: LinkConfig = LINK) -> FleetConfig:
     late = StragglerConfig(probability=0.1, time=LATE)
     step = next(n for n in (7, 11, 13) if math.gcd(n, count) == 1)
     robots = tuple(RobotConfig(
-        name=f'robot{rank + 1}', link=changed(link, offset=link.offset * rank), stragglers=late,
-        pace=PACE * (1 + rank * step % count / (count - 1))) for rank in range(count))
+        name=f'robot{rank + 1}', link=changed(link, offset=link.offset * rank),
+        pace=PACE * (1 + rank * step % count / (count - 1)), stragglers=late)
+        for rank in range(count))
     rounds = max(LEAST_GRADIENTS / count, LEAST_ROUNDS)
     return FleetConfig(
         name=f'learners-{count}', robots=robots, seed=1,
-        description='Learners that each see one or a few classes.',
-        minutes=rounds * ROUND_S / 60, training=training, link=link,
-        stragglers=late, channel=ChannelConfig(shared=False), network=NETWORK)
+        description='Learners that each see one or a few classes.', minutes=rounds * ROUND_S / 60,
+        training=training, link=link, stragglers=late, channel=ChannelConfig(shared=False),
+        network=NETWORK)
 
 
 def variants(fleet: FleetConfig, suffix: str = '') -> dict[str, FleetConfig]:
@@ -86,7 +87,7 @@ def _long(count: int) -> dict[str, FleetConfig]:
 def _noisy(count: int) -> dict[str, FleetConfig]:
     """Return GSGM and SSP on images that leave an error, and thus gradients, for good."""
     fleet = learners(count, 'mnistnet')
-    options = {**fleet.training.task_options, 'data': 'rog_sim.images:noisy_digits'}
+    options = {**fleet.training.task_options, 'data': 'rog_studies.images:noisy_digits'}
     fleet = changed(with_training(fleet, task_options=options),
                                 minutes=NOISY_ROUNDS[count] * ROUND_S / 60)
     return {label: one for label, one in variants(fleet).items() if 'asp' not in label}

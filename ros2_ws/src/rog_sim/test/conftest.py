@@ -1,0 +1,11 @@
+"""A fleet of two robots that takes no time to read, for runs that are made up."""
+
+import pytest
+from fleet_env.fleet_file import read_fleet
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    path = tmp_path / 'toy.yaml'
+    path.write_text('name: toy\nseed: 1\nminutes: 10\nrobots: [{name: robot1}, {name: robot2}]\n')
+    return read_fleet(path)
