@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,6 +47,10 @@ def call(options: Any) -> int:
     if not command:
         print('rrto: no command; write rrto run -- python app.py', file=sys.stderr)
         return 2
+    if not shutil.which(command[0]):  # said before a server is looked for, or started
+        print(f'rrto: {command[0]}: there is no such program, or it may not be executed',
+              file=sys.stderr)
+        return 127
     settings = Settings(**{name: getattr(options, name) for name in vars(Settings())})
     if settings.server or find(1.0):
         environment = program_environment(settings)
