@@ -12,9 +12,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 LIMIT = 300.0  # seconds after which something is stuck, even on a machine that is busy
 
@@ -59,6 +59,12 @@ def environment(domain: int, *folders: Path | str, **more: str) -> dict[str, str
     return {**os.environ, 'PYTHONPATH': path, 'ROS_DOMAIN_ID': str(domain), **more}
 
 
+def examples(number: int) -> Any:
+    """Decorates a property: hypothesis tries so many examples; in `make test` a tenth of them."""
+    from hypothesis import settings  # not every package's tests need it
+    return settings(max_examples=max(1, number * settings().max_examples // 100))
+
+
 def eventually(condition: Callable[[], Any], what: Callable[[], str] = lambda: 'the condition',
                step: Callable[[], Any] = lambda: time.sleep(0.02)) -> None:
     """Take steps until the condition holds; after `LIMIT` seconds fail and say what was awaited."""
@@ -68,24 +74,20 @@ def eventually(condition: Callable[[], Any], what: Callable[[], str] = lambda: '
         step()
 
 
-class Process:
-    """A process whose lines, of stdout and stderr together, can be waited for."""
+class Lines:
+    """A process whose lines, on stdout and stderr, can be waited for."""
 
-    def __init__(self, command: Sequence[str | Path], env: Mapping[str, str],
-                 cwd: Path | None = None) -> None:
-        # A shell that starts tests in the background ignores SIGINT, and so would the process.
-        self.process = subprocess.Popen(
-            [str(part) for part in command], env=env, cwd=cwd, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
         self._changed = threading.Condition()
         self._lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._readers = [threading.Thread(target=self._read, args=(stream,), daemon=True)
+                         for stream in (process.stdout, process.stderr) if stream]
+        for reader in self._readers:
+            reader.start()
 
-    def _read(self) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
             with self._changed:
                 self._lines.append(line)
                 self._changed.notify_all()
@@ -97,27 +99,20 @@ class Process:
 
     def wait(self, pattern: str) -> str:
         """The first line that matches; fails if none comes."""
-        def found() -> str | None:
-            return next((line for line in self._lines if re.search(pattern, line)), None)
+        def found() -> str:
+            return next((line for line in self._lines if re.search(pattern, line)), '')
         with self._changed:
             assert self._changed.wait_for(found, LIMIT), f'{pattern!r} not in {self._lines[-20:]}'
-            line = found()
-        assert line
-        return line
+            return found()
 
     def ended(self) -> tuple[int, str]:
-        """Wait until it ends; exit code and all output."""
+        """Wait until it ends; exit code and all that it wrote."""
         code = self.process.wait(LIMIT)
-        self._reader.join(LIMIT)
+        for reader in self._readers:
+            reader.join(LIMIT)
         return code, ''.join(self.lines())
 
     def interrupt(self) -> tuple[int, str]:
-        """End it as Ctrl+C does; exit code and all output."""
+        """End it as Ctrl+C does; exit code and all that it wrote."""
         self.process.send_signal(signal.SIGINT)
         return self.ended()
-
-    def close(self) -> None:
-        """Kill it if it is still there."""
-        self.process.kill()
-        self.process.wait()
-        self._reader.join(LIMIT)

@@ -5,13 +5,15 @@ What a document says and no table here knows fails; what cannot run here is skip
 
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fleet_testing import Process, environment, free_domain
+from fleet_testing import Lines, environment, free_domain
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', 'embedded/README.md')] + \
@@ -218,15 +220,17 @@ def place(tmp_path):
     def start(command):
         # exec: so that Ctrl+C goes to the program and not to bash.
         simple = 'exec ' if not re.search('[;&|]', command) else ''
-        process = Process(['bash', '-c', simple + command], env, tmp_path)
-        started.append(process)
-        return process
+        # A shell that starts tests in the background has SIGINT ignored, and so would these.
+        started.append(Lines(subprocess.Popen(
+            ['bash', '-c', simple + command], env=env, cwd=tmp_path, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))))
+        return started[-1]
 
     yield start
     for process in reversed(started):
         if process.process.poll() is None:
             process.interrupt()
-        process.close()
     for results in (ROOT / 'runs').glob('documented-*'):  # those of `make demo`
         shutil.rmtree(results)
 

@@ -11,7 +11,8 @@ from support import EMBEDDED
 if not EMBEDDED:
     pytest.skip("a real rclpy is sourced: nothing of embedded/ is used", allow_module_level=True)
 
-from hypothesis import HealthCheck, given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rclpy import _names
 from rclpy._cdr import ARRAY_CODES, CdrError
@@ -158,7 +159,7 @@ def to_plain(store, message):
 STORE = oracle()
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@examples(200)
 @given(message=st.sampled_from(TYPES).flatmap(messages))
 def test_cdr_equals_that_of_rosbags(message):
     ours = message._serialize(message)
@@ -167,7 +168,7 @@ def test_cdr_equals_that_of_rosbags(message):
     assert type(message)._deserialize(ours) == message
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
+@examples(50)
 @given(message=st.sampled_from(TYPES).flatmap(messages))
 def test_big_endian_is_understood(message):
     plain = to_plain(STORE, message)
@@ -175,7 +176,7 @@ def test_big_endian_is_understood(message):
     assert type(message)._deserialize(bytes(data)) == message
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+@examples(300)
 @given(
     message=st.sampled_from(TYPES).flatmap(messages),
     cut=st.integers(0, 10_000),
@@ -192,7 +193,7 @@ def test_malformed_cdr_raises_one_kind_of_error(message, cut, changes):
         pass
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(data=st.binary(max_size=200), name=st.sampled_from(TYPES))
 def test_noise_raises_one_kind_of_error(data, name):
     for header in (b"", b"\0\1\0\0", b"\0\0\0\0"):

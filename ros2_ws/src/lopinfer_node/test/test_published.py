@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node import published
 from lopinfer_node.errors import ProfileError
@@ -128,7 +129,7 @@ def test_a_launch_that_takes_longer_makes_every_share_dearer(models):
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.booleans(), st.booleans()), min_size=1, max_size=12),
        st.floats(0, 1))
-@settings(derandomize=True, max_examples=200)
+@examples(200)
 def test_fixed_and_per_share_add_up_to_the_run(lines, launch):
     times = np.array([t for t, _, _ in lines])
     kept = np.array([k or i == len(lines) - 1 for i, (_, _, k) in enumerate(lines)])
