@@ -7,6 +7,8 @@ from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, Transfer
 from rog_msgs.srv import Register, SetSync
 from rog_ros import qos
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope='module')
 def fleet(tmp_path_factory):
