@@ -48,12 +48,12 @@ def test_discovery_info(bench):
         _dds.delete_participant(bench.context.get_domain_id(), participant)
     message = deserialize_message(samples[0][0], info)
     gids = {(e.topic, e.is_writer): e.gid for e in graph.endpoints()}
-    assert bytes(message.gid.data)[:12] == gids["rt/topic", True][:12]  # of one participant
+    assert bytes(message.gid.data)[:12] == gids["rt/ns/topic", True][:12]  # of one participant
     nodes = {(n.node_namespace, n.node_name): n for n in message.node_entities_info_seq}
     assert nodes.keys() == {("/", other.get_name()), ("/ns", "n")}
     listed = nodes["/ns", "n"]
-    assert gids["rt/topic", True] in [bytes(g.data) for g in listed.writer_gid_seq]
-    assert gids["rt/topic", False] in [bytes(g.data) for g in listed.reader_gid_seq]
+    assert gids["rt/ns/topic", True] in [bytes(g.data) for g in listed.writer_gid_seq]
+    assert gids["rt/ns/topic", False] in [bytes(g.data) for g in listed.reader_gid_seq]
     before = graph.endpoints_of("n", "/ns")
     node.destroy_subscription(subscription)
     assert len(graph.endpoints_of("n", "/ns")) == len(before) - 1
