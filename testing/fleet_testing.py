@@ -113,6 +113,6 @@ class Lines:
         return code, ''.join(self.lines())
 
     def interrupt(self) -> tuple[int, str]:
-        """End it as Ctrl+C does; exit code and all that it wrote."""
-        self.process.send_signal(signal.SIGINT)
+        """End it and its group, which it leads, as Ctrl+C does; exit code and all that it wrote."""
+        os.killpg(self.process.pid, signal.SIGINT)
         return self.ended()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fleet_testing import Lines, environment, free_domain
+from fleet_testing import Lines, environment, eventually, free_domain
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', 'embedded/README.md')] + \
@@ -29,36 +29,37 @@ class Short:
     """The short form of a command.
 
     ``command``: a line for bash; '': as it stands. ``beside``: a command that is there meanwhile,
-    once it has said ``ready``. ``until``: what the command says before it is ended by Ctrl+C; else
-    it ends by itself with exit code 0. ``says``: what its output must hold. ``needs``: a file
-    without which it is skipped.
+    once it has said ``ready``. ``until``: what the command says, or ``creates``: the file that it
+    makes, before it is ended by Ctrl+C; else it ends by itself with exit code 0. ``says``: what its
+    output must hold. ``needs``: a file without which it is skipped.
     """
 
     command: str = ''
     beside: str = ''
     ready: str = ''
     until: str = ''
+    creates: str = ''
     says: str = ''
     needs: Path | None = None
 
 
+TRAINS = {'until': 'robot3: [1-9]', 'says': 'Results in'}
 SERVE = {'beside': 'rrto serve --name laptop', 'ready': 'serving as laptop'}
 
 # Command, as a document writes it -> what is run.
 RUN = {
-    'make demo': Short(f'make -C {ROOT} demo FLEET=$PWD/quick.yaml', says='Results in'),
+    'make demo': Short(f'make -C {ROOT} demo FLEET=$PWD/quick.yaml', **TRAINS),
     'make lint': Short(f'make -C {ROOT} lint'),
     'make soak': Short(f'make -C {ROOT} soak SCHEDULES=8', says=' passed'),
     'source .venv/bin/activate': Short(f'source {ROOT}/.venv/bin/activate; rog --help',
                                        says='VERB', needs=ROOT / '.venv/bin/activate'),
     'rog fleet up outdoor --sync rsp:4 --minutes 2':
-        Short('rog fleet up outdoor --sync rsp:4 --minutes 0.1', says='Results in'),
-    'rog fleet up outdoor --sync bsp':
-        Short('rog fleet up outdoor --sync bsp --minutes 0.1', says='Results in'),
+        Short(**TRAINS),
+    'rog fleet up outdoor --sync bsp': Short('rog fleet up quick.yaml --sync bsp', **TRAINS),
     'rog sim outdoor --sync rsp:4 --minutes 60 --robots 4':
         Short('rog sim outdoor --sync rsp:4 --minutes 1 --robots 4'),
     'rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20':
-        Short('rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20 --minutes 1 --seeds 1'),
+        Short('rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20 --minutes 0.2 --seeds 1'),
     'rog fleet show outdoor': Short(says='robots:'),
     'rog status': Short('rog status --once', UP, 'robot3: [1-9]', says='robot3'),
     'rog plot runs/outdoor-...':
@@ -70,10 +71,10 @@ RUN = {
     'rrto run -- python their_app.py': Short(says='^10.0$'),
     'rog fleet up outdoor --only robot2 --out /tmp/r2':
         Short('rog fleet up quick.yaml --only robot2 --out r2',
-              f'{UP} --only server,robot1,robot3', 'robot3: [1-9]'),
+              f'{UP} --only server,robot1,robot3', 'robot3: [1-9]', until='robot2: [1-9]'),
     'rog compare outdoor --sync bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20':
         Short('rog compare outdoor --sync bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20 '
-              '--minutes 1 --seeds 1'),
+              '--minutes 0.2 --seeds 1'),
     'rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 60 --robots 4':
         Short('rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 1 --robots 4'),
     'rog compare two_speeds':
@@ -90,7 +91,7 @@ RUN = {
         'rog study coding --out runs/study-coding --only period-a --seeds 2 --resume',
         'rog study coding --out runs/study-coding --only accuracy-a-mnistnet --seeds 1 --resume',
         'rog study coding --out runs/study-sparsity --only sparsity-a-mnistnet --seeds 2'),
-        Short(until='done')),  # the first of their runs, then Ctrl+C
+        Short(creates='runs/study-*', says='--resume')),
     'lopinfer plan resnet50 --bandwidth 0:30:5 --plot':
         Short(f'lopinfer plan {NET} --bandwidth 0:30:5 --plot', says='7 plans'),
     'lopinfer serve': Short(until='serving'),
@@ -129,7 +130,7 @@ CODE = {
         from rog_bringup import FLEETS
         from fleet_env.fleet_file import load_fleet
         from rog_tasks.task import load_task
-        training = load_fleet('outdoor', [FLEETS]).training
+        training = load_fleet('quick.yaml', [FLEETS]).training
         task = load_task(training.task, training.task_options, 1, training.batch_size)
         model, loss, data = task.model(), task.loss, itertools.islice(task.batches(0, 3), 3)
         ''', 'assert optimizer.iteration > 3 or optimizer.stopped'),
@@ -218,12 +219,12 @@ def place(tmp_path):
         (tmp_path / name).write_text(text)
 
     def start(command):
-        # exec: so that Ctrl+C goes to the program and not to bash.
-        simple = 'exec ' if not re.search('[;&|]', command) else ''
+        simple = 'exec ' if not re.search('[;&|]', command) else ''  # its exit code, not bash's
         # A shell that starts tests in the background has SIGINT ignored, and so would these.
         started.append(Lines(subprocess.Popen(
             ['bash', '-c', simple + command], env=env, cwd=tmp_path, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))))
         return started[-1]
 
@@ -237,20 +238,23 @@ def place(tmp_path):
 
 @pytest.fixture
 def quick(place, tmp_path):
-    """quick.yaml: the outdoor fleet for some seconds."""
+    """quick.yaml: the outdoor fleet with a model that is ready at once."""
     code, text = place('rog fleet show outdoor').ended()
     assert code == 0
-    text = re.sub(r'^name: .*', 'name: documented', text, flags=re.M)
-    (tmp_path / 'quick.yaml').write_text(re.sub(r'^minutes: .*', 'minutes: 0.25', text, flags=re.M))
+    for key, value in {'name': 'documented', 'minutes': '10',
+                       '  task': 'rog_tasks.classify:Classification'}.items():
+        text = re.sub(f'^{key}: .*', f'{key}: {value}', text, flags=re.M)
+    (tmp_path / 'quick.yaml').write_text(text)
     return place
 
 
-def check(place, command, short):
+def check(place, folder, command, short):
     if short.beside:
         place(short.beside).wait(short.ready)
     process = place(short.command or command)
-    if short.until:
-        process.wait(short.until)
+    if short.until or short.creates:
+        process.wait(short.until) if short.until else eventually(
+            lambda: list(folder.glob(short.creates)) or process.process.poll() is not None)
         code, out = process.interrupt()
         assert code in (0, 130, -2), out
     else:
@@ -261,7 +265,7 @@ def check(place, command, short):
 
 @pytest.mark.parametrize('command', [
     pytest.param(c, marks=[] if c == 'rog fleet show outdoor' else pytest.mark.long) for c in RUN])
-def test_a_command_does_what_the_document_says(command, request, place):
+def test_a_command_does_what_the_document_says(command, request, place, tmp_path):
     short = RUN[command]
     if shutil.which(Path(sys.executable).with_name('rog')) is None:
         pytest.skip('the commands are not beside this Python')
@@ -269,7 +273,7 @@ def test_a_command_does_what_the_document_says(command, request, place):
         pytest.skip(f'{short.needs} is not on this machine')
     if 'quick.yaml' in short.command + short.beside:
         request.getfixturevalue('quick')
-    check(place, command, short)
+    check(place, tmp_path, command, short)
 
 
 @pytest.mark.parametrize('command', [c for c in commands() if c not in RUN and not_run(c)])
