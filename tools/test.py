@@ -16,8 +16,8 @@ BASES = ['--base-paths', 'ros2_ws/src', 'launch']
 SHORT = ['-m', 'not long', '--hypothesis-profile=few']
 # One Python each, side by side: to start it and import PyTorch takes as long as many tests. RRTO
 # replaces PyTorch's `cuda`, so it is alone. They take about equally long; the last has the rest.
-GROUPS = {'rrto': ['rrto_bridge'], 'lopinfer': ['lopinfer_node'],
-          'rog': ['rog_core', 'rog_tasks', 'rog_sim', 'rog_cli'], 'nodes': []}
+GROUPS = {'core': ['rog_core'], 'sim': ['rog_sim', 'rog_cli'], 'lopinfer': ['lopinfer_node'],
+          'rrto': ['rrto_bridge'], 'rest': []}
 
 
 def folders() -> dict[str, list[Path]]:
@@ -25,7 +25,7 @@ def folders() -> dict[str, list[Path]]:
     every = sorted([*ROOT.glob('*/test'), *ROOT.glob('ros2_ws/src/*/test'), ROOT / 'testing'])
     found = {name: [f for f in every if f.parent.name in packages]
              for name, packages in GROUPS.items()}
-    found['nodes'] = [f for f in every if not any(f in there for there in found.values())]
+    found['rest'] = [f for f in every if not any(f in there for there in found.values())]
     return found
 
 
