@@ -146,7 +146,7 @@ import rclpy
 from rclpy.executors import ExternalShutdownException
 rclpy.init()
 node = rclpy.create_node('mine')
-print('spinning', flush=True)
+node.create_timer(0.1, lambda: print('spinning', flush=True))
 '''
 APP = 'import torch\nprint(torch.ones(10).cuda().sum().item())\n'
 
