@@ -50,7 +50,8 @@ bench: setup
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(wildcard ros2_ws/src/[a-z]*/[a-z]*_[a-z]*/) launch/rog_bringup embedded/src/rclpy
+	$(BIN)/mypy $(wildcard ros2_ws/src/[a-z]*/[a-z]*_[a-z]*/) launch/rog_bringup embedded/src/rclpy \
+		testing/fleet_testing.py
 
 clean:
 	rm -rf build install log
