@@ -10,15 +10,16 @@ PACKAGES := embedded ros2_ws/src/fleet_env ros2_ws/src/fleet_ros ros2_ws/src/rog
 FLEET ?= outdoor
 SCHEDULES ?= 10000
 
-.PHONY: help setup demo test bench lint soak clean
+.PHONY: help setup demo test test-all bench lint soak clean
 
 help:
-	@echo "make setup   install everything into .venv"
-	@echo "make demo    train a fleet of three robots on this machine, and watch (FLEET=indoor|outdoor|FILE)"
-	@echo "make test    build and test every package with colcon"
-	@echo "make bench   measure, and write docs/benchmarks.md"
-	@echo "make lint    ruff and mypy"
-	@echo "make soak    the property tests with $(SCHEDULES) schedules (SCHEDULES=N)"
+	@echo "make setup     install everything into .venv"
+	@echo "make demo      train a fleet of three robots on this machine, and watch (FLEET=indoor|outdoor|FILE)"
+	@echo "make test      the tests of every package that take seconds; under 5 minutes on two cores"
+	@echo "make test-all  build every package with colcon and run all tests; under 20 minutes"
+	@echo "make soak      the property tests with $(SCHEDULES) schedules (SCHEDULES=N)"
+	@echo "make bench     measure, and write docs/benchmarks.md"
+	@echo "make lint      ruff and mypy"
 
 setup: $(VENV)/.ready
 
@@ -38,6 +39,9 @@ demo: setup
 test: setup
 	@PATH="$(BIN):$$PATH" $(BIN)/python tools/test.py
 
+test-all: setup
+	@PATH="$(BIN):$$PATH" $(BIN)/python tools/test.py --all
+
 soak: setup
 	ROG_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -q ros2_ws/src/rog_core/test/test_invariants.py
 
@@ -46,7 +50,8 @@ bench: setup
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(wildcard ros2_ws/src/[a-z]*/[a-z]*_[a-z]*/) launch/rog_bringup studies/rog_studies embedded/src/rclpy
+	$(BIN)/mypy $(wildcard ros2_ws/src/[a-z]*/[a-z]*_[a-z]*/) launch/rog_bringup studies/rog_studies \
+		embedded/src/rclpy testing/fleet_testing.py
 
 clean:
 	rm -rf build install log

@@ -1,13 +1,10 @@
-"""Every run has a DDS domain of its own, on the loopback interface."""
+"""A context with its executor for each test; fields of messages are checked."""
 
 import os
 import sys
 from pathlib import Path
 
-os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 100)
-os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
 os.environ["ROS_PYTHON_CHECK_FIELDS"] = "1"  # read by rosidl when a message package is imported
-os.environ["PYTHONUNBUFFERED"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest  # noqa: E402

@@ -11,12 +11,14 @@ from support import EMBEDDED
 if not EMBEDDED:
     pytest.skip("a real rclpy is sourced: nothing of embedded/ is used", allow_module_level=True)
 
-from hypothesis import HealthCheck, given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rclpy import _names
 from rclpy._cdr import ARRAY_CODES, CdrError
 from rclpy._definitions import UnknownTypeError, _describe, lookup, names, type_hash
 from rclpy._message import message_class, wire_type
+from rclpy.serialization import deserialize_message, serialize_message
 from rosbags.typesys import Stores, get_typestore
 from rosbags.typesys.store import Typestore
 
@@ -132,8 +134,13 @@ def make_plain(definition):
     return Plain
 
 
+def type_name(message):
+    package, folder, _, name = wire_type(type(message))[0].split("::")
+    return f"{package}/{folder}/{name.removesuffix('_')}"
+
+
 def to_plain(store, message):
-    definition = message._definition
+    definition = lookup(type_name(message))
     args = []
     for field in definition.fields:
         value = getattr(message, field.name)
@@ -158,53 +165,53 @@ def to_plain(store, message):
 STORE = oracle()
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@examples(200)
 @given(message=st.sampled_from(TYPES).flatmap(messages))
 def test_cdr_equals_that_of_rosbags(message):
-    ours = message._serialize(message)
-    theirs = bytes(STORE.serialize_cdr(to_plain(STORE, message), message._definition.name))
+    ours = serialize_message(message)
+    theirs = bytes(STORE.serialize_cdr(to_plain(STORE, message), type_name(message)))
     assert ours == theirs
-    assert type(message)._deserialize(ours) == message
+    assert deserialize_message(ours, type(message)) == message
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
+@examples(50)
 @given(message=st.sampled_from(TYPES).flatmap(messages))
 def test_big_endian_is_understood(message):
     plain = to_plain(STORE, message)
-    data = STORE.serialize_cdr(plain, message._definition.name, little_endian=False)
-    assert type(message)._deserialize(bytes(data)) == message
+    data = STORE.serialize_cdr(plain, type_name(message), little_endian=False)
+    assert deserialize_message(bytes(data), type(message)) == message
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+@examples(300)
 @given(
     message=st.sampled_from(TYPES).flatmap(messages),
     cut=st.integers(0, 10_000),
     changes=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=6),
 )
 def test_malformed_cdr_raises_one_kind_of_error(message, cut, changes):
-    data = bytearray(message._serialize(message))
+    data = bytearray(serialize_message(message))
     for position, value in changes:
         data[position % len(data)] = value
     data = bytes(data[: cut % (len(data) + 1)])
     try:
-        type(message)._deserialize(data)
+        deserialize_message(data, type(message))
     except CdrError:
         pass
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(data=st.binary(max_size=200), name=st.sampled_from(TYPES))
 def test_noise_raises_one_kind_of_error(data, name):
     for header in (b"", b"\0\1\0\0", b"\0\0\0\0"):
         with contextlib.suppress(CdrError):
-            message_class(name)._deserialize(header + data)
+            deserialize_message(header + data, message_class(name))
 
 
 def test_lengths_are_checked_before_memory_is_used():
     huge = b"\0\1\0\0" + b"\xff\xff\xff\x7f" + bytes(8)
     for name in ("std_msgs/msg/String", "rmw_dds_common/msg/ParticipantEntitiesInfo"):
         with pytest.raises(CdrError):
-            message_class(name)._deserialize(huge)
+            deserialize_message(huge, message_class(name))
 
 
 def test_jazzy_definitions_are_used():

@@ -16,6 +16,7 @@ from rclpy import _args, _dds, _profile
 from rclpy._message import message_class
 from rclpy.publisher import endpoint_data
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, to_dds
+from rclpy.serialization import deserialize_message, serialize_message
 from std_msgs.msg import String
 from std_srvs.srv import SetBool
 
@@ -26,7 +27,7 @@ def test_discovery_info(bench):
     """What ros2 node list reads."""
     other = bench.node("watcher")
     node = bench.node("n", namespace="/ns")
-    publisher = node.create_publisher(String, "topic", 10)
+    node.create_publisher(String, "topic", 10)
     subscription = node.create_subscription(String, "topic", lambda m: None, 10)
     graph = bench.context.graph
     participant = _dds.create_participant(bench.context.get_domain_id(), b"enclave=/;")
@@ -45,15 +46,17 @@ def test_discovery_info(bench):
         waiter.close()
     finally:
         _dds.delete_participant(bench.context.get_domain_id(), participant)
-    message = info._deserialize(samples[0][0])
-    assert bytes(message.gid.data) == graph._gid
+    message = deserialize_message(samples[0][0], info)
+    gids = {(e.topic, e.is_writer): e.gid for e in graph.endpoints()}
+    assert bytes(message.gid.data)[:12] == gids["rt/ns/topic", True][:12]  # of one participant
     nodes = {(n.node_namespace, n.node_name): n for n in message.node_entities_info_seq}
     assert nodes.keys() == {("/", other.get_name()), ("/ns", "n")}
     listed = nodes["/ns", "n"]
-    assert _dds.guid(publisher._writer) in [bytes(g.data) for g in listed.writer_gid_seq]
-    assert _dds.guid(subscription._reader) in [bytes(g.data) for g in listed.reader_gid_seq]
+    assert gids["rt/ns/topic", True] in [bytes(g.data) for g in listed.writer_gid_seq]
+    assert gids["rt/ns/topic", False] in [bytes(g.data) for g in listed.reader_gid_seq]
+    before = graph.endpoints_of("n", "/ns")
     node.destroy_subscription(subscription)
-    assert len(graph._nodes[1].readers) == len(listed.reader_gid_seq) - 1
+    assert len(graph.endpoints_of("n", "/ns")) == len(before) - 1
 
 
 def test_endpoints_carry_type_hashes(bench):
@@ -99,7 +102,7 @@ BAD = [b"\0\1\0\0\xff\xff\xff\x7f", b"\0\1\0\0\x05\0\0\0ab", b"\xff\xff\0\0" + b
 def test_malformed_samples_are_dropped_with_a_line_in_the_log(bench, capfd):
     node, got = bench.node(), []
     node.create_subscription(String, "topic", lambda m: got.append(m.data), 10)
-    good = String(data="good")._serialize(String(data="good"))
+    good = serialize_message(String(data="good"))
     malformed_writer(bench, "rt/topic", String, [*BAD, good], 1)
     bench.spin_until(lambda: got)
     assert got == ["good"]

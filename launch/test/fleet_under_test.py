@@ -2,18 +2,15 @@
 deadlines, and those are so generous that only a hang reaches them.
 """
 
-import os
-import random
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import rclpy
 import yaml
 from fleet_env.fleet_file import read_fleet
+from fleet_testing import environment, eventually, free_domain
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -23,27 +20,7 @@ from rog_ros import qos
 from rog_ros.parameters import server_parameters, worker_parameters
 
 HERE = Path(__file__).parent
-DEADLINE = 60.0  # s
 MODULES = {'server': 'rog_ps.main'}
-
-
-def free_domain():
-    """A DDS domain that nobody on this machine is in: no first participant has its port."""
-    while True:
-        domain = random.randint(1, 100)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.bind(('127.0.0.1', 7400 + 250 * domain + 10))
-            except OSError:
-                continue
-            return domain
-
-
-def environment(domain):
-    """What a process needs to see the tasks of the tests, and this machine's DDS alone."""
-    path = os.pathsep.join([str(HERE), os.environ.get('PYTHONPATH', '')])
-    return {**os.environ, 'PYTHONPATH': path, 'ROS_DOMAIN_ID': str(domain), 'OMP_NUM_THREADS': '1',
-            'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST', 'PYTHONUNBUFFERED': '1'}
 
 
 def write_fleet(folder, robots=2, minutes=10.0, task='tiny_task:Tiny', sync='rsp:4'):
@@ -102,7 +79,7 @@ class Fleet:
                     [sys.executable, '-m', MODULES.get(name, 'rog_worker.main'), '--ros-args', '-r',
                      f'__ns:=/{"rog" if name == "server" else name}', '--params-file', str(file)],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    env=environment(self.domain))
+                    env=environment(self.domain, HERE))
 
     def start_all(self):
         self.start('server', *(robot.name for robot in self.fleet.robots))
@@ -129,11 +106,10 @@ class Fleet:
 
     def until(self, condition, what):
         """Spin until the condition holds."""
-        end = time.monotonic() + DEADLINE
-        while not condition():
+        def said():
             logs = '\n'.join(f'--- {n}\n{self.log(n)[-1500:]}' for n in self.processes)
-            assert time.monotonic() < end, f'did not happen: {what}\n{self.status}\n{logs}'
-            self._executor.spin_once(timeout_sec=0.05)
+            return f'{what}\n{self.status}\n{logs}'
+        eventually(condition, said, lambda: self._executor.spin_once(timeout_sec=0.05))
 
     def state(self, robot):
         """State of a robot as the server sees it."""

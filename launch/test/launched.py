@@ -8,7 +8,8 @@ import time
 
 import pytest
 import rclpy
-from fleet_under_test import DEADLINE, environment, free_domain
+from fleet_testing import LIMIT, environment, free_domain
+from fleet_under_test import HERE
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -28,11 +29,11 @@ class Launched:
         self._process = subprocess.Popen(
             [*COMMAND, file, *arguments], cwd=folder, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**environment(self.domain), 'ROS_LOG_DIR': str(folder), 'HOME': str(folder)})
+            env={**environment(self.domain, HERE), 'ROS_LOG_DIR': str(folder), 'HOME': str(folder)})
 
     def wait(self):
         """Wait until it ends by itself."""
-        self.output = self._process.communicate(timeout=2 * DEADLINE)[0]
+        self.output = self._process.communicate(timeout=LIMIT)[0]
         self.code = self._process.returncode
         return self
 
@@ -46,7 +47,7 @@ class Launched:
         """Spin `node` until it is done, the launch has ended, or something is stuck."""
         executor = SingleThreadedExecutor(context=self._context)
         executor.add_node(self.node)
-        end = time.monotonic() + 2 * DEADLINE
+        end = time.monotonic() + LIMIT
         while not done() and self._process.poll() is None and time.monotonic() < end:
             executor.spin_once(0.1)
 

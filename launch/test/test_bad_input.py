@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from fleet_under_test import free_domain
+from fleet_testing import free_domain
 from rog_core.partition import partition_of
 from rog_core.server import ServerState
 from rog_ps import checkpoint
@@ -20,7 +20,6 @@ def alone(monkeypatch, tmp_path):
     """Run the nodes in this process, in a domain of their own."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setenv('ROS_DOMAIN_ID', str(free_domain()))
-    monkeypatch.setenv('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
     monkeypatch.chdir(tmp_path)
     yield
     for number, handler in handlers.items():

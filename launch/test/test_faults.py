@@ -7,6 +7,8 @@ from fleet_env.records import Fault, read_run
 from fleet_env.summary import read_summary
 from fleet_under_test import Fleet
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope='module')
 def fleet(tmp_path_factory):

@@ -10,6 +10,7 @@ from rog_msgs.srv import Register, SetSync
 from rog_ros import qos
 
 SERVER = '/rog/parameter_server'
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope='module')

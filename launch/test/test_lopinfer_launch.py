@@ -7,6 +7,7 @@ from launched import Launched, check_clean_end, check_described, check_refused
 FILE = 'lopinfer.launch.py'
 
 
+@pytest.mark.long
 def test_two_robots_answer_images_with_the_server_and_end_cleanly(tmp_path):
     from lopinfer_msgs.msg import Result
     from lopinfer_node.qos import IMAGE, RESULT

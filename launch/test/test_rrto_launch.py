@@ -9,6 +9,7 @@ from launched import Launched, check_clean_end, check_described, check_refused
 FILE = 'rrto.launch.py'
 
 
+@pytest.mark.long
 def test_programs_of_two_robots_replay_on_the_server_and_end_cleanly(tmp_path):
     from rrto_bridge.qos import STATUS
     from rrto_msgs.msg import BridgeStatus

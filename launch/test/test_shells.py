@@ -74,6 +74,7 @@ METHODS = ['bsp', 'ssp:4', 'dssp:3:15', 'flown', 'asp', 'rsp:4', 'rsp:20', 'rsp:
            'dgh-gc:0', 'bsp']
 
 
+@pytest.mark.long
 def test_every_method_trains_over_dds_and_may_follow_any_other(tmp_path):
     with Fleet(tmp_path, robots=2) as fleet:
         fleet.start_all()

@@ -4,6 +4,8 @@ import pytest
 from fleet_env.summary import read_summary
 from fleet_under_test import Fleet
 
+pytestmark = pytest.mark.long
+
 FAST, SLOW = ('robot1', 'robot2', 'robot3'), ('robot4', 'robot5')
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import rclpy
-from fleet_under_test import DEADLINE, free_domain
+from fleet_testing import LIMIT, eventually, free_domain
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
@@ -180,7 +180,7 @@ def over_dds(fleet, script, turns, patient):
                 worker.leave()
                 worker.gate.release(len(turns))
             for thread in threads:
-                thread.join(DEADLINE)
+                thread.join(LIMIT)
         assert not errors, errors
         return protocol
 
@@ -192,8 +192,8 @@ class _Watched(WorkerNode):
     gate: threading.Semaphore
 
     def exchange(self, accumulate):
-        if not self.gate.acquire(timeout=DEADLINE):
-            raise TimeoutError(f'{self.robot} was not let go on for {DEADLINE} s')
+        if not self.gate.acquire(timeout=LIMIT):
+            raise TimeoutError(f'{self.robot} was not let go on for {LIMIT} s')
         return super().exchange(accumulate)
 
     def join(self, machine):
@@ -214,11 +214,10 @@ def _nodes(fleet, script):
         return node
 
     def spin_until(condition, what, errors):
-        end = time.monotonic() + DEADLINE
-        while not condition():
+        def step():
             assert not errors, errors
-            assert time.monotonic() < end, f'did not happen: {what}\n{protocol.decided}'
             executor.spin_once(timeout_sec=0.05)
+        eventually(condition, lambda: f'{what}\n{protocol.decided}', step)
 
     nodes = []
     try:

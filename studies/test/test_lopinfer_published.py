@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleet_env.trace import read_trace
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node import evaluate
 from lopinfer_node.cli.main import main
@@ -133,7 +134,7 @@ def test_a_launch_that_takes_longer_makes_every_share_dearer(models):
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.booleans(), st.booleans()), min_size=1, max_size=12),
        st.floats(0, 1))
-@settings(derandomize=True, max_examples=200)
+@examples(200)
 def test_fixed_and_per_share_add_up_to_the_run(lines, launch):
     times = np.array([t for t, _, _ in lines])
     kept = np.array([k or i == len(lines) - 1 for i, (_, _, k) in enumerate(lines)])

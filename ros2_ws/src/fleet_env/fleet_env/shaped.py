@@ -24,8 +24,8 @@ class ShapedLink:
     def __init__(self, trace: LinkTrace | None = None, latency: float = 0.0,
                  epoch: float = 0.0) -> None:
         self.latency = latency
-        start = time.monotonic() - (time.time() - epoch if epoch else 0.0)
-        self._bucket = TokenBucket(trace, start) if trace is not None else None
+        self.start = time.monotonic() - (time.time() - epoch if epoch else 0.0)  # of the trace
+        self._bucket = TokenBucket(trace, self.start) if trace is not None else None
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
 

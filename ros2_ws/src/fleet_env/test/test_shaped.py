@@ -27,7 +27,7 @@ def test_a_real_link_publishes_at_once_and_has_no_rate():
 @given(st.lists(st.integers(0, 50_000), min_size=1, max_size=50), st.floats(0, 3))
 def test_messages_leave_in_order_and_no_faster_than_the_rate(sizes, latency):
     link, out = ShapedLink(TRACE, latency), []
-    now = link._bucket.start
+    now = link.start
     for number, size in enumerate(sizes):
         link.send(size, lambda number=number: out.append((number, link.deadline)), now)
     drain(link)
@@ -36,7 +36,7 @@ def test_messages_leave_in_order_and_no_faster_than_the_rate(sizes, latency):
 
 def test_a_message_takes_the_time_of_its_bytes_and_waits_while_the_link_is_dead():
     link, out = ShapedLink(TRACE), []
-    start = link._bucket.start
+    start = link.start
     for _ in range(3):
         link.send(500_000, lambda: out.append(link.deadline), start)
     link.release(start + 0.49)
@@ -51,5 +51,5 @@ def test_a_message_takes_the_time_of_its_bytes_and_waits_while_the_link_is_dead(
 
 def test_latency_is_added_to_what_the_link_takes():
     link, out = ShapedLink(TRACE, latency=0.2), []
-    link.send(1000, lambda: out.append(1), link._bucket.start)
-    assert link.deadline == pytest.approx(link._bucket.start + 0.2 + 0.001)
+    link.send(1000, lambda: out.append(1), link.start)
+    assert link.deadline == pytest.approx(link.start + 0.2 + 0.001)

@@ -33,7 +33,7 @@ def test_a_latency_alone_delays_without_a_limit_of_rate():
 
 def test_a_rate_and_its_latency():
     made = link(rate=4.0, scale=2.0, latency=0.25)
-    start = made._bucket.start
+    start = made.start
     made.send(500_000, lambda: None, start)
     assert made.deadline == pytest.approx(start + 0.75) and made.rate(start) == 8.0
 

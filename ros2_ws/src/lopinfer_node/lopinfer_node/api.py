@@ -36,14 +36,14 @@ class OffloadedModel:
 
     def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:
         self.model = model
-        self.reason = ''
+        self._reason = ''
         self._robot, self._options = robot, options
         self._client: Client | None = None
         self._structure: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One inference."""
-        if self._client is None and not self.reason:
+        if self._client is None and not self._reason:
             self.connect(*args, **kwargs)
         leaves = pytree.tree_leaves((args, kwargs))
         if self._client is None or not self._fits(leaves):
@@ -64,7 +64,7 @@ class OffloadedModel:
             with _tracing:
                 traced = trace(self.model, *args, **kwargs)
         except ModelError as error:
-            self.reason = str(error)
+            self._reason = str(error)
             warnings.warn(f'{error}; it runs whole on this machine', stacklevel=3)
             return
         with torch.no_grad():
@@ -79,6 +79,11 @@ class OffloadedModel:
     def shared(self) -> bool:
         """Whether the server is there and ready."""
         return self._client is not None and self._client.machine.state == OPEN
+
+    @property
+    def reason(self) -> str:
+        """Why inferences run whole on this machine, or why the server refused; '' if nothing is."""
+        return self._reason or ('' if self._client is None else self._client.machine.reason)
 
     @property
     def report(self) -> Report | None:
@@ -97,7 +102,7 @@ class OffloadedModel:
         self._spinning.close()
         self._client.close()
         self._node.destroy_node()
-        self._client, self.reason = None, 'closed'
+        self._client, self._reason = None, 'closed'
         self._context.try_shutdown()
 
 

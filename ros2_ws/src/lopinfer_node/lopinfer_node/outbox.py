@@ -62,7 +62,7 @@ class Outbox:
         self._waiting: deque[_Part] = deque()
         self._flight: dict[int, _Sent] = {}  # by packet, ascending
         self._late: dict[int, _Sent] = {}    # the last that counted as lost
-        self._in_flight = 0         # bytes
+        self.in_flight = 0         # bytes
 
     def clear(self) -> None:
         """Nothing of what was offered is sent (again); what is on its way still counts."""
@@ -107,7 +107,7 @@ class Outbox:
         """Note that a packet has arrived; None: that was known."""
         sent = self._flight.pop(packet, None)
         if sent is not None:
-            self._in_flight -= len(sent.part.data)
+            self.in_flight -= len(sent.part.data)
         else:
             sent = self._late.pop(packet, None)
         if sent is not None:
@@ -120,7 +120,7 @@ class Outbox:
         sent = self._late[packet] = self._flight.pop(packet)
         if len(self._late) > MASK_BITS:
             del self._late[next(iter(self._late))]
-        self._in_flight -= len(sent.part.data)
+        self.in_flight -= len(sent.part.data)
         if sent.part.repeat:
             self._waiting.appendleft(sent.part)
 
@@ -136,7 +136,7 @@ class Outbox:
         while self._waiting:
             part = self._waiting[0]
             if not part.arrived:
-                if self._flight and self._in_flight + len(part.data) > self.link.window_bytes:
+                if self._flight and self.in_flight + len(part.data) > self.link.window_bytes:
                     break
                 out.append(self._transmit(part, now))
             self._waiting.popleft()
@@ -145,7 +145,7 @@ class Outbox:
     def _transmit(self, part: _Part, now: float) -> Piece:
         packet, self.next_packet = self.next_packet, self.next_packet + 1
         self._flight[packet] = _Sent(part, now, self.link.delivered)
-        self._in_flight += len(part.data)
+        self.in_flight += len(part.data)
         self.bytes_sent += len(part.data)
         return Piece(self.incarnation, part.route.plan, packet, part.route.request, part.transfer,
                      part.part, part.parts, part.route.bin, self.busy, part.data).sealed()

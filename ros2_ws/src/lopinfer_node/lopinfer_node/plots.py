@@ -81,7 +81,7 @@ def draw_timeline(graph: Graph, views: Sequence[View], path: str | Path) -> None
         for axes, view in zip(panels, views, strict=True):
             _panel(axes, graph, view)
         panels[-1].set_xlabel('time (ms)')
-        used = {_class(n.op)[0] for n in graph.nodes if n.kind is Kind.OPERATOR}
+        used = {operator_class(n.op)[0] for n in graph.nodes if n.kind is Kind.OPERATOR}
         handles = [Patch(color=color, label=name) for name, color, _ in _CLASSES if name in used]
         handles.append(Patch(color=_TRANSFER, label='transfer'))
         handles.append(Patch(facecolor='none', edgecolor=_PATH, label='critical path'))
@@ -191,14 +191,15 @@ def _figure(width: float, height: float) -> Figure:
     return figure
 
 
-def _class(op: str) -> tuple[str, str]:
+def operator_class(op: str) -> tuple[str, str]:
+    """Name and colour of the class that an ATen operator belongs to."""
     return next((name, color) for name, color, words in _CLASSES
                 if any(word in op.lower() for word in words))
 
 
 def _panel(axes: Axes, graph: Graph, view: View) -> None:
     timeline = view.timeline
-    colors = [_class(n.op)[1] for n in graph.nodes]
+    colors = [operator_class(n.op)[1] for n in graph.nodes]
     for side, row in ((DEVICE, 0), (SERVER, 3)):
         ran = [n.index for n in graph.nodes if n.kind is Kind.OPERATOR
                and timeline.end[side, n.index] > timeline.start[side, n.index]]

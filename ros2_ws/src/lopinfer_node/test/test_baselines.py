@@ -2,8 +2,9 @@ import itertools
 
 import numpy as np
 import pytest
+from fleet_testing import examples
 from graphs import chain, random_costs, random_graph, residual, work_costs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.baselines import BASELINES, dsccs, neurosurgeon, spso_ga
 from lopinfer_node.graph import Kind
@@ -12,7 +13,7 @@ from lopinfer_node.plan import DEVICE, SERVER, Plan, check
 from lopinfer_node.timeline import Costs, Link, estimate
 
 SEEDS = st.integers(0, 10**6)
-PROFILE = settings(derandomize=True, deadline=None, max_examples=60)
+PROFILE = examples(60)
 
 
 @PROFILE
@@ -48,7 +49,7 @@ def serial(graph, plan, costs, link):
         link.seconds(t.source, t.bytes) + link.latency for t in plan.transfers)
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@examples(40)
 @given(SEEDS)
 def test_dsccs_has_the_smallest_sum_of_all_layer_partitions(seed):
     graph = random_graph(seed, operators=6)
@@ -110,7 +111,6 @@ def test_spso_ga_is_as_fast_as_it_can_when_no_plan_meets_the_deadline():
     assert found == pytest.approx(best, rel=0.05)
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
 @given(st.integers(2, 7), st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6),
                                              st.integers(0, 9)), max_size=20))
 def test_a_minimum_cut_is_minimal(nodes, arcs):

@@ -1,12 +1,12 @@
 """The `lopinfer` command: what users type, what they read, exit codes."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fleet_testing import LIMIT, environment, free_domain
 from lopinfer_node.cli.main import main
 from lopinfer_node.errors import ProfileError
 from lopinfer_node.model import trace
@@ -48,6 +48,7 @@ def test_plan_prints_a_row_per_bandwidth_writes_the_table_and_draws(profile, tmp
         PlanTable.load(trace(small().eval(), torch.zeros(1, 3, 16, 16)).graph, out)
 
 
+@pytest.mark.long
 def test_compare_writes_latencies_and_figures(profile, tmp_path, capsys):
     trace_file = tmp_path / 'link.txt'
     trace_file.write_text(''.join(f'{i * 0.5} {20 + 10 * (i % 3)}\n' for i in range(8)))
@@ -78,6 +79,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, capsys):
     assert message in error and error.startswith('lopinfer: ') and '\n' not in error
 
 
+@pytest.mark.long
 def test_a_trace_in_which_the_link_fails_is_a_mistake(profile, tmp_path, capsys):
     trace_file = tmp_path / 'link.txt'
     trace_file.write_text('0 50\n1 0\n')
@@ -97,12 +99,13 @@ def test_bad_options_are_refused(arguments, capsys):
     assert stop.value.code == 2 and 'error:' in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_demo_shares_a_model_and_compares_the_methods(tmp_path):
-    path = os.pathsep.join([*sys.path, str(HERE)])
     done = subprocess.run(
         [sys.executable, '-m', 'lopinfer_node.cli.main', 'demo', *MODEL, '--bandwidth', '20',
-         '--requests', '1', '--out', str(tmp_path)], timeout=300, text=True, cwd=tmp_path,
-        env={**os.environ, 'PYTHONPATH': path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+         '--requests', '1', '--out', str(tmp_path)], timeout=LIMIT, text=True, cwd=tmp_path,
+        env=environment(free_domain(), *sys.path, HERE), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
     assert all(method in done.stdout for method in ('device-only', 'dsccs', 'lopinfer'))
     assert (tmp_path / 'demo.png').read_bytes().startswith(PNG)

@@ -18,13 +18,14 @@ from lopinfer_node.client import (
 )
 from lopinfer_node.plan import DEVICE, Plan
 from lopinfer_node.services import MISSING, PREPARING, READY, REFUSED, OpenReply
-from lopinfer_node.wire import NO_PLAN, NOT_OPEN, PROBE, Ack, Arrivals, Piece
+from lopinfer_node.wire import NO_PLAN, NOT_OPEN, PROBE, Ack, Arrivals, Piece, plan_number
 from numpy_program import Program, expected, small_graph
 
 GRAPH = small_graph()
 INPUT = [np.arange(12)]
 TABLE = PlannedTable([0.0, 2e6, 20e6], [Plan.device_only(GRAPH), Plan.server_only(GRAPH),
                                         Plan.server_only(GRAPH)], [math.inf, 0.2, 0.05])
+NUMBER = plan_number(TABLE.plans[2].digest)
 REPLY = OpenReply(READY, '', 7, False, np.ones(len(GRAPH)), np.ones(len(GRAPH)))
 
 
@@ -139,10 +140,10 @@ def test_a_late_piece_of_the_request_before_is_not_taken_for_this_one():
     begin(machine, 1.0)
     run, _ = begin(machine, 1.1)
     down = next(t for t in TABLE.plans[2].transfers if t.source != DEVICE)
-    late = Piece(5, machine._numbers[2], 0, 1, down.index, 0, 1, 2, 0.0, bytes(down.bytes))
+    late = Piece(5, NUMBER, 0, 1, down.index, 0, 1, 2, 0.0, bytes(down.bytes))
     machine.on_piece(late.sealed(), 1.2)
     assert machine.dropped['late'] == 1 and not run.there[down.node].any()
-    machine.on_piece(Piece(5, machine._numbers[2], 1, 2, down.index, 0, 1, 2, 0.0,
+    machine.on_piece(Piece(5, NUMBER, 1, 2, down.index, 0, 1, 2, 0.0,
                            bytes(down.bytes)).sealed(), 1.2)
     assert run.there[down.node].all()
 
@@ -180,6 +181,6 @@ def test_foreign_and_damaged_pieces_are_dropped_without_an_answer(other):
     machine = opened()
     begin(machine, 1.0)
     from dataclasses import replace
-    good = Piece(5, machine._numbers[2], 0, 1, 1, 0, 1, 2, 0.0, bytes(8)).sealed()
+    good = Piece(5, NUMBER, 0, 1, 1, 0, 1, 2, 0.0, bytes(8)).sealed()
     assert machine.on_piece(replace(good, **other), 1.01) == []
     assert sum(machine.dropped.values()) == 1

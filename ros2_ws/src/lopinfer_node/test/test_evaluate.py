@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from fleet_env.errors import TraceError
 from fleet_env.trace import LinkTrace
+from fleet_testing import examples
 from graphs import Builder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node import evaluate
 from lopinfer_node.baselines import BASELINES, neurosurgeon
@@ -55,7 +56,6 @@ def test_a_profile_of_another_model_is_refused():
 
 @given(st.lists(st.integers(0, 16), min_size=len(GRAPH), max_size=len(GRAPH)),
        st.lists(st.floats(1e3, 1e8), min_size=1, max_size=4), st.floats(0, 0.1))
-@settings(derandomize=True, max_examples=100, deadline=None)
 def test_many_rates_at_once_agree_with_the_timeline(cuts, rates, latency):
     cuts = np.minimum(cuts, GRAPH.extents)
     for node in GRAPH.nodes:     # what has one index is whole or nothing
@@ -93,7 +93,7 @@ def test_the_plan_is_that_of_the_bandwidth_measured_before():
 
 
 @given(st.lists(st.floats(1, 200), min_size=2, max_size=6))
-@settings(derandomize=True, max_examples=50, deadline=None)
+@examples(50)
 def test_requests_follow_each_other_without_a_pause(rates):
     trace = LinkTrace(np.arange(len(rates)) * 0.5, rates, 0.5 * len(rates))
     outcome = evaluate.replay(GRAPH, table_from(1), COSTS, trace)
@@ -103,7 +103,7 @@ def test_requests_follow_each_other_without_a_pause(rates):
 
 
 @given(st.lists(st.floats(1, 200), min_size=2, max_size=6), st.integers(0, 31))
-@settings(derandomize=True, max_examples=50, deadline=None)
+@examples(50)
 def test_foresight_is_never_slower(rates, first_server_bin):
     trace = LinkTrace(np.arange(len(rates)) * 2.0, rates, 2.0 * len(rates))
     table = table_from(first_server_bin)

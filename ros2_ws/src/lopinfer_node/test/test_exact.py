@@ -41,6 +41,7 @@ def test_the_exact_solver_finds_the_best_of_all_plans(seed):
     assert estimate(graph, found.plan, costs, link).latency == pytest.approx(best, rel=1e-3)
 
 
+@pytest.mark.long
 def test_loss_is_within_one_percent_of_the_optimum_in_95_of_100():
     close = 0
     for seed in range(40):

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.errors import RemoteError
 from lopinfer_node.execution import Execution
@@ -26,7 +27,7 @@ def execution(side, plan, inputs=None):
     return Execution(side, ROUTE, program.steps, plan.transfers, program.start(inputs))
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@examples(200)
 @given(st.randoms(use_true_random=False))
 def test_two_sides_that_exchange_what_they_send_get_the_result(random):
     plan, inputs = random_plan(GRAPH, random), [np.arange(12) * 3]
@@ -49,7 +50,7 @@ def test_two_sides_that_exchange_what_they_send_get_the_result(random):
     assert not coming
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@examples(50)
 @given(st.randoms(use_true_random=False))
 def test_no_step_is_computed_between_one_that_sends_and_its_sending(random):
     plan = random_plan(GRAPH, random)

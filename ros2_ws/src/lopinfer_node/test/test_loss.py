@@ -2,8 +2,9 @@ import json
 
 import numpy as np
 import pytest
+from fleet_testing import examples
 from graphs import Builder, chain, dense, random_costs, random_graph, residual, work_costs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node import compiled
 from lopinfer_node.baselines import BASELINES
@@ -15,7 +16,7 @@ from lopinfer_node.table import PlanTable, plan_table
 from lopinfer_node.timeline import Costs, Link, estimate
 
 SEEDS = st.integers(0, 10**6)
-PROFILE = settings(derandomize=True, deadline=None, max_examples=40)
+PROFILE = examples(40)
 
 
 def slow_link(rate=10e6):

@@ -4,8 +4,9 @@ import matplotlib.collections
 import matplotlib.image
 import numpy as np
 import pytest
+from fleet_testing import examples
 from graphs import Builder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node import plots
 from lopinfer_node.plan import Plan
@@ -33,7 +34,7 @@ def view(cut, bandwidth=1e6, method='lopinfer'):
 
 
 @given(st.integers(0, 16), st.floats(1e4, 1e8))
-@settings(derandomize=True, max_examples=60, deadline=None)
+@examples(60)
 def test_phases_add_up_to_the_latency(cut, bandwidth):
     timeline = view(cut, bandwidth).timeline
     phases = plots.phases(timeline)
@@ -58,7 +59,7 @@ def test_overlap_appears_when_both_compute():
      'normalisation'), ('relu_', 'element-wise'), ('adaptive_avg_pool2d', 'pooling'),
     ('addmm', 'matrix'), ('__getitem__', 'layout')])
 def test_operators_have_the_class_that_one_expects(op, name):
-    assert plots._class(op)[0] == name
+    assert plots.operator_class(op)[0] == name
 
 
 def color(name):

@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.errors import ProfileError
 from lopinfer_node.footprint import identity
@@ -20,7 +21,7 @@ def made(fixed, per_share, digest='d' * 64):
 
 
 @given(COSTS)
-@settings(derandomize=True, max_examples=50)
+@examples(50)
 def test_a_saved_profile_is_read_back_exactly(tmp_path_factory, costs):
     path = tmp_path_factory.mktemp('profile') / 'a.json'
     profile = made(costs, costs[::-1])
@@ -91,7 +92,7 @@ def cost_of(shares, seconds, a, b):
 
 @given(st.lists(st.tuples(st.floats(0.05, 1), st.floats(0, 1)), min_size=1, max_size=6),
        st.floats(0, 1), st.floats(0, 2))
-@settings(derandomize=True, max_examples=300)
+@examples(300)
 def test_no_other_pair_of_non_negative_costs_fits_better(samples, a, b):
     shares, seconds = np.array(samples).T
     fixed, per_share = fit(shares[:, None], seconds[:, None])
@@ -103,7 +104,7 @@ def test_no_other_pair_of_non_negative_costs_fits_better(samples, a, b):
 
 
 @given(COSTS)
-@settings(derandomize=True, max_examples=50)
+@examples(50)
 def test_exact_lines_are_found_for_all_nodes_at_once(costs):
     fixed, per_share = np.array(costs), np.array(costs[::-1])
     shares = np.array([[0.25], [0.5], [1.0]])

@@ -1,6 +1,7 @@
 """The two machines over a bad channel in virtual time: every result is right, nothing hangs."""
 
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.client import OPEN
 from numpy_program import small_graph
@@ -10,7 +11,7 @@ GRAPH = small_graph()
 BAD = st.builds(Channel, loss=st.floats(0, 0.3), double=st.floats(0, 0.3),
                 corrupt=st.floats(0, 0.2), jitter=st.floats(0, 0.02),
                 latency=st.floats(0, 0.02), rate=st.floats(1e5, 1e8))
-FEW = settings(max_examples=60, derandomize=True, deadline=None)
+FEW = examples(60)
 
 
 def all_open(world):

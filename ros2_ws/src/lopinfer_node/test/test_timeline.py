@@ -3,15 +3,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fleet_env.power import PowerModel
+from fleet_testing import examples
 from graphs import Builder, random_costs, random_graph, random_plan_bounds
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node import compiled
 from lopinfer_node.plan import DEVICE, SERVER, Plan, check
 from lopinfer_node.timeline import Costs, Link, estimate
 
 SEEDS = st.integers(0, 10**6)
-PROFILE = settings(derandomize=True, deadline=None, max_examples=300)
+PROFILE = examples(300)
 
 
 def settled(graph, costs, link, seed, small_transfers=False):

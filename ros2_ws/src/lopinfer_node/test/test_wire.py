@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.convert import (
     ack_of,
@@ -28,7 +29,7 @@ from lopinfer_node.services import (
 )
 from lopinfer_node.wire import MAX_PIECE, Ack, Arrivals, Inbox, Piece, bounds, parts_of
 
-FEW = settings(max_examples=100, derandomize=True, deadline=None)
+FEW = examples(100)
 ROUTE = Route(3, 77, 5)
 
 
@@ -153,7 +154,7 @@ def carry(box, rate, seconds, loss=0.0, latency=0.001, seed=0):
             free = max(free, now) + len(p.data) / rate if rate else math.inf
             if draw.random() >= loss and free < math.inf:
                 coming.append((free + latency, p))
-        peak = max(peak, box._in_flight)
+        peak = max(peak, box.in_flight)
         if box.idle:
             break
         due = [c for c in coming if c[0] <= now]

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rog_tasks.data import ImageData, digits
 from rog_tasks.errors import DataError
@@ -18,7 +19,7 @@ def test_digits_are_split_evenly_over_the_classes():
     assert not torch.equal(data.train_labels, digits(4).train_labels)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.integers(2, 12), st.integers(12, 80), st.integers(12, 40), st.integers(8, 33),
        st.integers(1, 3), st.integers(0, 2**31 - 1))
 def test_shapes_of_any_size_are_evenly_dealt_and_follow_the_seed(classes, train, test, size,

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rog_tasks.errors import DataError
 from rog_tasks.shards import partition, require_labels
@@ -18,7 +19,7 @@ def images_of(labels):
     return images
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(labels_of, st.integers(1, 12), st.sampled_from(
     ['iid', 'sorted', 'place', 'place:0.5', 'dirichlet:0.05', 'dirichlet:10']), st.integers(0, 5))
 def test_every_sample_has_one_owner_and_every_robot_a_sample(labels, world, split, seed):

@@ -34,7 +34,7 @@ def test_the_task_decides_the_batch_size_where_nobody_else_does():
 
 def test_the_seed_is_passed_to_those_who_take_it():
     task = load_task('sample_tasks:Seeded', {'x': 1}, seed=9)
-    assert task._inner.seed == 9 and task._inner.options == {'x': 1}
+    assert task.evaluate(None) == (9, {'x': 1})
 
 
 @pytest.mark.parametrize('spec, options, words', [

@@ -61,9 +61,14 @@ class Journal:
         self._nodes.pop(handle, None)
         self._memory.pop(handle, set()).discard(handle)
 
+    @property
+    def depth(self) -> int:
+        """Length of the longest chain of calls that makes a value."""
+        return max((n.depth for n in self._nodes.values()), default=0)
+
     def deep(self) -> list[int]:
         """Handles of tensors whose values should be fetched, so that what made them can go."""
-        if all(n.depth < DEPTH for n in self._nodes.values()):
+        if self.depth < DEPTH:
             return []
         return [h for h, n in self._nodes.items()
                 if n.depth > DEPTH // 2 and len(self._memory[h]) == 1]

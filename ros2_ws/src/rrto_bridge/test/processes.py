@@ -1,24 +1,20 @@
 """A server and programs as processes in a DDS domain of the test's own."""
 
-import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
+from fleet_testing import LIMIT, Lines, environment, free_domain
+
 PROGRAMS = Path(__file__).with_name('programs')
-LIMIT = 300   # seconds after which a process is stuck, even on a machine that is busy
 
 
 class Domain:
-    """Environment of the processes; ends what is left. Its number is this process's own."""
+    """Environment of the processes; ends what is left."""
 
-    def __init__(self, other=0):
-        number = 100 + (2 * os.getpid() + other) % 130
-        self.env = {**os.environ, 'ROS_DOMAIN_ID': str(number), 'OMP_NUM_THREADS': '1',
-                    'PYTHONDONTWRITEBYTECODE': '1', 'PYTHONFAULTHANDLER': '1'}
+    def __init__(self):
+        self.env = environment(free_domain(), PYTHONDONTWRITEBYTECODE='1', PYTHONFAULTHANDLER='1')
         self.processes = []
 
     def start(self, *arguments, **options):
@@ -58,34 +54,3 @@ class Domain:
             process.terminate()
         for process in left:
             process.communicate(timeout=LIMIT)
-
-
-class Lines:
-    """A process whose lines on stderr and stdout can be waited for."""
-
-    def __init__(self, process):
-        self.process = process
-        self._changed = threading.Condition()
-        self._lines = []
-        for stream in (process.stdout, process.stderr):
-            threading.Thread(target=self._read, args=(stream,), daemon=True).start()
-
-    def _read(self, stream):
-        for line in stream:
-            with self._changed:
-                self._lines.append(line)
-                self._changed.notify_all()
-
-    def lines(self):
-        """The lines so far."""
-        with self._changed:
-            return list(self._lines)
-
-    def wait(self, pattern):
-        """The first line that matches; fails if none comes."""
-        def found():
-            return next((line for line in self._lines if re.search(pattern, line)), None)
-        with self._changed:
-            assert self._changed.wait_for(found, LIMIT), (
-                f'{pattern!r} not in {self._lines[-20:]}')
-            return found()

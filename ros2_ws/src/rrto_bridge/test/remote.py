@@ -9,11 +9,12 @@ from rrto_bridge.device import Device
 from rrto_bridge.errors import LinkError
 from rrto_bridge.inprocess import InProcess
 from rrto_bridge.journal import Journal
-from rrto_bridge.percall import PerCall, Unknowing
+from rrto_bridge.percall import PerCall
 from rrto_bridge.replaying import Replaying
 
 MODES = ('rpc', 'cached', 'async', 'replay')
 _device = None
+_next = None   # the engine of the server that is connected to next
 torch.set_num_threads(1)   # the number decides how sums are rounded
 
 
@@ -50,29 +51,25 @@ def _engine(mode, lives, journal):
 
 def another(mode, lives=1 << 60):
     """The engine of the next server that the program connects to."""
+    global _next
     assert _device.engine   # it is connected to the present one
-    engine = _engine(mode, lives, True)
-    _device._connect = lambda: engine
-    return engine
+    _next = _engine(mode, lives, True)
+    return _next
 
 
 def start(mode, lives=1 << 60, journal=False):
     """Install a new engine; returns it. Tensors of former engines must be gone."""
-    global _device
-    engine = _engine(mode, lives, journal)
-    if _device is None:
-        _device = Device(lambda: engine)
-        intercept.install(_device)
+    global _device, _next
+    _next = _engine(mode, lives, journal)
     gc.collect()
     remote.released.clear()
-    _device._connect = lambda: engine
-    _device.__dict__.pop('engine', None)
-    _device._lost = _device._next = None
-    _device._unborn.clear()
-    _device._shared.clear()
-    _device.local.clear()
-    _device.follower = Unknowing()
-    return engine
+    if _device is None:
+        _device = Device(lambda: _next)
+        intercept.install(_device)   # once per process: it is this one that begins anew
+    else:
+        vars(_device).clear()
+        _device.__init__(lambda: _next)
+    return _next
 
 
 def device():

@@ -36,6 +36,7 @@ def expected(domain):
     return of
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('names', GROUPS, ids=lambda names: names[0] if len(names) == 1 else 'all')
 def test_output_is_that_of_plain_pytorch(domain, expected, mode, names):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleet_env.trace import read_trace
+from fleet_env.trace import LinkTrace, read_trace
 
 from ..evaluate import replay, tables
 from ..graph import Graph
@@ -36,6 +36,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    trace = read_trace(options.trace) if options.trace else None
     graph, costs = problem(options)
     plans = tables(graph, costs, options.latency)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -49,8 +50,8 @@ def _run(options: argparse.Namespace) -> int:
     rows = [[name, *(f'{seconds[k] * 1e3:.1f}' for k in SHOWN)]
             for name, seconds in latencies.items()]
     print_table(['ms at MB/s', *map(str, SHOWN)], rows, f'{graph.name}: latency')
-    if options.trace:
-        result['trace'] = _over_trace(options, graph, costs, plans)
+    if trace:
+        result['trace'] = _over_trace(trace, options, graph, costs, plans)
     draw_bandwidth(BANDWIDTHS, latencies, options.out / 'bandwidth.png', graph.name)
     k = min(range(len(BANDWIDTHS)), key=lambda k: abs(BANDWIDTHS[k] - options.breakdown * 1e6))
     link = Link(BANDWIDTHS[k], BANDWIDTHS[k], options.latency)
@@ -65,9 +66,8 @@ def _latency(graph: Graph, plan: Plan, costs: Costs, rate: float, latency: float
     return estimate(graph, plan, costs, Link(rate, rate, latency)).latency
 
 
-def _over_trace(options: argparse.Namespace, graph: Graph, costs: Costs,
+def _over_trace(trace: LinkTrace, options: argparse.Namespace, graph: Graph, costs: Costs,
                 plans: dict[str, Sequence[Plan]]) -> dict[str, dict[str, float]]:
-    trace = read_trace(options.trace)
     found = {}
     for name, table in plans.items():
         o = replay(graph, table, costs, trace, latency=options.latency)

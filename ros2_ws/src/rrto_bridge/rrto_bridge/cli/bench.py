@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fleet_env.errors import FleetEnvError
@@ -17,6 +17,7 @@ from ..settings import Settings
 from .run import own_server, program_environment
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
+Figures = dict[str, Any]
 SLOW = ('cached', 'rpc')   # a round trip for every call: fewer inferences are enough
 
 
@@ -42,33 +43,40 @@ def call(options: Any) -> int:
             from_flat(Settings, link).shaped_link()
     except FleetEnvError as error:
         raise SystemExit(f'rrto: {error}') from error
-    for mode, link, result in measure(options):
+    for mode, link, result in measure(options.model, options.size, options.count, _links(options)):
         print(json.dumps({'bench': 'rrto', 'model': options.model, 'mode': mode, **link, **result}),
               flush=True)
     return 0
 
 
-def measure(options: Any) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
-    """(mode, link, figures) of every combination; device-only first."""
-    command = [sys.executable, '-m', 'rrto_bridge.measure', options.model, str(options.size)]
-    yield 'device-only', {}, _run([*command, str(options.count)], dict(os.environ))
-    for said, link in _links(options):
+def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Figures]]
+            ) -> Iterator[tuple[str, Figures, dict[str, float]]]:
+    """(mode, link, figures) of every combination; device-only first.
+
+    ``links``: what is said of each link, and the settings that emulate it (see `emulated`).
+    ``size``: rows and columns of the image. ``count``: inferences that are timed.
+    """
+    command = [sys.executable, '-m', 'rrto_bridge.measure', model, str(size)]
+    yield 'device-only', {}, _run([*command, str(count)], dict(os.environ))
+    for said, link in links:
         with own_server(threads=1, **link) as name:
             for mode in MODES:
                 settings = from_flat(Settings, {
                     'mode': 'replay' if mode == 'native' else mode, 'server': name, **link})
-                count = options.count if mode not in SLOW else max(2, options.count // 10)
+                times = count if mode not in SLOW else max(2, count // 10)
                 extra = ['native'] if mode == 'native' else []
-                yield mode, said, _run([*command, str(count), *extra],
+                yield mode, said, _run([*command, str(times), *extra],
                                        program_environment(settings))
 
 
-def _links(options: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """What is said of a link, and the settings that emulate it."""
+def emulated(trip: float, rate: float) -> tuple[Figures, Figures]:
+    """What is said of a link of so many ms per round trip and Mbit/s, and what emulates it."""
+    return {'round_trip_ms': trip}, {'link.rate': rate, 'link.latency': trip / 2e3}
+
+
+def _links(options: Any) -> Iterator[tuple[Figures, Figures]]:
     if not options.traces:
-        for trip in options.round_trips:
-            yield ({'round_trip_ms': trip},
-                   {'link.rate': options.rate, 'link.latency': trip / 2e3})
+        yield from (emulated(trip, options.rate) for trip in options.round_trips)
     trip = options.round_trips[0]
     for trace in options.traces:
         yield ({'trace': trace, 'round_trip_ms': trip},

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
-from .bench import measure
+from .bench import emulated, measure
 
 
 def add_parser(verbs: Any) -> None:
@@ -18,7 +17,6 @@ def call(options: Any) -> int:
     """Run the verb."""
     print('A network of 50 layers on a server behind an emulated link of 10 ms round trip;\n'
           'milliseconds per inference:', flush=True)
-    asked = argparse.Namespace(model='small', size=32, round_trips=[10.0], rate=1000.0, count=20)
-    for mode, _, figures in measure(asked):
+    for mode, _, figures in measure('small', 32, 20, [emulated(10.0, 1000.0)]):
         print(f'  {mode:12} {figures["median_ms"]:8.1f}', flush=True)
     return 0

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,10 @@ def call(options: Any) -> int:
     if not command:
         print('rrto: no command; write rrto run -- python app.py', file=sys.stderr)
         return 2
+    if not shutil.which(command[0]):  # said before a server is looked for, or started
+        print(f'rrto: {command[0]}: there is no such program, or it may not be executed',
+              file=sys.stderr)
+        return 127
     try:
         settings = from_flat(Settings, {key: Text(text) for key, text in vars(options).items()
                                         if isinstance(text, str)}, '--')

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from fake import Direct, Executor, Offload, meta_of
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from programs_fake import Pass, Program
 from rrto_bridge import replay
@@ -11,7 +12,7 @@ from rrto_bridge.record import Call, Meta, Ref
 from rrto_bridge.search import Search
 from rrto_bridge.sequence import build, matches, substitute
 
-SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
+SETTINGS = examples(150)
 
 
 def both(program, schedule, seed=0, infer=None):

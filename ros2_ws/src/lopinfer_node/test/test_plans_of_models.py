@@ -18,8 +18,9 @@ from torch.utils import _pytree as pytree
 
 PLANS = int(os.environ.get('LOPINFER_PLANS', 2))
 GRAPHS = int(os.environ.get('LOPINFER_GRAPHS', 12))
-MODELS = list(SIDES) if PLANS > 2 else ['densenet121', 'mobilenet_v3_large', 'vit_b_16',
-                                        'deeplabv3_resnet50', 'unet']
+MODELS = list(SIDES) if PLANS > 2 else [
+    'mobilenet_v3_large', 'unet', *(pytest.param(name, marks=pytest.mark.long) for name in (
+        'densenet121', 'vit_b_16', 'deeplabv3_resnet50'))]
 
 
 def outputs(model, x):

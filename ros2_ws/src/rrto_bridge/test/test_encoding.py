@@ -3,7 +3,8 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rrto_bridge.errors import RemoteError
 from rrto_bridge.record import Meta, Persistent, Ref, Special
@@ -21,7 +22,7 @@ LEAVES = st.one_of(st.none(), st.booleans(), INTS, st.floats(allow_nan=False), s
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4).map(tuple), max_leaves=20)
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@examples(300)
 @given(VALUES)
 def test_values_come_back_with_their_types(value):
     back = decode(encode(value))

@@ -1,4 +1,4 @@
-"""`rrto bench`: what cannot be measured is refused in one line."""
+"""The `rrto` command: what cannot be measured or run is refused in one line."""
 
 from importlib.util import find_spec
 
@@ -17,3 +17,11 @@ def test_a_trace_that_is_not_there_is_named_before_anything_is_measured(capsys):
 def test_a_model_that_is_not_there_is_named():
     with pytest.raises(SystemExit, match="there is no model 'nope'; give small"):
         measure.load('nope')
+
+
+@pytest.mark.parametrize('program', ['nosuchprogram', '/nowhere/app', '/'])
+def test_a_program_that_is_not_there_is_said_before_a_server_is_started(program, capfd):
+    assert main(['run', '--', program]) == 127
+    out, err = capfd.readouterr()
+    assert out == '' and err == (
+        f'rrto: {program}: there is no such program, or it may not be executed\n')

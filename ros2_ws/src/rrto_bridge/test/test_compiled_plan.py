@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from fake import Executor, meta_of
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rrto_bridge.actions import (
     Abandon,
@@ -74,7 +75,7 @@ def one_by_one(count):
     return executor
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@examples(60)
 @given(ahead=st.integers(0, 12), count=st.integers(0, 11), late=st.booleans())
 def test_abandoned_anywhere_it_is_as_if_made_one_by_one(ahead, count, late):
     machine, executor = server()

@@ -1,0 +1,118 @@
+"""What the tests of several packages share: domains, environments, processes, patience."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+LIMIT = 300.0  # seconds after which something is stuck, even on a machine that is busy
+
+# Above 101 the ports of a domain may be those of anybody's connection (Linux hands them out).
+_DOMAINS = range(1, 102)
+_claimed: dict[int, Any] = {}  # domain -> its lock file, held until this process ends
+
+
+def free_domain() -> int:
+    """A DDS domain that nobody on this machine is in, and that no other test process is given."""
+    folder = Path(tempfile.gettempdir()) / f'fleet_testing_{os.getuid()}'
+    folder.mkdir(exist_ok=True)
+    for domain in random.Random(os.getpid()).sample(_DOMAINS, len(_DOMAINS)):
+        lock = (folder / str(domain)).open('w')
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue
+        if _is_quiet(domain):
+            _claimed[domain] = lock
+            return domain
+    for domain in list(_claimed):  # all are claimed: the one of ours that was given longest ago
+        if _is_quiet(domain):
+            _claimed[domain] = _claimed.pop(domain)
+            return domain
+    raise RuntimeError('no DDS domain is free on this machine')
+
+
+def _is_quiet(domain: int) -> bool:
+    """Whether no process has the port of a domain's first participant."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind(('127.0.0.1', 7400 + 250 * domain + 10))
+        except OSError:
+            return False
+        return True
+
+
+def environment(domain: int, *folders: Path | str, **more: str) -> dict[str, str]:
+    """What a process needs to be in this domain and find what is in the folders."""
+    path = os.pathsep.join([*map(str, folders), os.environ.get('PYTHONPATH', '')])
+    return {**os.environ, 'PYTHONPATH': path, 'ROS_DOMAIN_ID': str(domain), **more}
+
+
+def examples(number: int) -> Any:
+    """Decorates a property: hypothesis tries so many examples; in `make test` a tenth of them."""
+    from hypothesis import settings  # not every package's tests need it
+    return settings(max_examples=max(1, number * settings().max_examples // 100))
+
+
+def eventually(condition: Callable[[], Any], what: Callable[[], str] = lambda: 'the condition',
+               step: Callable[[], Any] = lambda: time.sleep(0.02)) -> None:
+    """Take steps until the condition holds; after `LIMIT` seconds fail and say what was awaited."""
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end, f'did not happen: {what()}'
+        step()
+
+
+class Lines:
+    """A process whose lines, on stdout and stderr, can be waited for."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._changed = threading.Condition()
+        self._lines: list[str] = []
+        self._readers = [threading.Thread(target=self._read, args=(stream,), daemon=True)
+                         for stream in (process.stdout, process.stderr) if stream]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            with self._changed:
+                self._lines.append(line)
+                self._changed.notify_all()
+
+    def lines(self) -> list[str]:
+        """The lines so far."""
+        with self._changed:
+            return list(self._lines)
+
+    def wait(self, pattern: str) -> str:
+        """The first line that matches; fails if none comes."""
+        def found() -> str:
+            return next((line for line in self._lines if re.search(pattern, line)), '')
+        with self._changed:
+            assert self._changed.wait_for(found, LIMIT), f'{pattern!r} not in {self._lines[-20:]}'
+            return found()
+
+    def ended(self) -> tuple[int, str]:
+        """Wait until it ends; exit code and all that it wrote."""
+        code = self.process.wait(LIMIT)
+        for reader in self._readers:
+            reader.join(LIMIT)
+        return code, ''.join(self.lines())
+
+    def interrupt(self) -> tuple[int, str]:
+        """End it and its group, which it leads, as Ctrl+C does; exit code and all that it wrote."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.ended()

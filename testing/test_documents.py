@@ -1,0 +1,294 @@
+"""Every command and every block of code in the documents runs, in a short form where it is long.
+
+What a document says and no table here knows fails; what cannot run here is skipped, with a reason.
+"""
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fleet_testing import Lines, environment, eventually, free_domain
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', 'embedded/README.md')] + \
+    sorted((ROOT / 'docs').glob('*.md'))
+PROGRAMS = ('rog', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3', 'pip')
+RECORD = ROOT.parent / 'shared/data/traces/rog_outdoors_record.txt'
+NET = 'resnet18 --input 1x3x64x64'
+UP = 'rog fleet up quick.yaml --plain --out up'
+
+
+@dataclass(frozen=True)
+class Short:
+    """The short form of a command.
+
+    ``command``: a line for bash; '': as it stands. ``beside``: a command that is there meanwhile,
+    once it has said ``ready``. ``until``: what the command says, or ``creates``: the file that it
+    makes, before it is ended by Ctrl+C; else it ends by itself with exit code 0. ``says``: what its
+    output must hold. ``needs``: a file without which it is skipped.
+    """
+
+    command: str = ''
+    beside: str = ''
+    ready: str = ''
+    until: str = ''
+    creates: str = ''
+    says: str = ''
+    needs: Path | None = None
+
+
+TRAINS = {'until': 'robot3: [1-9]', 'says': 'Results in'}
+SERVE = {'beside': 'rrto serve --name laptop', 'ready': 'serving as laptop'}
+
+# Command, as a document writes it -> what is run.
+RUN = {
+    'make demo': Short(f'make -C {ROOT} demo FLEET=$PWD/quick.yaml', **TRAINS),
+    'make lint': Short(f'make -C {ROOT} lint'),
+    'make soak': Short(f'make -C {ROOT} soak SCHEDULES=8', says=' passed'),
+    'source .venv/bin/activate': Short(f'source {ROOT}/.venv/bin/activate; rog --help',
+                                       says='VERB', needs=ROOT / '.venv/bin/activate'),
+    'rog fleet up outdoor --sync rsp:4 --minutes 2':
+        Short(**TRAINS),
+    'rog fleet up outdoor --sync bsp': Short('rog fleet up quick.yaml --sync bsp', **TRAINS),
+    'rog sim outdoor --sync rsp:4 --minutes 60 --robots 4':
+        Short('rog sim outdoor --sync rsp:4 --minutes 1 --robots 4'),
+    'rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20':
+        Short('rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20 --minutes 0.2 --seeds 1'),
+    'rog fleet show outdoor': Short(says='robots:'),
+    'rog status': Short('rog status --once', UP, 'robot3: [1-9]', says='robot3'),
+    'rog plot runs/outdoor-...':
+        Short('rog sim outdoor --minutes 1 --out runs/outdoor-1 && rog plot runs/outdoor-*',
+              says='run.png'),
+    'rog trace stats mylink.txt': Short(),
+    'rog sim non_iid --sync gsgm --minutes 2': Short('rog sim non_iid --sync gsgm --minutes 0.2'),
+    'lopinfer demo': Short(f'lopinfer demo {NET} --bandwidth 20 --requests 1', says='lopinfer'),
+    'rrto run -- python their_app.py': Short(says='^10.0$'),
+    'rog fleet up outdoor --only robot2 --out /tmp/r2':
+        Short('rog fleet up quick.yaml --only robot2 --out r2',
+              f'{UP} --only server,robot1,robot3', 'robot3: [1-9]', until='robot2: [1-9]'),
+    'rog compare outdoor --sync bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20':
+        Short('rog compare outdoor --sync bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20 '
+              '--minutes 0.2 --seeds 1'),
+    'rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 60 --robots 4':
+        Short('rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 1 --robots 4'),
+    'rog compare two_speeds':
+        Short('rog compare two_speeds --minutes 0.5 --seeds 1 --sync bsp,asp'),
+    'rog calibrate ../shared/data/traces/rog_outdoors_record.txt':
+        Short(f'rog calibrate {RECORD} --fleet fleet && ls fleet', needs=RECORD),
+    **dict.fromkeys((
+        'rog study gsgm --out runs/study-gsgm --only mnistnet --seeds 10',
+        'rog study gsgm --out runs/study-gsgm --only lenet5,long,fading',
+        'rog study gsgm --out runs/study-gsgm --only noisy --seeds 3',
+        'rog study gsgm-svrg --seeds 3', 'rog study coding',
+        'rog study coding --out runs/study-coding --only time-a-lenet5,groups-a',
+        'rog study coding --out runs/study-coding --only time-b-lenet5 --seeds 3 --resume',
+        'rog study coding --out runs/study-coding --only period-a --seeds 2 --resume',
+        'rog study coding --out runs/study-coding --only accuracy-a-mnistnet --seeds 1 --resume',
+        'rog study coding --out runs/study-sparsity --only sparsity-a-mnistnet --seeds 2'),
+        Short(creates='runs/study-*', says='--resume')),
+    'lopinfer plan resnet50 --bandwidth 0:30:5 --plot':
+        Short(f'lopinfer plan {NET} --bandwidth 0:30:5 --plot', says='7 plans'),
+    'lopinfer serve': Short(until='serving'),
+    'lopinfer profile MODEL': Short(f'lopinfer profile {NET} --repeats 1 --out p.json'),
+    'lopinfer compare MODEL': Short(f'lopinfer compare {NET}'),
+    'lopinfer bench': Short('lopinfer bench resnet18 --requests 2', says='resnet18'),
+    'rrto serve --name laptop': Short(until='serving as laptop'),
+    'rrto run --server laptop -- python3 app.py': Short(**SERVE, says='^10.0$'),
+    'rrto run --link-rate': Short('rrto run --link-rate 100 -- python app.py', says='^10.0$'),
+    'rrto status': Short(**SERVE, says='laptop: '),
+    'rrto demo': Short(says='replay +[0-9]'),
+    'rrto bench': Short('rrto bench --round-trips 1 --count 2', says='"mode": "rpc"'),
+    'python my_node.py': Short(until='spinning'),
+}
+
+ROS = 'needs ROS 2; launch/test starts the same launch files there'
+# Beginning of a command -> why it is not run.
+NOT_RUN = {
+    'make setup': 'these tests run in what it made',
+    'make test': 'these tests are run by it',
+    'make bench': 'measures for an hour and overwrites docs/benchmarks.md',
+    'python -m pytest embedded/test': 'make test runs it',
+    'pip install -e embedded': 'make setup does it',
+    'pip install torch numba': 'make setup does it',
+    'colcon ': 'make test-all does it', 'ros2 ': ROS, 'source install/': ROS,
+}
+
+# First line of a block of Python -> what is before it, and after it.
+CODE = {
+    'class MyTask:': ('import torch', '''
+        task = MyTask()
+        assert task.model()(torch.ones(1, 10)).shape == (1, 2) and task.evaluate(task.model()) == .9
+        '''),
+    'import rclpy': ('''
+        import itertools
+        from rog_bringup import FLEETS
+        from fleet_env.fleet_file import load_fleet
+        from rog_tasks.task import load_task
+        training = load_fleet('quick.yaml', [FLEETS]).training
+        task = load_task(training.task, training.task_options, 1, training.batch_size)
+        model, loss, data = task.model(), task.loss, itertools.islice(task.batches(0, 3), 3)
+        ''', 'assert optimizer.iteration > 3 or optimizer.stopped'),
+    'from lopinfer_node import offload': ('''
+        import torch
+        model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval(), \\
+            torch.ones(1, 3, 16, 16)
+        ''', 'assert torch.equal(y, model(x))'),
+}
+WITH_SERVER = {'import rclpy': (f'{UP} --only server', 'waiting|0 s')}
+MY_NODE = '''
+import rclpy
+from rclpy.executors import ExternalShutdownException
+rclpy.init()
+node = rclpy.create_node('mine')
+node.create_timer(0.1, lambda: print('spinning', flush=True))
+'''
+APP = 'import torch\nprint(torch.ones(10).cuda().sum().item())\n'
+
+
+def blocks():
+    """(document, language, text) of every fenced block."""
+    for document in DOCUMENTS:
+        for match in re.finditer(r'^ *```(\w*)\n(.*?)^ *```', document.read_text(), re.M | re.S):
+            yield document.relative_to(ROOT), match[1], textwrap.dedent(match[2])
+
+
+def commands():
+    """Command -> the document that says it, of blocks and of the text between them."""
+    said = {}
+    for document, language, text in blocks():
+        for line in text.splitlines() if language == 'bash' else ():
+            for part in re.sub(r'(^|\s)#.*', '', line).split(' && '):
+                if part.strip():
+                    said.setdefault(part.strip(), document)
+    for document in DOCUMENTS:
+        text = re.sub(r'^ *```.*?^ *```', '', document.read_text(), flags=re.M | re.S)
+        for code in re.findall(r'`([^`]+)`', text):
+            code = ' '.join(code.split())
+            if re.match(rf'({"|".join(PROGRAMS)}) [a-z.-]', code):
+                said.setdefault(code, document.relative_to(ROOT))
+    return said
+
+
+def plain(command):
+    """Without the optional and the placeholders at its end."""
+    return re.sub(r'( \[?[A-Z]+\]?)+$', '', command)
+
+
+def not_run(command):
+    return next((why for start, why in NOT_RUN.items() if command.startswith(start)), None)
+
+
+def is_mention(command):
+    """Whether it is the beginning of a command that is run: `rog sim`, in the middle of a text."""
+    return any(known.startswith(plain(command)) for known in RUN)
+
+
+@pytest.mark.parametrize('command, document', [pytest.param(c, d, id=f'{d}: {c}')
+                                               for c, d in commands().items()])
+def test_a_command_in_a_document_is_run_here_or_it_is_said_why_not(command, document):
+    assert command in RUN or not_run(command) or is_mention(command), \
+        f'{document} says `{command}`; add its short form to RUN, or the reason to NOT_RUN'
+
+
+def test_every_command_that_is_run_stands_in_a_document():
+    assert not set(RUN) - set(commands())
+    assert not [start for start in NOT_RUN if not any(c.startswith(start) for c in commands())]
+
+
+def test_every_block_is_of_a_kind_that_is_tested():
+    python_blocks = {text.splitlines()[0] for _, language, text in blocks() if language == 'python'}
+    assert python_blocks == {*CODE, 'try:'}  # the last is part of my_node.py
+    assert {language for _, language, _ in blocks()} <= {'bash', 'python', ''}  # '': no code
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder with the files that the documents speak of, and a way to start a command in it."""
+    started = []
+    end = next(text for _, _, text in blocks() if text.startswith('try:'))
+    env = environment(free_domain(), tmp_path)
+    env['PATH'] = f'{Path(sys.executable).parent}:{env["PATH"]}'
+    for name, text in {'my_node.py': MY_NODE + end, 'app.py': APP, 'their_app.py': APP,
+                       'mylink.txt': '0 5\n1 0.2\n2 8\n'}.items():
+        (tmp_path / name).write_text(text)
+
+    def start(command):
+        simple = 'exec ' if not re.search('[;&|]', command) else ''  # its exit code, not bash's
+        # A shell that starts tests in the background has SIGINT ignored, and so would these.
+        started.append(Lines(subprocess.Popen(
+            ['bash', '-c', simple + command], env=env, cwd=tmp_path, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))))
+        return started[-1]
+
+    yield start
+    for process in reversed(started):
+        if process.process.poll() is None:
+            process.interrupt()
+    for results in (ROOT / 'runs').glob('documented-*'):  # those of `make demo`
+        shutil.rmtree(results)
+
+
+@pytest.fixture
+def quick(place, tmp_path):
+    """quick.yaml: the outdoor fleet with a model that is ready at once."""
+    code, text = place('rog fleet show outdoor').ended()
+    assert code == 0
+    for key, value in {'name': 'documented', 'minutes': '10',
+                       '  task': 'rog_tasks.classify:Classification'}.items():
+        text = re.sub(f'^{key}: .*', f'{key}: {value}', text, flags=re.M)
+    (tmp_path / 'quick.yaml').write_text(text)
+    return place
+
+
+def check(place, folder, command, short):
+    if short.beside:
+        place(short.beside).wait(short.ready)
+    process = place(short.command or command)
+    if short.until or short.creates:
+        process.wait(short.until) if short.until else eventually(
+            lambda: list(folder.glob(short.creates)) or process.process.poll() is not None)
+        code, out = process.interrupt()
+        assert code in (0, 130, -2), out
+    else:
+        code, out = process.ended()
+        assert code == 0, out
+    assert re.search(short.says, out, re.M) and 'Traceback' not in out, out
+
+
+@pytest.mark.parametrize('command', [
+    pytest.param(c, marks=[] if c == 'rog fleet show outdoor' else pytest.mark.long) for c in RUN])
+def test_a_command_does_what_the_document_says(command, request, place, tmp_path):
+    short = RUN[command]
+    if shutil.which(Path(sys.executable).with_name('rog')) is None:
+        pytest.skip('the commands are not beside this Python')
+    if short.needs and not short.needs.exists():
+        pytest.skip(f'{short.needs} is not on this machine')
+    if 'quick.yaml' in short.command + short.beside:
+        request.getfixturevalue('quick')
+    check(place, tmp_path, command, short)
+
+
+@pytest.mark.parametrize('command', [c for c in commands() if c not in RUN and not_run(c)])
+def test_what_is_not_run(command):
+    pytest.skip(not_run(command))
+
+
+@pytest.mark.parametrize('first', [
+    pytest.param(first, marks=pytest.mark.long if first in WITH_SERVER else []) for first in CODE])
+def test_a_block_of_python_runs(first, place, request, tmp_path):
+    before, after = map(textwrap.dedent, CODE[first])
+    code = next(text for _, _, text in blocks() if text.startswith(first))
+    (tmp_path / 'block.py').write_text(f'{before}\n{code}\n{after}\n')
+    if first in WITH_SERVER:
+        command, ready = WITH_SERVER[first]
+        request.getfixturevalue('quick')(command).wait(ready)
+    code, out = place('python block.py').ended()
+    assert code == 0, out

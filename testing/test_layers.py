@@ -1,0 +1,62 @@
+"""The packages import each other as CONTRIBUTING's table says, and package.xml too."""
+
+import ast
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PLACES = {path.name: path for path in [*ROOT.glob('ros2_ws/src/*/*'), ROOT / 'launch/rog_bringup']
+          if (path / '__init__.py').exists()}
+
+
+def table():
+    """Package -> the packages of ours that it may import, in the order of the table."""
+    found = {}
+    text = (ROOT / 'CONTRIBUTING.md').read_text()
+    for names, allowed in re.findall(r'^\| (`.*?) \| .*? \| ?(.*?) ?\|$', text, re.M):
+        for name in re.findall(r'`(\w+)`', names):
+            below = allowed.startswith('everything below')
+            found[name] = None if below else re.findall(r'`(\w+)`', allowed)
+    names = list(found)
+    return {name: names[names.index(name) + 1:] if allowed is None else allowed
+            for name, allowed in found.items()}
+
+
+TABLE = table()
+
+
+def imports(package):
+    """The packages of ours that a package imports anywhere."""
+    found = set()
+    for file in PLACES[package].rglob('*.py'):
+        for node in ast.walk(ast.parse(file.read_text())):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else \
+                [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found |= {module.partition('.')[0] for module in modules}
+    return found & {*PLACES, *(p.parent.name for p in ROOT.glob('ros2_ws/src/*_msgs/msg'))} \
+        - {package}
+
+
+def test_the_table_has_every_package_and_points_down():
+    assert set(PLACES) <= set(TABLE)
+    names = list(TABLE)
+    for name, allowed in TABLE.items():
+        assert all(names.index(below) > names.index(name) for below in allowed), name
+
+
+@pytest.mark.parametrize('package', PLACES)
+def test_a_package_imports_what_the_table_says(package):
+    used = imports(package)
+    assert used <= set(TABLE[package])
+    if package != 'rog_cli':  # everything below it
+        assert used == set(TABLE[package]), 'the table names what is not imported'
+
+
+@pytest.mark.parametrize('package', PLACES)
+def test_package_xml_names_what_is_imported(package):
+    tree = ElementTree.parse(PLACES[package].parent / 'package.xml')
+    named = {element.text for tag in ('depend', 'exec_depend') for element in tree.iter(tag)}
+    assert imports(package) <= named
