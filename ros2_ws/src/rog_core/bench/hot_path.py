@@ -119,7 +119,8 @@ class Pair:
         self.worker.command = Command(mta_time=BUDGET, sending=self.server.method.sending())
         self.server.members['robot0'].push_mta = BUDGET
         self.worker.link.rate = self.server.members['robot0'].link.rate = FAST
-        actions = self.clock.measure('worker', self.worker.on_gradient, self.gradient, SGD, self.now)
+        actions = self.clock.measure('worker', self.worker.on_gradient, self.gradient, SGD,
+                                     self.now)
         self.deliver(actions)
         assert self.worker.last_pushed_rows == self.partition.rows
         assert self.worker.last_pulled_rows >= 0.99 * self.partition.rows

@@ -14,12 +14,12 @@ from convmlp import convmlp_m
 from rog_core.accumulator import Accumulator
 from rog_core.backend import NumpyBackend
 from rog_core.codec import get_codec
-from rog_core.transfer.link import MIN_CHUNK, LinkEstimate
 from rog_core.messages import Ack, Chunk, End, Kind, Receipt, TransferId
 from rog_core.methods import create
 from rog_core.partition import partition_of
 from rog_core.states import DONE
 from rog_core.transfer import plan as plans
+from rog_core.transfer.link import MIN_CHUNK, LinkEstimate
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import Sender
 

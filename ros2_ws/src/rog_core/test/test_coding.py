@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rog_core.errors import ConfigError
 from rog_core.methods.coded.coding import (
     MAX_AMPLIFICATION,
     GradientCode,
@@ -13,7 +14,6 @@ from rog_core.methods.coded.coding import (
     allocate,
     apportion,
 )
-from rog_core.errors import ConfigError
 
 MANY = settings(derandomize=True, deadline=None, max_examples=150)
 

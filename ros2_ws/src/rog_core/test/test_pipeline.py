@@ -36,7 +36,8 @@ class Worker:
         weights = np.zeros(PARTITION.elements, np.float32)
         self.store = Accumulator(PARTITION, NumpyBackend(), weights)
         self.machine = WorkerMachine('robot1', 9, self.store, transfer_config('raw'))
-        self.method, self.log, self.attempt = create(sync), [], 1
+        self.method, self.attempt, self.sent = create(sync), 1, []
+        self.log, self.gradients = [], {}  # name -> gradient
         self.store.accumulate = self.noting(self.store.accumulate)
         self.machine.start(0.0)
         self.machine.on_register_response(
@@ -44,9 +45,8 @@ class Worker:
 
     def noting(self, accumulate):
         def note(gradient, *arguments, **options):
-            self.log.append(self.names[id(gradient)])
+            self.log += [name for name, own in self.gradients.items() if own is gradient]
             accumulate(gradient, *arguments, **options)
-        self.names = {}
         return note
 
     def command(self, iteration, staleness=0):
@@ -76,9 +76,7 @@ class Worker:
         return actions
 
     def gradient(self, name):
-        gradient = np.ones(PARTITION.elements, np.float32)
-        self.names[id(gradient)] = name
-        self.kept = [*getattr(self, 'kept', []), gradient]  # so that no other has its id
+        gradient = self.gradients[name] = np.ones(PARTITION.elements, np.float32)
         return self.note(self.machine.on_gradient(gradient, replace(SGD, learning_rate=0.1), 0.3))
 
     def finish_push(self, now=0.4):
@@ -201,6 +199,28 @@ def test_a_worker_that_loses_its_server_meanwhile_keeps_both_gradients():
     worker.machine.on_end(End(pull, 0, command=worker.command(1)), 0.8)
     assert worker.log == ['first', 'second']
     assert worker.machine.push.transfer.iteration == 1
+
+
+@pytest.mark.parametrize(('sync', 'bound'), [('rsp:4', 0), ('rsp:4+pipeline', 4),
+                                             ('rsp:2+pipeline', 2), ('rsp:1+pipeline', 1),
+                                             ('rsp:auto:3:3+pipeline', 3)])
+def test_the_server_lets_a_robot_compute_ahead_only_within_the_bound(sync, bound):
+    fleet, told = Fleet(3, 3, sync, rate=1e5), set()
+    for robot, seconds in zip(fleet.robots.values(), (0.05, 0.1, 0.6)):
+        robot.compute_time = seconds
+    send = fleet.send
+
+    def spy(side, action, robot):
+        if side is None and isinstance(action.message, End) \
+                and action.message.transfer.kind == Kind.PULL:
+            command = action.message.command
+            assert command.ahead == (command.staleness + 1 < bound)
+            told.add(command.ahead)
+        send(side, action, robot)
+    fleet.send = spy
+    fleet.run(10)
+    assert told == ({True, False} if bound > 1 else {False})
+    assert (fleet.counts['computed ahead'] > 0) == (bound > 1)
 
 
 def test_on_a_slow_link_a_fleet_that_pipelines_gets_further_within_the_same_bound():

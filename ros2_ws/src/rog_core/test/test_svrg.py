@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fleet import Fleet
+from fleet import CHUNK, Fleet
 from ledger import RATE
 from rog_core.backend import NumpyBackend
 from rog_core.config import SgdConfig
@@ -153,9 +153,9 @@ def test_a_robot_that_dies_at_the_barrier_stops_nobody_and_counts_whole_or_not_a
     def at_barrier():
         full = isinstance(machine.command.step, Full)
         if when == 'pushes':
-            member = fleet.server.members['robot1']
+            there = fleet.server.members['robot1'].push
             return full and machine.state == 'pushing' \
-                and member.push.transfer == machine.push.transfer and member.push.bytes_received > 4000
+                and there.transfer == machine.push.transfer and there.bytes_received > 2 * CHUNK
         return full and machine.state == state
     run_until(fleet, at_barrier)
     iteration = machine.iteration

@@ -84,7 +84,8 @@ def test_methods_are_named_by_strings(text, bound, adaptive):
     ('asp+svrg=x', 'not a whole number'), ('rsp:4+pipeline=3', 'takes no number'),
     ('gc:x', 'not a whole number'), ('gc:-1', '0 to 1000'), ('gc:1:1:0', '1 to 1000'),
     ('dgh-gc:1:2:3:4', 'more than the stragglers, groups and rounds'),
-    ('local', 'needs one threshold'), ('local:0', '1 to 1000'), ('local:3+early', 'it has none'),
+    ('local', 'needs one threshold'), ('local:0', '1 to 1000'),
+    ('local:3+early', 'it has none'),
     ('gc+pipeline', "no option 'pipeline'; it has feedback"), ('gsgm-feedback', 'no option')])
 def test_anything_else_is_refused_with_the_reason(text, reason):
     with pytest.raises(ConfigError, match=reason):

@@ -88,7 +88,8 @@ def test_a_gsgm_server_goes_on_in_the_middle_of_a_round(tmp_path):
     assert again.state()[0] == ours.state()[0]
     assert again.state()[0]['contributed'] == ['robot1']
     assert np.array_equal(ours.model.master, again.model.master)
-    assert np.allclose(MASTER - again.model.master, 1.5 + 0.9 / 2, atol=1e-5)  # the third has momentum
+    fall = MASTER - again.model.master
+    assert np.allclose(fall, 1.5 + 0.9 / 2, atol=1e-5)  # the third has momentum
 
 
 def test_a_checkpoint_of_the_former_version_is_read(tmp_path):
