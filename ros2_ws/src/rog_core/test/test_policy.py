@@ -313,6 +313,17 @@ def test_a_state_that_makes_no_sense_is_refused(sync, state):
         ours.load(ServerState(7, sync, np.zeros(1, np.int64), {}, state))
 
 
+@pytest.mark.parametrize(('sync', 'reason'), [
+    ('fast', "'fast' is unknown"), ('rsp:0', '1 to 1000'),
+    ('gone.away:Method', "No module named 'gone'")])
+def test_a_state_of_a_method_that_is_not_there_is_refused_and_the_former_one_stays(sync, reason):
+    ours = aggregation('rsp:4')
+    method = ours.method
+    with pytest.raises(ConfigError, match=reason):
+        ours.load(ServerState(7, sync, np.zeros(1, np.int64), {}))
+    assert ours.method is method
+
+
 def test_a_coded_method_goes_on_with_the_round_that_was_open():
     ours = aggregation('gc:0')
     ours.load(ServerState(7, 'gc:0', np.zeros(1, np.int64), {}, {'round': 7}))

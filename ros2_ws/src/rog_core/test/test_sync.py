@@ -65,7 +65,8 @@ def test_methods_are_named_by_strings(text, bound, adaptive):
 
 @pytest.mark.parametrize(('text', 'reason'), [
     ('', 'is unknown'),
-    ('bps', "'bps' is unknown.*bsp, ssp:S, asp, dssp:LOW:HIGH, flown, rsp:T, rsp:auto, gsgm, local:H"),
+    ('bps', "'bps' is unknown.*bsp, ssp:S, asp, dssp:LOW:HIGH, flown, rsp:T, rsp:auto, gsgm, "
+            'local:H'),
     ('RSP:4', 'is unknown'), ('bsp:1', 'takes no threshold'), ('bsp:', 'takes no threshold'),
     ('asp:3', 'takes no threshold'), ('ssp', 'needs one threshold'), ('rsp', 'needs one threshold'),
     ('rsp:', 'not a whole number'),
