@@ -4,7 +4,7 @@ trains on real DDS.
 
 import numpy as np
 import pytest
-import rog_core.link
+import rog_core.transfer.link
 from fleet_env.fleet import FleetConfig, HeartbeatConfig, LinkConfig, RobotConfig, TrainingConfig
 from fleet_env.settings import changed
 from fleet_under_test import Fleet
@@ -45,11 +45,12 @@ def real_links(fleet):
     ('ssp:1+svrg=3', {}),
     ('hgc', {}),
     ('dgh-gc', {12: 'rsp:3', 20: 'gcc'}),
+    ('local:3', {9: 'bsp', 15: 'local:2'}),
 ])
 def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
     def patient():  # a machine that is held up must not take a chunk for lost
-        monkeypatch.setattr(rog_core.link, 'MIN_RTO', 20.0)
-        monkeypatch.setattr(rog_core.link, 'MAX_RTO', 20.0)
+        monkeypatch.setattr(rog_core.transfer.link, 'MIN_RTO', 20.0)
+        monkeypatch.setattr(rog_core.transfer.link, 'MAX_RTO', 20.0)
 
     script = {pushes: lambda server, now, to=to: server.set_sync(to, now)
               for pushes, to in changes.items()}
@@ -71,7 +72,7 @@ def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
 
 METHODS = ['bsp', 'ssp:4', 'dssp:3:15', 'flown', 'asp', 'rsp:4', 'rsp:20', 'rsp:auto',
            'rsp:4+pipeline', 'rsp:4+sparse', 'ssp:4+early', 'rsp:4-order', 'gsgm', 'gsgm:4', 'gc:1',
-           'dgh-gc:0', 'bsp']
+           'dgh-gc:0', 'local:3', 'bsp']
 
 
 @pytest.mark.long

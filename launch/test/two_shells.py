@@ -17,15 +17,15 @@ from fleet_testing import LIMIT, eventually, free_domain
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
-from rog_core.member import STOPPED, TRAINING, WAITING
 from rog_core.messages import Receipt, Send
+from rog_core.states import STOPPED, TRAINING, WAITING
 from rog_ps.node import ParameterServerNode
 from rog_ros.parameters import server_parameters, worker_parameters
 from rog_sim.simulation import Simulation
 from rog_worker.node import WorkerNode
 from rog_worker.training import train
 
-AT_REST = {('computing', TRAINING), ('waiting', WAITING), ('stopped', STOPPED)}
+AT_REST = {('computing', TRAINING), (WAITING, WAITING), (STOPPED, STOPPED)}
 OF_WORKER = ('start', 'on_register_response', 'on_server_status', 'on_gradient', 'on_ack',
              'on_receipt', 'on_chunk', 'on_end', 'on_time')
 OF_SERVER = ('on_register', 'on_ack', 'on_receipt', 'on_chunk', 'on_end', 'on_time')
@@ -191,10 +191,10 @@ class _Watched(WorkerNode):
     protocol: Protocol
     gate: threading.Semaphore
 
-    def exchange(self, accumulate):
+    def exchange(self, gradient, sgd):
         if not self.gate.acquire(timeout=LIMIT):
             raise TimeoutError(f'{self.robot} was not let go on for {LIMIT} s')
-        return super().exchange(accumulate)
+        return super().exchange(gradient, sgd)
 
     def join(self, machine):
         self.protocol.watch_worker(machine)

@@ -19,7 +19,9 @@ from pathlib import Path
 import numpy as np
 from convmlp import convmlp_m
 from rog_core.accumulator import Accumulator
-from rog_core.messages import Ack, Chunk, Compute, End, Receipt, RegisterRequest, Send
+from rog_core.config import ServerConfig, SgdConfig, TransferConfig
+from rog_core.dispatch import handler
+from rog_core.messages import Ack, Command, Compute, Receipt, RegisterRequest, Send
 from rog_core.partition import RowPartition, partition_of
 from rog_core.server import ServerMachine
 from rog_core.worker import WorkerMachine
@@ -27,6 +29,7 @@ from rog_core.worker import WorkerMachine
 SYNC = 'rsp:4'
 FAST = 1e9      # bytes/s: a link that never makes anybody wait
 BUDGET = 1e3    # s: the MTA time lets every row go
+SGD = SgdConfig(1e-3, 0.9, 0.0, True)
 
 
 def model(codec: str) -> RowPartition:
@@ -57,11 +60,12 @@ class Pair:
         self.partition, self.now, self.clock = partition, 0.0, Clock()
         self.noise = np.random.default_rng(1)
         master = self.noise.standard_normal(partition.elements, np.float32)
-        self.server = ServerMachine(partition, master, 1, SYNC, codec, 1e9,
-                                    max_chunk=max_chunk)
+        transfer = TransferConfig('row', codec, 1.0, 1.0, max_chunk, 0.004)
+        self.server = ServerMachine(partition, master, 1,
+                                    ServerConfig(transfer, SYNC, 0.0, 1e9, 1e9, {}))
         # One robot is real. The others only fill the server's tables.
         store = Accumulator(partition, np.zeros(partition.elements, np.float32))
-        self.worker = WorkerMachine('robot0', 2, store, codec, max_chunk=max_chunk)
+        self.worker = WorkerMachine('robot0', 2, store, transfer)
         self.gradient = self.noise.standard_normal(partition.elements, np.float32)
         self.worker.link.rate = FAST
         for other in range(1, robots):
@@ -84,7 +88,6 @@ class Pair:
     def deliver(self, actions) -> None:
         """Carry messages to and fro until both sides are silent."""
         queue = [('robot', action) for action in actions]
-        calls = {Chunk: 'on_chunk', Ack: 'on_ack', End: 'on_end', Receipt: 'on_receipt'}
         while queue:
             batch, queue = queue, []
             for sender, action in batch:
@@ -99,11 +102,11 @@ class Pair:
                     self.worker.on_register_response(response, self.now)
                     queue += [('server', a) for a in more]
                 elif sender == 'robot':
-                    call = getattr(self.server, calls[type(message)])
+                    call = handler(self.server, message)
                     queue += [('server', a) for a in self.clock.measure(
                         'server', call, 'robot0', message, self.now)]
                 else:
-                    call = getattr(self.worker, calls[type(message)])
+                    call = handler(self.worker, message)
                     name = 'worker' if isinstance(message, (Ack, Receipt)) else 'apply'
                     queue += [('robot', a) for a in self.clock.measure(
                         name, call, message, self.now)]
@@ -111,12 +114,11 @@ class Pair:
     def iterate(self) -> dict[str, float]:
         """One iteration: seconds in the worker, in its apply of the pull, and in the server."""
         self.clock.spent = {}
-        self.worker.command = type(self.worker.command)(mta_time=BUDGET)
+        self.worker.command = Command(mta_time=BUDGET, sending=self.server.method.sending())
         self.server.members['robot0'].push_mta = BUDGET
         self.worker.link.rate = self.server.members['robot0'].link.rate = FAST
-        measure = self.clock.measure
-        measure('worker', self.worker.accumulator.accumulate, self.gradient, 1e-3)
-        actions = measure('worker', self.worker.on_gradient, self.now)
+        actions = self.clock.measure('worker', self.worker.on_gradient, self.gradient, SGD,
+                                     self.now)
         self.deliver(actions)
         assert self.worker.last_pushed_rows == self.partition.rows
         assert self.worker.last_pulled_rows >= 0.99 * self.partition.rows

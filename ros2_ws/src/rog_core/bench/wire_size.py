@@ -11,15 +11,16 @@ import json
 
 import numpy as np
 from convmlp import convmlp_m
-from rog_core import plan as plans
 from rog_core.accumulator import Accumulator
 from rog_core.codecs import get_codec
-from rog_core.link import MIN_CHUNK, LinkEstimate
 from rog_core.messages import Ack, Chunk, End, Kind, Receipt, TransferId
+from rog_core.methods import create
 from rog_core.partition import partition_of
-from rog_core.receiver import Receiver
-from rog_core.sender import DONE, Sender
-from rog_core.sync import parse_sync
+from rog_core.states import DONE
+from rog_core.transfer import plan as plans
+from rog_core.transfer.link import MIN_CHUNK, LinkEstimate
+from rog_core.transfer.receiver import Receiver
+from rog_core.transfer.sender import Sender
 
 TARGETS = {'chunk_14000': 2.27e6, 'datagram_1300': 2.36e6, 'id_bytes_per_row': 1.2}
 
@@ -27,6 +28,10 @@ TARGETS = {'chunk_14000': 2.27e6, 'datagram_1300': 2.36e6, 'id_bytes_per_row': 1
 # messages above its maximum (14,720 bytes for Cyclone, so none here); IP fragments what is above an
 # MTU.
 RTPS_UDP, IP, MTU = 8 + 20 + 12 + 24, 20, 1500
+
+
+def _aligned(size: int, to: int) -> int:
+    return -(-size // to) * to
 
 
 def cdr_size(message: Chunk | Ack | End | Receipt) -> int:
@@ -37,11 +42,15 @@ def cdr_size(message: Chunk | Ack | End | Receipt) -> int:
     if isinstance(message, Ack):
         return 4 + 8 + 4 + 4 + 8 + 4 + 1
     if isinstance(message, End):
-        work = message.command.work
-        count = len(work.ids) if work else 0
-        head = 24 + 4 * 8 + 2 * 4 + 4 + len(message.command.sync) + 1  # up to and with sync
-        ids = -(-head // 4) * 4 + 4 + 4 + 4 * count + 4  # shards, ids, and the count of weights
-        return 4 + (-(-ids // 8) * 8 + 8 * count if count else ids) + 1
+        command = message.command
+        # Fixed fields as aligned in the message; then the name of the step, and its numbers.
+        size = _aligned(24 + 2 * 8 + 2 * 4 + 4 + len(command.sync) + 1 + 1, 8) + 3 * 8 + 4 + 1
+        size = _aligned(size, 8) + 8 + 1
+        size = _aligned(size, 4) + 4 + len(command.step.name) + 1
+        size = _aligned(size, 4) + 4 + 4 * len(command.step.integers())
+        size += 4  # the count of numbers
+        numbers = command.step.numbers()
+        return 4 + (_aligned(size, 8) + 8 * len(numbers) if numbers else size)
     return 4 + 8 + 4 + 4 + 4 + 4 + 4 + len(message.taken)
 
 
@@ -58,14 +67,13 @@ def push(max_chunk: int, seed: int = 0) -> dict[str, float]:
     store = Accumulator(partition, np.zeros(partition.elements, np.float32))
     store.accumulate(noise.standard_normal(partition.elements, np.float32), 1.0)
     rows = np.ones(partition.rows, bool)
-    plan = plans.adaptive(partition, parse_sync('rsp:4'), noise.random(partition.rows), ~rows, rows,
-                          1e9)
-    link = LinkEstimate(max_chunk, rate=1e8)
+    plan = plans.by_importance(partition, create('rsp:4').sending(), noise.random(partition.rows),
+                               np.zeros(partition.rows, np.int64), rows, 1e9)
+    link = LinkEstimate(max_chunk, 0.004, rate=1e8)
     transfer = TransferId(1, Kind.PUSH, 1, 1)
-    sender = Sender(transfer, partition, plan, codec, lambda ids: store.take(codec, ids), link, 0.0)
+    sender = Sender(transfer, partition, plan, codec, store, link, 0.0)
     taken: list[int] = []
-    receiver = Receiver(partition, frozenset({Kind.PUSH}),
-                        lambda transfer, ids, codec, data: taken.extend(ids), 1, codec)
+    receiver = Receiver(partition, frozenset({Kind.PUSH}), 1, codec)
     messages: list[Chunk | Ack | End | Receipt] = []
     now = 0.0
     while sender.state != DONE:
@@ -73,8 +81,9 @@ def push(max_chunk: int, seed: int = 0) -> dict[str, float]:
         for message in sender.poll(now):
             messages.append(message)
             if isinstance(message, Chunk):
-                answer = receiver.on_chunk(message)
-                assert answer is not None
+                answer, arrived = receiver.on_chunk(message)
+                assert answer is not None and arrived is not None
+                taken.extend(arrived.ids)
                 sender.on_ack(answer, now + 1e-4)
                 messages.append(answer)
             else:

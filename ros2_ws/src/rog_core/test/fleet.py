@@ -13,8 +13,7 @@ import numpy as np
 from configs import server_config, transfer_config
 from invariants import Staleness, Versions
 from ledger import RATE, Gradients, SummingAccumulator, SummingAggregation, decode, method_named
-from rog_core.backend import NumpyBackend
-from rog_core.codec import SMALLER, codec_on_wire
+from rog_core.codecs import SMALLER, codec_on_wire
 from rog_core.config import SgdConfig
 from rog_core.dispatch import handler
 from rog_core.errors import RemoteProtocolError, StaleMessageError
@@ -51,7 +50,7 @@ class Robot:
     def __init__(self, name, fleet, incarnation):
         weights = np.full(fleet.partition.elements, 7.0, np.float32)  # wrong until the snapshot
         self.name = name
-        self.store = SummingAccumulator(fleet.partition, NumpyBackend(), weights)
+        self.store = SummingAccumulator(fleet.partition, weights)
         self.machine = WorkerMachine(name, incarnation, self.store,
                                      transfer_config(fleet.codec, chunk_bytes=CHUNK))
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
@@ -108,7 +107,7 @@ class Fleet:
 
     def start_server(self, master, state=None):
         self.server = ServerMachine(
-            self.partition, NumpyBackend(), master, next(self.lives),
+            self.partition, master, next(self.lives),
             server_config(self.sync, self.codec, CHUNK, heartbeat_limit=self.heartbeat_limit,
                           momentum=self.momentum, capacities=self.capacities))
         self.server.aggregation = self.update = SummingAggregation(

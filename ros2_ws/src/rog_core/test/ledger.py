@@ -7,8 +7,7 @@ from functools import lru_cache
 import numpy as np
 from rog_core.accumulator import Accumulator
 from rog_core.aggregation import Aggregation
-from rog_core.backend import NumpyBackend
-from rog_core.codec import RAW
+from rog_core.codecs import RAW
 from rog_core.messages import Kind
 from rog_core.methods import Team, create
 from rog_core.methods.base import Contribute, Decode, EndRound
@@ -30,7 +29,7 @@ def method_named(text, team):
 
 def decode(partition, codec, ids, data):
     decoded = np.zeros(partition.elements, np.float32)
-    codec.add(NumpyBackend(), partition, decoded, ids, data)
+    codec.add(partition, decoded, ids, data)
     return decoded
 
 

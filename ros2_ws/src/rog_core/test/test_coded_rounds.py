@@ -1,14 +1,18 @@
 """Coded gradients in a fleet: a round counts once, exactly, whoever straggles, dies, returns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fleet import Fleet
+from hostile import fingerprint
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
-from rog_core.messages import End, Kind, TransferId
-from test_invariants import NETWORK, SCHEDULES, play
-from test_rejoin import run_until
+from rog_core.messages import End
+from rog_core.methods.coded import Coded
+from rog_core.steps import Shards
+from schedules import NETWORK, SCHEDULES, play, run_until
 
 METHODS = ['gc', 'hgc:2', 'gcc:1:2', 'dcgc:1:2:1', 'dgh-gc:1:2:5']
 CAPACITIES = (1.0, 1.0, 2.0, 1.0, 2.0, 2.0)
@@ -32,7 +36,8 @@ def check_progress(fleet, seconds=12):
     fleet.check()
     if living:
         assert sum(robot.machine.iteration for robot in living) > before[1], 'it stands still'
-        assert len(fleet.update.rounds) > before[0] or not fleet.server.method.coded
+        assert len(fleet.update.rounds) > before[0] \
+            or not isinstance(fleet.server.method, Coded)
     fleet.act(None, fleet.server.stop(fleet.now))
     fleet.run(30)
     assert fleet.stopped
@@ -42,7 +47,7 @@ def check_progress(fleet, seconds=12):
 
 @pytest.mark.parametrize('sync', METHODS)
 def test_every_round_counts_once_as_the_mean_of_all_shards(sync):
-    """The rest is checked with every round: see `ledger.SummingRules.check_decoded`."""
+    """The rest is checked with every round: see `ledger.SummingAggregation.check_decoded`."""
     fleet = coded(sync, loss=0.05, duplicate=0.1, delay=0.1, rate=3e5)
     fleet.run(15)
     fleet.check()
@@ -146,12 +151,12 @@ def test_more_die_than_the_code_tolerates_and_then_they_come_back(sync):
     fleet.run(6)
     assert len(fleet.update.rounds) > rounds
     held = {shard for name in ('robot1', 'robot4')
-            for shard in fleet.server.members[name].work.ids}
-    assert held == set(range(fleet.server.members['robot1'].work.shards))
+            for shard in fleet.server.members[name].step.ids}
+    assert held == set(range(fleet.server.members['robot1'].step.shards))
     for name in ('robot0', 'robot2', 'robot3', 'robot5'):
         fleet.start_robot(name)
     check_progress(fleet, 8)
-    assert len({m.work for m in fleet.server.members.values() if m.work}) > 2
+    assert len({m.step for m in fleet.server.members.values() if isinstance(m.step, Shards)}) > 2
 
 
 @pytest.mark.parametrize('sync', METHODS)
@@ -167,7 +172,8 @@ def test_a_server_that_was_restarted_goes_on_without_robots_that_died_meanwhile(
 
 
 @pytest.mark.parametrize('former', ['gc', 'dgh-gc:1:2', 'rsp:4'])
-@pytest.mark.parametrize('latter', ['hgc:0', 'asp', 'gsgm', 'bsp+svrg=2', 'rsp:6+pipeline'])
+@pytest.mark.parametrize('latter', ['hgc:0', 'asp', 'gsgm', 'bsp+svrg=2', 'rsp:6+pipeline',
+                                    'local:3'])
 def test_gradients_under_way_never_count_for_the_other_method(former, latter):
     fleet = coded(former, rate=2e5)
     fleet.run(2)
@@ -239,7 +245,8 @@ def test_an_end_that_leaves_rows_out_counts_for_nothing(chunks):
     fleet.run(3)
     machine = fleet.robots['robot1'].machine
     run_until(fleet, lambda: machine.state == 'computing')
-    transfer = TransferId(machine.session, Kind.PUSH, machine.iteration, machine._attempt + 1)
+    last = fleet.server.members['robot1'].push.transfer
+    transfer = replace(last, iteration=machine.iteration, attempt=last.attempt + 1)
     fleet.deliver_to_server('robot1', End(transfer, chunks, 0.1, 0.1))
     fleet.dead_links.add('robot1')  # so that it does not push the same transfer itself
     fleet.run(4)
@@ -252,12 +259,11 @@ def test_an_end_that_leaves_rows_out_counts_for_nothing(chunks):
 
 def refuses(fleet, text, reason):
     """set_sync is refused, and nothing changes."""
-    rules = fleet.server.rules
-    before = rules.policy, rules.update, rules.policy.state(), fleet.server.master.copy()
+    before, method = fingerprint(fleet.server), fleet.server.method
     with pytest.raises(ConfigError, match=reason):
         fleet.set_sync(text)
-    assert (rules.policy, rules.update, rules.policy.state()) == before[:3]
-    assert (fleet.server.master == before[3]).all()
+    assert fleet.server.method is method
+    assert fingerprint(fleet.server) == before
     fleet.run(2)
     fleet.check()
 
@@ -293,7 +299,7 @@ def test_a_fleet_with_a_robot_that_is_not_in_the_code_keeps_its_method(sync):
 
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'slow', 'fast', 'sync', 'replay',
           'corrupt', 'checkpoint', 'crash']
-SYNCS = [*METHODS, 'gc:0', 'rsp:4', 'gsgm', 'asp', 'rsp:4+pipeline', 'gsgm+svrg=3']
+SYNCS = [*METHODS, 'gc:0', 'rsp:4', 'gsgm', 'asp', 'rsp:4+pipeline', 'gsgm+svrg=3', 'local:3']
 
 
 network = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in NETWORK.items()})

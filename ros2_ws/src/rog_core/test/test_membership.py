@@ -5,24 +5,30 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from configs import SGD, server_config, transfer_config
 from fleet import Fleet
-from hostile import BAD_WORK
+from hostile import bad_commands, fingerprint
 from rog_core.accumulator import Accumulator
 from rog_core.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from rog_core.link import MIN_CHUNK
 from rog_core.messages import (
+    Ack,
     Chunk,
     Command,
+    Compute,
     End,
     Kind,
+    Receipt,
     RegisterRequest,
     RegisterResponse,
     Send,
+    Sending,
     Stop,
     TransferId,
 )
 from rog_core.partition import partition_of
 from rog_core.server import ServerMachine
+from rog_core.steps import Local
+from rog_core.transfer.link import MIN_CHUNK
 from rog_core.worker import WorkerMachine
 
 SHAPES = [('w', (20, 60)), ('b', (8,))]
@@ -30,9 +36,8 @@ PARTITION = partition_of(SHAPES)
 
 
 def server(**changes):
-    options = {'sync': 'rsp:4', 'codec': 'onebit', 'heartbeat_limit': 3.0} | changes
     return ServerMachine(PARTITION, np.ones(PARTITION.elements, np.float32), 50,
-                         **options)
+                         server_config(**changes))
 
 
 def request(robot='robot1', incarnation=9, shapes=SHAPES, granularity='row', codec='onebit',
@@ -43,13 +48,13 @@ def request(robot='robot1', incarnation=9, shapes=SHAPES, granularity='row', cod
                                    parameters), **changes)
 
 
-def worker(**changes):
+def worker():
     store = Accumulator(PARTITION, np.zeros(PARTITION.elements, np.float32))
-    return WorkerMachine('robot1', 9, store, **changes)
+    return WorkerMachine('robot1', 9, store, transfer_config())
 
 
 REFUSED = {
-    'protocol': (request(protocol=1), 'speaks protocol 1, this server 3; install the same version'),
+    'protocol': (request(protocol=1), 'speaks protocol 1, this server 4; install the same version'),
     'codec': (request(codec='raw'), "has codec 'raw', this server 'onebit'"),
     'shape': (request(shapes=[('w', (20, 61)), ('b', (8,))]),
               r'parameter 0 is w \(20x61\) here but w \(20x60\) there \(here: robot1'),
@@ -102,7 +107,8 @@ def test_a_repeated_request_gets_the_same_answer_and_no_second_snapshot():
 def test_a_snapshot_travels_in_datagrams_however_long_the_rows_are():
     shapes = [('long', (4, 9001))]
     partition = partition_of(shapes)
-    machine = ServerMachine(partition, np.ones(partition.elements, np.float32), 50)
+    machine = ServerMachine(partition, np.ones(partition.elements, np.float32), 50,
+                            server_config())
     _, actions = machine.on_register(request(shapes=shapes), 0.0)
     sizes = [a.message.ids.size + a.message.values.size for a in actions]
     assert sizes
@@ -157,17 +163,32 @@ def test_an_unknown_method_is_refused_and_the_old_one_stays():
     assert str(machine.method) == 'ssp:2'
 
 
+def let_train(machine, asks):
+    """Take every message of the server's transfers to a robot until it computes."""
+    member_of, now = machine.members, 0.0
+    _, actions = machine.on_register(asks, now)
+    while member_of[asks.robot].state != 'training':
+        now += 0.01
+        assert actions and now < 1, 'the server has nothing to say'
+        sequences = [a.message.sequence for a in actions if isinstance(a.message, Chunk)]
+        message = actions[-1].message
+        if isinstance(message, Chunk):
+            actions = machine.on_ack(asks.robot, Ack(message.transfer, max(sequences) + 1, 0), now)
+        else:
+            taken = np.packbits(np.ones(message.chunks, bool), bitorder='little').tobytes()
+            receipt = Receipt(message.transfer, message.chunks, taken)
+            actions = machine.on_receipt(asks.robot, receipt, now)
+
+
 def test_a_checkpoint_brings_back_the_strategy_state():
     machine = server()
-    machine.on_register(request(), 0.0)
-    member = machine.members['robot1']
-    member.state = 'training'
+    let_train(machine, request())
     transfer = TransferId(9 ^ 50, Kind.PUSH, 6, 1)
     values = np.array([128, 63, 1] * 1, np.uint8)  # scale 1.0, element 0 negative: the row of 8
     machine.on_chunk('robot1', Chunk(transfer, 0, 1, 1, np.array([20], np.uint8), values), 0.1)
     machine.on_end('robot1', End(transfer, 1), 0.2)
     machine.set_sync('rsp:7', 0.3)
-    state = machine.state()
+    state = machine.checkpoint()
     restarted = server()
     restarted.load_state(state)
     assert restarted.iteration == 6
@@ -178,11 +199,11 @@ def test_a_checkpoint_brings_back_the_strategy_state():
     assert response.push.taken == b'\1'
     other, _ = restarted.on_register(request('robot2', 11), 0.0)
     assert other.push is None
-    assert restarted.state().pushes == state.pushes
+    assert restarted.checkpoint().pushes == state.pushes
 
 
 def test_a_checkpoint_of_another_model_is_refused():
-    state = replace(server().state(), updated_at=np.zeros(5, np.int64))
+    state = replace(server().checkpoint(), updated_at=np.zeros(5, np.int64))
     with pytest.raises(ConfigError, match='model of 5 rows; this one has 21'):
         server().load_state(state)
 
@@ -230,31 +251,54 @@ def joined():
     return machine, machine.session
 
 
+GOOD = Command(1, 0.1, 0, 'rsp:4')
+
+
 @pytest.mark.parametrize(('command', 'reason'), [
-    (Command(1, 0.1, 0, 'fast'), 'does not know'), (Command(0, 0.1, 0, 'rsp:4'), 'iteration 0'),
+    (Command(0, 0.1, 0, 'rsp:4'), 'iteration 0'),
     (Command(1, float('nan'), 0, 'rsp:4'), 'MTA time nan'),
     (Command(1, -1.0, 0, 'rsp:4'), 'MTA time -1'),
     (Command(1, 0.1, 0, 'rsp:4', patience=float('nan')), 'patience nan'),
     (Command(1, 0.1, 0, 'rsp:4', patience=-0.5), 'patience -0.5'),
-    *((Command(1, 0.1, 0, 'gc', work=work), 'end of a pull asks for') for work in
-      BAD_WORK.values())])
+    (Command(1, 0.1, sending=Sending(threshold=-2)), 'threshold -2'),
+    (Command(1, 0.1, sending=Sending(1.5)), 'share 1.5 as minimum'),
+    (Command(1, 0.1, sending=Sending(mta=-0.1)), 'share -0.1 as MTA'),
+    (Command(1, 0.1, step=Local(0)), 'asks for 0 local steps'),
+    *((command, None) for command in bad_commands(GOOD).values())])
 def test_a_command_that_cannot_be_followed_is_refused_and_the_transfer_stays_open(command, reason):
     machine, session = joined()
     end = End(TransferId(session, Kind.PULL, 0, 2), 0, command=command)
+    before = fingerprint(machine)
     with pytest.raises(RemoteProtocolError, match=reason):
         machine.on_end(end, 0.2)
-    assert (machine.state, str(machine.method)) == ('joining', 'rsp:4')
+    assert fingerprint(machine) == before
+    assert (machine.state, machine.sync) == ('joining', 'rsp:4')
     good = replace(end, command=Command(3, 0.1, 0, 'ssp:2'))
     assert len(machine.on_end(good, 0.3)) == 2
-    assert (machine.state, machine.iteration, str(machine.method)) == ('computing', 3, 'ssp:2')
+    assert (machine.state, machine.iteration, machine.sync) == ('computing', 3, 'ssp:2')
 
 
-def test_a_server_with_an_unknown_method_is_refused_before_it_is_joined():
+def test_a_worker_joins_a_fleet_whose_method_it_has_never_heard_of():
+    """It is told what to do in plain values; the name is for people."""
     machine = worker()
     machine.start(0.0)
-    with pytest.raises(RemoteProtocolError, match='does not know'):
-        machine.on_register_response(RegisterResponse(True, incarnation=50, sync='new'), 0.1)
-    assert (machine.state, machine.server) == ('registering', 0)
+    machine.on_register_response(RegisterResponse(True, incarnation=50, sync='their.own:Method'),
+                                 0.1)
+    assert (machine.state, machine.server, machine.sync) == ('joining', 50, 'their.own:Method')
+    command = Command(1, 0.1, 0, 'their.own:Method', step=Local(2))
+    pull = TransferId(machine.session, Kind.PULL, 0, 1)
+    assert machine.on_end(End(pull, 0, command=command), 0.2)[-1] == Compute(1, Local(2))
+    assert machine.report(0.3).sync == 'their.own:Method'
+
+
+@pytest.mark.parametrize('command', [Command(1, 0.1), Command(stop=True)])
+def test_what_comes_after_a_worker_has_left_is_ignored(command):
+    machine, session = joined()
+    machine.leave(0.15)
+    kind = Kind.FINAL if command.stop else Kind.PULL
+    actions = machine.on_end(End(TransferId(session, kind, 0, 2), 0, command=command), 0.2)
+    assert all(isinstance(action, Send) for action in actions)
+    assert machine.state == 'stopped'
 
 
 def test_a_worker_joins_again_when_the_server_says_twice_that_it_is_unknown():
@@ -271,7 +315,7 @@ def test_a_worker_joins_again_when_the_server_says_twice_that_it_is_unknown():
 def test_a_gradient_that_nobody_asked_for_is_the_caller_s_fault():
     machine, _ = joined()
     with pytest.raises(LocalProtocolError, match='without a Compute'):
-        machine.on_gradient(0.2)
+        machine.on_gradient(np.zeros(PARTITION.elements, np.float32), SGD, 0.2)
 
 
 def test_weights_of_another_size_are_the_caller_s_fault():
@@ -282,7 +326,7 @@ def test_weights_of_another_size_are_the_caller_s_fault():
 def test_a_link_too_slow_for_the_final_model_ends_the_run_all_the_same():
     fleet = Fleet(seed=5, robots=2, sync='rsp:3', rate=20e3)
     fleet.run(5)
-    fleet.server.drain_limit = 0.1
+    fleet.server.config = replace(fleet.server.config, drain_limit=0.1)
     fleet.act(None, fleet.server.stop(fleet.now))
     fleet.run(20)
     assert fleet.stopped

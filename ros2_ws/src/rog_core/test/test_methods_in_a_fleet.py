@@ -1,12 +1,14 @@
 """What a method promises in a whole fleet: progress after any outage, and its bound."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from fleet import Fleet
+from rog_core.config import ServerConfig
 from rog_core.patience import patience
-from test_invariants import SYNCS, check_end
+from schedules import SYNCS, check_end
 
 
 @pytest.mark.parametrize('sync', SYNCS)
@@ -28,7 +30,7 @@ def test_links_that_die_for_minutes_stop_nobody_for_good(sync, heartbeat_limit):
 
 
 @pytest.mark.parametrize('sync', ['bsp', 'ssp:2', 'dssp:1:4', 'flown:1:6', 'ssp:2+early',
-                                  'ssp:2+early-minimum', 'gsgm'])
+                                  'ssp:2+early-minimum', 'gsgm', 'local:3'])
 def test_iterations_never_part_by_more_than_the_highest_threshold(sync):
     fleet = Fleet(2, 3, sync, loss=0.05, rate=3e4)
     for robot, seconds in zip(fleet.robots.values(), (0.05, 0.1, 0.5)):
@@ -46,14 +48,20 @@ def test_iterations_never_part_by_more_than_the_highest_threshold(sync):
     assert max(ahead) == fleet.server.method.most - 1 or sync.startswith('flown')
 
 
+def without_age(config):
+    """The same of a worker or of a server, but that age does not count."""
+    if isinstance(config, ServerConfig):
+        return replace(config, transfer=without_age(config.transfer))
+    return replace(config, importance_age=0.0)
+
+
 def test_rows_of_ssp_with_early_transmission_may_fall_behind_further_than_its_iterations():
     """Its staleness counts iterations: no row is sent for its age alone."""
     behind = {}
     for sync in ('ssp:2+early-minimum', 'rsp:3-minimum'):
         fleet = Fleet(2, 3, sync, rate=2e4)
-        for robot in fleet.robots.values():
-            robot.machine.f2 = 0.0  # age does not count
-        fleet.server.f2 = 0.0
+        for machine in (fleet.server, *(robot.machine for robot in fleet.robots.values())):
+            machine.config = without_age(machine.config)
         fleet.run(30)
         fleet.check()
         behind[sync] = max(member.iteration - member.versions.min()
@@ -142,7 +150,7 @@ def test_a_lone_robot_has_all_the_time():
 # -- the books
 
 
-@pytest.mark.parametrize('sync', ['bsp', 'rsp:4', 'rsp:20+pipeline+sparse'])
+@pytest.mark.parametrize('sync', ['bsp', 'rsp:4', 'rsp:20+pipeline+sparse', 'local:3'])
 def test_all_time_since_the_first_grant_is_computing_communicating_or_stalled(sync):
     fleet = Fleet(9, 3, sync, loss=0.05, rate=5e4)
     began = {}

@@ -1,14 +1,18 @@
 """RogOptimizer is SGD with Nesterov momentum, whatever the program does with its gradients."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from configs import transfer_config
 from inproc import InProcessLink
+from rog_core.config import SgdConfig
 from rog_core.errors import ConfigError, GradientError
 from rog_core.flat import flatten, trainable, unflatten
 from rog_core.optimizer import RogOptimizer
 
-SETTINGS = {'lr': 0.05, 'momentum': 0.9, 'weight_decay': 0.0}
+SGD = SgdConfig(0.05, 0.9, 0.0, True)
 
 
 def model(seed=0):
@@ -24,7 +28,9 @@ def batches(count=20):
 
 def optimizer(network, link=None, codec='raw', **changes):
     link = link or InProcessLink(codec=codec)
-    return RogOptimizer(network, link, robot='r', incarnation=77, codec=codec, **SETTINGS | changes)
+    sgd = replace(SGD, **{name: changes.pop(name) for name in list(changes) if hasattr(SGD, name)})
+    return RogOptimizer(network, link, robot='r', incarnation=77,
+                        config=transfer_config(codec, **changes), sgd=sgd)
 
 
 def train(network, optim, before_step=lambda network: None, set_to_none=True):
@@ -165,7 +171,7 @@ def test_after_the_run_steps_do_nothing():
     optim = optimizer(network, link)
     train(network, optim)
     optim.zero_grad()
-    link.server.stopping = True
+    assert link.server.stop(0.0) == []
     optim.step()
     assert optim.stopped
     final = flatten(network)
@@ -175,7 +181,7 @@ def test_after_the_run_steps_do_nothing():
 
 
 @pytest.mark.parametrize(('changes', 'text'), [
-    ({'lr': -1.0}, 'lr is -1.0'), ({'momentum': float('nan')}, 'momentum is nan'),
+    ({'learning_rate': -1.0}, 'lr is -1.0'), ({'momentum': float('nan')}, 'momentum is nan'),
     ({'weight_decay': float('inf')}, 'weight_decay is inf'), ({'granularity': 'tile'}, "'tile'")])
 def test_settings_out_of_range_are_refused(changes, text):
     with pytest.raises(ConfigError, match=text):

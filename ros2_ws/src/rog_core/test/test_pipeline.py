@@ -1,10 +1,14 @@
 """Pipelining: the next gradient is computed while rows travel, and nothing else changes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from configs import SGD, transfer_config
 from fleet import Fleet
 from rog_core.accumulator import Accumulator
 from rog_core.messages import (
+    Ack,
     Chunk,
     Command,
     Compute,
@@ -15,8 +19,8 @@ from rog_core.messages import (
     Send,
     TransferId,
 )
+from rog_core.methods import create
 from rog_core.partition import partition_of
-from rog_core.sender import CLOSING
 from rog_core.worker import WorkerMachine
 
 PARTITION = partition_of([('w', (20, 60)), ('b', (8,))], codec='raw')
@@ -30,11 +34,25 @@ class Worker:
     def __init__(self, sync):
         weights = np.zeros(PARTITION.elements, np.float32)
         self.store = Accumulator(PARTITION, weights)
-        self.machine = WorkerMachine('robot1', 9, self.store, 'raw')
-        self.sync, self.log, self.attempt = sync, [], 1
+        self.machine = WorkerMachine('robot1', 9, self.store, transfer_config('raw'))
+        self.method, self.attempt, self.sent = create(sync), 1, []
+        self.log, self.gradients = [], {}  # name -> gradient
+        self.store.accumulate = self.noting(self.store.accumulate)
         self.machine.start(0.0)
         self.machine.on_register_response(
             RegisterResponse(True, incarnation=SERVER, attempt=1, sync=sync), 0.1)
+
+    def noting(self, accumulate):
+        def note(gradient, *arguments, **options):
+            self.log += [name for name, own in self.gradients.items() if own is gradient]
+            accumulate(gradient, *arguments, **options)
+        return note
+
+    def command(self, iteration, staleness=0):
+        """What a server with this method says."""
+        method = self.method
+        return Command(iteration, 0.1, staleness, str(method), sending=method.sending(),
+                       ahead=method.pipelined and staleness + 1 < method.bound)
 
     def transfer(self, iteration):
         self.attempt += 1
@@ -47,22 +65,32 @@ class Worker:
             chunk = Chunk(transfer, number, 0, 1, np.array([row], np.uint8),
                           np.full(PARTITION.lengths[row], value, np.float32).view(np.uint8))
             actions += self.machine.on_chunk(chunk, 0.2)
-        end = End(transfer, len(rows),
-                  command=Command(iteration, 0.1, staleness, self.sync))
-        return actions + self.machine.on_end(end, 0.2)
+        end = End(transfer, len(rows), command=self.command(iteration, staleness))
+        return actions + self.note(self.machine.on_end(end, 0.2))
+
+    def note(self, actions):
+        """Remember what was sent last of a push."""
+        if any(isinstance(getattr(a, 'message', None), (Chunk, End)) for a in actions):
+            self.sent = actions
+        return actions
 
     def gradient(self, name):
-        def accumulate():
-            self.log.append(name)
-            self.store.accumulate(np.ones(PARTITION.elements, np.float32), 0.1)
-        return self.machine.on_gradient(0.3, accumulate)
+        gradient = self.gradients[name] = np.ones(PARTITION.elements, np.float32)
+        return self.note(self.machine.on_gradient(gradient, replace(SGD, learning_rate=0.1), 0.3))
 
     def finish_push(self, now=0.4):
         """Take everything of the push that is under way and close it."""
-        push = self.machine.push
-        push.state = CLOSING
-        taken = np.packbits(np.ones(push._fresh, bool), bitorder='little').tobytes()
-        self.machine.on_receipt(Receipt(push.transfer, push._fresh, taken), now)
+        push, actions, end = self.machine.push, self.sent, None
+        sent = 0
+        while end is None:
+            for action in actions:
+                message = getattr(action, 'message', None)
+                if isinstance(message, Chunk):
+                    sent = max(sent, message.sequence + 1)
+                end = message if isinstance(message, End) else end
+            actions = [] if end else self.machine.on_ack(Ack(push.transfer, sent, 0), now)
+        taken = np.packbits(np.ones(end.chunks, bool), bitorder='little').tobytes()
+        self.machine.on_receipt(Receipt(push.transfer, end.chunks, taken), now)
 
 
 def computes(actions):
@@ -150,7 +178,7 @@ def test_a_snapshot_does_not_change_the_model_under_a_gradient_without_pipelinin
     assert (worker.store.weights == 3).all() and (model == 0).all()
     worker.gradient('first')
     pull = TransferId(9 ^ 51, Kind.PULL, 0, 2)
-    actions = worker.machine.on_end(End(pull, 0, command=Command(1, 0.1, 0, 'rsp:4')), 0.7)
+    actions = worker.machine.on_end(End(pull, 0, command=worker.command(1)), 0.7)
     assert computes(actions) == [1]
     assert (model == 3).all()
 
@@ -163,13 +191,35 @@ def test_a_worker_that_loses_its_server_meanwhile_keeps_both_gradients():
     worker.machine.on_server_status(51, True, 0.5)
     worker.machine.on_server_status(51, True, 0.6)
     worker.machine.on_register_response(
-        RegisterResponse(True, incarnation=51, attempt=1, sync=worker.sync), 0.7)
+        RegisterResponse(True, incarnation=51, attempt=1, sync=str(worker.method)), 0.7)
     # The new server knows nothing of the push, so all of it is back.
     assert np.allclose(worker.store.pending, 0.1 * 1.9)
     pull = TransferId(9 ^ 51, Kind.PULL, 0, 2)
-    worker.machine.on_end(End(pull, 0, command=Command(1, 0.1, 0, worker.sync)), 0.8)
+    worker.machine.on_end(End(pull, 0, command=worker.command(1)), 0.8)
     assert worker.log == ['first', 'second']
     assert worker.machine.push.transfer.iteration == 1
+
+
+@pytest.mark.parametrize(('sync', 'bound'), [('rsp:4', 0), ('rsp:4+pipeline', 4),
+                                             ('rsp:2+pipeline', 2), ('rsp:1+pipeline', 1),
+                                             ('rsp:auto:3:3+pipeline', 3)])
+def test_the_server_lets_a_robot_compute_ahead_only_within_the_bound(sync, bound):
+    fleet, told = Fleet(3, 3, sync, rate=1e5), set()
+    for robot, seconds in zip(fleet.robots.values(), (0.05, 0.1, 0.6)):
+        robot.compute_time = seconds
+    send = fleet.send
+
+    def spy(side, action, robot):
+        if side is None and isinstance(action.message, End) \
+                and action.message.transfer.kind == Kind.PULL:
+            command = action.message.command
+            assert command.ahead == (command.staleness + 1 < bound)
+            told.add(command.ahead)
+        send(side, action, robot)
+    fleet.send = spy
+    fleet.run(10)
+    assert told == ({True, False} if bound > 1 else {False})
+    assert (fleet.counts['computed ahead'] > 0) == (bound > 1)
 
 
 def test_on_a_slow_link_a_fleet_that_pipelines_gets_further_within_the_same_bound():

@@ -6,21 +6,33 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_core import plan as plans
 from rog_core.codecs import get_codec
+from rog_core.messages import Sending
+from rog_core.methods import create
 from rog_core.partition import partition_of
-from rog_core.sync import minimum_transmission, parse_sync
+from rog_core.transfer import plan as plans
+from rog_core.transfer.plan import minimum_transmission
 
 PARTITION = partition_of([('w', (700, 3)), ('long', (20000,)), ('b', (4,))])
 ROWS = PARTITION.rows
 ONEBIT, TERNARY = get_codec('onebit'), get_codec('ternary')
 
 
+def plan_of(sync, scores, overdue, candidates, time):
+    """Plan of a method by early transmission, for a push that the fleet affords ``time`` for."""
+    method = create(sync)
+    assert method.early and method.by_row
+    # Those overdue are as old as the bound, or older; the others are younger.
+    age = np.where(overdue, method.bound + np.arange(ROWS) % 3, method.bound - 1).astype(int)
+    return plans.by_importance(PARTITION, method.sending(), scores, age, candidates,
+                               time if method.time_limited else math.inf)
+
+
 def adaptive(seed, late=0.0, absent=0.0, sync='rsp:4', ties=False):
     noise = np.random.default_rng(seed)
     scores = noise.integers(0, 5, ROWS).astype(float) if ties else noise.standard_normal(ROWS)
     overdue, candidates = noise.random(ROWS) < late, noise.random(ROWS) >= absent
-    plan = plans.adaptive(PARTITION, parse_sync(sync), scores, overdue, candidates, 0.5)
+    plan = plan_of(sync, scores, overdue, candidates, 0.5)
     return plan, scores, overdue, candidates
 
 
@@ -49,7 +61,7 @@ def test_overdue_rows_and_the_minimum_are_mandatory(seed, late, absent, sync, ti
     plan, _, overdue, candidates = adaptive(seed, late, absent, sync, ties)
     mandatory = PARTITION.rows_complete(flat(plan.windows[:plan.mandatory]))
     assert mandatory[overdue & candidates].all()
-    least = math.ceil(parse_sync(sync).minimum * ROWS)
+    least = math.ceil(create(sync).sending().minimum * ROWS)
     assert mandatory.sum() == min(max(least, (overdue & candidates).sum()), candidates.sum())
 
 
@@ -66,7 +78,7 @@ def test_rows_beyond_the_minimum_go_by_descending_score(seed, late, absent, sync
 
 def test_equal_scores_keep_model_order_and_a_plan_is_deterministic():
     every = np.ones(ROWS, bool)
-    plan = plans.adaptive(PARTITION, parse_sync('rsp:4'), np.zeros(ROWS), ~every, every, 1.0)
+    plan = plan_of('rsp:4', np.zeros(ROWS), ~every, every, 1.0)
     assert flat(plan.windows).tolist() == list(range(PARTITION.segments))
     first, second = adaptive(3, ties=True)[0], adaptive(3, ties=True)[0]
     assert flat(first.windows).tolist() == flat(second.windows).tolist()
@@ -116,8 +128,8 @@ def test_without_minimum_only_overdue_rows_are_mandatory_and_one_at_least(late):
 
 
 def test_without_any_part_every_row_travels():
-    assert not parse_sync('rsp:4-early').adaptive
-    assert parse_sync('rsp:4-order-timeout-minimum').options == parse_sync('rsp:4-early').options
+    assert not create('rsp:4-early').early and create('rsp:4-early').sending() == Sending()
+    assert create('rsp:4-order-timeout-minimum').options == create('rsp:4-early').options
 
 
 # -- the code for those who have no time
@@ -156,7 +168,7 @@ def test_everything_is_all_mandatory_and_has_no_budget():
 
 def test_nothing_to_send_is_an_empty_plan():
     none = np.zeros(ROWS, bool)
-    plan = plans.adaptive(PARTITION, parse_sync('rsp:4'), np.zeros(ROWS), none, none, 1.0)
+    plan = plan_of('rsp:4', np.zeros(ROWS), none, none, 1.0)
     assert plan.windows == []
 
 

@@ -1,4 +1,4 @@
-"""Who may go on: each method's policy, driven by fleets of its own without a network."""
+"""Who may go on: each method, driven by fleets of its own without a network."""
 
 import heapq
 import math
@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rog_core.aggregation import Aggregation, ServerState
 from rog_core.codecs import RAW
 from rog_core.errors import ConfigError
+from rog_core.methods import Team, create
+from rog_core.methods.base import Model, Standing
+from rog_core.methods.dssp import controller
+from rog_core.methods.rsp import ROUNDS
 from rog_core.partition import partition_of
-from rog_core.policies import policy_of
-from rog_core.policy import ROUNDS, Progress, controller
-from rog_core.rules import Rules, ServerState
-from rog_core.sync import parse_sync
 
 UNHURRIED = settings(deadline=None, derandomize=True)
 
@@ -24,12 +25,12 @@ class Drive:
     """Workers with given times of their iterations (a list, used in turn), under one method.
 
     ``waited``: seconds per worker; ``ahead``: the most by which one that went on was ahead of the
-    slowest; ``checked``: called with (policy, name, fleet) for every worker that is held up.
+    slowest; ``checked``: called with (method, name, fleet) for every worker that is held up.
     """
 
     def __init__(self, method, times, checked=lambda *held: None):
-        self.policy, self.times, self.checked = policy_of(method), times, checked
-        self.fleet = {name: Progress(0, 0, rate=1.0 + k, loss=1.0 / (1 + k))
+        self.method, self.times, self.checked = create(method), times, checked
+        self.fleet = {name: Standing(0, 0, rate=1.0 + k, loss=1.0 / (1 + k))
                       for k, name in enumerate(times)}
         self.waited, self.ahead = dict.fromkeys(times, 0.0), 0
         self.waiting: dict = {}  # name -> since when
@@ -48,16 +49,16 @@ class Drive:
             now, name = heapq.heappop(self.events)
             done = self.fleet[name].iteration + 1
             former = self.fleet[name]
-            self.fleet[name] = Progress(done, done, former.rate, former.loss)
+            self.fleet[name] = Standing(done, done, former.rate, former.loss)
             self.waiting[name] = now
-            self.policy.on_push(name, self.fleet, now)
+            self.method.on_push(name, self.fleet, now)
             for other in list(self.waiting):
-                if self.policy.held_up_by(other, self.fleet):
-                    self.checked(self.policy, other, self.fleet)
+                if self.method.held_up_by(other, self.fleet):
+                    self.checked(self.method, other, self.fleet)
                 else:
                     seconds = now - self.waiting.pop(other)
                     self.waited[other] += seconds
-                    self.policy.on_wait(other, seconds)
+                    self.method.on_wait(other, seconds)
                     self.go_on(other, now)
         return self
 
@@ -85,7 +86,7 @@ def test_thresholds_stay_in_the_range_and_nobody_waits_for_ever(times, bounds, f
         text = {'ssp': f'ssp:{low}', 'bsp': 'bsp'}.get(family, f'{family}:{low}:{high}')
     low, high = (0, 0) if family == 'bsp' else (low, high)
 
-    def held(policy, name, fleet):
+    def held(method, name, fleet):
         assert lead(name, fleet) > low, 'one that is within the lowest threshold waits'
 
     drive = Drive(text, times, held).run(200)
@@ -136,13 +137,13 @@ def test_with_two_speeds_dssp_waits_less_than_the_ssp_of_its_lowest_threshold(fa
 
 @pytest.mark.parametrize(('leader', 'held'), [(9, []), (10, ['slow'])])
 def test_only_the_fastest_worker_is_given_extra_iterations(leader, held):
-    policy, fleet = policy_of('dssp:3:15'), {}
+    method, fleet = create('dssp:3:15'), {}
     for name, times in (('slow', (0.0, 8.0)), ('leader', (0.0, 9.0)), ('robot', (8.0, 9.0))):
         for now in times:
-            fleet = {'slow': Progress(2, 2), 'leader': Progress(leader, leader),
-                     'robot': Progress(9, 9)}
-            policy.on_push(name, fleet, now)
-    assert policy.held_up_by('robot', fleet) == held
+            fleet = {'slow': Standing(2, 2), 'leader': Standing(leader, leader),
+                     'robot': Standing(9, 9)}
+            method.on_push(name, fleet, now)
+    assert method.held_up_by('robot', fleet) == held
 
 
 # -- FLOWN
@@ -150,13 +151,13 @@ def test_only_the_fastest_worker_is_given_extra_iterations(leader, held):
 
 def flown_bounds(fleet, low, high):
     """Bound of every device, found from outside: how far may another one be ahead of it."""
-    policy = policy_of(f'flown:{low}:{high}')
+    method = create(f'flown:{low}:{high}')
     for name in fleet:
-        policy.on_push(name, fleet, 0.0)
+        method.on_push(name, fleet, 0.0)
     bounds = {}
     for name in fleet:
         ahead = 0
-        while not policy.held_up_by('probe', {name: Progress(0, 0), 'probe': Progress(ahead, 0)}):
+        while not method.held_up_by('probe', {name: Standing(0, 0), 'probe': Standing(ahead, 0)}):
             ahead += 1
             assert ahead < 100
         bounds[name] = ahead
@@ -165,7 +166,7 @@ def flown_bounds(fleet, low, high):
 
 rates = st.integers(0, 5).map(float)
 losses = st.integers(0, 5).map(float) | st.just(float('nan'))
-devices = st.lists(st.builds(Progress, st.just(3), st.just(3), rates, losses), min_size=1,
+devices = st.lists(st.builds(Standing, st.just(3), st.just(3), rates, losses), min_size=1,
                    max_size=6).map(lambda d: {f'robot{k}': p for k, p in enumerate(d)})
 
 
@@ -182,50 +183,50 @@ def test_more_bandwidth_and_more_to_contribute_never_loosen_flown_s_threshold(fl
 
 
 def test_flown_uses_its_whole_range():
-    fleet = {'weak': Progress(0, 0, 1.0, 0.1), 'strong': Progress(0, 0, 9.0, 2.0)}
+    fleet = {'weak': Standing(0, 0, 1.0, 0.1), 'strong': Standing(0, 0, 9.0, 2.0)}
     assert flown_bounds(fleet, 2, 20) == {'weak': 21, 'strong': 3}
 
 
 # -- rsp:auto
 
 
-def decide(policy, stall, loss, robots=2):
+def decide(method, stall, loss, robots=2):
     """Let everybody push for a round of decisions in which so much of the time was waited."""
     names = [f'robot{k}' for k in range(robots)]
-    fleet = {name: Progress(1, 1, loss=loss) for name in names}
-    start = getattr(policy, 'test_time', 0.0)
+    fleet = {name: Standing(1, 1, loss=loss) for name in names}
+    start = getattr(method, 'test_time', 0.0)
     if not start:  # the first push starts the clock
-        policy.on_push(names[0], fleet, 0.0)
+        method.on_push(names[0], fleet, 0.0)
         start = 1.0
-    policy.on_wait(names[0], stall * robots * 100.0)
+    method.on_wait(names[0], stall * robots * 100.0)
     for push in range(ROUNDS * robots):
-        policy.on_push(names[push % robots], fleet, start + 100.0 * (push + 1) / (ROUNDS * robots))
-    policy.test_time = start + 100.0
-    return int(policy.method.bound)
+        method.on_push(names[push % robots], fleet, start + 100.0 * (push + 1) / (ROUNDS * robots))
+    method.test_time = start + 100.0
+    return int(method.bound)
 
 
 NAN = float('nan')
 
 
 def test_auto_rises_under_stall_and_falls_without():
-    policy = policy_of('rsp:auto:4:40')
-    rising = [decide(policy, 0.3, NAN) for _ in range(12)]
+    method = create('rsp:auto:4:40')
+    rising = [decide(method, 0.3, NAN) for _ in range(12)]
     assert rising == sorted(rising) and rising[0] > 4 and rising[-1] == 40
-    falling = [decide(policy, 0.0, NAN) for _ in range(40)]
+    falling = [decide(method, 0.0, NAN) for _ in range(40)]
     assert falling == sorted(falling, reverse=True) and falling[0] == 39 and falling[-1] == 4
 
 
 def test_auto_stays_where_it_is_while_the_stall_is_neither_high_nor_low():
-    policy = policy_of('rsp:auto:4:40')
-    high = [decide(policy, 0.3, NAN) for _ in range(5)][-1]
-    assert [decide(policy, 0.035, NAN) for _ in range(5)] == [high] * 5
+    method = create('rsp:auto:4:40')
+    high = [decide(method, 0.3, NAN) for _ in range(5)][-1]
+    assert [decide(method, 0.035, NAN) for _ in range(5)] == [high] * 5
 
 
 def test_auto_falls_when_the_loss_rises_whatever_the_stall():
-    policy = policy_of('rsp:auto:4:40')
-    up = [decide(policy, 0.3, 2.0 - 0.1 * k) for k in range(8)]
+    method = create('rsp:auto:4:40')
+    up = [decide(method, 0.3, 2.0 - 0.1 * k) for k in range(8)]
     assert up == sorted(up)
-    down = [decide(policy, 0.3, 3.0 * 1.3 ** k) for k in range(20)]
+    down = [decide(method, 0.3, 3.0 * 1.3 ** k) for k in range(20)]
     assert down[0] < up[-1] and down == sorted(down, reverse=True) and down[-1] == 4
 
 
@@ -234,79 +235,96 @@ def test_auto_falls_when_the_loss_rises_whatever_the_stall():
        st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5) | st.just(NAN)), max_size=30),
        st.sampled_from(['', '+pipeline', '+pipeline+sparse', '-order', '-early']))
 def test_auto_stays_in_its_range_and_tells_the_workers_plain_names(low, width, rounds, options):
-    policy = policy_of(f'rsp:auto:{low}:{low + width}{options}')
-    assert str(policy.asked) == f'rsp:auto:{low}:{low + width}{options}'
+    method = create(f'rsp:auto:{low}:{low + width}{options}')
+    assert method.asked == f'rsp:auto:{low}:{low + width}{options}'
     for stall, loss in [(0.0, NAN), *rounds]:
-        bound = decide(policy, stall, loss, 3)
+        bound = decide(method, stall, loss, 3)
         assert low <= bound <= low + width
-        assert str(policy.method) == f'rsp:{bound}{options}'
-        assert parse_sync(str(policy.method)) == policy.method
+        assert str(method) == f'rsp:{bound}{options}'
+        plain = create(str(method))
+        assert (plain.bound, plain.options) == (method.bound, method.options)
+        assert plain.sending() == method.sending()
 
 
 # -- all of them
 
 
-@pytest.mark.parametrize('method', ['bsp', 'ssp:2', 'dssp:1:4', 'flown', 'rsp:3', 'rsp:auto',
-                                    'gsgm'])
-def test_a_looser_bound_that_still_holds_is_honoured(method):
-    fleet = {'ahead': Progress(30, 30), 'behind': Progress(0, 0)}
-    assert policy_of(method).held_up_by('ahead', fleet) == ['behind']
-    assert policy_of(method).held_up_by('ahead', fleet, least=31) == []
-    assert policy_of(method).held_up_by('behind', fleet) == []
+@pytest.mark.parametrize('sync', ['bsp', 'ssp:2', 'dssp:1:4', 'flown', 'rsp:3', 'rsp:auto', 'gsgm',
+                                  'local:3'])
+def test_a_looser_bound_that_still_holds_is_honoured(sync):
+    fleet = {'ahead': Standing(30, 30), 'behind': Standing(0, 0)}
+    assert create(sync).held_up_by('ahead', fleet) == ['behind']
+    assert create(sync).held_up_by('ahead', fleet, least=31) == []
+    assert create(sync).held_up_by('behind', fleet) == []
 
 
 # -- the barrier of SVRG
 
 
 def test_everybody_meets_before_and_after_a_full_gradient_and_nowhere_else():
-    policy = policy_of('asp+svrg=3')
+    method = create('asp+svrg=3')
     for iteration in range(12):
-        fleet = {'robot': Progress(iteration, iteration), 'late': Progress(iteration - 1, 0)}
+        fleet = {'robot': Standing(iteration, iteration), 'late': Standing(iteration - 1, 0)}
         full = iteration % 4 == 1
-        held = policy.held_up_by('robot', fleet)
+        held = method.held_up_by('robot', fleet)
         assert held == (['late'] if full or (iteration + 1) % 4 == 1 else []), iteration
-        assert policy.held_up_by('late', fleet) == []
+        assert method.held_up_by('late', fleet) == []
 
 
 def test_a_barrier_counts_iterations_and_not_rows_that_a_former_method_left_behind():
-    policy = policy_of('gsgm+svrg=3')
-    fleet = {'robot': Progress(9, 5), 'other': Progress(9, 4)}
-    assert policy.held_up_by('robot', fleet) == []
+    method = create('gsgm+svrg=3')
+    fleet = {'robot': Standing(9, 5), 'other': Standing(9, 4)}
+    assert method.held_up_by('robot', fleet) == []
 
 
 def test_the_white_list_does_not_wait_for_who_waits_at_the_barrier():
     """One that came late may be at the barrier while it has yet to contribute to the round."""
-    policy = policy_of('gsgm+svrg=3')
-    fleet = {'robot': Progress(7, 7), 'came late': Progress(8, 8)}
-    policy.load_state({'contributed': ['robot'], 'queue': []})
-    policy.on_push('robot', fleet, 0.0)
-    policy.steps(fleet, frozenset())
-    assert policy.held_up_by('came late', fleet) == ['robot']
-    assert policy.held_up_by('robot', fleet) == []
+    method = create('gsgm+svrg=3')
+    fleet = {'robot': Standing(7, 7), 'came late': Standing(8, 8)}
+    method.load_state({'contributed': ['robot'], 'queue': []})
+    method.on_push('robot', fleet, 0.0)
+    method.dues(fleet, frozenset())
+    assert method.held_up_by('came late', fleet) == ['robot']
+    assert method.held_up_by('robot', fleet) == []
 
 
 def test_a_round_without_contributions_does_not_end():
-    policy = policy_of('gsgm+svrg=3')
-    fleet = {'robot': Progress(8, 8), 'other': Progress(7, 7)}
-    assert policy.steps(fleet, frozenset()) == policy.steps({}, frozenset()) == []
+    method = create('gsgm+svrg=3')
+    fleet = {'robot': Standing(8, 8), 'other': Standing(7, 7)}
+    assert method.dues(fleet, frozenset()) == method.dues({}, frozenset()) == []
 
 
 # -- what a checkpoint says
+
+
+def aggregation(sync):
+    partition = partition_of([('w', (8,))], 'row', 'raw')
+    return Aggregation(sync, Model(partition, np.zeros(8, np.float32), RAW),
+                       Team({'a': 1.0, 'b': 1.0}, 'raw', 0.5))
 
 
 @pytest.mark.parametrize(('sync', 'state'), [
     ('gsgm', {'queue': 5}), ('gsgm', {'contributed': None}), ('gc:0', {'round': 'x'}),
     ('gc:0', {'round': [1]})])
 def test_a_state_that_makes_no_sense_is_refused(sync, state):
-    partition = partition_of([('w', (8,))], 'row', 'raw')
-    rules = Rules(sync, partition, np.zeros(8, np.float32), RAW, 0.5, {'a': 1.0, 'b': 1.0})
+    ours = aggregation(sync)
     with pytest.raises(ConfigError, match='cannot be taken up'):
-        rules.load(ServerState(7, sync, np.zeros(1, np.int64), {}, state))
+        ours.load(ServerState(7, sync, np.zeros(1, np.int64), {}, state))
+
+
+@pytest.mark.parametrize(('sync', 'reason'), [
+    ('fast', "'fast' is unknown"), ('rsp:0', '1 to 1000'),
+    ('gone.away:Method', "No module named 'gone'")])
+def test_a_state_of_a_method_that_is_not_there_is_refused_and_the_former_one_stays(sync, reason):
+    ours = aggregation('rsp:4')
+    method = ours.method
+    with pytest.raises(ConfigError, match=reason):
+        ours.load(ServerState(7, sync, np.zeros(1, np.int64), {}))
+    assert ours.method is method
 
 
 def test_a_coded_method_goes_on_with_the_round_that_was_open():
-    partition = partition_of([('w', (8,))], 'row', 'raw')
-    rules = Rules('gc:0', partition, np.zeros(8, np.float32), RAW, 0.5, {'a': 1.0, 'b': 1.0})
-    rules.load(ServerState(7, 'gc:0', np.zeros(1, np.int64), {}, {'round': 7}))
-    assert rules.policy.grant('a', 3)[0] == 7
-    assert rules.state()[0] == {'round': 7}
+    ours = aggregation('gc:0')
+    ours.load(ServerState(7, 'gc:0', np.zeros(1, np.int64), {}, {'round': 7}))
+    assert ours.method.grant('a', 3)[0] == 7
+    assert ours.state()[0] == {'round': 7}

@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
-from fleet import Fleet
+from fleet import CHUNK, Fleet
+from ledger import RATE
+from rog_core.config import SgdConfig
 from rog_core.errors import ConfigError
-from rog_core.full_gradient import FullGradient
+from rog_core.methods.svrg import FullGradient
 from rog_core.partition import partition_of
-from test_invariants import check_end
-from test_rejoin import come_back, lose, run_until
+from rog_core.steps import Full
+from schedules import check_end, come_back, lose, run_until
 
 METHODS = ['gsgm+svrg=3', 'asp+svrg=3', 'bsp+svrg=1']
 BATCHES = 4
@@ -40,7 +42,7 @@ class Quadratics:
 
     def of(self, robot, order):
         store, batch = robot.store, int(self.noise.integers(BATCHES))
-        if order.full:
+        if isinstance(order.step, Full):
             return self.full(robot.name, store.model).astype(np.float32)
         gradient = self.gradient(robot.name, store.model, batch)
         if store.anchor is None:
@@ -62,7 +64,7 @@ def quadratic_fleet(sync, seed=8, robots=3, **network):
 
 def outer_loops(fleet):
     """Anchors in use: iteration of the full gradient -> {robot: (weights, full gradient)}."""
-    period = fleet.server.method.svrg + 1
+    period = fleet.server.method.period + 1
     loops = {}
     for name, iteration, weights, full in fleet.gradients.corrected:
         loops.setdefault((iteration - 1) // period, {})[name] = weights, full
@@ -83,7 +85,7 @@ def test_all_hold_the_same_model_and_the_mean_of_their_full_gradients_of_it(sync
     fleet.update.pushed = spy
     fleet.run(12)
     fleet.check()
-    period = fleet.server.method.svrg + 1
+    period = fleet.server.method.period + 1
     loops = outer_loops(fleet)
     assert len(loops) >= 3 and fleet.gradients.plain == 0
     for loop, anchors in loops.items():
@@ -112,9 +114,7 @@ def test_it_comes_closer_to_the_minimum_than_without():
         fleet = quadratic_fleet(sync)
         for robot in fleet.robots.values():
             robot.compute_time = 0.1
-            accumulate = robot.machine.accumulate
-            robot.machine.accumulate = lambda gradient, rate, accumulate=accumulate: accumulate(
-                gradient, 20 * rate, 0.0)
+        fleet.sgd = SgdConfig(20 * RATE, 0.0, 0.0, True)
         fleet.run(15)
         left[sync] = distance(fleet)
     assert left['bsp+svrg=3'] < left['bsp'] / 10, left
@@ -125,7 +125,7 @@ def test_who_joins_between_two_full_gradients_has_plain_ones(sync):
     fleet = quadratic_fleet(sync)
     run_until(fleet, lambda: len(outer_loops(fleet)) > 1, 0.05)
     fleet.start_robot('robot3')
-    period = fleet.server.method.svrg + 1
+    period = fleet.server.method.period + 1
     seen = len(fleet.gradients.corrected)
     run_until(fleet, lambda: any(name == 'robot3' for name, *_ in fleet.gradients.corrected), 0.05)
     first = next(iteration for name, iteration, *_ in fleet.gradients.corrected[seen:]
@@ -150,9 +150,11 @@ def test_a_robot_that_dies_at_the_barrier_stops_nobody_and_counts_whole_or_not_a
     fleet.run(4)
 
     def at_barrier():
-        full = machine._order is not None and machine._order.full
+        full = isinstance(machine.command.step, Full)
         if when == 'pushes':
-            return full and machine.state == 'pushing' and machine.push._arrived > 1
+            there = fleet.server.members['robot1'].push
+            return full and machine.state == 'pushing' \
+                and there.transfer == machine.push.transfer and there.bytes_received > 2 * CHUNK
         return full and machine.state == state
     run_until(fleet, at_barrier)
     iteration = machine.iteration
@@ -237,10 +239,10 @@ def test_a_lossy_codec_is_refused_with_nothing_changed():
         Fleet(1, 2, 'bsp+svrg', 'onebit')
     fleet = Fleet(1, 2, 'gsgm', 'ternary:0.1')
     fleet.run(2)
-    policy, update = fleet.server.policy, fleet.update.update
+    method = fleet.server.method
     with pytest.raises(ConfigError, match='codec raw'):
         fleet.set_sync('gsgm+svrg=5')
-    assert (fleet.server.policy, fleet.update.update) == (policy, update)
+    assert fleet.server.method is method
     check_end(fleet, 4)
 
 

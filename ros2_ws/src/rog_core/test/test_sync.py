@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
-from rog_core.sync import minimum_transmission, parse_sync
+from rog_core.methods import Team, create
+from rog_core.steps import Full, Gradient, Shards
+from rog_core.transfer.plan import minimum_transmission
 
+TEAM = Team({f'robot{k}': 1.0 + k % 2 for k in range(12)}, 'raw')  # fits every code below
 PUBLISHED = {2: .5, 3: .38197, 4: .31767, 5: .27551, 6: .24512, 7: .22191, 8: .20346, 9: .18835,
              10: .17570, 20: .10977, 30: .08245, 40: .06697}
 
@@ -26,9 +29,10 @@ def test_minimum_transmission_solves_its_equation(threshold):
 @pytest.mark.parametrize(('threshold', 'more'), [
     (1, 0), (4, 0), (5, .03), (9, .03), (10, .075), (20, .11), (30, .11), (40, .115), (99, .115)])
 def test_the_second_share_of_the_artifact_comes_on_top_of_the_minimum(threshold, more):
-    plain, second = parse_sync(f'rsp:{threshold}'), parse_sync(f'rsp:{threshold}+second')
-    assert second.minimum - plain.minimum == pytest.approx(more)
-    assert parse_sync(f'rsp:{threshold}+second-minimum').minimum == pytest.approx(more)
+    plain, second, alone = (create(f'rsp:{threshold}{options}').sending().minimum
+                            for options in ('', '+second', '+second-minimum'))
+    assert second == pytest.approx(min(plain + more, 1))
+    assert alone == pytest.approx(more)
 
 
 def test_a_threshold_below_one_has_no_minimum():
@@ -44,17 +48,25 @@ def test_a_threshold_below_one_has_no_minimum():
     ('rsp:9+pipeline+sparse', 9, True), ('gsgm', 2, False), ('gsgm:4', 4, True),
     ('gsgm:4-early', 4, False), ('gsgm+svrg', 2, False), ('asp+svrg=7', math.inf, False),
     ('bsp+svrg', 1, False), ('gc', 1, False), ('dgh-gc:2:3:20', 1, False),
-    ('hgc:1-feedback', 1, False), ('dcgc:0', 1, False)])
+    ('hgc:1-feedback', 1, False), ('dcgc:0', 1, False), ('local:3', 1, False)])
 def test_methods_are_named_by_strings(text, bound, adaptive):
-    method = parse_sync(text)
-    assert (method.bound, method.adaptive) == (bound, adaptive)
-    assert str(method) == text.strip()
-    assert parse_sync(str(method)) == method
+    method = create(text, TEAM)
+    assert (method.bound, method.early) == (bound, adaptive)
+    assert method.asked == text.strip()
+    if 'auto' in text:  # the robots are told the threshold of now
+        assert str(method) == text.strip().replace(text.strip().partition('+')[0], f'rsp:{bound}')
+    else:
+        assert str(method) == text.strip()
+    again = create(method.asked, TEAM)
+    for name in ('name', 'bound', 'most', 'options', 'numbers', 'by_row', 'row_bound', 'asked'):
+        assert getattr(again, name) == getattr(method, name), name
+    assert again.sending() == method.sending()
 
 
 @pytest.mark.parametrize(('text', 'reason'), [
     ('', 'is unknown'),
-    ('bps', "'bps' is unknown.*bsp, ssp:S, asp, dssp:LOW:HIGH, flown, rsp:T, rsp:auto"),
+    ('bps', "'bps' is unknown.*bsp, ssp:S, asp, dssp:LOW:HIGH, flown, rsp:T, rsp:auto, gsgm, "
+            'local:H'),
     ('RSP:4', 'is unknown'), ('bsp:1', 'takes no threshold'), ('bsp:', 'takes no threshold'),
     ('asp:3', 'takes no threshold'), ('ssp', 'needs one threshold'), ('rsp', 'needs one threshold'),
     ('rsp:', 'not a whole number'),
@@ -73,30 +85,38 @@ def test_methods_are_named_by_strings(text, bound, adaptive):
     ('asp+svrg=x', 'not a whole number'), ('rsp:4+pipeline=3', 'takes no number'),
     ('gc:x', 'not a whole number'), ('gc:-1', '0 to 1000'), ('gc:1:1:0', '1 to 1000'),
     ('dgh-gc:1:2:3:4', 'more than the stragglers, groups and rounds'),
+    ('local', 'needs one threshold'), ('local:0', '1 to 1000'),
+    ('local:3+early', 'it has none'),
     ('gc+pipeline', "no option 'pipeline'; it has feedback"), ('gsgm-feedback', 'no option')])
 def test_anything_else_is_refused_with_the_reason(text, reason):
     with pytest.raises(ConfigError, match=reason):
-        parse_sync(text)
+        create(text, TEAM)
 
 
 def test_a_coded_method_says_stragglers_groups_and_rounds_or_has_its_own():
-    assert parse_sync('gc').coding == (1, 0, 50)
-    assert parse_sync('dgh-gc:2').coding == (2, 0, 50)
-    assert parse_sync('dgh-gc:2:3:20').coding == (2, 3, 20)
-    assert parse_sync('gc').coded and not parse_sync('gsgm').coded
-    assert 'feedback' in parse_sync('hgc').options
-    assert 'feedback' not in parse_sync('hgc-feedback').options
+    assert create('gc', TEAM).numbers_of_code() == (1, 0, 50)
+    assert create('dgh-gc:2', TEAM).numbers_of_code() == (2, 0, 50)
+    assert create('dgh-gc:2:3:20', TEAM).numbers_of_code() == (2, 3, 20)
+    assert isinstance(create('gc', TEAM).grant('robot0', 0)[1], Shards)
+    assert create('gsgm').grant('robot0', 0)[1] == Gradient()
+    for text, feedback in (('hgc', True), ('hgc-feedback', False)):
+        method = create(text, TEAM)
+        assert ('feedback' in method.options) == feedback
+        assert method.grant('robot0', 0)[1].feedback == feedback
 
 
 @pytest.mark.parametrize(('text', 'full'), [
     ('asp', []), ('asp+svrg=3', [1, 5, 9]), ('bsp+svrg=1', [1, 3, 5, 7, 9, 11]),
     ('gsgm+svrg', [1])])
 def test_full_gradients_come_first_and_after_every_so_many(text, full):
-    method = parse_sync(text)
-    assert [n for n in range(-1, 12) if method.is_full(n)] == full
+    method = create(text)
+    assert [n for n in range(-1, 12)
+            if isinstance(method.grant('robot0', n - 1)[1], Full)] == full
 
 
 @pytest.mark.parametrize(('text', 'servers'), [('gsgm', True), ('gsgm:4', True), ('gc', True),
                                                ('bsp', False), ('asp+svrg', False)])
 def test_momentum_is_the_server_s_or_the_workers(text, servers):
-    assert parse_sync(text).global_momentum == servers
+    _, step = create(text, TEAM).grant('robot0', 1)
+    robots = isinstance(step, Gradient) and step.momentum
+    assert robots != servers

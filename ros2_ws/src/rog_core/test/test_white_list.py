@@ -6,12 +6,10 @@ from fleet import Fleet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rog_core.codecs import RAW
+from rog_core.methods import Team, create
+from rog_core.methods.base import Contribute, EndRound, Model, Standing
 from rog_core.partition import partition_of
-from rog_core.policies import policy_of
-from rog_core.policy import Progress
-from rog_core.update import Contribute, EndRound, GlobalMomentum
-from test_invariants import check_end
-from test_rejoin import run_until
+from schedules import check_end, run_until
 
 PARTITION = partition_of([('w', (3,))], 'row', 'raw')
 ELEMENTS, MOMENTUM, RATE = PARTITION.elements, 0.7, 0.1
@@ -26,7 +24,7 @@ def gradient(robot, count):
 def algorithm_2(robots, arrivals):
     """The listing of the paper. Returns w after every push, and who was applied, in order.
 
-    Its step is that of a learning rate of RATE over the robots: see `GlobalMomentum`.
+    Its step is that of a learning rate of RATE over the robots: see `rog_core.methods.gsgm`.
     """
     rate = RATE / len(robots)
     w, v, g_pa = (np.zeros(ELEMENTS) for _ in range(3))
@@ -58,13 +56,13 @@ def names_of(count):
 
 
 class Drive:
-    """White list and update rule, driven by hand; nobody pushes while it is held up."""
+    """The method, driven by hand; nobody pushes while it is held up."""
 
     def __init__(self, robots):
-        self.policy = policy_of('gsgm')
+        self.method = create('gsgm', Team(momentum=MOMENTUM))
         self.master = np.zeros(ELEMENTS, np.float32)
-        self.update = GlobalMomentum(self.master, MOMENTUM)
-        self.fleet = {name: Progress(0, 0) for name in robots}
+        self.method.begin(Model(PARTITION, self.master, RAW), 0)
+        self.fleet = {name: Standing(0, 0) for name in robots}
         self.gone, self.held, self.pushes = set(), set(), dict.fromkeys(robots, 0)
         self.applied, self.rounds = [], [[]]
 
@@ -75,25 +73,24 @@ class Drive:
     def push(self, name):
         self.pushes[name] += 1
         data = (np.float32(RATE) * gradient(name, self.pushes[name])).view(np.uint8)
-        self.update.take(name, PARTITION, self.master, np.arange(1), RAW, data,
-                         len(self.fleet))
+        self.method.take(name, np.arange(1), RAW, data, len(self.fleet))
         done = self.fleet[name].iteration + 1
-        self.fleet[name] = Progress(done, done)
-        self.policy.on_push(name, self.fleet, 0.0)
+        self.fleet[name] = Standing(done, done)
+        assert self.method.close(name, True, self.fleet, 0.0) == []
         self.held.add(name)
         self.settle()
 
     def settle(self):
-        for step in self.policy.steps(self.fleet, frozenset(self.gone)):
-            self.update.carry_out(step, self.master, max(len(self.fleet), 1))
-            if isinstance(step, EndRound):
+        for due in self.method.dues(self.fleet, frozenset(self.gone)):
+            self.method.carry_out(due, max(len(self.fleet), 1))
+            if isinstance(due, EndRound):
                 self.rounds.append([])
             else:
-                assert isinstance(step, Contribute)
-                self.applied.append(step.robot)
-                self.rounds[-1].append(step.robot)
+                assert isinstance(due, Contribute)
+                self.applied.append(due.robot)
+                self.rounds[-1].append(due.robot)
         self.held = {name for name in self.held if name in self.fleet
-                     and self.policy.held_up_by(name, self.fleet)}
+                     and self.method.held_up_by(name, self.fleet)}
 
     def die(self, name):
         del self.fleet[name]
@@ -103,10 +100,10 @@ class Drive:
 
     def join(self, name):
         start = min((p.iteration for p in self.fleet.values()), default=0)
-        self.fleet[name] = Progress(start, start)
+        self.fleet[name] = Standing(start, start)
         self.pushes.setdefault(name, 0)
         self.gone.discard(name)
-        assert self.policy.on_join(name) == []
+        assert self.method.on_join(name) == []
         self.settle()
 
 
@@ -116,7 +113,7 @@ orders = st.tuples(st.integers(1, 6), st.lists(st.integers(0, 999), min_size=1, 
 @FEW
 @given(orders)
 def test_without_deaths_it_is_the_listing_of_the_paper_whatever_the_order(order):
-    """But for the moment at which the list is recovered; see `WhiteList`."""
+    """But for the moment at which the list is recovered; see `rog_core.methods.gsgm`."""
     count, picks = order
     drive, arrivals = Drive(names_of(count)), []
     for pick in picks:
@@ -151,13 +148,13 @@ def test_the_queue_keeps_its_order(order):
     count, picks = order
     drive = Drive(names_of(count))
     for pick in picks:
-        before = drive.policy.state()['queue']
+        before = drive.method.state()['queue']
         name = drive.free[pick % len(drive.free)]
         ended, contributed = len(drive.rounds), len(drive.rounds[-1])
         drive.push(name)
         if len(drive.rounds) == ended:
             now = drive.rounds[-1][contributed:]
-            assert drive.policy.state()['queue'] == before + [name] * (name not in now)
+            assert drive.method.state()['queue'] == before + [name] * (name not in now)
         else:  # the round ended: its last was this push, then those that had waited, in order
             assert drive.rounds[-2][-1] == name
             assert drive.rounds[-1] == before
@@ -168,22 +165,22 @@ def test_the_queue_keeps_its_order(order):
 def test_the_partly_averaged_gradient_is_the_average_of_the_updates_of_the_last_round(order):
     count, picks = order
     drive, updates = Drive(names_of(count)), [[]]
-    carry_out = drive.update.carry_out
+    carry_out = drive.method.carry_out
 
-    def spy(step, master, workers):
-        before = master.astype(np.float64)
-        if isinstance(step, EndRound):
+    def spy(due, robots):
+        before = drive.master.astype(np.float64)
+        if isinstance(due, EndRound):
             updates.append([])
-        carry_out(step, master, workers)
-        if isinstance(step, Contribute):
-            updates[-1].append((before - master) * count)
-    drive.update.carry_out = spy
+        carry_out(due, robots)
+        if isinstance(due, Contribute):
+            updates[-1].append((before - drive.master) * count)
+    drive.method.carry_out = spy
     for pick in picks:
         drive.push(drive.free[pick % len(drive.free)])
         if len(updates) > 1:
-            assert np.allclose(drive.update.velocity, np.mean(updates[-2], axis=0), rtol=1e-4,
+            assert np.allclose(drive.method.velocity, np.mean(updates[-2], axis=0), rtol=1e-4,
                                atol=1e-5)
-        assert np.allclose(drive.update.partly_averaged, np.sum(updates[-1], axis=0) / count
+        assert np.allclose(drive.method.partly_averaged, np.sum(updates[-1], axis=0) / count
                            if updates[-1] else 0.0, rtol=1e-4, atol=1e-5)
 
 
@@ -220,11 +217,11 @@ def test_it_waits_by_name_for_those_that_are_still_on_the_list():
     drive = Drive(['a', 'b', 'c'])
     drive.push('a')
     drive.push('a')
-    assert drive.policy.held_up_by('a', drive.fleet) == ['b', 'c']
+    assert drive.method.held_up_by('a', drive.fleet) == ['b', 'c']
     drive.push('c')
-    assert drive.policy.held_up_by('a', drive.fleet) == ['b']
+    assert drive.method.held_up_by('a', drive.fleet) == ['b']
     drive.die('b')
-    assert drive.policy.held_up_by('a', drive.fleet) == []
+    assert drive.method.held_up_by('a', drive.fleet) == []
     assert drive.applied == ['a', 'c', 'a']
 
 
@@ -235,14 +232,14 @@ def test_a_restarted_server_goes_on_in_the_middle_of_a_round():
         whole.push(name)
         first.push(name)
     second = Drive('abc')
-    state = first.policy.state()
+    state = first.method.state()
     assert state == {'contributed': ['a', 'b'], 'queue': ['a'], 'list': ['c']}
-    second.policy.load_state(state)
-    second.update.load_state(first.update.state())
+    second.method.load_state(state)
+    second.method.load_arrays({name: held.copy() for name, held in first.method.arrays().items()})
     second.master[:], second.fleet, second.held = first.master, first.fleet, first.held
     second.pushes = first.pushes
     second.settle()
-    assert (second.policy.state(), second.rounds) == (state, [[]])
+    assert (second.method.state(), second.rounds) == (state, [[]])
     for name in after:
         whole.push(name)
         second.push(name)
@@ -293,11 +290,11 @@ def test_a_restarted_server_waits_for_who_was_on_the_list_until_that_robot_is_go
     first, second = Drive('abc'), Drive('')
     for name in 'aab':
         first.push(name)
-    second.policy.load_state(first.policy.state())
+    second.method.load_state(first.method.state())
     second.fleet = {'a': first.fleet['a']}  # the first to come back
     second.settle()
     assert second.rounds == [[]]
-    assert second.policy.held_up_by('a', second.fleet) == ['c']
+    assert second.method.held_up_by('a', second.fleet) == ['c']
     second.gone.add('c')
     second.settle()
     assert second.rounds == [[], ['a'], []]
@@ -310,15 +307,15 @@ def test_in_a_fleet_a_restarted_server_goes_on_with_what_it_held(comes_back):
     for robot, seconds in zip(fleet.robots.values(), (0.05, 0.05, 1.4)):
         robot.compute_time = seconds
     for _ in range(2000):
-        if len(fleet.update.update.held) == 2 and len(fleet.server.policy.state()['queue']) == 2:
+        if len(fleet.server.method.held) == 2 and len(fleet.server.method.state()['queue']) == 2:
             break
         fleet.run(0.01)
-    state, held = fleet.server.policy.state(), dict(fleet.update.update.held)
+    state, held = fleet.server.method.state(), dict(fleet.server.method.held)
     assert len(held) == 2 and state['contributed']
     fleet.restart_server(fleet.checkpoint())
-    assert fleet.server.policy.state() == state
+    assert fleet.server.method.state() == state
     for name, values in held.items():
-        assert (fleet.update.update.held[name] == values).all()
+        assert (fleet.server.method.held[name] == values).all()
     if not comes_back:
         fleet.kill_robot('robot2')
     fleet.run(5)

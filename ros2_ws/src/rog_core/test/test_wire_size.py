@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from convmlp import convmlp_m
 from rog_core.codecs import get_codec
-from rog_core.link import MIN_CHUNK
-from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId, Work
+from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId
 from rog_core.partition import partition_of
+from rog_core.steps import Full, Gradient, Local, Shards
+from rog_core.transfer.link import MIN_CHUNK
 from wire_size import TARGETS, cdr_size, push
 
 PUSH = TransferId(1, Kind.PUSH, 1, 1)
@@ -62,11 +63,13 @@ def test_counted_sizes_are_those_of_the_serialised_messages():
             assert cdr_size(Chunk(PUSH, 0, 1, 1, id_bytes, data)) == serialised(
                 'RowChunk', 1, 1, 0, 1, 0, 1, 1, id_bytes, data)
     assert cdr_size(Ack(PUSH, 0, 0)) == serialised('RowAck', 1, 1, 0, 0, 1, 0)
+    steps = [Gradient(), Full(), Local(3)] + [
+        Shards(9, tuple(range(count)), (0.5,) * count) for count in range(4)]
     for sync in ('', 'rsp:4', 'dgh-gc'):
-        for count in range(4):
-            work = Work(9, tuple(range(count)), (0.5,) * count) if count else None
-            assert cdr_size(End(PUSH, 0, command=Command(sync=sync, work=work))) == serialised(
-                'TransferEnd', 1, 1, 0, 1, 0, 0., 0., 0., 0, 0, 0., sync, 9 * bool(count),
-                np.arange(count, dtype=np.uint32), np.full(count, 0.5), False)
+        for step in steps:
+            assert cdr_size(End(PUSH, 0, command=Command(sync=sync, step=step))) == serialised(
+                'TransferEnd', 1, 1, 0, 1, 0, 0., 0., 0, 0, sync, False, 0., 0., 1., 0, False, 0.,
+                False, step.name, np.array(step.integers(), np.uint32),
+                np.array(step.numbers(), np.float64)), step
     assert cdr_size(Receipt(PUSH, 1, bytes(21))) == serialised(
         'TransferReceipt', 1, 1, 0, 1, 0, np.zeros(21, np.uint8))

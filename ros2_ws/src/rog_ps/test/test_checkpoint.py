@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rog_core.aggregation import Aggregation, ServerState
 from rog_core.codecs import get_codec
 from rog_core.messages import Kind, Receipt, TransferId
+from rog_core.methods import Team
+from rog_core.methods.base import Model, Standing
 from rog_core.partition import partition_of
-from rog_core.policy import Progress
-from rog_core.rules import Rules
-from rog_core.server import ServerState
 from rog_ps import checkpoint
 from safetensors.numpy import load_file, save_file
 
@@ -48,7 +48,7 @@ policies = st.dictionaries(names, st.integers(0, 2 ** 40) | st.lists(names, max_
 
 @settings(deadline=None, max_examples=30, derandomize=True)
 @given(policies, st.sets(names, max_size=3), st.integers(0, 99))
-def test_what_policy_and_update_rule_hold_comes_back(tmp_path_factory, policy, robots, seed):
+def test_what_the_method_holds_comes_back(tmp_path_factory, policy, robots, seed):
     folder = tmp_path_factory.mktemp('run')
     noise = np.random.default_rng(seed)
     update = {name: noise.normal(size=PARTITION.elements).astype(np.float32)
@@ -62,31 +62,33 @@ def test_what_policy_and_update_rule_hold_comes_back(tmp_path_factory, policy, r
 
 def test_a_gsgm_server_goes_on_in_the_middle_of_a_round(tmp_path):
     def server():
-        return Rules('gsgm', PARTITION, MASTER.copy(), get_codec('onebit'), 0.9, {})
+        model = Model(PARTITION, MASTER.copy(), get_codec('onebit'))
+        return Aggregation('gsgm', model, Team(codec='onebit', momentum=0.9))
 
-    rules = server()
-    fleet = {name: Progress(0, 0) for name in ('robot1', 'robot2')}
+    ours = server()
+    fleet = {name: Standing(0, 0) for name in ('robot1', 'robot2')}
     push = np.ones(PARTITION.elements, np.float32)
     for _ in range(2):  # the second waits for the other robot's first
-        rules.update.held['robot1'] = push.copy()
-        rules.policy.on_push('robot1', fleet, 0.0)
-        rules.settle(fleet, frozenset())
-    policy, update = rules.state()
+        ours.method.held['robot1'] = push.copy()
+        ours.carry_out(ours.method.close('robot1', True, fleet, 0.0), len(fleet))
+        ours.settle(fleet, frozenset())
+    policy, update = ours.state()
     assert policy == {'contributed': ['robot1'], 'queue': ['robot1'], 'list': ['robot2']}
     known = ServerState(2, 'gsgm', np.zeros(PARTITION.rows, np.int64), {}, policy, update)
-    checkpoint.write(tmp_path, PARTITION, rules.master, known, 0.0)
+    checkpoint.write(tmp_path, PARTITION, ours.model.master, known, 0.0)
     master, back, _ = checkpoint.read(tmp_path, PARTITION)
     again = server()
-    again.master[:] = master
+    again.model.master[:] = master
     again.load(back)
-    for one in (rules, again):
-        one.update.held['robot2'] = push.copy()
-        one.policy.on_push('robot2', fleet, 0.0)
+    for one in (ours, again):
+        one.method.held['robot2'] = push.copy()
+        one.carry_out(one.method.close('robot2', True, fleet, 0.0), len(fleet))
         one.settle(fleet, frozenset())
-    assert again.state()[0] == rules.state()[0]
+    assert again.state()[0] == ours.state()[0]
     assert again.state()[0]['contributed'] == ['robot1']
-    assert np.array_equal(rules.master, again.master)
-    assert np.allclose(MASTER - again.master, 1.5 + 0.9 / 2, atol=1e-5)  # the third has momentum
+    assert np.array_equal(ours.model.master, again.model.master)
+    fall = MASTER - again.model.master
+    assert np.allclose(fall, 1.5 + 0.9 / 2, atol=1e-5)  # the third has momentum
 
 
 def test_a_checkpoint_of_the_former_version_is_read(tmp_path):

@@ -17,8 +17,10 @@ from rog_core.messages import (
     Receipt,
     RegisterRequest,
     RegisterResponse,
+    Sending,
     TransferId,
 )
+from rog_core.steps import Full, Gradient, Local, Shards
 from rog_msgs.msg import RowChunk
 from rog_msgs.srv import Register
 from rog_ros.convert import (
@@ -35,8 +37,14 @@ u8, u16, u32, u64 = (st.integers(0, 2 ** bits - 1) for bits in (8, 16, 32, 64))
 seconds = st.floats(0, allow_infinity=False)
 octets = st.binary(max_size=200)
 transfers = st.builds(TransferId, u64, st.sampled_from(Kind), u32, u32)
-commands = st.builds(Command, u32, seconds, u32, st.sampled_from(['', 'bsp', 'rsp:4']),
-                     st.booleans(), st.floats(0))
+shares = st.floats(0, 1)
+sendings = st.builds(Sending, shares, u32, st.booleans(), shares)
+numbers = st.floats(allow_nan=False)
+steps = st.one_of(st.builds(Gradient, st.booleans()), st.just(Full()), st.builds(Local, u32),
+                  st.builds(Shards, u32, st.lists(u32).map(tuple), st.lists(numbers).map(tuple),
+                            st.booleans()))
+commands = st.builds(Command, u32, st.floats(0), u32, st.sampled_from(['', 'bsp', 'rsp:4']),
+                     st.booleans(), st.floats(0), sendings, st.booleans(), steps)
 receipts = st.builds(Receipt, transfers, u32, octets)
 values = st.one_of(st.builds(Ack, transfers, u32, u64), receipts,
                    st.builds(End, transfers, u32, seconds, seconds, commands))
@@ -48,7 +56,10 @@ def over_the_wire(message):
 
 @given(values)
 def test_a_value_comes_back_as_it_was(value):
-    assert from_ros(over_the_wire(to_ros(value))) == value
+    back = from_ros(over_the_wire(to_ros(value)))
+    assert back == value
+    if isinstance(value, End):  # momentum and feedback count as well
+        assert vars(back.command.step) == vars(value.command.step)
 
 
 @given(transfers, u32, u8, u16, octets, octets)
@@ -61,6 +72,18 @@ def test_a_chunk_comes_back_as_it_was(transfer, sequence, codec, segments, ids, 
     assert back.ids.tobytes() == ids and back.values.tobytes() == data
     assert back.ids.dtype == back.values.dtype == np.uint8
     assert payload_bytes(back) >= len(ids) + len(data)
+
+
+@pytest.mark.parametrize('told', [{'step': 'fast'}, {'step': ''}, {'step': 'local'},
+                                  {'step': 'full', 'step_integers': [1]},
+                                  {'step': 'shards', 'step_integers': [1]}])
+def test_an_unknown_step_or_numbers_that_are_not_its_own_are_the_peers_fault(told):
+    end = to_ros(End(TransferId(1, Kind.PULL, 1, 1), 0))
+    end.step_integers = []
+    for name, value in told.items():
+        setattr(end, name, value)
+    with pytest.raises(RemoteProtocolError, match='step'):
+        from_ros(over_the_wire(end))
 
 
 def test_an_unknown_kind_is_the_peers_fault():

@@ -19,7 +19,6 @@ from fleet_env.summary import read_summary
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
-from rog_core.update import AveragedUpdate
 from rog_sim.simulation import Simulation, simulate
 from virtual_fleet import GOOD_LINK, METHODS, fleet_of
 
@@ -216,17 +215,6 @@ def dying_links(draw):
     return '\n'.join([*lines, f'{t} 20', f'{60 * MINUTES} 20'])
 
 
-class Summing(AveragedUpdate):
-    """Also adds up what it applies, in double precision."""
-
-    def __init__(self, elements):
-        self.applied = np.zeros(elements)
-
-    def take(self, robot, partition, master, ids, codec, data, workers):
-        super().take(robot, partition, master, ids, codec, data, workers)
-        add_decoded(self.applied, partition, codec, ids, data)
-
-
 def add_decoded(total, partition, codec, ids, data):
     decoded = np.zeros(total.size, np.float32)
     codec.add(partition, decoded, ids, data)
@@ -240,9 +228,17 @@ class Books:
         self.simulation = simulation
         self.elements = simulation.server.partition.elements
         self.produced = np.zeros(self.elements)
-        simulation.server.rules.update = Summing(self.elements)
+        self.applied = np.zeros(self.elements)
+        method = simulation.server.method
+        method.take = self._summing(method.model.partition, method.take)
         for robot in simulation.robots.values():
             robot.store.accumulate = self._counting(robot.store, robot.store.accumulate)
+
+    def _summing(self, partition, take):
+        def summing(robot, ids, codec, data, robots):
+            take(robot, ids, codec, data, robots)
+            add_decoded(self.applied, partition, codec, ids, data)
+        return summing
 
     def _counting(self, store, accumulate):
         def counting(*arguments, **options):
@@ -273,7 +269,7 @@ class Books:
                 compared += 1
         held = sum(self.held(name, robot) for name, robot in self.simulation.robots.items())
         assert np.abs(self.produced).max() > 0
-        np.testing.assert_allclose(server.rules.update.applied + held, self.produced, rtol=1e-4,
+        np.testing.assert_allclose(self.applied + held, self.produced, rtol=1e-4,
                                    atol=2e-5)
         return compared
 

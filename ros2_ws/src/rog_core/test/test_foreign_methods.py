@@ -1,0 +1,326 @@
+"""Methods of other packages: they train with all invariants, and what is none is refused."""
+
+import itertools
+import sys
+from collections import Counter
+
+import pytest
+from fleet import Fleet
+from hostile import fingerprint
+from ledger import method_named
+from rog_core.errors import ConfigError
+from rog_core.messages import Command, End, Sending
+from rog_core.methods import Method, Team, create
+from rog_core.steps import STEPS, Gradient, Local
+from schedules import check_end, play, run_until
+
+numbers = itertools.count()
+
+CALM = '''
+from rog_core.messages import Sending
+from rog_core.methods import Method
+from rog_core.steps import Gradient, Local
+
+
+class Calm(Method):
+    """``Calm:T:H``: bound T; every second iteration is H local steps; +half, +rest=N."""
+
+    known = ('half', 'rest')
+
+    def __init__(self, written, team):
+        super().__init__(written, team)
+        self.asked_for, self.pushes = 0, {}
+
+    @classmethod
+    def numbered(cls):
+        return ('rest',)
+
+    def bounds(self):
+        bound, steps = self.written.arguments
+        self.steps = self.written.whole(steps, 1)
+        return self.written.whole(bound, 1), self.written.whole(bound, 1)
+
+    @property
+    def time_limited(self):
+        return 'half' in self.options
+
+    def sending(self):
+        return Sending(0.5, int(self.bound), True) if 'half' in self.options else Sending()
+
+    def grant(self, robot, iteration):
+        return iteration + 1, Gradient() if iteration % 2 else Local(self.steps)
+
+    def held_up_by(self, robot, fleet, least=0.0):
+        self.asked_for += 1
+        slow = self.behind(robot, fleet, max(self.bound, least))
+        rest = self.numbers.get('rest', 0)
+        if slow or not rest or (fleet[robot].iteration + 1) % rest:
+            return slow
+        return [name for name in fleet if fleet[name].iteration < fleet[robot].iteration - 1]
+
+    def on_push(self, robot, fleet, now):
+        self.pushes[robot] = self.pushes.get(robot, 0) + 1
+
+    def state(self):
+        return {'pushes': self.pushes}
+
+    def load_state(self, state):
+        self.pushes = {str(name): int(count) for name, count in state.get('pushes', {}).items()}
+'''
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Writes a module of another package; returns its name."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(text):
+        name = f'their_methods_{next(numbers)}'
+        (tmp_path / f'{name}.py').write_text(text)
+        return name
+
+    return write
+
+
+# -- one that is right
+
+
+@pytest.mark.parametrize('written', ['Calm:3:4', 'Calm:4:2+half', 'Calm:1:1+rest=3',
+                                     'Calm:6:3+half+rest=4'])
+@pytest.mark.parametrize('codec', ['onebit', 'raw'])
+def test_it_trains_a_fleet_with_all_invariants(package, written, codec):
+    sync = f'{package(CALM)}:{written}'
+    fleet = Fleet(7, 3, sync, codec, loss=0.1, duplicate=0.1, rate=1e5)
+    play(fleet, [('run', 0, 1.0), ('checkpoint', 0, 0.5), ('crash', 0, 1.5), ('fade', 1, 1.2),
+                 ('slow', 0, 1.0), ('replay', 0, 0.3), ('corrupt', 0, 0.3), ('kill', 2, 1.0),
+                 ('restart', 2, 1.0), ('fast', 0, 1.0), ('corrupt', 0, 0.3)])
+    assert str(fleet.server.method) == sync
+    assert {type(m.step) for m in fleet.server.members.values()} <= {Gradient, Local}
+    for happens in ('crash', 'fade', 'corrupt refused', 'staleness checked', 'mirror checked'):
+        assert fleet.counts[happens], happens
+    check_end(fleet)
+
+
+def test_a_running_fleet_changes_to_it_and_back_and_a_restart_takes_up_its_state(package):
+    sync = f'{package(CALM)}:Calm:4:2+half'
+    fleet = Fleet(5, 3, 'rsp:4', rate=2e5)
+    fleet.run(2)
+    fleet.set_sync(sync)
+    fleet.run(3)
+    fleet.check()
+    pushes = fleet.server.method.state()['pushes']
+    assert set(pushes) == set(fleet.robots) and min(pushes.values()) > 1
+    fleet.sync = 'bsp'  # the one in the checkpoint counts
+    fleet.restart_server(fleet.checkpoint())
+    assert str(fleet.server.method) == sync
+    assert fleet.server.method.state()['pushes'] == pushes
+    fleet.run(3)
+    fleet.check()
+    fleet.set_sync('gsgm')
+    fleet.run(2)
+    check_end(fleet)
+
+
+def test_robots_are_told_plain_values_and_never_look_for_its_module(package, monkeypatch):
+    module = package(CALM)
+    sync = f'{module}:Calm:4:2+half'
+    fleet = Fleet(3, 2, sync)
+    method_named(sync, fleet.team)  # what the test itself asks of it
+    looked_for, told = [], Counter()
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            looked_for.append(name)
+
+    monkeypatch.setattr(sys, 'meta_path', [Finder, *sys.meta_path])
+    monkeypatch.delitem(sys.modules, module)
+    send = fleet.send
+
+    def spy(side, action, robot):
+        if side is None and isinstance(action.message, End):
+            command = action.message.command
+            assert type(command) is Command and type(command.sync) is str
+            assert type(command.sending) is Sending
+            assert type(command.step) is STEPS[command.step.name]
+            told[command.step.name] += 1
+        send(side, action, robot)
+    fleet.send = spy
+    run_until(fleet, lambda: told['local'] > 3 and told['gradient'] > 3, 0.1)
+    fleet.check()
+    assert module not in looked_for and module not in sys.modules
+    assert {robot.machine.sync for robot in fleet.robots.values()} == {sync}
+
+
+def test_it_has_arguments_and_options_of_its_own_and_says_itself_how_it_is_written(package):
+    module = package(CALM)
+    method = create(f' {module}:Calm:4:2+rest=3+half ')
+    assert isinstance(method, Method)
+    assert (method.bound, method.steps, method.numbers) == (4, 2, {'rest': 3})
+    assert create(str(method)).options == method.options == {'half', 'rest'}
+    assert create(str(method)).numbers == {'rest': 3}
+    for text, reason in (('Calm:4:2+fast', "no option 'fast'; it has half, rest"),
+                         ('Calm:0:2', "'0' in .* must be 1 to 1000"),
+                         ('Calm:4:x', "'x' in .* is not a whole number"),
+                         ('Calm:4:2+half=3', 'half takes no number'),
+                         ('Calm:4', 'cannot be built: ValueError')):
+        with pytest.raises(ConfigError, match=reason):
+            create(f'{module}:{text}')
+
+
+# -- those that are none
+
+
+HEAD = '''
+import rog_core.messages, rog_core.steps, rog_core.methods
+from rog_core.errors import RemoteProtocolError
+from rog_core.messages import Sending
+from rog_core.methods import Method
+from rog_core.steps import Gradient, Local, Shards, Step
+'''
+
+BAD = {  # name -> (body of the class, what the error says)
+    'raises in __init__': ('''
+    def __init__(self, written, team):
+        raise RuntimeError('no such luck')''', 'cannot be built: RuntimeError: no such luck'),
+    'raises in held_up_by': ('''
+    def held_up_by(self, robot, fleet, least=0.0):
+        return fleet['nobody'].iteration''', 'fails in a rehearsal: KeyError.*nobody'),
+    'raises in grant': ('''
+    def grant(self, robot, iteration):
+        raise ZeroDivisionError('by 0')''', 'fails in a rehearsal: ZeroDivisionError: by 0'),
+    'raises in sending': ('''
+    def sending(self):
+        raise OSError('gone')''', 'fails in a rehearsal: OSError: gone'),
+    'raises in take': ('''
+    def take(self, robot, ids, codec, data, robots):
+        raise ValueError('of no use')''', 'fails in a rehearsal: ValueError: of no use'),
+    'raises after some iterations': ('''
+    def grant(self, robot, iteration):
+        assert iteration < 7, 'it is late'
+        return iteration + 1, Gradient()''', 'fails in a rehearsal: AssertionError: it is late'),
+    'raises the error of another': ('''
+    def grant(self, robot, iteration):
+        raise RemoteProtocolError('odd')''', 'fails in a rehearsal: RemoteProtocolError: odd'),
+    'lets everybody wait': ('''
+    def held_up_by(self, robot, fleet, least=0.0):
+        return list(fleet)''', 'stands still: who waits for whom'),
+    'lets everybody wait in the end': ('''
+    def held_up_by(self, robot, fleet, least=0.0):
+        return list(fleet) if fleet[robot].iteration > 5 else []''', 'stands still'),
+    'waits for nobody that there is': ('''
+    def held_up_by(self, robot, fleet, least=0.0):
+        return ['Godot']''', "stands still.*Godot"),
+    'is held up by None': ('''
+    def held_up_by(self, robot, fleet, least=0.0):
+        return None''', 'held_up_by answers None; it must be a list of names'),
+    'is held up by a number': ('''
+    def held_up_by(self, robot, fleet, least=0.0):
+        return 0''', 'held_up_by answers 0; it must be a list of names'),
+    'is held up by a name': ('''
+    def held_up_by(self, robot, fleet, least=0.0):
+        return \'\'''', "held_up_by answers ''; it must be a list of names"),
+    'grants None': ('''
+    def grant(self, robot, iteration):
+        return None''', 'fails in a rehearsal: TypeError'),
+    'grants no step': ('''
+    def grant(self, robot, iteration):
+        return iteration + 1, None''', 'fails in a rehearsal'),
+    'grants a step by its name': ('''
+    def grant(self, robot, iteration):
+        return iteration + 1, \'local\'''', 'fails in a rehearsal'),
+    'grants a step of its own': ('''
+    def grant(self, robot, iteration):
+        class Leap(Step):
+            name = \'leap\'
+        return iteration + 1, Leap()''', 'a robot knows gradient, shards, full, local'),
+    'grants a step that looks like another': ('''
+    def grant(self, robot, iteration):
+        class Mine(Gradient):
+            pass
+        return iteration + 1, Mine()''', 'a robot knows gradient, shards, full, local'),
+    'grants no local steps': ('''
+    def grant(self, robot, iteration):
+        return iteration + 1, Local(0)''', 'asks for 0 local steps'),
+    'grants iteration 0': ('''
+    def grant(self, robot, iteration):
+        return 0, Gradient()''', 'grants iteration 0'),
+    'sends None': ('''
+    def sending(self):
+        return None''', 'fails in a rehearsal'),
+    'sends a share of 7': ('''
+    def sending(self):
+        return Sending(7.0)''', 'the share 7.0 as minimum'),
+    'sends a share below 0': ('''
+    def sending(self):
+        return Sending(-0.5)''', 'the share -0.5 as minimum'),
+    'has a state that is not JSON': ('''
+    def state(self):
+        return {\'names\': {\'a\', \'b\'}}''', 'fails in a rehearsal: TypeError.*JSON'),
+    'does not take up its own state': ('''
+    def state(self):
+        return {\'a\': 1}
+    def load_state(self, state):
+        raise ValueError(\'not mine\')''', 'fails in a rehearsal: ValueError: not mine'),
+    'refuses the robots of the fleet': ('''
+    def refusal(self, robot):
+        return \'nobody\'''', 'fails in a rehearsal'),
+}
+
+
+def refuses(fleet, text, reason):
+    """The text is refused, and a running fleet goes on with what it has."""
+    with pytest.raises(ConfigError, match=reason) as error:
+        create(text, fleet.team)
+    assert text in str(error.value)
+    before, method = fingerprint(fleet.server), fleet.server.method
+    with pytest.raises(ConfigError, match=reason):
+        fleet.set_sync(text)
+    assert fleet.server.method is method
+    assert fingerprint(fleet.server) == before
+
+
+@pytest.fixture(scope='module')
+def fleet():
+    """A fleet that trains; whatever is refused leaves it as it is."""
+    fleet = Fleet(6, 2, 'rsp:4')
+    fleet.run(1)
+    yield fleet
+    check_end(fleet, 4)
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_one_that_fails_is_refused_before_any_robot_trains_and_nothing_changes(package, fleet,
+                                                                               name):
+    body, reason = BAD[name]
+    module = package(f'{HEAD}\n\nclass Theirs(Method):{body}\n')
+    refuses(fleet, f'{module}:Theirs', f'(?s){reason}')
+    fleet.run(0.1)
+    fleet.check()
+
+
+def test_one_that_is_not_there_is_refused_with_what_to_do(package, fleet):
+    module = package(HEAD + '\nSomething = 3\n\n\nclass Nothing:\n    pass\n')
+    refuses(fleet, 'no_such_package.methods:Theirs',
+            "No module named 'no_such_package'; install the package that has it where the server")
+    refuses(fleet, f'{module}.deeper:Theirs', 'install the package')
+    refuses(fleet, f'{module}:Missing', f"module {module} has no 'Missing'")
+    refuses(fleet, f'{module}:Something', f'{module}:Something is no rog_core.methods.Method')
+    refuses(fleet, f'{module}:Nothing', f'{module}:Nothing is no rog_core.methods.Method')
+    refuses(fleet, f'{module}:Step', 'is no rog_core.methods.Method')
+    refuses(fleet, f'{module}:', 'is unknown')
+    refuses(fleet, f'{package("this is no Python")}:Theirs', 'cannot be imported: SyntaxError')
+    refuses(fleet, f'{package("raise RuntimeError(7)")}:Theirs',
+            'cannot be imported: RuntimeError: 7')
+
+
+def test_a_server_does_not_begin_with_one_that_fails(package):
+    body, reason = BAD['raises in grant']
+    module = package(f'{HEAD}\n\nclass Theirs(Method):{body}\n')
+    with pytest.raises(ConfigError, match=reason):
+        Fleet(1, 2, f'{module}:Theirs')
+
+
+def test_a_rehearsal_leaves_nothing_behind_in_the_method_that_trains(package):
+    method = create(f'{package(CALM)}:Calm:4:2', Team({'a': 1.0, 'b': 2.0}))
+    assert (method.asked_for, method.pushes, method.model) == (0, {}, None)

@@ -1,0 +1,275 @@
+"""Steps: told in plain values, refused where they cannot be done, computed as they say."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from configs import SGD, transfer_config
+from hostile import BAD_STEPS
+from hypothesis import given
+from hypothesis import strategies as st
+from rog_core.config import SgdConfig
+from rog_core.errors import RemoteProtocolError
+from rog_core.flat import flatten
+from rog_core.learner import Learner
+from rog_core.messages import Compute
+from rog_core.steps import MAX_LOCAL, STEPS, Full, Gradient, Local, Shards, step_of
+
+SHARDS, BATCHES = 6, 4
+numbers = st.floats(-9, 9, width=32)
+shards = st.lists(st.tuples(st.integers(0, SHARDS - 1), numbers), min_size=1, max_size=5).flatmap(
+    lambda parts: st.builds(Shards, st.just(SHARDS), st.just(tuple(k for k, _ in parts)),
+                            st.just(tuple(w for _, w in parts)), st.booleans()))
+steps = st.one_of(st.builds(Gradient, st.booleans()), st.just(Full()), shards,
+                  st.builds(Local, st.integers(1, MAX_LOCAL)))
+
+
+# -- how they are told
+
+
+@given(steps)
+def test_a_step_survives_being_told_in_plain_values(step):
+    assert all(type(value) is int and value >= 0 for value in step.integers())
+    assert all(type(value) is float for value in step.numbers())
+    told = step_of(step.name, list(step.integers()), list(step.numbers()))
+    assert type(told) is type(step) and vars(told) == vars(step)
+    told.check()
+
+
+def test_every_step_is_found_by_its_name():
+    assert {name: cls.name for name, cls in STEPS.items()} == {name: name for name in STEPS}
+    assert set(STEPS.values()) == {Gradient, Shards, Full, Local}
+
+
+@pytest.mark.parametrize('name', ['', 'fast', 'Gradient', 'os:system'])
+def test_a_step_that_this_version_does_not_know_is_the_servers_fault(name):
+    with pytest.raises(RemoteProtocolError, match=f"step '{name}', which this version does not "
+                                                  'know; it knows gradient, shards, full, local'):
+        step_of(name, (), ())
+
+
+@pytest.mark.parametrize(('name', 'integers', 'floats'), [
+    ('gradient', (), ()), ('gradient', (1, 1), ()), ('gradient', (1,), (0.5,)),
+    ('shards', (), ()), ('shards', (4,), (1.0,)), ('full', (1,), ()), ('full', (), (1.0,)),
+    ('local', (), ()), ('local', (3, 4), ()), ('local', (3,), (0.5,))])
+def test_numbers_that_are_not_those_of_the_step_are_the_servers_fault(name, integers, floats):
+    with pytest.raises(RemoteProtocolError, match=f"the numbers of the step '{name}' are not its"):
+        step_of(name, integers, floats)
+
+
+@pytest.mark.parametrize('name', BAD_STEPS)
+def test_a_step_that_nobody_can_do_is_refused_however_it_is_told(name):
+    bad = BAD_STEPS[name]
+    with pytest.raises(RemoteProtocolError, match='the server asks for'):
+        bad.check()
+    with pytest.raises(RemoteProtocolError, match='the server asks for'):
+        step_of(bad.name, bad.integers(), bad.numbers()).check()
+
+
+@given(st.sampled_from(sorted(STEPS)), st.lists(st.integers(0, 2 ** 32 - 1), max_size=6),
+       st.lists(st.floats(), max_size=6))
+def test_any_numbers_are_a_step_that_can_be_done_or_are_refused(name, integers, floats):
+    try:
+        step = step_of(name, integers, floats)
+        step.check()
+    except RemoteProtocolError:
+        return
+    assert all(map(math.isfinite, step.numbers()))
+
+
+# -- what they compute
+
+
+class Batches:
+    """Batches of a fixed classification; ``taken`` counts the robot's own."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(2)
+        self.inputs = torch.randn(40, 8, 5, generator=generator)
+        self.targets = torch.randint(3, (40, 8), generator=generator)
+        self.taken = 0
+
+    def batch(self):
+        self.taken += 1
+        return self.taken - 1
+
+    def shard(self):
+        return iter(range(BATCHES))
+
+    def batch_of(self, shards, shard, iteration):
+        return (shards * iteration + shard) % 40
+
+    def loss(self, model, batch):
+        return torch.nn.functional.cross_entropy(model(self.inputs[batch]), self.targets[batch])
+
+
+def network():
+    torch.manual_seed(4)
+    return torch.nn.Sequential(torch.nn.Linear(5, 20), torch.nn.Tanh(), torch.nn.Linear(20, 3))
+
+
+def learner(model=None):
+    return Learner(model or network(), 'robot1', 1, transfer_config('raw'), Batches())
+
+
+def gradient_of(batch):
+    """Loss and gradient of one batch, by torch alone."""
+    model, data = network(), Batches()
+    loss = data.loss(model, batch)
+    loss.backward()
+    return loss.item(), np.concatenate([p.grad.numpy().reshape(-1) for p in model.parameters()])
+
+
+def kept(ours, step, sgd=SGD):
+    """What of the step that has just been computed travels."""
+    gradient = ours.gradient()
+    step.keep(ours.store, gradient, sgd)
+    return ours.store.pending.copy()
+
+
+def close(one, other):
+    return np.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_is_that_of_the_robots_own_next_batch():
+    ours = learner()
+    for batch in range(3):
+        loss, gradient = gradient_of(batch)
+        assert ours.source.compute(Compute(1, Gradient()), SGD) == pytest.approx(loss, rel=1e-5)
+        assert close(ours.gradient(), gradient)
+    assert Gradient().batches(ours.source) == 1
+
+
+@pytest.mark.parametrize('momentum', [True, False])
+def test_a_gradient_is_kept_with_momentum_unless_that_is_the_servers(momentum):
+    ours, sgd = learner(), SgdConfig(0.1, 0.5, 0.0, False)
+    step, velocity, total = Gradient(momentum), 0.0, 0.0
+    for batch in range(3):
+        ours.source.compute(Compute(1, step), sgd)
+        velocity = 0.5 * momentum * velocity + gradient_of(batch)[1]
+        total = total + 0.1 * velocity
+        assert close(kept(ours, step, sgd), total)
+
+
+def test_a_coded_gradient_is_the_weighted_sum_of_its_shards():
+    ours, step = learner(), Shards(SHARDS, (0, 4, 5), (0.5, -2.0, 1.0))
+    loss = ours.source.compute(Compute(3, step), SGD)
+    parts = [gradient_of(SHARDS * 3 + shard) for shard in step.ids]
+    assert loss == pytest.approx(np.mean([loss for loss, _ in parts]), rel=1e-5)
+    total = sum(weight * part for weight, (_, part) in zip(step.weights, parts, strict=True))
+    assert close(ours.gradient(), total)
+    assert step.batches(ours.source) == 3
+    assert ours.source.batch() == 0  # none of the robot's own
+
+
+def test_a_full_gradient_is_the_mean_over_the_shard_and_travels_whole():
+    ours, step = learner(), Full()
+    loss = ours.source.compute(Compute(1, step), SGD)
+    parts = [gradient_of(batch) for batch in range(BATCHES)]
+    assert loss == pytest.approx(np.mean([loss for loss, _ in parts]), rel=1e-5)
+    mean = np.mean([part for _, part in parts], axis=0)
+    assert not kept(ours, step).any()
+    assert close(ours.store.full, mean) and step.whole
+    ours.source.clear()
+    assert close(ours.store.full, mean)  # its own memory
+    assert step.batches(ours.source) == BATCHES
+
+
+def test_a_corrected_gradient_is_computed_at_the_anchor_too_and_the_model_stays():
+    ours = learner()
+    before = ours.store.model.copy()
+    anchor, full = before + np.float32(0.1), np.full_like(before, 0.25)
+    ours.store.anchor = anchor, full
+    assert Gradient().batches(ours.source) == 2
+    ours.source.compute(Compute(1, Gradient()), SGD)
+    assert (ours.store.model == before).all()
+    there = learner()
+    there.store.model[:] = anchor
+    there.source.compute(Compute(1, Gradient()), SGD)
+    assert close(ours.gradient(), gradient_of(0)[1] - there.gradient() + full)
+
+
+@pytest.mark.parametrize('nesterov', [True, False])
+@pytest.mark.parametrize('momentum', [0.9, 0.5])
+@pytest.mark.parametrize('count', [1, 3, 10])
+def test_local_steps_are_those_of_torch_and_the_model_stays(nesterov, momentum, count):
+    sgd, step = SgdConfig(0.1, momentum, 0.0, nesterov), Local(count)
+    ours, theirs = learner(), network()
+    before, data = flatten(theirs), Batches()
+    losses = []
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=momentum, nesterov=nesterov)
+    for _ in range(count):
+        optimizer.zero_grad()
+        losses.append(data.loss(theirs, data.batch()))
+        losses[-1].backward()
+        optimizer.step()
+    loss = ours.source.compute(Compute(1, step), sgd)
+    assert loss == pytest.approx(np.mean([value.item() for value in losses]), rel=1e-5)
+    assert (ours.store.model == before).all() and (flatten(theirs) != before).any()
+    # What travels is how far the steps led, as it is: neither learning rate nor momentum again.
+    assert close(kept(ours, step, sgd), before - flatten(theirs))
+    assert step.batches(ours.source) == count
+
+
+def test_every_local_exchange_begins_with_no_momentum_and_with_the_next_batches():
+    sgd, step = SgdConfig(0.1, 0.9, 0.0, True), Local(2)
+    ours = learner()
+    ours.source.compute(Compute(1, step), sgd)
+    first = kept(ours, step, sgd)
+    ours.source.compute(Compute(2, step), sgd)
+    fresh = learner()
+    fresh.source.batch(), fresh.source.batch()
+    fresh.source.compute(Compute(2, step), sgd)
+    assert close(kept(ours, step, sgd) - first, kept(fresh, step, sgd))
+    assert ours.source.batch() == 4
+
+
+@pytest.mark.parametrize('nesterov', [True, False])
+def test_weight_decay_of_local_steps_is_decoupled(nesterov):
+    """Weights shrink by learning rate times decay beside each step; momentum knows nothing of it.
+
+    Unlike torch.optim.SGD, which adds it to the gradient; `Accumulator.accumulate` does it so, too.
+    """
+    sgd, data, model = SgdConfig(0.1, 0.5, 0.2, nesterov), Batches(), network()
+    before, velocity = flatten(model), 0.0
+    for _ in range(3):
+        model.zero_grad()
+        data.loss(model, data.batch()).backward()
+        gradient = np.concatenate([p.grad.numpy().reshape(-1) for p in model.parameters()])
+        velocity = 0.5 * velocity + gradient
+        way = gradient + 0.5 * velocity if nesterov else velocity
+        after = flatten(model) - 0.1 * (way + 0.2 * flatten(model))
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(after), model.parameters())
+    ours, step = learner(), Local(3)
+    ours.source.compute(Compute(1, step), sgd)
+    assert (ours.store.model == before).all()
+    assert close(kept(ours, step, sgd), before - flatten(model))
+
+
+@pytest.mark.parametrize('weight_decay', [0.0, 0.2])
+@pytest.mark.parametrize('nesterov', [True, False])
+def test_one_local_step_is_one_gradient_of_a_worker_that_has_no_momentum_yet(nesterov,
+                                                                             weight_decay):
+    sgd, pushed = SgdConfig(0.1, 0.5, weight_decay, nesterov), []
+    for step in (Local(1), Gradient()):
+        ours = learner()
+        ours.source.compute(Compute(1, step), sgd)
+        pushed.append(kept(ours, step, sgd))
+    assert close(*pushed)
+
+
+def test_a_batch_that_fails_in_the_middle_leaves_the_model_as_it_was():
+    ours = learner()
+    before, batch = ours.store.model.copy(), copy.copy(ours.source.batch)
+
+    def fails():
+        if (number := batch()) == 2:
+            raise OSError('the disk is gone')
+        return number
+
+    ours.source.batch = fails
+    with pytest.raises(OSError, match='disk'):
+        ours.source.compute(Compute(1, Local(5)), SGD)
+    assert (ours.store.model == before).all()
