@@ -40,6 +40,7 @@ def test_a_study_runs_its_cases_and_says_where_everything_is(capsys, tmp_path, m
     assert code == 2 and 'already holds a run' in error and made_up == []
 
 
+@pytest.mark.long
 def test_a_study_that_is_interrupted_says_how_to_go_on(capsys, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt

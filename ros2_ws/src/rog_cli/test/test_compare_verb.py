@@ -57,6 +57,7 @@ def test_compare_runs_every_method_and_seed_and_says_where_everything_is(
         assert str(path) in text and path.exists()
 
 
+@pytest.mark.long
 def test_compare_resumes(capsys, tmp_path, made_up):
     compare(capsys, tmp_path / 'out')
     code, _, error = compare(capsys, tmp_path / 'out')
@@ -106,6 +107,7 @@ def test_a_failed_run_is_one_line(capsys, tmp_path, monkeypatch):
     assert compare(capsys, tmp_path / 'out')[::2] == (2, 'rog: bsp, seed 1: no route\n')
 
 
+@pytest.mark.long
 def test_plot_draws_comparisons_and_sets_of_runs(capsys, tmp_path, made_up):
     compare(capsys, tmp_path / 'a')
     compare(capsys, tmp_path / 'b')
@@ -117,6 +119,7 @@ def test_plot_draws_comparisons_and_sets_of_runs(capsys, tmp_path, made_up):
         assert code == 0 and str(figures / name) in text.split()
 
 
+@pytest.mark.long
 def test_plot_does_not_mix_runs_and_comparisons(capsys, tmp_path, made_up):
     compare(capsys, tmp_path / 'a')
     code, _, error = run(capsys, 'plot', str(tmp_path / 'a'), str(tmp_path / 'a/bsp/seed1'))

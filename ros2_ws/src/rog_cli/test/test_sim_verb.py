@@ -129,6 +129,7 @@ def test_options_change_the_fleet(capsys, mine, tmp_path):
     assert rates == {0.5}
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_files(capsys, mine, tmp_path):
     for name, seed in (('a', '5'), ('b', '5'), ('c', '6')):
         assert sim(capsys, mine, '--seed', seed, '--out', str(tmp_path / name))[0] == 0
@@ -137,6 +138,7 @@ def test_the_same_seed_gives_the_same_files(capsys, mine, tmp_path):
     assert read['a'] == read['b'] and not set(read['a']) & set(read['c'])
 
 
+@pytest.mark.long
 def test_a_published_models_traffic_takes_longer(capsys, mine, tmp_path):
     for name, more in (('own', []), ('published', ['--traffic', 'convmlp-m'])):
         assert sim(capsys, mine, '--out', str(tmp_path / name), *more)[0] == 0

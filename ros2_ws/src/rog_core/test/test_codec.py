@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from reference import PLACES, put, reference, ternary_reference
@@ -41,7 +42,7 @@ def magnitude(partition, values, ids):
 
 @pytest.mark.parametrize('place', PLACES)
 @pytest.mark.parametrize('codec', NAMES)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(seed=st.integers(0, 2 ** 32))
 def test_a_codec_agrees_with_the_slow_reference(place, codec, seed):
     partition, values, other, ids = draw(seed, codec)
@@ -68,7 +69,6 @@ levels = st.sampled_from([0, -0.0, 1, -1, 2, -2, 1e-45, -1e-40, 2.0 ** 120]).map
 
 @pytest.mark.parametrize('place', PLACES[1:])
 @pytest.mark.parametrize('codec', [*CODECS, 'ternary:0.01', 'ternary:0.5'])
-@settings(deadline=None, derandomize=True)
 @given(lengths=st.lists(st.sampled_from([1, 2, 7, 8, 9, 63, 64, 65, 130]), min_size=1, max_size=5),
        data=st.data())
 def test_a_tensor_gives_the_bits_that_a_numpy_array_gives(place, codec, lengths, data):
@@ -96,7 +96,7 @@ def test_a_tensor_gives_the_bits_that_a_numpy_array_gives(place, codec, lengths,
     assert results(place) == results('numpy')
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(seed=st.integers(0, 2 ** 32), codec=st.sampled_from(NAMES))
 def test_what_is_encoded_and_what_stays_add_up_to_the_original(seed, codec):
     partition, values, _, ids = draw(seed, codec)
@@ -176,7 +176,6 @@ def one_row(length):
 
 
 @pytest.mark.parametrize('place', PLACES)
-@settings(deadline=None)
 @given(row=arrays.arrays(np.float32, st.integers(1, 200), elements=floats | levels, fill=levels))
 def test_ternary_bytes_of_any_values_are_those_of_the_reference(place, row):
     (partition, ids), (expected, decoded) = one_row(row.size), ternary_reference(row)
@@ -227,7 +226,6 @@ def test_a_chunk_with_malformed_ternary_bytes_is_refused_and_nothing_of_it_appli
     assert taken.data is good
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 150), min_size=1, max_size=4), data=st.data())
 def test_any_bytes_are_refused_or_decode_to_one_element_a_block_inside_their_segments(lengths,
                                                                                       data):

@@ -56,6 +56,7 @@ def test_every_round_counts_once_as_the_mean_of_all_shards(sync):
     check_progress(fleet, 5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('sync', METHODS)
 def test_a_push_of_a_round_that_is_over_is_cut_short(sync):
     """One robot is slow to compute, or its link is: the others do not wait for it."""
@@ -140,6 +141,7 @@ def test_a_robot_that_comes_back_brings_nothing_of_a_former_round(state, loses):
     assert len(fleet.server.active()) == len(CAPACITIES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('sync', METHODS)
 def test_more_die_than_the_code_tolerates_and_then_they_come_back(sync):
     fleet = coded(sync, loss=0.05)
@@ -159,6 +161,7 @@ def test_more_die_than_the_code_tolerates_and_then_they_come_back(sync):
     assert len({m.step for m in fleet.server.members.values() if isinstance(m.step, Shards)}) > 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('sync', METHODS)
 def test_a_server_that_was_restarted_goes_on_without_robots_that_died_meanwhile(sync):
     fleet = coded(sync)

@@ -4,7 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
 from rog_core.methods.coded.coding import (
@@ -15,7 +16,7 @@ from rog_core.methods.coded.coding import (
     apportion,
 )
 
-MANY = settings(derandomize=True, deadline=None, max_examples=150)
+MANY = examples(150)
 
 
 def group(capacities, partitions, stragglers, first=0):

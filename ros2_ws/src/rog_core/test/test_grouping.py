@@ -4,7 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from fleet_testing import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
 from rog_core.methods.coded.grouping import (
@@ -19,7 +20,7 @@ from rog_core.methods.coded.grouping import (
     static_grouping,
 )
 
-MANY = settings(derandomize=True, deadline=None, max_examples=200)
+MANY = examples(200)
 
 GROUP_A = [0.6] * 5 + [1.8] * 3 + [2.4] * 2 + [3.0] * 2  # the paper's Table 2, GHz
 GROUP_B = [0.6] * 5 + [1.2] * 3 + [1.8] * 3 + [2.4] * 4 + [3.0] * 5
@@ -210,7 +211,7 @@ def test_robots_of_another_capacity_do_not_stand_in():
     assert regroup(groups, [2, 2, 2, 1, 1, 1], [1, 1, 1, 0, 0, 0], 1) == groups
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(st.booleans(), min_size=6, max_size=7), st.lists(
     st.sampled_from([1.0, 2.0]), min_size=7, max_size=7), st.integers(1, 2))
 def test_stragglers_of_one_round_are_spread_as_well_as_can_be(late, capacities, stragglers):

@@ -54,6 +54,7 @@ MUST_HAPPEN = ['lost', 'duplicated', 'partial', 'crash that lost updates', 'kill
                'computed ahead', 'ternary', 'resumed', 'blackout']
 
 
+@pytest.mark.long
 def test_the_schedules_do_what_they_claim():
     """No invariant above holds for want of anything to break it."""
     counts, seen = Counter(), set()

@@ -11,6 +11,7 @@ from rog_core.patience import patience
 from schedules import SYNCS, check_end
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('sync', SYNCS)
 @pytest.mark.parametrize('heartbeat_limit', [1.0, 1e4])
 def test_links_that_die_for_minutes_stop_nobody_for_good(sync, heartbeat_limit):

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.aggregation import Aggregation, ServerState
 from rog_core.codecs import RAW
@@ -16,7 +17,7 @@ from rog_core.methods.dssp import controller
 from rog_core.methods.rsp import ROUNDS
 from rog_core.partition import partition_of
 
-UNHURRIED = settings(deadline=None, derandomize=True)
+UNHURRIED = examples(100)
 
 # -- a fleet whose workers compute, push, and wait for one another; nothing takes any other time
 

@@ -4,13 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
 from rog_core.methods.coded.schemes import BY_CAPACITY, SCHEMES, Scheme, number_of_shards
 from rog_core.steps import MAX_SHARDS
 
-FEW = settings(derandomize=True, deadline=None, max_examples=25)
+FEW = examples(25)
 
 ELEMENTS = 64  # of a gradient
 EXHAUSTIVE = 20  # members of a group up to which every set of stragglers is tried

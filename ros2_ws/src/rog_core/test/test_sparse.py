@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from reference import PLACES, put, sparse_reference
@@ -33,7 +34,6 @@ def words(data):
 
 
 @pytest.mark.parametrize('place', PLACES)
-@settings(deadline=None, derandomize=True)
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=5), sparsity=sparsities,
        data=st.data())
 def test_the_bytes_of_any_values_are_those_of_the_reference(place, lengths, sparsity, data):
@@ -193,7 +193,7 @@ def decode(code, length):
     return decoded
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@examples(300)
 @given(encoded([8, 4]))
 def test_any_bytes_are_refused_or_add_what_they_name(code):
     partition, codec, ids = rows(3, 8, 4), get_codec('ternary:0.5'), np.array([1, 2])

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from fleet import Fleet
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.codecs import RAW
 from rog_core.methods import Team, create
@@ -13,7 +14,7 @@ from schedules import check_end, run_until
 
 PARTITION = partition_of([('w', (3,))], 'row', 'raw')
 ELEMENTS, MOMENTUM, RATE = PARTITION.elements, 0.7, 0.1
-FEW = settings(derandomize=True, deadline=None, max_examples=150)
+FEW = examples(150)
 
 
 def gradient(robot, count):

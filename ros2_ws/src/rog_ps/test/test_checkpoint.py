@@ -5,7 +5,8 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.aggregation import Aggregation, ServerState
 from rog_core.codecs import get_codec
@@ -30,7 +31,7 @@ def state(iteration=7, known=None, **more):
     return ServerState(iteration, 'rsp:4', np.arange(PARTITION.rows), known or {}, **more)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(st.integers(0, 2 ** 40), pushes, st.floats(0, 1e9))
 def test_it_comes_back_as_it_was(tmp_path_factory, iteration, known, elapsed):
     folder = tmp_path_factory.mktemp('run')
@@ -46,7 +47,7 @@ policies = st.dictionaries(names, st.integers(0, 2 ** 40) | st.lists(names, max_
                            max_size=3)
 
 
-@settings(deadline=None, max_examples=30, derandomize=True)
+@examples(30)
 @given(policies, st.sets(names, max_size=3), st.integers(0, 99))
 def test_what_the_method_holds_comes_back(tmp_path_factory, policy, robots, seed):
     folder = tmp_path_factory.mktemp('run')

@@ -54,6 +54,7 @@ def test_a_run_has_its_overview_and_its_micro_events(tmp_path):
     assert all(path.parent == tmp_path and path.stat().st_size > 1000 for path in paths)
 
 
+@pytest.mark.long
 def test_a_run_in_which_nothing_happened_is_drawn_too(tmp_path):
     with RunWriter(tmp_path) as writer:
         writer.write(Start(0.0, '', 'a:B', 'bsp', 1, 'toy', ['a']))
@@ -79,12 +80,14 @@ def test_micro_events_are_of_the_robot_that_fell_behind_furthest(tmp_path, monke
     assert list(behind.lines[0].get_ydata()) == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_a_comparison_has_the_figures_of_both_papers(drawn):
     assert names(drawn) == both('comparison', 'composition', 'efficiency', 'energy', 'accuracy',
                                 'thresholds-rsp', 'paradigms')
     assert all(path.exists() for path in drawn)
 
 
+@pytest.mark.long
 def test_several_runs_are_drawn_like_a_comparison(comparison, tmp_path):
     runs = sorted(comparison.glob('RSP-*/seed1'))
     assert 'accuracy.png' in names(draw_comparison(runs, tmp_path))
@@ -115,6 +118,7 @@ def test_single_figures_are_as_wide_as_a_column(drawn):
             assert width == (style.PAGE if path.stem == 'comparison' else style.COLUMN)
 
 
+@pytest.mark.long
 def test_text_is_of_seven_points_at_least_and_inside_its_figure(comparison, tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(style, 'save', lambda figure, *_: figures.append(figure) or [])

@@ -138,6 +138,7 @@ def test_a_process_that_is_killed_is_reported(fleet, tmp_path):
         run(fleet, tmp_path / 'out', simulate=made_up_runs.killed)
 
 
+@pytest.mark.long
 def test_resume_reuses_what_is_whole_and_repeats_what_was_cut_off(fleet, tmp_path):
     out = tmp_path / 'out'
     first = run(fleet, out)

@@ -16,7 +16,8 @@ from fleet_env.power import PowerModel
 from fleet_env.records import Evaluation, Fault, Iteration, read_run
 from fleet_env.settings import changed
 from fleet_env.summary import read_summary
-from hypothesis import HealthCheck, Phase, given, settings
+from fleet_testing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
 from rog_sim.simulation import Simulation, simulate
@@ -53,6 +54,7 @@ simulate(read_fleet(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('sync', ['flown', 'rsp:auto+pipeline+sparse'])
 def test_the_same_seed_gives_the_same_files_here_and_in_another_process(tmp_path, sync):
     path = tmp_path / 'toy.yaml'
@@ -142,6 +144,7 @@ def test_nobody_is_further_ahead_than_the_bound(tmp_path, sync, bound):
     assert 1 < spread(tmp_path / 'out') <= bound
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('granularity', ['model', 'layer', 'row', 'element'])
 def test_every_granularity_trains(tmp_path, granularity):
     summary = simulate(fleet_of(tmp_path, 'rsp:4', 1.0, granularity=granularity), tmp_path / 'out')
@@ -150,6 +153,7 @@ def test_every_granularity_trains(tmp_path, granularity):
     assert {e.rows_total for own in iterations(tmp_path / 'out').values() for e in own} == {rows}
 
 
+@pytest.mark.long
 def test_traffic_is_that_of_the_published_model_and_the_model_stays_small(tmp_path):
     bytes_of, losses = {}, {}
     for traffic in ('', 'convmlp-m'):
@@ -177,6 +181,7 @@ def test_traffic_is_that_of_the_published_model_and_the_model_stays_small(tmp_pa
         assert loss == pytest.approx(losses[''][key], rel=1e-3)
 
 
+@pytest.mark.long
 def test_robots_that_share_the_air_have_less_of_it(tmp_path):
     fleet = fleet_of(tmp_path, 'bsp', paces=(0.5, 0.5, 0.5))
     apart = changed(fleet, channel=ChannelConfig(shared=False))
@@ -275,8 +280,7 @@ class Books:
 
 
 @pytest.mark.parametrize('sync', METHODS)
-@settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate],
-          suppress_health_check=list(HealthCheck))
+@examples(2)
 @given(second=dying_links(), third=dying_links(), traffic=st.sampled_from(['', 'convmlp-m']))
 def test_no_method_stands_still_when_links_die_for_minutes(tmp_path_factory, sync, second, third,
                                                            traffic):
