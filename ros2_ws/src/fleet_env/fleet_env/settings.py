@@ -138,7 +138,7 @@ def knobs(model: type[Settings], path: tuple[str, ...] = (), default: Settings |
 
 
 def _knob(path: tuple[str, ...], field: FieldInfo, default: Any) -> Knob:
-    kind = typing.get_origin(field.annotation) or field.annotation
+    kind: Any = typing.get_origin(field.annotation) or field.annotation
     unit, form = _extra(field, 'unit'), _extra(field, 'form')
     bounds = {key: getattr(rule, key) for rule in field.metadata for key in _BOUNDS
               if getattr(rule, key, None) is not None}
