@@ -2,11 +2,12 @@
 
 import math
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
+from fleet_env.settings import from_flat
 from rog_core.messages import Compute
+from rog_ros.parameters import WorkerSettings
 from rog_worker.training import train
 
 
@@ -40,13 +41,10 @@ class Robot:
     """Stands in for the worker node; the run is over after ``iterations``."""
 
     def __init__(self, iterations, evaluate_every=0):
-        self.settings = SimpleNamespace(
-            task=f'{__name__}:Line', seed=4, batch_size=5, device='cpu', learning_rate=0.1,
-            momentum=0.9, weight_decay=0.0, granularity='row', codec='raw', chunk_bytes=14000,
-            chunk_time=.004,
-            importance_magnitude=1.0, importance_age=1.0, rank=1, world=3, pace=0.0, capacity=2.0,
-            nesterov=True, stragglers='{"drop_probability": 1.0}', evaluate_every=evaluate_every)
-        self.task_options = {}
+        self.settings = from_flat(WorkerSettings, {
+            'task': f'{__name__}:Line', 'seed': 4, 'batch_size': 5, 'learning_rate': 0.1,
+            'codec': 'raw', 'rank': 1, 'world': 3, 'capacity': 2.0,
+            'stragglers.drop_probability': 1.0, 'evaluate_every': evaluate_every})
         self.robot, self.incarnation, self.machine = 'robot2', 1, None
         self.error, self.loss, self.accuracy, self.evaluated_at = '', math.nan, math.nan, 0
         self.iterations, self.now = iterations, 0
