@@ -68,7 +68,9 @@ WORKER = Table('a worker', {
     REGISTERING: {'accepted': JOINING, 'refused': STOPPED, 'leave': STOPPED},
     JOINING: {'rows': JOINING, 'stored': JOINING, 'granted': COMPUTING, 'lost': REGISTERING,
               'final': STOPPED, 'leave': STOPPED},
-    COMPUTING: {'push': PUSHING, 'lost': REGISTERING, 'leave': STOPPED, 'rows': COMPUTING},
+    # A server that takes a push for closed which is none yet goes on, and its word holds.
+    COMPUTING: {'push': PUSHING, 'rows': COMPUTING, 'granted': COMPUTING, 'lost': REGISTERING,
+                'final': STOPPED, 'leave': STOPPED},
     PUSHING: {'taken': WAITING, 'lost': REGISTERING, 'leave': STOPPED, 'rows': PUSHING},
     WAITING: {'rows': PULLING, 'granted': COMPUTING, 'lost': REGISTERING, 'final': STOPPED,
               'leave': STOPPED},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from configs import server_config
-from rog_core.arrays import to_host
+from rog_core.arrays import copy_of
 from rog_core.dispatch import Loopback
 from rog_core.messages import Compute
 from rog_core.server import ServerMachine
@@ -18,7 +18,7 @@ class InProcessLink:
 
     def join(self, machine):
         self.machine = machine
-        self.server = ServerMachine(machine.partition, to_host(machine.accumulator.weights), 1,
+        self.server = ServerMachine(machine.partition, copy_of(machine.accumulator.weights), 1,
                                     self.config)
         self.pair = Loopback(self.server, [machine])
         return self._granted(self.pair.start())

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from configs import transfer_config
 from inproc import InProcessLink
 from reference import PLACES, put
 from rog_core.accumulator import Accumulator
@@ -16,6 +17,7 @@ from rog_core.arrays import (
     to_host,
     zeros_like,
 )
+from rog_core.config import SgdConfig
 from rog_core.partition import partition_of
 from rog_core.worker import WorkerMachine
 
@@ -92,14 +94,15 @@ def test_worker_and_server_train_on_tensors_as_on_arrays(place, codec, sync):
         # In steps of 1/8, so that sums are exact in any order.
         draw = [put(noise.integers(-9, 10, partition.elements).astype(np.float32) / 8, place)
                 for _ in range(6)]
-        machine = WorkerMachine('robot', 1, Accumulator(partition, draw[0]), codec)
+        machine = WorkerMachine('robot', 1, Accumulator(partition, draw[0]),
+                                transfer_config(codec))
         link = InProcessLink(sync, codec)
         order = link.join(machine)
         for gradient in draw[1:]:
             assert order is not None
             machine.accumulator.check(gradient)
-            order = link.exchange(lambda g=gradient: machine.accumulate(g, 0.5, 0.5, 0.0, True))
-        state = link.server.state().update
+            order = link.exchange(gradient, SgdConfig(0.5, 0.5, 0.0, True))
+        state = link.server.checkpoint().update
         return [to_host(link.server.master), to_host(machine.accumulator.weights),
                 to_host(machine.accumulator.pending), *(state[name] for name in sorted(state))]
 
