@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import torch
 
@@ -13,13 +15,17 @@ from .partition import RowPartition, partition_of
 class FlatModel:
     """Parameters and gradients of a model as views of two flat float32 tensors, (elements,).
 
+    ``shared``: the tensors are memory that processes forked later have in common with this one.
     Raises `ConfigError` if a parameter that is trained is not float32, or on another device.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, shared: bool = False) -> None:
         self.named = trainable(model)
         self.weights = torch.cat([p.detach().reshape(-1) for _, p in self.named])
         self.gradient = torch.zeros_like(self.weights)
+        if shared:
+            self.weights = _shared(len(self.weights)).copy_(self.weights)
+            self.gradient = _shared(len(self.weights))
         self._views = []
         at = 0
         for _, parameter in self.named:
@@ -47,6 +53,10 @@ class FlatModel:
         """Set all gradients to zero, in place: they are views."""
         self.gradient.zero_()
         self.collect()
+
+
+def _shared(elements: int) -> torch.Tensor:
+    return torch.frombuffer(mmap.mmap(-1, 4 * elements), dtype=torch.float32)
 
 
 def as_array(tensor: torch.Tensor) -> Array:

@@ -15,14 +15,14 @@ from .worker import WorkerMachine
 class Learner:
     """See the module.
 
-    ``model``: its parameters that require a gradient become views of one flat tensor, see
-    `FlatModel`. ``data``: what it learns from; None: the program computes its gradients itself.
-    ``incarnation``: random 64-bit identity of this life.
+    ``model``: its parameters that require a gradient become views of one flat tensor; that, and
+    ``shared``, see `FlatModel`. ``data``: what it learns from; None: the program computes its
+    gradients itself. ``incarnation``: random 64-bit identity of this life.
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, incarnation: int,
-                 config: TransferConfig, data: Data | None = None) -> None:
-        self.flat = FlatModel(model)
+                 config: TransferConfig, data: Data | None = None, shared: bool = False) -> None:
+        self.flat = FlatModel(model, shared)
         self.store = Accumulator(self.flat.partition(config.granularity, config.codec),
                                  as_array(self.flat.weights))
         self.machine = WorkerMachine(robot, incarnation, self.store, config)

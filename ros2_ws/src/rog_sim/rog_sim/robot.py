@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +19,8 @@ from rog_core.messages import Action, Chunk, Compute
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task, measure
 
+from .beside import Beside
+
 EVALUATIONS = 40  # of a robot in a run, at most
 
 
@@ -29,13 +31,13 @@ class Robot:
                  model: torch.nn.Module, traffic: float, incarnation: int) -> None:
         training = fleet.training
         self.name, self.training, self.task, self.model = config.name, training, task, model
-        self._traffic = traffic
+        self._traffic, self._rank = traffic, rank
         self._pace, self._codec_pace = config.pace / config.capacity, config.codec_pace
         if self._pace + self._codec_pace <= 0:
             raise ConfigError(f'{config.name} computes a gradient in 0 s; virtual time needs '
                               'training.pace, the seconds that it takes on the robot')
         self._learner = Learner(model, config.name, incarnation, TransferConfig.of(fleet, traffic),
-                                RobotData(task, rank, len(fleet.robots)))
+                                RobotData(task, rank, len(fleet.robots)), shared=True)
         self.machine, self.store = self._learner.machine, self._learner.store
         assert self._learner.source is not None
         self._source, self._sgd = self._learner.source, SgdConfig.of(fleet)
@@ -46,10 +48,12 @@ class Robot:
         self.evaluated_at = 0
         self._evaluate_from, self._evaluate_interval = 0.0, 60 * fleet.minutes / EVALUATIONS
         self._job: Future | None = None
+        self._evaluating = 0  # iteration that the model is measured as meanwhile, 0: it is not
 
-    def start(self, pool: Executor, order: Compute, evaluate: bool) -> None:
+    def start(self, beside: Beside, order: Compute, evaluate: bool) -> None:
         """Begin to compute a gradient on the model as it is now, and to measure it."""
-        self._job = pool.submit(self._compute, order, self.machine.finished if evaluate else 0)
+        self._evaluating = self.machine.finished if evaluate else 0
+        self._job = beside.submit(self._rank, order, self.store.anchor, bool(self._evaluating))
 
     def compute_time(self, order: Compute, now: float) -> float:
         """Seconds until the gradient is there, of a robot as fast and as reliable as this one."""
@@ -62,7 +66,9 @@ class Robot:
         """See that what was begun is done; whatever changes the model comes after it."""
         if self._job is not None:
             job, self._job = self._job, None
-            self.loss = job.result()  # here, not beside the loop: heartbeats tell it
+            self.loss, accuracy = job.result()
+            if self._evaluating:
+                self.accuracy, self.evaluated_at = accuracy, self._evaluating
 
     def before(self, message: Any) -> None:
         """Rows that come while a gradient is computed on them wait until it is there."""
@@ -70,12 +76,19 @@ class Robot:
                 and self.store.model is self.store.weights:
             self.finish()
 
-    def _compute(self, order: Compute, evaluate_as: int) -> float:
-        if evaluate_as:
-            self.evaluate(evaluate_as)
+    def work(self, order: Compute | None, anchor: Any, evaluate: bool) -> tuple[float, float]:
+        """Compute a gradient, if any, and measure the model before; returns loss and accuracy.
+
+        It runs beside the loop, in a process that shares the model and the gradient, and nothing
+        else: ``anchor`` is that of the store (SVRG).
+        """
+        accuracy = measure(self.task, self.model) if evaluate else math.nan
+        if order is None:
+            return math.nan, accuracy
+        self.store.anchor = anchor
         loss = self._source.compute(order, self._sgd)
         self._learner.gradient()  # is finite
-        return loss
+        return loss, accuracy
 
     def computed(self, now: float) -> list[Action]:
         """The gradient is there: hand it in; returns what the machine wants."""
@@ -94,9 +107,10 @@ class Robot:
             self._evaluate_from = now + self._evaluate_interval
         return due
 
-    def evaluate(self, finished: int) -> None:
+    def evaluate(self, beside: Beside, finished: int) -> None:
         """Measure the model that this robot holds now."""
-        self.accuracy, self.evaluated_at = measure(self.task, self.model), finished
+        _, self.accuracy = beside.submit(self._rank, None, None, True).result()
+        self.evaluated_at = finished
 
     def settle(self, now: float) -> None:
         """Take note of what the robot does from now on, for its energy."""

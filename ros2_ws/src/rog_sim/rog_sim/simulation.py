@@ -13,7 +13,6 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from rog_core.messages import (
 from rog_core.server import ServerMachine
 from rog_tasks.task import Task, load_task
 
+from .beside import Beside
 from .robot import Robot
 from .traffic import traffic_factor
 
@@ -101,8 +101,7 @@ class Simulation:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._alarms: dict[Any, float] = {}
-        # Gradients are computed beside the loop; nothing that depends on one goes ahead of it.
-        self._pool = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
+        self._beside: Beside  # gradients are computed there; nothing goes ahead that needs one
         self._recorder = Recorder(out, records.Start(
             0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots)))
         self._recorder.baseline(clean, before)
@@ -121,20 +120,19 @@ class Simulation:
         self._at(self.fleet.heartbeat.period, lambda: self._heartbeat(progress))
         if self._server_every:
             self._at(self._server_every, self._measure_server)
-        queue, channel = self._queue, self.channel
-        try:
-            with self._pool:
-                self._loop(queue, channel)
-        except KeyboardInterrupt:
-            self.end = self.now
-            self._finish(progress, 'interrupted')
-            raise
-        except GradientError:
-            if not self._server_every:
+        with Beside([robot.work for robot in self.robots.values()]) as self._beside:
+            try:
+                self._loop(self._queue, self.channel)
+            except KeyboardInterrupt:
+                self.end = self.now
+                self._finish(progress, 'interrupted')
                 raise
-            self.end = self.now
-            return self._finish(progress, 'diverged')
-        return self._finish(progress, 'finished')
+            except GradientError:
+                if not self._server_every:
+                    raise
+                self.end = self.now
+                return self._finish(progress, 'diverged')
+            return self._finish(progress, 'finished')
 
     def _loop(self, queue: list, channel: Channel) -> None:
         while True:
@@ -159,7 +157,7 @@ class Simulation:
             report = robot.machine.report(self.now)
             robot.store.publish()
             if not self._server_every:
-                robot.evaluate(report.iteration)
+                robot.evaluate(self._beside, report.iteration)
             self._report(robot, 'stopped')
         if reason != 'interrupted':
             progress(1.0)
@@ -235,7 +233,7 @@ class Simulation:
 
     def _compute(self, robot: Robot, order: Compute) -> None:
         self._report(robot)
-        robot.start(self._pool, order,
+        robot.start(self._beside, order,
                     not self._server_every and robot.evaluation_due(self.now))
         self._at(robot.compute_time(order, self.now), lambda: self._computed(robot))
 

@@ -1,0 +1,74 @@
+"""What is computed beside the event loop, so that both of a machine's cores work.
+
+The loop is Python, and threads take turns in Python. So gradients are computed in processes, forked
+when the run begins: what they compute on and into is memory that both sides see
+(`rog_core.flat.FlatModel`), and all else that they need (task, data, where in the data a robot is)
+they have inherited. Where forking is not possible, a thread does the same work.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+_work: list[Callable[..., Any]] = []  # inherited by the processes
+
+
+class Beside:
+    """Calls ``work[k]`` beside the loop. Calls of the same k are in one process, in order."""
+
+    def __init__(self, work: list[Callable[..., Any]]) -> None:
+        self._work = work
+        self._pools: list[Executor]
+        count = min((os.cpu_count() or 1) - 1, len(work))
+        if count and _may_fork():
+            _work[:] = work
+            context = multiprocessing.get_context('fork')
+            self._pools = [ProcessPoolExecutor(1, context, _prepare) for _ in range(count)]
+            for pool in self._pools:  # forks now, while `_work` is that of this run
+                pool.submit(os.getpid).result()
+            self._call: Callable[..., Any] = _call
+        else:
+            self._pools = [ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))]
+            self._call = lambda k, *arguments: self._work[k](*arguments)
+
+    def submit(self, k: int, *arguments: Any) -> Future:
+        """Begin to call ``work[k]``."""
+        return self._pools[k % len(self._pools)].submit(self._call, k, *arguments)
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for pool in self._pools:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _may_fork() -> bool:
+    # PyTorch with a GPU has threads that a fork leaves behind; a daemon may have no children.
+    return hasattr(os, 'fork') and not torch.cuda.is_available() \
+        and not multiprocessing.current_process().daemon
+
+
+def _prepare() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _call(k: int, *arguments: Any) -> Any:
+    return _work[k](*arguments)
