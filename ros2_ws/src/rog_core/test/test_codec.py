@@ -218,7 +218,7 @@ def test_a_chunk_with_malformed_ternary_bytes_is_refused_and_nothing_of_it_appli
     good = np.array([0x80, 0x3f, 0x80, 0, 0, 0x80 | 4], np.uint8)
     bad = good.copy()
     bad[at] = byte
-    chunk = Chunk(TransferId(1, Kind.PUSH, 1, 1), 0, TERNARY.number, 1, encode_ids(ids)[0], bad)
+    chunk = Chunk(TransferId(1, Kind.PUSH, 1, 1), 0, TERNARY.number, 1, encode_ids(ids), bad)
     with pytest.raises(RemoteProtocolError, match=text):
         receiver.on_chunk(chunk)
     assert receiver.transfer is None

@@ -15,24 +15,24 @@ id_sets = st.sets(st.integers(0, PARTITION.segments - 1), min_size=1, max_size=2
 
 @given(id_sets)
 def test_ids_round_trip(ids):
-    data, = encode_ids(ids)
+    data = encode_ids(ids)
     assert decode_ids(data, ids.size, PARTITION).tolist() == ids.tolist()
 
 
 @given(id_sets, st.integers(1, 400), st.integers(1, 300))
 def test_every_chunk_is_decodable_alone_and_within_its_limit(ids, limit, size):
     sizes = np.full(ids.size, size)
-    starts = cut(ids, sizes, limit)
-    found = []
-    stops = [*starts[1:], ids.size]
-    for first, stop, data in zip(starts, stops, encode_ids(ids, starts), strict=True):
-        assert stop - first == 1 or data.size + sizes[first:stop].sum() <= limit
+    found, first, begin = [], 0, 0
+    for stop, end, data in cut(ids, sizes, limit):
+        assert end - begin == sizes[first:stop].sum()
+        assert stop - first == 1 or data.size + end - begin <= limit
         found += decode_ids(data, stop - first, PARTITION).tolist()
+        first, begin = stop, end
     assert found == ids.tolist()
 
 
 def test_neighbours_cost_a_byte_each():
-    data, = encode_ids(np.arange(1000))
+    data = encode_ids(np.arange(1000))
     assert data.size == 1000
 
 

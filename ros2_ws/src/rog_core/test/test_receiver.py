@@ -22,7 +22,7 @@ ONEBIT = get_codec('onebit')
 def chunk(sequence, *ids, transfer=PUSH):
     ids = np.array(ids or [10 * sequence, 10 * sequence + 5])
     values = np.tile(np.array([128, 63, 0b10101010], np.uint8), ids.size)  # scale 1.0
-    return Chunk(transfer, sequence, ONEBIT.number, ids.size, encode_ids(ids)[0], values)
+    return Chunk(transfer, sequence, ONEBIT.number, ids.size, encode_ids(ids), values)
 
 
 class Taker(Receiver):

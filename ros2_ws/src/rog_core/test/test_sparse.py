@@ -127,7 +127,7 @@ TRANSFER = TransferId(1, Kind.PUSH, 1, 1)
 
 def chunk(code, number=3):
     values = np.array(code, '<u2').view(np.uint8)
-    return Chunk(TRANSFER, 0, number, 2, encode_ids(np.arange(2))[0], values)
+    return Chunk(TRANSFER, 0, number, 2, encode_ids(np.arange(2)), values)
 
 
 BAD = {'outside': (3, 8, 'outside segment 0'),

@@ -27,8 +27,8 @@ class Beside:
     def __init__(self, work: list[Callable[..., Any]]) -> None:
         self._work = work
         self._pools: list[Executor]
-        count = min((os.cpu_count() or 1) - 1, len(work))
-        if count and _may_fork():
+        count = min(os.cpu_count() or 1, len(work))
+        if count > 1 and _may_fork():
             _work[:] = work
             context = multiprocessing.get_context('fork')
             self._pools = [ProcessPoolExecutor(1, context, _prepare) for _ in range(count)]

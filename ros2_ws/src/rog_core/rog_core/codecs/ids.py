@@ -14,12 +14,24 @@ from ..errors import RemoteProtocolError
 from .base import Segments
 
 
-def encode_ids(ids: np.ndarray, starts: np.ndarray | None = None) -> list[np.ndarray]:
-    """LEB128 differences of ascending segment ids, uint8, per chunk (``starts`` as of `cut`)."""
-    starts = np.zeros(1, np.int64) if starts is None else starts
-    out, ends = np.empty(5 * ids.size, np.uint8), np.empty(starts.size, np.int64)
-    _encode(ids, starts, out, ends)
-    return [out[a:b] for a, b in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
+def encode_ids(ids: np.ndarray) -> np.ndarray:
+    """The ids of one chunk, ascending int64, as they stand on the wire, uint8."""
+    (_, _, data), = cut(ids, np.zeros_like(ids), 1 << 62)
+    return data
+
+
+def cut(ids: np.ndarray, sizes: np.ndarray, limit: int) -> list[tuple[int, int, np.ndarray]]:
+    """Cut ascending segments into chunks of at most ``limit`` bytes of values and ids.
+
+    ``sizes`` int64 (ids,): bytes of the values of each. Returns of each chunk: the segments and the
+    bytes of values up to its end, and its ids encoded, uint8. A chunk holds one segment at least.
+    """
+    out, ends = np.empty(5 * ids.size, np.uint8), np.empty((3, ids.size), np.int64)
+    count, begin, chunks = _cut(ids, sizes, limit, out, ends), 0, []
+    for segments, values, end in ends[:, :count].T.tolist():
+        chunks.append((segments, values, out[begin:end]))
+        begin = end
+    return chunks
 
 
 _VARINT_FAULTS = {1: 'the id bytes do not hold {0} ids', 2: 'segment ids do not ascend',
@@ -38,61 +50,41 @@ def decode_ids(data: np.ndarray, count: int, partition: Segments) -> np.ndarray:
     return ids
 
 
-def cut(ids: np.ndarray, sizes: np.ndarray, limit: int) -> np.ndarray:
-    """First index of each chunk of at most ``limit`` bytes; a chunk holds at least one segment."""
-    starts = np.empty(ids.size, np.int64)
-    return starts[:_cut(ids, sizes, limit, starts)]
-
-
 @njit(nogil=True, cache=True)
 def _varint_size(value):
     return 1 + (value > 127) + (value > 16383) + (value > 2097151) + (value > 268435455)
 
 
 @njit(nogil=True, cache=True)
-def _cut(ids, sizes, limit, starts):
-    """Cut segments into chunks of at most ``limit`` bytes of values and ids; returns their number.
-
-    ``starts[c]`` becomes the first segment of chunk c. A chunk holds at least one segment.
-    """
-    chunks, used, previous = 0, 0, np.int64(0)
+def _cut(ids, sizes, limit, out, ends):
+    """See `cut`: the three ends of chunk c become ``ends[:, c]``. Returns the number of chunks."""
+    chunks, used, at, values, previous = 0, 0, 0, 0, np.int64(0)
     for i in range(ids.size):
         cost = sizes[i] + _varint_size(ids[i] - previous)
-        if i == 0 or used + cost > limit:
-            starts[chunks] = i
+        if i and used + cost > limit:
+            ends[0, chunks], ends[1, chunks], ends[2, chunks] = i, values, at
             chunks += 1
-            used = 0
+            used, previous = 0, np.int64(0)
             cost = sizes[i] + _varint_size(ids[i])
         used += cost
+        values += sizes[i]
+        rest = ids[i] - previous
         previous = ids[i]
+        while rest > 127:
+            out[at] = np.uint8(rest & 127 | 128)
+            rest >>= 7
+            at += 1
+        out[at] = np.uint8(rest)
+        at += 1
+    if ids.size:
+        ends[0, chunks], ends[1, chunks], ends[2, chunks] = ids.size, values, at
+        chunks += 1
     return chunks
 
 
 @njit(nogil=True, cache=True)
-def _encode(ids, starts, out, ends):
-    """LEB128 of the first id of every chunk and of the differences that follow in it.
-
-    Chunk c begins at ``ids[starts[c]]``; its bytes end before ``out[ends[c]]``.
-    """
-    at = 0
-    for c in range(starts.size):
-        stop = starts[c + 1] if c + 1 < starts.size else ids.size
-        previous = np.int64(0)
-        for i in range(starts[c], stop):
-            rest = np.int64(ids[i]) - previous
-            previous = np.int64(ids[i])
-            while rest > 127:
-                out[at] = np.uint8(rest & 127 | 128)
-                rest >>= 7
-                at += 1
-            out[at] = np.uint8(rest)
-            at += 1
-        ends[c] = at
-
-
-@njit(nogil=True, cache=True)
 def _decode(data, limit, out):
-    """Inverse of `_encode`. Returns 0, or which rule the bytes break (1, 2 or 3).
+    """Inverse of `_cut`. Returns 0, or which rule the bytes break (1, 2 or 3).
 
     1: the bytes end early or go on too long; 2: ids do not ascend; 3: an id is >= ``limit``.
     """

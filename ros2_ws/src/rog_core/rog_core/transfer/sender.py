@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..codecs import Codec, Part, cut, encode_ids
+from ..codecs import Codec, Part, cut
 from ..errors import RemoteProtocolError
 from ..messages import Ack, Chunk, Command, End, Receipt, TransferId
 from ..partition import RowPartition
@@ -88,6 +88,9 @@ class Sender:
     _message: End | None = None  # that closes it
     _last_poll: float = -math.inf
     _low: int = 0             # every chunk below has arrived
+
+    def __post_init__(self) -> None:
+        self._sizes = self.codec.sizes(self.partition.lengths)  # bytes of every segment
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -291,16 +294,13 @@ class Sender:
         ids = windows[self._window]
         self._window += 1
         values = self.rows.encode(self.codec, ids)
-        sizes = self.codec.sizes(self.partition.lengths[ids])
-        starts = cut(ids, sizes, self.link.chunk_bytes)
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        stops = [*starts[1:].tolist(), ids.size]
-        cuts = zip(starts.tolist(), stops, encode_ids(ids, starts), strict=True)
-        for first, stop, id_bytes in cuts:
-            part, data = ids[first:stop], values[ends[first]:ends[stop]]
+        first = begin = 0
+        for stop, end, id_bytes in cut(ids, self._sizes[ids], self.link.chunk_bytes):
+            part, data = ids[first:stop], values[begin:end]
             chunk = Chunk(self.transfer, len(self._chunks), self.codec.number, part.size, id_bytes,
                           data)
             self._chunks.append(_Sent(chunk, part, id_bytes.size + data.size))
+            first, begin = stop, end
         if mandatory:
             self._mandatory = len(self._chunks)
         return True
