@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fleet_env.fleet_file import dump_fleet
 from fleet_env.trace import read_trace
-from rog_cli.choice import add_workers, at_least_one
+from rog_cli.fleet_options import add_workers, at_least_one
 from rog_cli.progress import runs_progress
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from rog_cli.choice import add_runs, at_least_one
+from rog_cli.fleet_options import add_runs, at_least_one
 from rog_cli.progress import runs_progress
 
 from rog_studies.catalogue import STUDIES

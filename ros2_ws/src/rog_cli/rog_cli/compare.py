@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rog_core.methods import Team, create
 
-from .choice import add_choices, add_runs, at_least_one, chosen_fleet
+from .fleet_options import add_fleet_options, add_runs, at_least_one, chosen_fleet
 from .progress import runs_progress
 
 METHODS = 'bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20'
@@ -19,7 +19,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
     parser = verbs.add_parser(
         'compare', help='compare synchronisation methods on a fleet, in virtual time')
-    add_choices(parser)
+    add_fleet_options(parser)
     parser.add_argument('--sync', dest='methods', default=METHODS, metavar='A,B,...',
                         help='synchronisation methods (default: %(default)s)')
     parser.add_argument('--seeds', type=at_least_one, default=3, metavar='K',

@@ -14,7 +14,7 @@ from fleet_env.summary import SUMMARY_FILE, read_summary
 from fleet_ros.environment import dds_environment
 from rog_bringup import FLEETS
 
-from .choice import add_choices, chosen_fleet
+from .fleet_options import add_fleet_options, chosen_fleet
 from .processes import FleetProcesses
 from .view import outcome, watch
 
@@ -24,7 +24,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser = verbs.add_parser('fleet', help='start a fleet on this machine, look at its settings')
     sub = parser.add_subparsers(dest='action', required=True, metavar='ACTION')
     up = sub.add_parser('up', help='start server and robots as processes here, and watch')
-    add_choices(up, virtual=False)
+    add_fleet_options(up, virtual=False)
     up.add_argument('--sync', help='synchronisation method, for example rsp:4')
     up.add_argument('--out', type=Path, help='directory for the results (default: runs/...)')
     up.add_argument('--only', metavar='NAMES', help='start only these, separated by commas: '

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from .choice import add_choices, chosen_fleet
+from .fleet_options import add_fleet_options, chosen_fleet
 from .progress import progress_bar
 from .view import outcome
 
@@ -15,7 +15,7 @@ from .view import outcome
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
     parser = verbs.add_parser('sim', help='run a fleet in virtual time: an hour in a minute')
-    add_choices(parser)
+    add_fleet_options(parser)
     parser.add_argument('--sync', metavar='S', help='synchronisation method, for example rsp:4; '
                         'docs/methods.md describes them all')
     parser.add_argument('--out', type=Path, metavar='DIR',

@@ -16,7 +16,7 @@ from rog_core.codecs import get_codec
 from rog_core.methods import Team, create
 
 
-def add_choices(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
+def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
     """Declare the fleet and the options that change it; ``virtual``: those of virtual time too."""
     parser.add_argument('fleet', metavar='FLEET',
                         help='a fleet that comes along (indoor, outdoor, non_iid, heterogeneous, '
