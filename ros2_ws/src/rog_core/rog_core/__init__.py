@@ -1,9 +1,10 @@
 """ROG's protocol and mathematics of training. No ROS, no sockets, no threads, no clock.
 
-The state machines `WorkerMachine` and `ServerMachine` take events and the present time and return
-actions; shells (ROS 2 nodes, simulators, tests) carry them out. `states` has their tables,
-`methods` the synchronisation methods, `steps` what a worker can be told to compute, `transfer` how
-rows travel, `codecs` how they are written.
+The two state machines, `WorkerMachine` on every robot and `ServerMachine` on the parameter server,
+take events and the present time and return actions. A shell (a ROS 2 node, the simulator, a test)
+carries the actions out and delivers the messages. `states` has the tables of states, `methods` the
+synchronisation methods, `steps` the kinds of gradient that a worker can compute, `transfer` the
+transmission of rows, `codecs` their encodings.
 """
 
 from .accumulator import Accumulator

@@ -1,8 +1,8 @@
-"""What a worker holds: weights, momentum, and the gradients that the server has not taken yet.
+"""The worker's state: weights, momentum, and the gradients that the server has not taken yet.
 
 Source: dist-EF-SGDM, ROG's reference [22]: blockwise compression with error feedback and Nesterov
-momentum on the worker. The residual of a lossy codec and the rows that were not sent are the same
-thing here: both simply stay in ``pending``.
+momentum on the worker. The error of a lossy codec and the rows that were not sent are treated
+alike: both stay in ``pending`` and are sent later.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .partition import RowPartition
 class Accumulator:
     """Flat float32 arrays (elements,) on one device, see `rog_core.arrays`.
 
-    ``weights``: the model as this worker holds it; ``model``: as the gradient is computed on it,
-    the same memory unless `detach` parted them. ``pending``: sum of learning-rate-scaled steps
-    produced and not yet taken by the server. ``magnitude`` float32 (segments,): sum of |pending|.
-    ``full``: this worker's full gradient, to be pushed; ``anchor``: the model at the last full
-    gradient and the fleet's full gradient of it (SVRG), None: there is none.
+    ``weights``: the model, to which pulled rows are added; ``model``: the memory on which gradients
+    are computed, the same until `detach` separates the two. ``pending``: sum of the steps
+    (gradients times learning rate) not yet taken by the server. ``magnitude`` float32 (segments,):
+    sum of |pending|. For SVRG, ``full``: this worker's full gradient, to be pushed; ``anchor``: the
+    model at the last full gradient, and the fleet's full gradient there; None if there is none.
     """
 
     def __init__(self, partition: RowPartition, weights: Array) -> None:
@@ -38,15 +38,15 @@ class Accumulator:
         self.anchor: tuple[Array, Array] | None = None
 
     def detach(self) -> None:
-        """Let rows arrive while a gradient is computed: from now on `publish` moves them over."""
+        """Give ``weights`` memory of its own: rows may arrive while a gradient is computed."""
         if self.model is self.weights:
             self.weights = copy_of(self.weights)
 
     def publish(self, ahead: int = 0) -> None:
-        """Bring the model to the weights; while no gradient is computed.
+        """Copy ``weights`` to ``model``; call it only while no gradient is computed.
 
-        ``ahead``: steps that are on their way and missing in the weights; they are foreseen, by the
-        momentum, as going on as before (SpecTrain's weight prediction).
+        ``ahead``: number of own steps that are under way and not yet in the weights. Each is
+        predicted from the momentum (SpecTrain's weight prediction).
         """
         if self.model is not self.weights:
             self.model[:] = self.weights
@@ -66,7 +66,7 @@ class Accumulator:
             weight_decay, self.partition.offsets, nesterov)
 
     def clear(self) -> None:
-        """Forget what the server has not taken: it is of a round that is over."""
+        """Drop what the server has not taken; it cannot be added to what comes next."""
         self.pending[:] = 0
         self.magnitude[:] = 0
 
@@ -89,10 +89,10 @@ class Accumulator:
         return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode segments, and take what the bytes say off ``pending``."""
+        """Encode segments of ``pending``, and subtract the decoded values from it."""
         return codec.take(self.partition, self.pending, ids, self.magnitude[ids])
 
     def put_back(self, codec: Codec, parts: list[Part]) -> None:
-        """Return (segments, encoded values) that the server did not take."""
+        """Add (segments, encoded values) that the server has not taken to ``pending`` again."""
         ids, values = in_model_order(codec, self.partition, parts)
         codec.add(self.partition, self.pending, ids, values)

@@ -1,4 +1,4 @@
-"""Who may join: what a registration must fulfil."""
+"""The checks of a registration: whether a worker may join."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .partition import RowPartition, partition_of
 
 def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec, other: Member | None,
             now: float, heartbeat_limit: float) -> RegisterResponse | None:
-    """Return the refusal of a request, None if it may join.
+    """Return the refusal of a request, None if the worker may join.
 
-    ``partition`` and ``codec`` are the server's; ``other`` is who is known by that name.
+    ``partition`` and ``codec`` are the server's; ``other``: the member of that name, if any.
     """
     if request.protocol != PROTOCOL:
         return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, '

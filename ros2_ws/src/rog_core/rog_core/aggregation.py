@@ -1,4 +1,4 @@
-"""How pushes change the master rows: the method in force, and how it is changed."""
+"""Applies pushes to the master rows as the method in force says, and changes the method."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from .transfer.receiver import Rows
 
 @dataclass(frozen=True)
 class ServerState:
-    """Strategy state of a server; with the master rows it is a checkpoint.
+    """What a checkpoint holds beside the master rows.
 
-    ``updated_at`` int64 (rows,); ``pushes``: robot -> (incarnation, receipt of its last push);
-    ``policy``: plain values; ``update``: name -> float32 (elements,), what the method holds.
+    ``updated_at`` int64 (rows,): newest iteration in each master row; ``pushes``: robot ->
+    (incarnation, receipt of its last push); ``policy``, JSON values, and ``update``, name ->
+    float32 (elements,): see `Method.state` and `Method.arrays`.
     """
 
     iteration: int
@@ -34,7 +35,7 @@ class ServerState:
 
 
 class Aggregation:
-    """See the module. ``team``: see `rog_core.methods.base.Team`."""
+    """The method in force and the model that it changes; ``team``: see `Team`."""
 
     def __init__(self, sync: str, model: Model, team: Team) -> None:
         self.model, self.team = model, team
@@ -42,10 +43,10 @@ class Aggregation:
         self.method.begin(model, 0)
 
     def change(self, sync: str, robots: Collection[str], iteration: int) -> None:
-        """Change the method for a fleet of ``robots``; what is held counts now.
+        """Change the method for a fleet of ``robots``; pushes that are held back are applied now.
 
-        ``iteration``: the highest that anybody has pushed or was granted. Between a coded method
-        and another, what is under way then does not count. `ConfigError`: nothing has changed.
+        ``iteration``: the highest that any robot has pushed or was granted. In a change between a
+        coded and another method, pushes under way are dropped. `ConfigError`: nothing has changed.
         """
         method = create(sync, self.team)
         for name in robots:
@@ -56,49 +57,50 @@ class Aggregation:
         self.method = method
 
     def take(self, member: Member, rows: Rows, robots: int) -> None:
-        """Take checked rows of a push."""
+        """Apply rows of a push, which are checked; ``robots``: number of robots in the fleet."""
         if rows.transfer.kind == Kind.ANCHOR:
-            self.method.take_whole(member.robot, rows.transfer.iteration, rows.ids, rows.data)
+            self.method.take_full_gradient(member.robot, rows.transfer.iteration, rows.ids,
+                                           rows.data)
         elif self.counts(member):
             self.method.take(member.robot, rows.ids, rows.codec, rows.data, max(robots, 1))
 
     def pushed(self, member: Member, fleet: Fleet, now: float) -> None:
-        """The push of a member is over; ``fleet`` counts it."""
-        transfer, whole = member.push.transfer, member.rows_pushed == self.model.partition.rows
+        """Handle the end of a member's push; ``fleet`` already includes it."""
+        transfer, complete = member.push.transfer, member.rows_pushed == self.model.partition.rows
         assert transfer is not None
         if transfer.kind == Kind.ANCHOR:
-            self.method.close_whole(member.robot, transfer.iteration, whole)
+            self.method.close_full_gradient(member.robot, transfer.iteration, complete)
         elif self.counts(member):
-            self.carry_out(self.method.close(member.robot, whole, fleet, now), len(fleet))
+            self.carry_out(self.method.close(member.robot, complete, fleet, now), len(fleet))
 
     def forget(self, robot: str, robots: int) -> None:
-        """Of a push that was not finished, drop what only counts whole."""
+        """Drop an unfinished push of a robot, where the method applies only complete ones."""
         self.carry_out(self.method.on_join(robot), robots)
 
     def counts(self, member: Member) -> bool:
-        """Whether what the member was told to compute is what the method takes."""
+        """Whether the method uses pushes of the step that the member computes."""
         return self.method.takes(member.step)
 
     def carry_out(self, dues: list[Due], robots: int) -> None:
-        """Change the model as the method says."""
+        """Apply the changes of the model that are due."""
         for due in dues:
             self.method.carry_out(due, max(robots, 1))
 
     def settle(self, fleet: Fleet, gone: frozenset[str]) -> None:
-        """Somebody has pushed, come or gone: do what is due."""
+        """After a push, or when a robot has come or gone: apply the changes that are due."""
         self.carry_out(self.method.dues(fleet, gone), len(fleet))
 
     def flush(self, robots: int) -> None:
-        """Let everything count that is held: the method, or the run, is over."""
+        """Apply all pushes that are held back: the method, or the run, ends."""
         self.method.flush(max(robots, 1))
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """State of the method, for `ServerState`."""
+        """Return ``policy`` and ``update`` of `ServerState`."""
         return self.method.state(), {name: to_host(value)
                                      for name, value in self.method.arrays().items()}
 
     def load(self, state: ServerState) -> None:
-        """Take up where a former life left off; `ConfigError` where that cannot be."""
+        """Resume from a checkpoint; `ConfigError` if it does not fit the method."""
         method: Method = create(state.sync, self.team)
         method.begin(self.model, state.iteration)
         try:

@@ -1,11 +1,12 @@
 """Flat float32 storage, (elements,): on the host with compiled loops, on a GPU with PyTorch.
 
-What a function does depends on the type of the array that it gets. A numpy array goes through
-loops that numba compiles, each one pass over memory: at these sizes the memory bus, not arithmetic,
-is the cost. A torch tensor, on whatever device, goes through operations on whole arrays. Whoever
-calls need not know which it is; sums per segment and everything encoded are numpy on the host.
+Every function takes either kind of array. A numpy array is processed by loops that numba compiles;
+each loop passes over memory once, because at these sizes memory bandwidth limits the speed, not
+arithmetic. A torch tensor, on any device, is processed by tensor operations. Sums per segment and
+encoded values are always numpy arrays on the host.
 
-torch is imported where it is used: it takes seconds, and the ``rog`` command does without it.
+torch is imported only where it is used: the import takes seconds, and some verbs of the ``rog``
+command do not need it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SUM = {'reassoc', 'nsz', 'contract'}  # additions may be reordered inside one s
 
 
 def on_device(values: np.ndarray, device: str) -> Array:
-    """Copy float32 from the host to a device by PyTorch's name; a numpy array for cpu."""
+    """Copy float32 from the host to a device, named as in PyTorch; a numpy array for cpu."""
     import torch
     return np.array(values, np.float32) if device == 'cpu' else torch.tensor(
         values, dtype=torch.float32, device=device)

@@ -1,7 +1,7 @@
-"""What the machines are configured with. The fleet's settings have the defaults, here are none.
+"""Configuration of the state machines. Defaults stand in `fleet_env.fleet` only.
 
-Each `of` takes anything that has the sections of a fleet file as attributes: a fleet's settings, or
-those that a node was given as parameters.
+Each `of` takes any object that has the sections of a fleet file as attributes: the settings of a
+fleet, or the parameters of a node.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TransferConfig:
-    """How rows are cut, coded, ranked and sent; worker and server must agree on the first two.
+    """How rows are formed, encoded, ranked and sent.
+
+    ``granularity`` and ``codec`` must be the same on workers and server.
 
     ``importance_magnitude``, ``importance_age``: see `rog_core.transfer.plan.importance`.
     ``chunk_bytes``, B; ``chunk_time``, s; ``traffic``: see `rog_core.transfer.link.LinkEstimate`.
@@ -39,7 +41,7 @@ class TransferConfig:
 class SgdConfig:
     """Stochastic gradient descent on a worker: its learning rate, momentum and weight decay.
 
-    ``momentum`` has no effect where it is the server's, as with GSGM and coded gradients.
+    ``momentum`` has no effect with methods that keep it on the server (GSGM, gradient coding).
     """
 
     learning_rate: float
@@ -57,12 +59,12 @@ class SgdConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What the server is told beside the model.
+    """Configuration of the server.
 
-    ``sync``: the method. ``momentum``: of the methods where it is the server's.
+    ``sync``: the method. ``momentum``: used by methods that keep the momentum on the server.
     ``heartbeat_limit``: seconds without a heartbeat after which a member is away. ``drain_limit``:
     seconds that the final model may take. ``capacities``: robot -> computing capacity of the whole
-    fleet in order of rank; empty: it is not known from the beginning.
+    fleet in order of rank; empty if the fleet is not known from the beginning.
     """
 
     transfer: TransferConfig

@@ -1,4 +1,4 @@
-"""Two machines, and which method of them takes which message."""
+"""Delivers messages to the state machines; `Loopback` connects them within one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _METHODS = {Chunk: 'on_chunk', Ack: 'on_ack', End: 'on_end', Receipt: 'on_receip
 
 
 def handler(machine: WorkerMachine | ServerMachine, message: TransferMessage) -> Callable[..., Any]:
-    """Return the machine's method for the message; a server's takes the robot's name before it."""
+    """Return the machine's method for a message; a server's takes the robot's name first."""
     method: Callable[..., Any] = getattr(machine, _METHODS[type(message)])
     return method
 
@@ -31,13 +31,13 @@ def handler(machine: WorkerMachine | ServerMachine, message: TransferMessage) ->
 class Loopback:
     """A server and its workers in one process: every message arrives, at once and in order.
 
-    No shell of a fleet, which has links and a clock, but enough to let machines talk to each other.
+    For warm-up and the rehearsal of methods, which need neither links nor a clock.
     """
 
     def __init__(self, server: ServerMachine, workers: list[WorkerMachine]) -> None:
         self.server, self.now = server, 0.0
         self.workers = {worker.robot: worker for worker in workers}
-        self._todo: list[tuple[str, Action]] = []  # who wants it, empty: the server
+        self._todo: list[tuple[str, Action]] = []  # a worker's name, empty: the server; its action
 
     def start(self) -> list[tuple[str, Action]]:
         """Let all workers register; see `deliver`."""
@@ -46,13 +46,13 @@ class Loopback:
         return self.deliver()
 
     def want(self, name: str, actions: list[Action]) -> None:
-        """Take what a machine wants to be done: a worker's, or the server's by an empty name."""
+        """Queue actions of a worker, or of the server if ``name`` is empty."""
         self._todo += [(name, action) for action in actions]
 
     def deliver(self, limit: int = 100_000) -> list[tuple[str, Action]]:
-        """Carry messages until there are none; return what else is wanted, `Compute` and `Stop`.
+        """Deliver messages until none is left; return the other actions, `Compute` and `Stop`.
 
-        RogError: they talk for ever.
+        Raises `RogError` after ``limit`` messages: the machines never come to rest.
         """
         wanted: list[tuple[str, Action]] = []
         for _ in range(limit):

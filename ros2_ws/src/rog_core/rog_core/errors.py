@@ -1,4 +1,4 @@
-"""Errors of the core. The type says whose fault it is, the text says where and what to do."""
+"""Errors of this package. The type says whose fault it is, the text where and what to do."""
 
 
 class RogError(Exception):
@@ -18,7 +18,7 @@ class RemoteProtocolError(RogError):
 
 
 class StaleMessageError(RemoteProtocolError):
-    """A message of a former life of the peer, or of a foreign one; to be dropped."""
+    """A message from before a restart of the peer, or from another robot; it is dropped."""
 
 
 class PartitionMismatchError(RemoteProtocolError):

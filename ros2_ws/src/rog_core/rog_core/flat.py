@@ -1,4 +1,4 @@
-"""A PyTorch model on flat memory: what its owner computes on, and what the protocol works on."""
+"""A PyTorch model whose parameters are views of one flat array, on which the protocol works."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .partition import RowPartition, partition_of
 class FlatModel:
     """Parameters and gradients of a model as views of two flat float32 tensors, (elements,).
 
-    ``shared``: the tensors are memory that processes forked later have in common with this one.
+    ``shared``: processes forked later share the memory of the tensors with this one.
     Raises `ConfigError` if a parameter that is trained is not float32, or on another device.
     """
 
@@ -41,7 +41,7 @@ class FlatModel:
         return rows_of(self.named, granularity, codec)
 
     def collect(self) -> None:
-        """Take in gradients that the program has put elsewhere than in our views."""
+        """Copy gradients that the program has stored in other tensors into our views."""
         for parameter, view in self._views:
             if parameter.grad is None:
                 view.zero_()
@@ -60,7 +60,7 @@ def _shared(elements: int) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return what `rog_core.arrays` works on: numpy on the same memory; on a GPU the tensor."""
+    """Return a numpy array on the same memory; for a tensor on a GPU the tensor itself."""
     return tensor.numpy() if tensor.device.type == 'cpu' else tensor
 
 

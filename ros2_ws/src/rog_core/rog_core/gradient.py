@@ -1,4 +1,4 @@
-"""A model and its data, in the way in which steps compute with them."""
+"""Computes the gradients that a `rog_core.steps.Step` asks for, from a model and its data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .messages import Compute
 
 
 class Data(Protocol):
-    """What a robot learns from; a batch is whatever ``loss`` takes."""
+    """The training data of a robot; a batch may be anything that ``loss`` takes."""
 
     def batch(self) -> Any:
         """Return the robot's own next batch."""
@@ -30,7 +30,7 @@ class Data(Protocol):
 
 
 class GradientSource:
-    """A `rog_core.steps.Source`; whoever takes its gradient checks that it is finite."""
+    """A `rog_core.steps.Source`; it does not check that gradients are finite."""
 
     def __init__(self, model: torch.nn.Module, flat: FlatModel, store: Accumulator, data: Data
                  ) -> None:
@@ -55,6 +55,6 @@ class GradientSource:
         return float(loss.detach())
 
     def compute(self, order: Compute, sgd: SgdConfig) -> float:
-        """Compute what is asked for, at the model as it is; return the loss."""
+        """Compute the step of an order on the present model; return the loss."""
         self.clear()
         return order.step.compute(self, order.iteration, sgd)

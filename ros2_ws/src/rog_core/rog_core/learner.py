@@ -1,4 +1,4 @@
-"""One robot's model, its machine and its gradients: what every shell of a worker has."""
+"""The parts of a worker that every shell needs: flat model, state machine and gradients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .worker import WorkerMachine
 
 
 class Learner:
-    """See the module.
+    """A model that is trained by the fleet.
 
-    ``model``: its parameters that require a gradient become views of one flat tensor; that, and
-    ``shared``, see `FlatModel`. ``data``: what it learns from; None: the program computes its
-    gradients itself. ``incarnation``: random 64-bit identity of this life.
+    ``model``: its parameters that require a gradient become views of one flat tensor; for this and
+    ``shared`` see `FlatModel`. ``data``: the training data; None if the program computes its
+    gradients itself. ``incarnation``: random 64-bit identity of this process.
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, incarnation: int,

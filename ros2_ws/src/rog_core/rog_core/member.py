@@ -1,4 +1,4 @@
-"""What the parameter server knows of one robot."""
+"""A member: what the parameter server knows of one robot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .transfer.sender import Sender
 
 @dataclass
 class Member:
-    """One life of one robot. ``versions``, ``pulled_at``: iteration per row, int64 (rows,)."""
+    """One process of one robot. ``versions``, ``pulled_at``: iteration per row, int64 (rows,)."""
 
     robot: str
     incarnation: int
@@ -27,19 +27,19 @@ class Member:
     mirror: Mirror
     versions: np.ndarray     # V: iteration of the newest gradient of each row that the server has
     pulled_at: np.ndarray    # iteration at which the worker last got each row
-    bound: float             # staleness bound that the member's last push complied with
+    bound: float             # staleness bound under which its last push was made
     heard: float             # time of the last heartbeat, s
-    link: LinkEstimate       # of all the robot's lives
-    attempt: int             # transfers to the robot, over all its lives
+    link: LinkEstimate       # kept when the robot registers again
+    attempt: int             # number of the last transfer to the robot, never reused
     state: str = JOINING     # see `rog_core.states.MEMBER`
     iteration: int = 0       # last iteration pushed
     slowest: int = 0         # min(versions)
-    bound_told: float = 0.0  # staleness bound that its next push complies with
-    step: Step = Gradient()  # what it was told to compute, and for which iteration
-    granted: int = 0
+    granted_bound: float = 0.0  # staleness bound under which its next push is made
+    step: Step = Gradient()  # step of the iteration that was granted last
+    granted: int = 0         # that iteration
     sender: Sender | None = None  # of the transfer to it that is under way
-    request: int = 0         # number of its last registration, and the answer to it
-    answer: RegisterResponse | None = None
+    request: int = 0         # number of its last registration
+    answer: RegisterResponse | None = None  # to that registration
     push_mta: float = 0.0    # seconds that the last minimum transmission amount took
     pull_mta: float = 0.0
     rows_pushed: int = 0     # rows of the last push
@@ -47,7 +47,7 @@ class Member:
     waiting_for: list[str] = field(default_factory=list)
     since: float = 0.0       # time at which it began to wait for others, s
     pushed: float = math.nan  # time of its last push, s
-    period: float = math.nan  # seconds from push to push, recent ones
+    period: float = math.nan  # running mean of the seconds between two pushes
     loss: float = math.nan   # of its last batch
 
     def move(self, event: str) -> None:
@@ -56,11 +56,11 @@ class Member:
 
     @property
     def standing(self) -> Standing:
-        """What a method may know of it."""
+        """Its progress, as a method sees it."""
         return Standing(self.iteration, self.slowest, self.link.rate, self.loss)
 
     def has_pushed(self, now: float) -> None:
-        """Take the time of a push."""
+        """Update the mean time between pushes."""
         passed = now - self.pushed
         if passed > 0:
             former = passed if math.isnan(self.period) else self.period
@@ -69,11 +69,11 @@ class Member:
 
     @property
     def alive(self) -> bool:
-        """Neither away nor stopped."""
+        """Whether it is neither away nor stopped."""
         return self.state not in (AWAY, STOPPED)
 
     def reconcile(self, pull: Receipt | None) -> None:
-        """Take what the worker says that it has of the transfer that was under way."""
+        """End the transfer that was under way by what the worker says it has taken of it."""
         sender, self.sender = self.sender, None
         if sender is None:
             return

@@ -1,6 +1,6 @@
-"""What machines exchange, and what they ask their shell to do. Plain values, no behaviour.
+"""Messages between worker and server, and actions that a machine asks of its shell.
 
-Field meanings and units are those of the rog_msgs messages of the same name.
+All are plain values. Field meanings and units are those of the rog_msgs messages.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from .errors import RemoteProtocolError
 from .steps import Gradient, Step
 
 PROTOCOL = 4  # version of the wire protocol; both sides must have the same
-HEADER_BYTES = 40  # of a serialised chunk beside ids and values; for emulated and virtual links
+HEADER_BYTES = 40  # of a serialised chunk, without ids and values; used by emulated links
 
 
 class Kind(IntEnum):
-    """What a transfer carries, and so its direction."""
+    """What a transfer carries; it implies the direction."""
 
     PUSH = 0      # gradients to the server, added to the master rows
     PULL = 1      # model updates to the worker, added to its rows
     SNAPSHOT = 2  # model values to a worker that joins, stored in its rows
-    FINAL = 3     # the same at the end of a run: after it the worker holds the final model
+    FINAL = 3     # model values to a worker at the end of a run
     ANCHOR = 4    # a full gradient (SVRG): of a shard to the server, of all shards to the worker
 
     @property
     def is_raw(self) -> bool:
-        """Whether it carries values as they are, in the segments of `RowPartition.raw_cut`."""
+        """Whether it carries float32 values, in segments of `RowPartition.raw_partition`."""
         return self in (Kind.SNAPSHOT, Kind.FINAL, Kind.ANCHOR)
 
 
@@ -37,8 +37,8 @@ class Kind(IntEnum):
 class TransferId:
     """Identity of one transfer of one robot.
 
-    ``incarnation`` is that of the session, the worker's XOR the server's, so a message of a former
-    life of either is recognised. ``attempt`` counts the sender's transfers in it.
+    ``incarnation`` identifies the session: the worker's incarnation XOR the server's, so messages
+    from before a restart of either are recognised. ``attempt`` numbers the sender's transfers.
     """
 
     incarnation: int
@@ -70,12 +70,13 @@ class Ack:
 
 @dataclass(frozen=True)
 class Sending:
-    """Which rows a transfer carries; as it stands here, all that there are.
+    """Rules by which rows are chosen for a transfer; by default all rows are sent.
 
-    ``minimum``: share of the rows that must arrive whatever time it takes, 0 to 1. ``threshold``:
-    a row that was not sent for so many iterations must arrive too; 0: none must for its age.
-    ``by_importance``: rows go out in order of importance, else in that of the model. ``mta``: share
-    of the rows whose time counts as MTA time where fewer must arrive; 0: that of those that must.
+    ``minimum``: share of the rows that must arrive however long it takes, 0 to 1. ``threshold``:
+    a row that was not sent for so many iterations must arrive too; 0: age plays no part.
+    ``by_importance``: rows are sent in order of importance, otherwise in model order. ``mta``:
+    share of the rows whose transmission time is reported as MTA time, where it is more than must
+    arrive; 0: the time of those that must arrive is reported.
     """
 
     minimum: float = 1.0
@@ -86,12 +87,13 @@ class Sending:
 
 @dataclass(frozen=True)
 class Command:
-    """The server's word at the end of a pull: how the worker goes on.
+    """The server's instructions at the end of a pull.
 
-    ``next_iteration`` and ``step``: what it computes. ``sending``: which rows of it the push
-    carries; beyond those that must arrive, as many as go in ``mta_time`` s. ``patience``: seconds
-    that the fleet can wait for those that must, infinite: any. ``ahead``: while it pushes, it may
-    begin with the next. ``staleness`` and ``sync``, the name of the method, are for people.
+    ``next_iteration`` and ``step``: what the worker computes next. ``sending``: rules for the rows
+    of its push; beyond those that must arrive it sends as many as fit in ``mta_time`` s.
+    ``patience``: seconds that the fleet can wait for the rows that must arrive. ``ahead``: whether
+    the worker may compute the next gradient while it pushes (pipelining). ``stop``: the run is
+    over. ``staleness`` and ``sync``, the name of the method, are for display only.
     """
 
     next_iteration: int = 0
@@ -105,7 +107,7 @@ class Command:
     step: Step = Gradient()
 
     def check(self) -> None:
-        """Raise `RemoteProtocolError` if no worker can go on like this."""
+        """Raise `RemoteProtocolError` if a value is out of its range."""
         sending = self.sending
         if self.next_iteration < 1:
             raise RemoteProtocolError(f'end of a pull grants iteration {self.next_iteration}')
@@ -141,11 +143,11 @@ class Receipt:
 
 @dataclass(frozen=True)
 class RegisterRequest:
-    """A worker asks to join; its pushes up to ``attempt`` belong to the past.
+    """A worker asks to join; its pushes up to number ``attempt`` are over.
 
-    ``number`` counts the requests of this life. The shell hands on the answer to the latest only,
-    as ROS services do; until it is there the worker takes no rows, so what it says here of its last
-    pull still holds when the answer comes. ``pull``: what it has of that, None: of none.
+    ``number`` counts the requests of this worker process; the shell passes on the answer to the
+    latest one only, as ROS services do. ``pull``: the chunks that the worker has taken of its last
+    pull, None if there was none. It takes no rows until the answer arrives, so this stays true.
     """
 
     robot: str
@@ -163,10 +165,11 @@ class RegisterRequest:
 
 @dataclass(frozen=True)
 class RegisterResponse:
-    """The server's answer; ``push`` says what it has of the worker's last push.
+    """The server's answer; ``push``: the chunks that it has taken of the worker's last push.
 
-    ``attempt`` is the number of the transfer that follows, a snapshot or, where the server still
-    knows what the worker holds, a pull; transfers below it belong to the past.
+    ``attempt``: number of the transfer that follows; transfers below it are over. It is a snapshot
+    or, if the server still knows the rows that the worker holds, a pull. ``retry``: a refusal that
+    does not last; the worker may ask again.
     """
 
     accepted: bool
@@ -184,7 +187,7 @@ TransferMessage = Chunk | Ack | End | Receipt
 
 @dataclass(frozen=True)
 class Send:
-    """Action: hand the message to the transport. ``robot``: the peer's or the own robot's name."""
+    """Action: send the message. ``robot``: at the server the receiver, at a worker its own name."""
 
     robot: str
     message: TransferMessage | RegisterRequest

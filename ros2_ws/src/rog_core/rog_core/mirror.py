@@ -1,8 +1,8 @@
-"""The server's tables: the master rows A, and per worker the rows L exactly as it holds them.
+"""The server's copy L of the rows that one worker holds, beside the master rows A.
 
-What a worker still has to get is A - L. Sending moves L by the decoded value of what was taken, so
-what a lossy codec lost stays in A - L and travels later: error feedback with no further state, and
-a push costs the same for any number of workers.
+The worker still has to receive A - L. When it has taken encoded rows, their decoded values are
+added to L; so the error of a lossy codec stays in A - L and is sent later (error feedback without
+further state). A push changes A alone, so its cost does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Mirror:
         return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode A - L of segments; L stays until the worker has taken them."""
+        """Encode A - L of segments; L changes only when the worker has taken them."""
         return codec.difference(self.partition, self.master, self.rows, ids, self.magnitude[ids])
 
     def taken(self, codec: Codec, parts: list[Part]) -> None:
@@ -38,18 +38,18 @@ class Mirror:
         codec.add(self.partition, self.rows, ids, values)
 
     def stored(self, parts: list[Part]) -> None:
-        """The worker has stored these (segments, raw values): it is known what it holds."""
-        ids, values = in_model_order(RAW, self.partition.raw_cut, parts)
-        RAW.store(self.partition.raw_cut, self.rows, ids, values)
+        """The worker has stored (segments, raw values) of a snapshot; from now on L is known."""
+        ids, values = in_model_order(RAW, self.partition.raw_partition, parts)
+        RAW.store(self.partition.raw_partition, self.rows, ids, values)
         self.known = True
 
 
-class Whole:
-    """Rows that travel as they are: segments of the raw cut of ``values``, float32 (elements,)."""
+class RawRows:
+    """Values, float32 (elements,), sent uncompressed; ``partition``: a `raw_partition`."""
 
-    def __init__(self, cut: RowPartition, values: Array) -> None:
-        self._cut, self._values = cut, values
+    def __init__(self, partition: RowPartition, values: Array) -> None:
+        self._partition, self._values = partition, values
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Encode segments, raw; see `rog_core.transfer.sender.Rows`."""
-        return RAW.snapshot(self._cut, self._values, ids)
+        return RAW.snapshot(self._partition, self._values, ids)

@@ -1,4 +1,4 @@
-"""RogOptimizer: replace a program's optimizer, and its model is trained by the fleet.
+"""RogOptimizer: a PyTorch optimizer whose model is trained by the whole fleet.
 
 Source: ROG, Section V. `step()` accumulates the gradient, pushes, pulls and applies; it returns
 once the synchronisation method lets this worker go on.
@@ -23,15 +23,15 @@ from .worker import WorkerMachine
 
 
 class Link(Protocol):
-    """What carries a worker's messages: the ROS 2 shell, or anything that runs its machine."""
+    """Runs a worker's state machine and delivers its messages, as the ROS 2 node does."""
 
     def join(self, machine: WorkerMachine) -> Compute | None:
         """Start the machine; return the first gradient to compute, None if the run is over."""
 
     def exchange(self, gradient: Array, sgd: SgdConfig) -> Compute | None:
-        """Share a gradient; return the next one to compute, None if the run is over.
+        """Push a gradient; return the next one to compute, None if the run is over.
 
-        Both are for `WorkerMachine.on_gradient`.
+        ``gradient`` and ``sgd``: see `WorkerMachine.on_gradient`.
         """
 
 
@@ -39,9 +39,9 @@ class RogOptimizer(torch.optim.Optimizer):
     """SGD with momentum whose gradients and weights are shared by the fleet.
 
     ``model``: its parameters that require a gradient must be float32 on one device; they become
-    views of one flat tensor. ``sgd``: stands in ``param_groups``, so learning rate schedules work.
-    ``incarnation``: random 64-bit identity of this life. After `step`, ``iteration`` is the one to
-    compute next; ``stopped`` says that the run is over.
+    views of one flat tensor. ``sgd``: copied to ``param_groups``, so learning rate schedules work.
+    ``incarnation``: random 64-bit identity of this process. After `step`, ``iteration`` is the next
+    one to compute; ``stopped`` says that the run is over.
 
     Some methods choose what is computed (coded gradients, SVRG, local steps): a program that may
     meet them gives its ``data`` and calls `compute` instead of ``backward``.
@@ -73,7 +73,7 @@ class RogOptimizer(torch.optim.Optimizer):
 
     @property
     def batches(self) -> int:
-        """Gradients of batches that the next `compute` takes."""
+        """Number of batch gradients that the next `compute` evaluates."""
         source = self._learner.source
         return self._order.step.batches(source) if source and self._order else 1
 
@@ -84,7 +84,7 @@ class RogOptimizer(torch.optim.Optimizer):
         return SgdConfig(group['lr'], group['momentum'], group['weight_decay'], group['nesterov'])
 
     def compute(self) -> float:
-        """Compute what the method asks for, of ``data``; returns the loss."""
+        """Compute the gradient that the method asks for, from ``data``; return the loss."""
         source = self._learner.source
         if source is None:
             raise LocalProtocolError('compute() needs data; give it to the optimizer')
@@ -96,9 +96,9 @@ class RogOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Push the gradient, pull the fleet's updates.
+        """Push the gradient, wait for the other robots, and pull the fleet's updates.
 
-        Raises `GradientError`, with nothing changed, if it is not finite.
+        Raises `GradientError`, with nothing changed, if the gradient is not finite.
         """
         loss = None
         if closure is not None:

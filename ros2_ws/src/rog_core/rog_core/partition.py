@@ -1,4 +1,4 @@
-"""Rows: how a model is cut into the units of transmission and of staleness.
+"""Divides a model into rows, the units of transmission and of staleness.
 
 Source: ROG (MICRO 2022), Section III-A, "The choice of granularity"; row rule as published.
 """
@@ -43,8 +43,8 @@ class RowPartition:
     ``row_offsets`` int64 (rows + 1,), ``offsets`` int64 (segments + 1,) in elements,
     ``row_lengths`` and ``lengths`` their differences; ``segment_row`` int64 (segments,) is the row
     of each segment, ``first_segment`` and ``segments_of_row`` int64 (rows,) the segments of each
-    row. A row longer than ``segment_elements`` travels in several segments, each decodable on its
-    own, so that one row never needs more than one chunk.
+    row. A row longer than ``segment_elements`` is sent in several segments, each of which fits one
+    chunk and can be decoded by itself.
     """
 
     parameters: tuple[Parameter, ...]
@@ -94,11 +94,12 @@ class RowPartition:
         return np.full(rows, parameter.size // rows, np.int64)
 
     @cached_property
-    def raw_cut(self) -> RowPartition:
-        """The same rows, cut so that a segment of raw float32 fits a datagram.
+    def raw_partition(self) -> RowPartition:
+        """The same rows, in segments that fit one datagram as raw float32.
 
-        Model values (snapshots) travel raw whatever the codec is. A segment cut for one bit would
-        be 32 kB then: 23 IP fragments, which a link that loses a few percent never carries.
+        Model values (snapshots) are sent raw with any codec. A segment for the codec onebit would
+        take 32 kB then: 23 IP fragments, of which a link that loses a few percent drops one nearly
+        every time.
         """
         size = RAW.segment_elements
         if self.segment_elements <= size:
@@ -163,6 +164,6 @@ class RowPartition:
 
 def partition_of(parameters: Iterable[tuple[str, Sequence[int]]], granularity: str = 'row',
                  codec: str = 'onebit') -> RowPartition:
-    """Partition of parameters given as (name, shape), cut to fit the codec."""
+    """Return the partition of parameters given as (name, shape), with segments for the codec."""
     return RowPartition(tuple(Parameter(n, tuple(map(int, s))) for n, s in parameters),
                         granularity, get_codec(codec).segment_elements)

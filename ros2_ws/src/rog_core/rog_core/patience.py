@@ -1,4 +1,4 @@
-"""How much time the fleet has for one transfer of one member. Seconds."""
+"""Time limits of transfers, in seconds: how long the fleet can wait for one member."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .methods import Method
 
 
 def mta_time(members: Sequence[Member]) -> float:
-    """Time that the fleet affords for a transfer: the slowest member's last MTA duration."""
+    """Return the MTA time: how long the slowest member needed for its last minimum (MTA)."""
     return max((max(m.push_mta, m.pull_mta) for m in members), default=0.0)
 
 
 def budget(member: Member, members: Sequence[Member]) -> float:
-    """Time beyond the minimum: the MTA time; none for a straggler, so that it catches up."""
+    """Return the time for a transfer of a member: the MTA time, 0 for a member that is behind."""
     iterations = [m.iteration for m in members]
     straggler = member.iteration == min(iterations) < max(iterations)
     return 0.0 if straggler else mta_time(members)
 
 
 def patience(member: Member, members: Sequence[Member], method: Method) -> float:
-    """Time that the minimum of a transfer may take before somebody waits for this member.
+    """Return how long the minimum of a transfer may take before others wait for this member.
 
-    The fleet goes on for as many of its periods as the member's oldest row has left within the
-    bound; of these the member has an even share for each of its transfers. Infinite where no
-    smaller code may be chosen, or nobody else is there.
+    It is the median time from push to push of the others, times the share of the staleness bound
+    that the member's oldest row has left. Infinite if the method has no smaller code (``sparse``),
+    or if there is no other member.
     """
     others = [m for m in members if m is not member]
     periods = [m.period for m in others if not math.isnan(m.period)]

@@ -1,4 +1,4 @@
-"""What a worker gets: rows, a full gradient, or the whole model, and the word on how to go on."""
+"""Plans transfers to a worker: rows, a full gradient or the model, with its next command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .member import Member
 from .messages import Command, Kind
 from .methods import Method
 from .methods.base import Model
-from .mirror import Whole
+from .mirror import RawRows
 from .patience import budget, patience
 from .transfer import plan as plans
 from .transfer.sender import Rows
@@ -23,7 +23,7 @@ from .transfer.sender import Rows
 
 @dataclass(frozen=True)
 class Pull:
-    """One transfer to a worker."""
+    """One transfer to a worker, as `rog_core.transfer.sender.Sender` takes it."""
 
     kind: Kind
     plan: plans.Plan
@@ -34,7 +34,7 @@ class Pull:
 
 def pull_of(member: Member, active: Sequence[Member], method: Method, model: Model,
             updated_at: np.ndarray, config: TransferConfig) -> Pull:
-    """Plan the pull of a member that the method lets go on.
+    """Plan the pull of a member that may start its next iteration.
 
     ``updated_at`` int64 (rows,): newest iteration in each master row.
     """
@@ -45,7 +45,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     if sending.minimum < 1:
         scores = plans.importance(pending, updated_at - updated_at.min(),
                                   config.importance_magnitude, config.importance_age)
-        # Not in the paper: what a worker reads is bounded like what it writes.
+        # Not in the paper: staleness is bounded for pulled rows as for pushed ones.
         plan = plans.by_importance(partition, sending, scores, member.iteration - member.pulled_at,
                                    candidates, time)
     else:
@@ -57,28 +57,28 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     staleness = member.iteration - min(m.slowest for m in active)
     command = Command(iteration, time, staleness, str(method), patience=left, sending=sending,
                       ahead=method.pipelined and staleness + 1 < method.bound, step=step)
-    # It holds the model of the barrier, but for rounding, unless it was out of reach then.
+    # Unless it was out of reach then, it holds the model of the barrier, but for rounding.
     current = bool((member.pulled_at >= member.iteration - 1).all())
-    whole = method.whole_for(member.iteration, current)
-    if whole is not None:
-        return _whole(Kind.ANCHOR, model, whole, command)
+    full = method.full_gradient_for(member.iteration, current)
+    if full is not None:
+        return _raw_transfer(Kind.ANCHOR, model, full, command)
     return Pull(Kind.PULL, plan, codec, member.mirror, command)
 
 
 def snapshot_of(model: Model) -> Pull:
-    """The whole model, for a worker that joins."""
-    return _whole(Kind.SNAPSHOT, model, model.master, Command())
+    """Plan a transfer of the whole model, for a worker that joins."""
+    return _raw_transfer(Kind.SNAPSHOT, model, model.master, Command())
 
 
 def final_of(member: Member, model: Model, method: Method, limit: float) -> Pull:
-    """What the worker's model lacks, most different rows first, for ``limit`` seconds at most."""
+    """Plan the final model: rows that differ, most different first, within ``limit`` seconds."""
     pending = member.mirror.measure()
-    cut = model.partition.raw_cut
-    plan = plans.by_score(cut, pending, np.flatnonzero(pending > 0), limit)
-    return Pull(Kind.FINAL, plan, RAW, Whole(cut, model.master),
+    partition = model.partition.raw_partition
+    plan = plans.by_score(partition, pending, np.flatnonzero(pending > 0), limit)
+    return Pull(Kind.FINAL, plan, RAW, RawRows(partition, model.master),
                 Command(sync=str(method), stop=True))
 
 
-def _whole(kind: Kind, model: Model, values: Array, command: Command) -> Pull:
-    cut = model.partition.raw_cut
-    return Pull(kind, plans.everything(cut), RAW, Whole(cut, values), command)
+def _raw_transfer(kind: Kind, model: Model, values: Array, command: Command) -> Pull:
+    partition = model.partition.raw_partition
+    return Pull(kind, plans.everything(partition), RAW, RawRows(partition, values), command)

@@ -1,17 +1,17 @@
-"""What a worker tells people of itself."""
+"""State and statistics of a worker, for its status message."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What a worker is doing, for its statistics and its power.
+# What a worker is doing; times and power are counted for each of these.
 COMPUTES, COMMUNICATES, STALLS = 'computing', 'communicating', 'stalled'
 TIME_OF = {COMPUTES: 'compute_time', COMMUNICATES: 'communicate_time', STALLS: 'stall_time'}
 
 
 @dataclass
 class WorkerStatistics:
-    """Counters for people. Times in seconds, sizes in bytes."""
+    """Counters over the run. Times in seconds, sizes in bytes."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -24,7 +24,7 @@ class WorkerStatistics:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What people and monitors are told; names and units are those of rog_msgs/TrainingStatus."""
+    """State and statistics; names and units are those of rog_msgs/TrainingStatus."""
 
     state: str
     sync: str

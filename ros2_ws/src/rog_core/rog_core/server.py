@@ -1,9 +1,9 @@
-"""Parameter server: the fleet's side of the protocol, as a state machine.
+"""The parameter server, as a state machine.
 
-Source: ROG, Section IV-A, Algorithm 2, with membership. What state of a member follows on which
-event stands in `rog_core.states.MEMBER`; a robot that registers again begins a new one. Only
-members that are waiting, pulling, training or draining count: for staleness, for the mean, for the
-MTA time.
+Source: ROG, Section IV-A, Algorithm 2; joining and leaving robots are our addition. A `Member`
+stands for one robot; its states and events are the table `rog_core.states.MEMBER`. A robot that
+registers again becomes a new member. Only members that are waiting, pulling, training or draining
+are active: staleness, the mean of the pushes and the MTA time are computed over them.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from .transfer.link import LinkEstimate
 from .transfer.receiver import Receiver
 from .transfer.sender import Sender
 
-COUNT = (WAITING, PULLING, TRAINING, DRAINING)  # states of members that count
+ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)  # see the module
 
 
 class ServerMachine:
-    """See the module. ``master``: flat float32 (elements,), changed in place.
+    """The protocol of the server. ``master``: flat float32 (elements,), changed in place.
 
-    ``incarnation``: random 64-bit identity of this life.
+    ``incarnation``: random 64-bit identity of this process.
     """
 
     def __init__(self, partition: RowPartition, master: Array, incarnation: int,
@@ -72,10 +72,10 @@ class ServerMachine:
         self.state = RUNNING
         self.members: dict[str, Member] = {}
         self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
-        self.iteration = 0         # highest iteration pushed by anybody
-        self.former_pushes: dict[str, tuple[int, Receipt]] = {}  # of the life before a restart
-        self.restarted = False     # and nobody has come back yet
-        self.missed_at = math.inf  # time at which those who were expected are missing
+        self.iteration = 0         # highest iteration pushed by any robot
+        self.former_pushes: dict[str, tuple[int, Receipt]] = {}  # before a restart
+        self.restarted = False     # from a checkpoint, and no robot has registered yet
+        self.missed_at = math.inf  # after a restart: until then expected robots are waited for
         self.missing: frozenset[str] = frozenset()
 
     @property
@@ -92,7 +92,7 @@ class ServerMachine:
 
     def on_register(self, request: RegisterRequest, now: float
                     ) -> tuple[RegisterResponse, list[Action]]:
-        """Answer a worker that wants to join; a refusal changes nothing."""
+        """Answer a registration; a refusal changes nothing."""
         if self.stopping:
             return RegisterResponse(False, 'the run is over; the server is stopping'), []
         refused = refusal(request, self.partition, self.codec, self.members.get(request.robot),
@@ -107,17 +107,17 @@ class ServerMachine:
         if former is not None and former.incarnation != request.incarnation:
             former = None
         if former is not None and former.answer is not None and request.number <= former.request:
-            return former.answer, []  # the channel has doubled it
+            return former.answer, []  # a duplicate of an earlier request
         push = self._known_push(request)
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
-            member, attempt = former, former.attempt  # the snapshot is already under way
+            member, attempt = former, former.attempt  # its snapshot is already under way
         else:
             member = self._admit(request, now)
             attempt = member.attempt + 1
             if push is not None:
                 member.push.restore(push)
-            if former is not None and former.mirror.known:  # it was only out of reach
+            if former is not None and former.mirror.known:  # same process: it was out of reach
                 former.reconcile(request.pull)
                 member.mirror = former.mirror
                 actions = self._enter(member, former.pulled_at, now)
@@ -131,7 +131,7 @@ class ServerMachine:
         return member.answer, actions
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
-        """What this server, or its former life, has taken of the last push of this life."""
+        """What has arrived of the last push of this worker process, before a restart or since."""
         member = self.members.get(request.robot)
         if member is not None and member.incarnation == request.incarnation:
             taken = member.push.close()
@@ -162,9 +162,9 @@ class ServerMachine:
 
     def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan
                      ) -> list[Action]:
-        """A robot is alive. One that is away must register again; see `is_member`.
+        """Handle a heartbeat of a robot. One that is away must register again; see `is_member`.
 
-        ``loss``: of its last batch, where it is known.
+        ``loss``: of its last batch; NaN if unknown.
         """
         member = self.members.get(robot)
         if member is not None and member.incarnation == incarnation and member.alive:
@@ -172,7 +172,7 @@ class ServerMachine:
         return []
 
     def on_leave(self, robot: str, incarnation: int, now: float) -> list[Action]:
-        """A worker says that it stops."""
+        """Handle a worker's message that it stops."""
         member = self.members.get(robot)
         if member is None or member.incarnation != incarnation or not member.alive:
             return []
@@ -180,7 +180,7 @@ class ServerMachine:
         return [*self._release(now), *self._finish()]
 
     def is_member(self, robot: str, incarnation: int) -> bool:
-        """Whether this life of the robot is known and not away."""
+        """Whether this process of the robot is a member and not away."""
         member = self.members.get(robot)
         return member is not None and member.incarnation == incarnation and member.state != AWAY
 
@@ -189,11 +189,11 @@ class ServerMachine:
         member.waiting_for = []
 
     def active(self) -> list[Member]:
-        """Members that count."""
-        return [m for m in self.members.values() if m.state in COUNT]
+        """Return the members that take part in training; see the module."""
+        return [m for m in self.members.values() if m.state in ACTIVE]
 
     def _start_iteration(self, bound: float) -> int:
-        """Highest iteration at which a newcomer holds up nobody and may itself compute."""
+        """Highest iteration at which a new member neither delays others nor must wait itself."""
         slowest = [m.slowest for m in self.active()]
         if not slowest:
             return self.iteration
@@ -207,11 +207,11 @@ class ServerMachine:
         return member if member is not None and member.alive else None
 
     def on_chunk(self, robot: str, chunk: Chunk, now: float) -> list[Action]:
-        """Rows of a worker's push."""
+        """Handle rows of a worker's push."""
         member = self._member(robot)
         if member is None:
             return []
-        if member.push.is_closed(chunk.transfer):  # cut short, and the receipt was lost
+        if member.push.is_closed(chunk.transfer):  # ended early, and the receipt was lost
             assert member.push.receipt is not None
             return [Send(robot, member.push.receipt)]
         if member.state != TRAINING:
@@ -223,20 +223,20 @@ class ServerMachine:
             return []
         if self.aggregation.counts(member) \
                 and not self.method.in_time(robot, chunk.transfer.iteration):
-            taken = member.push.close()  # cut short: it would travel for nothing
+            taken = member.push.close()  # end it early: it is not used any more
             assert member.push.receipt is not None
             return [Send(robot, member.push.receipt), *self._pushed(member, taken, now)]
         return [Send(robot, ack)]
 
     def on_end(self, robot: str, end: End, now: float) -> list[Action]:
-        """A worker has closed its push: it waits for its pull."""
+        """Handle the end of a worker's push; from now on the worker waits for its pull."""
         member = self._member(robot)
         if member is None:
             return []
         if not (end.mta_duration >= 0 and math.isfinite(end.mta_duration)):
             raise RemoteProtocolError(f'end of transfer has MTA duration {end.mta_duration}')
         if member.state != TRAINING and not member.push.is_closed(end.transfer):
-            return []  # our pull's receipt is still on its way; the end comes again
+            return []  # our pull's receipt has not arrived yet; the worker repeats this end
         closed = member.push.on_end(end)
         if closed is None:
             return []
@@ -250,7 +250,7 @@ class ServerMachine:
     def _pushed(self, member: Member, taken: np.ndarray, now: float) -> list[Action]:
         self._close_push(member, taken)
         member.move('pushed')
-        member.bound, member.since = member.bound_told, now
+        member.bound, member.since = member.granted_bound, now
         member.has_pushed(now)
         self.aggregation.pushed(member, self._fleet(), now)
         return self._release(now)
@@ -258,7 +258,7 @@ class ServerMachine:
     def _close_push(self, member: Member, taken: np.ndarray) -> None:
         assert member.push.transfer is not None
         iteration = member.push.transfer.iteration
-        complete = self._cut(member.push.transfer.kind).rows_complete(taken)
+        complete = self._partition_of(member.push.transfer.kind).rows_complete(taken)
         member.versions[complete] = np.maximum(member.versions[complete], iteration)
         member.iteration = max(member.iteration, iteration)
         self._count_slowest(member)
@@ -269,7 +269,7 @@ class ServerMachine:
     def _count_slowest(self, member: Member) -> None:
         member.slowest = int(member.versions.min()) if self.method.by_row else member.iteration
 
-    # -- who may go on ---------------------------------------------------------------------------
+    # -- pulls -----------------------------------------------------------------------------------
 
     def _fleet(self) -> dict[str, Standing]:
         return {m.robot: m.standing for m in self.active()}
@@ -282,7 +282,7 @@ class ServerMachine:
         self.aggregation.settle(fleet, frozenset(gone | (self.missing - self.members.keys())))
         if self.stopping:
             return self._drain(now)
-        # A member told of a tighter bound complies from its next push on; until then the old holds.
+        # A member keeps a tighter bound from its next push on; until then the old bound holds.
         least = max((m.bound for m in active if self.method.by_row), default=0.0)
         actions: list[Action] = []
         for member in active:
@@ -296,24 +296,24 @@ class ServerMachine:
     def _start_pull(self, member: Member, now: float) -> list[Action]:
         pull = pull_of(member, self.active(), self.method, self.model, self.updated_at,
                        self.config.transfer)
-        member.bound_told, member.step = self.method.row_bound, pull.command.step
+        member.granted_bound, member.step = self.method.row_bound, pull.command.step
         member.granted = pull.command.next_iteration
         member.move('pull')
         return self._transfer(member, pull, now)
 
-    def _cut(self, kind: Kind) -> RowPartition:
-        return self.partition.raw_cut if kind.is_raw else self.partition
+    def _partition_of(self, kind: Kind) -> RowPartition:
+        return self.partition.raw_partition if kind.is_raw else self.partition
 
     def _transfer(self, member: Member, pull: Pull, now: float) -> list[Action]:
         member.attempt += 1
         transfer = TransferId(member.incarnation ^ self.incarnation, pull.kind, member.iteration,
                               member.attempt)
-        member.sender = Sender(transfer, self._cut(pull.kind), pull.plan, pull.codec, pull.rows,
-                               member.link, now, pull.command)
+        member.sender = Sender(transfer, self._partition_of(pull.kind), pull.plan, pull.codec,
+                               pull.rows, member.link, now, pull.command)
         return self._poll(member, now)
 
     def on_ack(self, robot: str, ack: Ack, now: float) -> list[Action]:
-        """Chunks of a pull have arrived."""
+        """Handle the acknowledgement of chunks of a pull."""
         member = self._member(robot)
         if member is None or member.sender is None:
             return []
@@ -321,7 +321,7 @@ class ServerMachine:
         return self._poll(member, now)
 
     def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:
-        """A worker has closed a pull or snapshot and says what it took."""
+        """Handle the receipt of a pull or snapshot: the worker says which chunks it took."""
         member = self._member(robot)
         if member is None or member.sender is None or not member.sender.on_receipt(receipt, now):
             return []
@@ -329,7 +329,7 @@ class ServerMachine:
         kind = sender.transfer.kind
         if kind in (Kind.SNAPSHOT, Kind.FINAL):
             return self._stored(member, sender, now)
-        complete = self._cut(kind).rows_complete(sender.taken())
+        complete = self._partition_of(kind).rows_complete(sender.taken())
         member.rows_pulled = int(complete.sum())
         if kind == Kind.PULL:
             member.mirror.taken(sender.codec, sender.taken_chunks())
@@ -339,10 +339,7 @@ class ServerMachine:
         return []
 
     def _stored(self, member: Member, sender: Sender, now: float) -> list[Action]:
-        """A snapshot is there: it was the member's last, or it counts from now on.
-
-        It starts at an iteration at which it stalls nobody.
-        """
+        """Handle the receipt of model values: the final model, or the snapshot of a new member."""
         member.mirror.stored(sender.taken_chunks())
         member.pulled_at[:] = self.iteration
         if sender.transfer.kind == Kind.FINAL:
@@ -351,7 +348,7 @@ class ServerMachine:
         return self._enter(member, member.pulled_at, now)
 
     def _enter(self, member: Member, pulled_at: np.ndarray, now: float) -> list[Action]:
-        """The mirror is what the worker holds: it counts from now on, and stalls nobody."""
+        """Make a member active; its mirror is known, and its iteration delays no other member."""
         member.iteration = member.slowest = self._start_iteration(self.method.bound)
         member.versions[:] = member.iteration
         member.pulled_at = pulled_at
@@ -362,7 +359,7 @@ class ServerMachine:
     # -- control ---------------------------------------------------------------------------------
 
     def set_sync(self, text: str, now: float) -> list[Action]:
-        """Change the method of a running fleet. Raises `ConfigError` with nothing changed."""
+        """Change the method of a running fleet; if `ConfigError` is raised, nothing has changed."""
         newest = max([self.iteration, *(m.granted for m in self.members.values())])
         self.aggregation.change(text, self.members, newest)
         for member in self.members.values():
@@ -370,17 +367,17 @@ class ServerMachine:
         return self._release(now)
 
     def stop(self, now: float) -> list[Action]:
-        """End the run: when every worker has pushed what it computes, all get the final model."""
+        """End the run: every worker finishes its push, then receives the final model."""
         if self.stopping:
             return []
         self.state = SERVER.after(self.state, 'stop')
         return [*self._drain(now), *self._finish()]
 
     def _drain(self, now: float) -> list[Action]:
-        """Once nobody computes any more, bring every worker to L = A exactly and stop it.
+        """Once no worker computes any more, send each the final model, so that L = A, and stop it.
 
-        A link that cannot carry that within ``drain_limit`` leaves the least different rows as
-        they are.
+        On a link that cannot carry it within ``drain_limit``, the rows that differ least are left
+        as they are.
         """
         living = [m for m in self.members.values() if m.alive]
         if any(m.state in (JOINING, PULLING, TRAINING) for m in living):
@@ -405,7 +402,7 @@ class ServerMachine:
                            {**self.former_pushes, **pushes}, *self.aggregation.state())
 
     def load_state(self, state: ServerState) -> None:
-        """Take up where a former life left off; before any worker has registered."""
+        """Resume from a checkpoint; call it before any worker has registered."""
         if state.updated_at.shape != self.updated_at.shape:
             raise ConfigError(f'the state is of a model of {state.updated_at.size} rows; this one '
                               f'has {self.partition.rows}')
@@ -422,7 +419,7 @@ class ServerMachine:
         return [Send(member.robot, message) for message in member.sender.poll(now)]
 
     def on_time(self, now: float) -> list[Action]:
-        """Carry out what is due: retransmissions, time-outs, missing heartbeats."""
+        """Do what is due: retransmissions, time-outs, and members without heartbeats."""
         actions: list[Action] = []
         lost = now >= self.missed_at
         if lost:
@@ -443,7 +440,7 @@ class ServerMachine:
         return min([self.missed_at, *map(self.deadline_of, self.members)])
 
     def deadline_of(self, robot: str) -> float:
-        """Time at which `on_time` is due for this robot."""
+        """Time at which `on_time` is due for this robot; infinity: never."""
         member = self._member(robot)
         if member is None:
             return math.inf

@@ -1,9 +1,9 @@
 """The state machines of the protocol, as tables: state -> event -> next state.
 
 Every change of state of a worker, of a member at the server, and of a transfer goes through
-`Table.after`. What a table does not hold is an error, and the table knows whose: an event that the
-peer causes is the peer's fault, any other one that of the program that called the machine.
-`docs/protocol.md` shows the same tables; a test compares them.
+`Table.after`. An event that a table does not list for the present state is an error. If the peer
+causes such events, it is the peer's fault; otherwise it is the fault of the program that called the
+machine. `docs/protocol.md` shows the same tables; a test compares them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .errors import LocalProtocolError, RemoteProtocolError
 # What a worker does.
 REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
 PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
-# What has become of the gradient that a worker was asked for.
+# The gradient of a worker: not asked for, being computed, computed but not yet used.
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'
-# What a member does, as the server sees it; joining, waiting, pulling and stopped as above.
+# A robot, as the server sees it; also joining, waiting, pulling and stopped, as above.
 TRAINING, DRAINING, AWAY = 'training', 'draining', 'away'
 # The server itself.
 RUNNING, STOPPING = 'running', 'stopping'
@@ -29,9 +29,9 @@ NONE, OPEN, CLOSED = 'none', 'open', 'closed'
 
 @dataclass(frozen=True)
 class Table:
-    """One state machine. ``who``: its name in messages. ``peer``: events that the peer causes.
+    """One state machine. ``who``: its name in error texts. ``peer``: events that the peer causes.
 
-    The first state is the one that the machine begins in.
+    ``rows``: state -> event -> next state; the first state is the initial one.
     """
 
     who: str
@@ -40,14 +40,14 @@ class Table:
 
     @property
     def events(self) -> list[str]:
-        """All events, in the order in which the table names them."""
+        """All events, in the order of their first use in the table."""
         return list(dict.fromkeys(event for row in self.rows.values() for event in row))
 
     def after(self, state: str, event: str) -> str:
         """Return the state after an event.
 
-        Raises `RemoteProtocolError` or `LocalProtocolError`, by whose fault it is, for an event
-        that cannot happen in this state.
+        For an event that is not allowed in this state, raises `RemoteProtocolError` if the peer
+        causes it, else `LocalProtocolError`.
         """
         if event in self.rows[state]:
             return self.rows[state][event]
@@ -68,7 +68,7 @@ WORKER = Table('a worker', {
     REGISTERING: {'accepted': JOINING, 'refused': STOPPED, 'leave': STOPPED},
     JOINING: {'rows': JOINING, 'stored': JOINING, 'granted': COMPUTING, 'lost': REGISTERING,
               'final': STOPPED, 'leave': STOPPED},
-    # A server that takes a push for closed which is none yet goes on, and its word holds.
+    # A server that was restarted may count this push as done already, and grant the next one.
     COMPUTING: {'push': PUSHING, 'rows': COMPUTING, 'granted': COMPUTING, 'lost': REGISTERING,
                 'final': STOPPED, 'leave': STOPPED},
     PUSHING: {'taken': WAITING, 'lost': REGISTERING, 'leave': STOPPED, 'rows': PUSHING},
@@ -80,7 +80,7 @@ WORKER = Table('a worker', {
 }, frozenset({'accepted', 'refused', 'granted', 'lost', 'final', 'rows', 'stored',
               'taken'}))
 
-# Beside it, because with pipelining a worker computes while it pushes, waits and pulls.
+# A table of its own, because with pipelining a worker computes while it pushes, waits and pulls.
 GRADIENT = Table('a gradient', {
     IDLE: {'order': BUSY},
     BUSY: {'order again': BUSY, 'use': IDLE, 'keep': READY, 'drop': IDLE},

@@ -1,9 +1,9 @@
-"""Steps: what a worker can be told to compute, and what becomes of it.
+"""Steps: the kinds of gradient that a worker can compute, and how their result is pushed.
 
-The server says with every pull which step comes next; the step's name and numbers travel as plain
-values. A worker knows these few steps and no method: whatever a method is made of, it is told in
-these words. A gradient that was computed goes into the accumulator, from where its rows travel; a
-full gradient travels whole and as it is.
+At the end of every pull the server names the next step; its name and its numbers travel as plain
+values. A worker knows these steps and no methods, so every method is expressed by them. A computed
+gradient is added to the worker's accumulator, from which rows are pushed. Only a full gradient is
+pushed complete and uncompressed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from .arrays import Array
     from .transfer.sender import Sender
 
-MAX_SHARDS = 4096     # into which the data is cut for coded gradients
+MAX_SHARDS = 4096     # of the data, for coded gradients
 MAX_LOCAL = 10_000    # local steps between two pushes
 
 
 class Source(Protocol):
-    """What a step computes with: see `rog_core.gradient.GradientSource`."""
+    """The model and the data of a robot; see `rog_core.gradient.GradientSource`."""
 
     store: Accumulator
     weights: torch.Tensor   # the model, flat, as gradients are computed on it
@@ -58,34 +58,34 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One kind of step. The values of a subclass are what the server says beside its name."""
+    """One kind of step; the fields of a subclass are the numbers that the server sends with it."""
 
     name: ClassVar[str]
-    whole: ClassVar[bool] = False     # travels whole and as it is, and comes back as a mean
-    additive: ClassVar[bool] = True   # what is left of it adds up with what comes later
-    exchangeable: ClassVar[bool] = False  # one that was computed for another iteration will do
+    uncompressed: ClassVar[bool] = False  # pushed complete and raw; the fleet's mean is sent back
+    additive: ClassVar[bool] = True       # rows not yet sent may be added to the next result
+    exchangeable: ClassVar[bool] = False  # a result for one iteration may be used for another
 
     def check(self) -> None:
         """Raise `RemoteProtocolError` if no worker can do this."""
 
     def integers(self) -> tuple[int, ...]:
-        """Return its whole numbers, as `of` takes them."""
+        """Return the integers that are sent with its name; see `of`."""
         return ()
 
     def numbers(self) -> tuple[float, ...]:
-        """Return its other numbers, as `of` takes them."""
+        """Return the floats that are sent with its name; see `of`."""
         return ()
 
     @classmethod
     def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
-        """Return the step that these numbers tell; ValueError if they are too many or too few."""
+        """Return the step with these numbers; ValueError if there are too many or too few."""
         count = len(dataclasses.fields(cls))
         if len(integers) != count or numbers:
             raise ValueError(f'it has {count}, not {len(integers) + len(numbers)}')
         return cls(*integers)
 
     def batches(self, source: Source) -> int:
-        """Return how many gradients of batches it takes."""
+        """Return how many gradients of a batch are computed for it."""
         return 1
 
     def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
@@ -93,19 +93,19 @@ class Step:
         raise NotImplementedError
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """Put what was computed, float32 (elements,), where its push takes it from."""
+        """Store the result, float32 (elements,), in the place from which the push takes it."""
         raise NotImplementedError
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """The push is over: what the server has not taken stays with the worker, to go later."""
+        """End the push: what the server has not taken goes back to the store, to be sent later."""
         store.put_back(push.codec, push.untaken())
 
 
 @dataclass(frozen=True)
 class Gradient(Step):
-    """The gradient of the robot's own next batch; corrected, where there is an anchor (SVRG).
+    """The gradient of the robot's own next batch; with SVRG it is corrected by the anchor.
 
-    ``momentum``: whether the worker has momentum, or it is the server's.
+    ``momentum``: whether the worker applies momentum; otherwise the server does.
     """
 
     name = 'gradient'
@@ -118,7 +118,7 @@ class Gradient(Step):
         return (int(self.momentum),)
 
     def batches(self, source: Source) -> int:
-        """See `Step.batches`: with an anchor it is computed there, too."""
+        """See `Step.batches`: with an anchor, a second gradient at the anchor's model."""
         return 1 if source.store.anchor is None else 2
 
     def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
@@ -149,8 +149,9 @@ class Gradient(Step):
 class Shards(Step):
     """A coded gradient: the sum of ``weights`` times the gradients of the shards ``ids``.
 
-    ``shards``: into how many the data is cut, at most `MAX_SHARDS`. It is worth something only
-    together with the others of its round. ``feedback``: what the codec loses is kept for the next.
+    ``shards``: number of shards of the data, at most `MAX_SHARDS`. The result is of use only
+    together with those of the other robots in the same round. ``feedback``: the codec's error is
+    kept and added to the next result.
     """
 
     name = 'shards'
@@ -196,22 +197,22 @@ class Shards(Step):
         return sum(losses) / len(losses)
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Step.keep`: momentum is the server's, and weight decay counts once per shard."""
+        """See `Step.keep`: the server applies momentum; weight decay is added once per shard."""
         store.accumulate(gradient, sgd.learning_rate, 0.0, sgd.weight_decay * sum(self.weights),
                          sgd.nesterov)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Step.after_push`: parts of it are of no use later."""
+        """See `Step.after_push`: rows that were not sent are of no use in another round."""
         if not (self.feedback and push.complete()):
             store.clear()
 
 
 @dataclass(frozen=True)
 class Full(Step):
-    """The full gradient of the robot's shard (SVRG): of one model, and by everybody."""
+    """The gradient of the robot's whole shard (SVRG); all robots compute it on the same model."""
 
     name = 'full'
-    whole = True
+    uncompressed = True
 
     def batches(self, source: Source) -> int:
         """See `Step.batches`."""
@@ -229,14 +230,14 @@ class Full(Step):
         store.full = copy_of(gradient)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Step.after_push`: it is of this model alone."""
+        """See `Step.after_push`: nothing is kept, since it belongs to one model alone."""
 
 
 @dataclass(frozen=True)
 class Local(Step):
-    """``steps`` steps of SGD on a copy of the model; what travels is how far they led.
+    """``steps`` steps of SGD on a copy of the model; the change of the model is pushed.
 
-    Momentum is that of these steps alone: it begins at zero each time, as with FedAvg.
+    Momentum starts at zero in each such step, as in FedAvg.
     """
 
     name = 'local'
@@ -258,7 +259,7 @@ class Local(Step):
         return self.steps
 
     def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
-        """See `Step.compute`: the "gradient" is the model before less the model after."""
+        """See `Step.compute`: the "gradient" is the model before minus the model after."""
         weights, gradient = source.weights, source.gradient
         before, velocity, losses = weights.clone(), gradient.clone(), []
         try:
@@ -275,7 +276,7 @@ class Local(Step):
         return sum(losses) / len(losses)
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Step.keep`: it is a step already, learning rate and momentum are in it."""
+        """See `Step.keep`: the change already includes learning rate and momentum."""
         store.accumulate(gradient, 1.0, 0.0)
 
 
@@ -283,7 +284,7 @@ STEPS: dict[str, type[Step]] = {step.name: step for step in (Gradient, Shards, F
 
 
 def step_of(name: str, integers: Iterable[int], numbers: Iterable[float]) -> Step:
-    """Return the step that the server names, not yet checked; `RemoteProtocolError` for none."""
+    """Return the step that the server names, not yet checked; `RemoteProtocolError` if unknown."""
     if name not in STEPS:
         raise RemoteProtocolError(f"the server asks for the step '{name}', which this version does "
                                   f'not know; it knows {", ".join(STEPS)}')

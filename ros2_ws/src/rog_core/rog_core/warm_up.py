@@ -1,4 +1,4 @@
-"""Compile the kernels before time matters, by letting two machines talk to each other once."""
+"""Compiles all numba functions before training, by an iteration of one worker and a server."""
 
 from __future__ import annotations
 

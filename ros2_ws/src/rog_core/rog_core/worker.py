@@ -1,11 +1,11 @@
-"""Worker: one robot's side of the protocol, as a state machine.
+"""The worker: one robot's side of the protocol, as a state machine.
 
-Source: ROG, Section IV-A, Algorithm 1, on a channel that loses, doubles and reorders. What state
-follows on which event stands in `rog_core.states`: `WORKER`, and beside it `GRADIENT`, because with
-pipelining a worker computes while it pushes, waits and pulls.
+Source: ROG, Section IV-A, Algorithm 1, on a channel that loses, duplicates and reorders messages.
+Its states and events are the tables `WORKER` and `GRADIENT` of `rog_core.states`; the gradient has
+a table of its own because with pipelining a worker computes while it pushes, waits and pulls.
 
-Events come in as method calls with the present time (seconds, any monotonic clock); each returns
-the actions that the shell must carry out. `deadline` tells when `on_time` is due.
+Events are method calls with the present time (seconds, any monotonic clock). Each returns the
+actions that the shell must carry out. `on_time` must be called at the time `deadline`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .messages import (
     Stop,
     TransferId,
 )
-from .mirror import Whole
+from .mirror import RawRows
 from .report import COMMUNICATES, COMPUTES, STALLS, TIME_OF, WorkerReport, WorkerStatistics
 from .states import (
     BUSY,
@@ -62,7 +62,7 @@ MAX_REGISTER_INTERVAL = 4.0  # it doubles up to here: over a slow link an answer
 
 
 class WorkerMachine:
-    """See the module. ``incarnation``: random 64-bit identity of this life of the worker."""
+    """The protocol of one robot. ``incarnation``: random 64-bit identity of this process."""
 
     def __init__(self, robot: str, incarnation: int, accumulator: Accumulator,
                  config: TransferConfig) -> None:
@@ -73,7 +73,7 @@ class WorkerMachine:
         self.link = LinkEstimate(config.chunk_bytes, config.chunk_time, config.traffic)
         self.statistics = WorkerStatistics()
         self.state = REGISTERING
-        self.gradient = IDLE             # what has become of the gradient that was ordered last
+        self.gradient = IDLE             # state of the gradient that was ordered last
         self.iteration = 0               # iteration being computed or pushed
         self.sync = ''                   # name of the fleet's method, for people
         self.command = Command()
@@ -85,10 +85,10 @@ class WorkerMachine:
         self.last_pulled_rows = 0
         self._attempt = 0
         self._requests = 0
-        self._order: Compute | None = None   # what the gradient is that is computed, or was last
-        self._computed: tuple[Array, SgdConfig] | None = None  # it, while it is `READY`
-        self._arriving: Array | None = None  # takes in the fleet's full gradient
-        self._unknown = 0                # reports in a row of a server that does not know us
+        self._order: Compute | None = None   # the last order to compute a gradient
+        self._computed: tuple[Array, SgdConfig] | None = None  # the gradient, while it is `READY`
+        self._arriving: Array | None = None  # the fleet's full gradient, while it is received
+        self._unknown = 0                # heartbeats in a row of a server that does not know us
         self._register_at = math.inf
         self._register_interval = REGISTER_INTERVAL
         self._since = 0.0                # time of the last change of state
@@ -102,9 +102,9 @@ class WorkerMachine:
 
     def _register(self, now: float) -> list[Action]:
         self.settle(now)
-        if self.gradient == BUSY:  # a snapshot may come before the gradient is there
+        if self.gradient == BUSY:  # a snapshot may arrive before the gradient is computed
             self.accumulator.detach()
-        self._order = self._order and replace(self._order, iteration=0)  # of no session
+        self._order = self._order and replace(self._order, iteration=0)  # of no valid iteration
         self.accumulator.anchor = None
         self._register_at = now + self._register_interval
         self._requests += 1
@@ -116,11 +116,11 @@ class WorkerMachine:
             number=self._requests, pull=self.pull.known() if known and self.pull else None))]
 
     def on_register_response(self, response: RegisterResponse, now: float) -> list[Action]:
-        """Take the server's answer. A final refusal stops the worker with the server's reason."""
+        """Handle the server's answer; a final refusal stops the worker with the server's reason."""
         if self.state != REGISTERING:
             return []
         if not response.accepted:
-            if response.retry:  # the link is fine, the time is not come
+            if response.retry:  # the link works, but the server cannot accept us yet
                 self._register_interval = REGISTER_INTERVAL
                 self._register_at = now + REGISTER_INTERVAL
                 return []
@@ -140,19 +140,19 @@ class WorkerMachine:
 
     @property
     def session(self) -> int:
-        """Identity of the present lives of worker and server, carried by every transfer."""
+        """Identity of this worker process and this server process; every transfer carries it."""
         return self.incarnation ^ self.server
 
     def on_server_status(self, incarnation: int, known: bool, now: float) -> list[Action]:
-        """Take the server's heartbeat; ``known``: it counts this life of ours as a member.
+        """Handle the server's heartbeat; ``known``: it lists this process as a member.
 
-        A server that was restarted, or that gave us up, is asked again to let us join.
+        If the server was restarted, or has dropped us, the worker registers again.
         """
         if self.state in (REGISTERING, STOPPED):
             return []
         missed = not known or incarnation != self.server
         self._unknown = self._unknown + 1 if missed else 0
-        if self._unknown < 2:  # one such report may have been under way while we were let in
+        if self._unknown < 2:  # the first may have been sent before the server accepted us
             return []
         self._move('lost', now)
         return self._register(now)
@@ -160,10 +160,11 @@ class WorkerMachine:
     # -- computing and pushing -------------------------------------------------------------------
 
     def on_gradient(self, gradient: Array, sgd: SgdConfig, now: float) -> list[Action]:
-        """The gradient of the last `Compute` is there: push it.
+        """Push the gradient that the last `Compute` asked for.
 
-        ``gradient``: finite, float32 (elements,). It must stay as it is until the next `Compute`:
-        if rows of the iteration before still travel (pipelining), it is taken up only after them.
+        ``gradient``: finite, float32 (elements,). The caller must not change it before the next
+        `Compute`: with pipelining, while rows of the iteration before are still under way, it is
+        read only after them.
         """
         if self.gradient != BUSY or self._order is None:
             raise LocalProtocolError('on_gradient without a Compute action before it')
@@ -171,27 +172,27 @@ class WorkerMachine:
             self._gradient_is('keep', now)
             self._computed = gradient, sgd
             return []
-        if self.state == COMPUTING and not self._wanted():
+        if self.state == COMPUTING and not self._fits_grant():
             self._gradient_is('order again', now)
             return self._compute(self.iteration)
         if self.state == COMPUTING:
             self._gradient_is('use', now)
             return self._start_push(gradient, sgd, now)
-        # A join is under way, or the run is over. What can wait stays in the accumulator; what is
-        # of a round that is over is of no use, and the next has a gradient of its own.
+        # The worker is joining, or the run is over. An additive gradient is kept in the accumulator
+        # and sent later; any other one belongs to a round that is over, and is dropped.
         self._gradient_is('drop' if not self._order.step.additive else 'use', now)
         if self._order.step.additive:
             self._keep(gradient, sgd)
         return []
 
     def _keep(self, gradient: Array, sgd: SgdConfig) -> None:
-        """Put a gradient where its push takes it from."""
+        """Store a gradient in the place from which its push takes it."""
         assert self._order is not None
         made, asked = self._order.step, self.command.step
         (asked if made == asked else made).keep(self.accumulator, gradient, sgd)
 
-    def _wanted(self) -> bool:
-        """Whether the gradient that was computed is what was granted."""
+    def _fits_grant(self) -> bool:
+        """Whether the computed gradient is the one that the server has granted."""
         made, asked = self._order, self.command.step
         return made is None or made.step == asked and (
             asked.exchangeable or made.iteration == self.iteration)
@@ -199,14 +200,14 @@ class WorkerMachine:
     def _start_push(self, gradient: Array, sgd: SgdConfig, now: float) -> list[Action]:
         self._keep(gradient, sgd)
         self._attempt += 1
-        whole = self.command.step.whole
-        transfer = TransferId(self.session, Kind.ANCHOR if whole else Kind.PUSH, self.iteration,
-                              self._attempt)
-        store, cut = self.accumulator, self.partition.raw_cut
-        if whole:
+        uncompressed = self.command.step.uncompressed
+        kind = Kind.ANCHOR if uncompressed else Kind.PUSH
+        transfer = TransferId(self.session, kind, self.iteration, self._attempt)
+        store, raw = self.accumulator, self.partition.raw_partition
+        if uncompressed:
             assert store.full is not None
-            self.push = Sender(transfer, cut, plans.everything(cut), RAW,
-                               Whole(cut, store.full), self.link, now)
+            self.push = Sender(transfer, raw, plans.everything(raw), RAW,
+                               RawRows(raw, store.full), self.link, now)
         else:
             plan = self._push_plan()
             # The smaller code where the ordinary one would keep the fleet waiting.
@@ -227,7 +228,7 @@ class WorkerMachine:
                                    np.ones(self.partition.rows, bool), self.command.mta_time)
 
     def _compute_ahead(self, now: float) -> list[Action]:
-        """Pipelining: go on with the model as it is, if the method would let this worker go on."""
+        """Pipelining: start the next gradient on the present model, if the server allows it."""
         if not self.command.ahead:
             return []
         self.accumulator.detach()
@@ -240,14 +241,14 @@ class WorkerMachine:
         return [self._order]
 
     def on_ack(self, ack: Ack, now: float) -> list[Action]:
-        """Chunks of our push have arrived."""
+        """Handle the acknowledgement of chunks of our push."""
         if self.push is None:
             return []
         self.push.on_ack(ack, now)
         return self._poll(now)
 
     def on_receipt(self, receipt: Receipt, now: float) -> list[Action]:
-        """The server has closed our push and says what it took."""
+        """Handle the receipt of our push: the server says which chunks it took."""
         if self.state != PUSHING or self.push is None or not self.push.on_receipt(receipt, now):
             return []
         complete = self.push.partition.rows_complete(self.push.taken())
@@ -259,7 +260,7 @@ class WorkerMachine:
         return []
 
     def _push_is_over(self, receipt: Receipt | None) -> None:
-        """An open push ends with what the server says it has of it; the rest is the step's."""
+        """End an open push by the server's receipt, if any; the step keeps what was not taken."""
         push, self.push = self.push, None
         if push is None:
             return
@@ -271,7 +272,7 @@ class WorkerMachine:
     # -- pulling ---------------------------------------------------------------------------------
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
-        """Rows from the server."""
+        """Handle rows from the server."""
         if self.pull is None or self.state in (REGISTERING, STOPPED):
             return []
         ack, rows = self.pull.on_chunk(chunk)
@@ -284,22 +285,22 @@ class WorkerMachine:
         return [Send(self.robot, ack)]
 
     def _apply(self, rows: Rows) -> None:
-        store, cut, kind = self.accumulator, self.partition.raw_cut, rows.transfer.kind
+        store, raw, kind = self.accumulator, self.partition.raw_partition, rows.transfer.kind
         if kind == Kind.ANCHOR:
             if self._arriving is None:
                 self._arriving = zeros_like(store.weights)
-            RAW.store(cut, self._arriving, rows.ids, rows.data)
+            RAW.store(raw, self._arriving, rows.ids, rows.data)
         elif kind.is_raw:
-            RAW.store(cut, store.weights, rows.ids, rows.data)
+            RAW.store(raw, store.weights, rows.ids, rows.data)
         else:
             rows.codec.add(self.partition, store.weights, rows.ids, rows.data)
 
     def on_end(self, end: End, now: float) -> list[Action]:
-        """The server has closed a pull or snapshot and says how to go on."""
+        """Handle the end of a pull or snapshot, with the command for the next iteration."""
         if self.pull is None or self.state == REGISTERING:
             return []
         if self.state == PUSHING and not self.pull.is_closed(end.transfer):
-            return []  # our push's receipt is still on its way; the end comes again
+            return []  # our push's receipt has not arrived yet; the server repeats this end
         kind, command = end.transfer.kind, end.command
         grants = kind in (Kind.PULL, Kind.ANCHOR) and not command.stop
         event = 'final' if command.stop else 'granted' if grants else 'stored'
@@ -307,7 +308,7 @@ class WorkerMachine:
         if grants:
             command.check()
         if self.state != STOPPED and self.pull.is_open(end.transfer):
-            WORKER.after(self.state, event)  # what is refused must change nothing
+            WORKER.after(self.state, event)  # raises before anything is changed
         closed = self.pull.on_end(end)
         if closed is None:
             return []
@@ -315,8 +316,8 @@ class WorkerMachine:
         actions: list[Action] = [Send(self.robot, receipt)]
         if taken is None or self.state == STOPPED:
             return actions
-        cut = self.partition.raw_cut if kind.is_raw else self.partition
-        self.last_pulled_rows = int(cut.rows_complete(taken).sum())
+        partition = self.partition.raw_partition if kind.is_raw else self.partition
+        self.last_pulled_rows = int(partition.rows_complete(taken).sum())
         self.statistics.rows_pulled += self.last_pulled_rows
         if not grants:
             self._move(event, now)
@@ -333,14 +334,14 @@ class WorkerMachine:
             self.pushed_at[:] = command.next_iteration - 1
         self._move('granted', now)
         if self.command.step.additive != command.step.additive:
-            self.accumulator.clear()  # what is left there does not add up with what comes
+            self.accumulator.clear()  # gradients of the old step cannot be added to the new one
         self.sync, self.command, self.iteration = command.sync, command, command.next_iteration
-        if self.gradient == BUSY:  # whether it is that of this iteration is seen when it is there
+        if self.gradient == BUSY:  # `on_gradient` will see whether it fits this iteration
             return []
         if self.gradient == READY:
             assert self._computed is not None
             computed, self._computed = self._computed, None
-            if self._wanted():
+            if self._fits_grant():
                 self._gradient_is('use', now)
                 return self._start_push(*computed, now)
             self._gradient_is('drop', now)
@@ -376,7 +377,7 @@ class WorkerMachine:
         return math.inf
 
     def leave(self, now: float) -> None:
-        """Stop here and now, on the user's word."""
+        """Stop at once, because the user asks for it."""
         self._move('leave', now)
 
     def _move(self, event: str, now: float) -> None:
@@ -392,13 +393,13 @@ class WorkerMachine:
 
     @property
     def activity(self) -> str:
-        """What the robot does, for its power: computing, communicating or stalled."""
+        """What the robot is doing, for its power: computing, communicating or stalled."""
         if self.gradient == BUSY:
             return COMPUTES
         return COMMUNICATES if self.state in (PUSHING, PULLING) else STALLS
 
     def settle(self, now: float) -> None:
-        """Book the time since the last change of state."""
+        """Add the time since the last change of state to the statistics."""
         began = self.command.next_iteration > 0  # before the first grant nothing counts
         if began and self.state != STOPPED:
             name = TIME_OF[self.activity]
@@ -412,7 +413,7 @@ class WorkerMachine:
         return max(self.iteration - (self.state == COMPUTING), 0)
 
     def report(self, now: float) -> WorkerReport:
-        """What is known at this time."""
+        """Return state and statistics at this time."""
         self.settle(now)
         counted = self.statistics
         return WorkerReport(

@@ -13,7 +13,7 @@ from rog_core.member import Member
 from rog_core.messages import Ack, Chunk, End, Kind
 from rog_core.methods import Method
 from rog_core.methods.svrg import FullGradient
-from rog_core.mirror import Mirror, Whole
+from rog_core.mirror import Mirror, RawRows
 from rog_core.report import WorkerStatistics
 from rog_core.server import ServerMachine
 from rog_core.steps import MAX_LOCAL, MAX_SHARDS, Local, Shards
@@ -122,7 +122,7 @@ def corrupted(rng, message):
 
 # What a machine consists of. Everything else in it is a number, an array, or never changes.
 _PARTS = (WorkerMachine, ServerMachine, Member, Accumulator, Aggregation, Method, FullGradient,
-          Mirror, Whole, Sender, Receiver, LinkEstimate, WorkerStatistics)
+          Mirror, RawRows, Sender, Receiver, LinkEstimate, WorkerStatistics)
 
 
 def _contents(value):

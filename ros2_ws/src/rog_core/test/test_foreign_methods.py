@@ -37,8 +37,8 @@ class Calm(Method):
 
     def bounds(self):
         bound, steps = self.written.arguments
-        self.steps = self.written.whole(steps, 1)
-        return self.written.whole(bound, 1), self.written.whole(bound, 1)
+        self.steps = self.written.integer(steps, 1)
+        return self.written.integer(bound, 1), self.written.integer(bound, 1)
 
     @property
     def time_limited(self):

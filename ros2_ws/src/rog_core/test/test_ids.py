@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_core.codecs import cut, decode_ids, encode_ids
+from rog_core.codecs import decode_ids, encode_ids, split_into_chunks
 from rog_core.errors import RemoteProtocolError
 from rog_core.partition import partition_of
 
@@ -23,7 +23,7 @@ def test_ids_round_trip(ids):
 def test_every_chunk_is_decodable_alone_and_within_its_limit(ids, limit, size):
     sizes = np.full(ids.size, size)
     found, first, begin = [], 0, 0
-    for stop, end, data in cut(ids, sizes, limit):
+    for stop, end, data in split_into_chunks(ids, sizes, limit):
         assert end - begin == sizes[first:stop].sum()
         assert stop - first == 1 or data.size + end - begin <= limit
         found += decode_ids(data, stop - first, PARTITION).tolist()

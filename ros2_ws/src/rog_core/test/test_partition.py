@@ -60,10 +60,10 @@ def test_raw_segments_fit_a_datagram():
 
 def test_the_raw_cut_has_the_same_rows_in_segments_of_a_datagram():
     partition = partition_of([('a', (3,)), ('long', (2, 601))])
-    assert partition.raw_cut.lengths.tolist() == [3, 256, 256, 89, 256, 256, 89]
-    assert (partition.raw_cut.row_offsets == partition.row_offsets).all()
+    assert partition.raw_partition.lengths.tolist() == [3, 256, 256, 89, 256, 256, 89]
+    assert (partition.raw_partition.row_offsets == partition.row_offsets).all()
     raw = partition_of([('a', (3,))], codec='raw')
-    assert raw.raw_cut is raw
+    assert raw.raw_partition is raw
 
 
 @pytest.mark.parametrize(('change', 'named'), [

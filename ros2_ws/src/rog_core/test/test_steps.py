@@ -171,7 +171,7 @@ def test_a_full_gradient_is_the_mean_over_the_shard_and_travels_whole():
     assert loss == pytest.approx(np.mean([loss for loss, _ in parts]), rel=1e-5)
     mean = np.mean([part for _, part in parts], axis=0)
     assert not kept(ours, step).any()
-    assert close(ours.store.full, mean) and step.whole
+    assert close(ours.store.full, mean) and step.uncompressed
     ours.source.clear()
     assert close(ours.store.full, mean)  # its own memory
     assert step.batches(ours.source) == BATCHES

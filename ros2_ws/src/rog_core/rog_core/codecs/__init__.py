@@ -1,26 +1,26 @@
-"""Codecs: how the values of a set of segments become bytes, and back; see `rog_core.codecs.base`.
+"""Codecs: encodings of the values of a set of segments; see `rog_core.codecs.base`.
 
-This is the one place that lists them.
+This is the only place that lists all codecs.
 """
 
 from __future__ import annotations
 
 from ..errors import ConfigError, RemoteProtocolError
 from .base import Codec, Part, in_model_order
-from .ids import cut, decode_ids, encode_ids
+from .ids import decode_ids, encode_ids, split_into_chunks
 from .onebit import OneBit
 from .raw import Raw
 from .sparse import SparseTernary
 from .ternary import Ternary
 
-__all__ = ['CODECS', 'EXAMPLES', 'RAW', 'SMALLER', 'Codec', 'Part', 'codec_on_wire', 'cut',
-           'decode_ids', 'encode_ids', 'get_codec', 'in_model_order']
+__all__ = ['CODECS', 'EXAMPLES', 'RAW', 'SMALLER', 'Codec', 'Part', 'codec_on_wire',
+           'decode_ids', 'encode_ids', 'get_codec', 'in_model_order', 'split_into_chunks']
 
 RAW = Raw()
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit(), Ternary())}
-SMALLER = CODECS['ternary']  # for rows that have no time for the ordinary code
-_WITH_ARGUMENT = {'ternary': SparseTernary.of}  # what follows the colon -> codec
-EXAMPLES = (*CODECS, 'ternary:0.05')  # a name of each, for who has to try all
+SMALLER = CODECS['ternary']  # in place of the fleet's codec where the fleet cannot wait
+_WITH_ARGUMENT = {'ternary': SparseTernary.of}  # the function takes the text after the colon
+EXAMPLES = (*CODECS, 'ternary:0.05')  # one name of each codec, for tests and warm-up
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
 
@@ -38,7 +38,7 @@ def get_codec(name: str) -> Codec:
 def codec_on_wire(number: int, own: Codec) -> Codec:
     """Return the codec of that number; `RemoteProtocolError` if there is none.
 
-    ``own`` is the receiver's: a number does not say how sparse `SparseTernary` is.
+    ``own``: the receiver's; the number does not hold the sparsity of `SparseTernary`.
     """
     if number == own.number:
         return own

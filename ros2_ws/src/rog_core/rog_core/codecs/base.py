@@ -1,9 +1,9 @@
-"""What a codec is, and what all codecs share.
+"""The interface of a codec, and functions that several codecs use.
 
-A codec turns the values of a set of segments into bytes and back. The bytes are numpy on the host;
-the values are where the model is, see `rog_core.arrays`: compiled loops work on numpy arrays,
-operations on whole arrays on torch tensors, and both write the same bytes. Encoded segments are
-self-contained and stand one after the other. All formats are little endian; but for raw, each
+A codec turns the values of a set of segments into bytes and back. The bytes are numpy arrays on the
+host. The values are numpy arrays, on which compiled loops work, or torch tensors on any device, on
+which tensor operations work (`rog_core.arrays`); both give the same bytes. Encoded segments can be
+decoded independently and follow one another. All formats are little endian. Except with raw, each
 segment begins with its scale as a bfloat16, the upper half of a float32.
 
 A new codec is one file with a subclass of `Codec`, named in `rog_core.codecs`.
@@ -25,7 +25,7 @@ Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, their encoded values 
 
 
 class Segments(Protocol):
-    """What a codec needs of a `rog_core.partition.RowPartition`."""
+    """The part of `rog_core.partition.RowPartition` that a codec uses."""
 
     @property
     def offsets(self) -> np.ndarray:
@@ -42,7 +42,7 @@ class Codec(ABC):
     name: str
     number: int                    # on the wire
     segment_elements: int          # a longer row travels in several segments: each fits a datagram
-    faults: tuple[str, ...] = ()   # breaches of the rules from `OWN` on; {}: the segment
+    faults: tuple[str, ...] = ()   # error texts of the codec's own rules, from `OWN` on
 
     @abstractmethod
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
@@ -50,7 +50,7 @@ class Codec(ABC):
 
     def take(self, partition: Segments, values: Array, ids: np.ndarray, magnitude: np.ndarray
              ) -> np.ndarray:
-        """Encode the segments ``ids`` of ``values`` and take what the bytes say off ``values``.
+        """Encode the segments ``ids`` of ``values``, and subtract the decoded values from them.
 
         ``magnitude`` float32 (ids,): sum of absolutes of each segment. Returns uint8.
         """
@@ -78,7 +78,7 @@ class Codec(ABC):
     def _encode_compiled(self, values: np.ndarray, mirror: np.ndarray | None, offsets: np.ndarray,
                          ids: np.ndarray, magnitude: np.ndarray, sizes: np.ndarray,
                          out: np.ndarray) -> None:
-        """Write values - mirror into ``out``; without a mirror take it off ``values``."""
+        """Encode values - mirror into ``out``; without a mirror see `take`."""
 
     @abstractmethod
     def _encode_dense(self, dense: Array, lengths: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
@@ -106,7 +106,7 @@ class Codec(ABC):
 
 
 def in_model_order(codec: Codec, partition: Segments, parts: list[Part]) -> Part:
-    """Put the segments of many chunks in one encoded whole, ascending.
+    """Join the segments of many chunks, by ascending id.
 
     One pass over the model in its order costs half of one that jumps from row to row. The ids of
     all parts must be distinct.

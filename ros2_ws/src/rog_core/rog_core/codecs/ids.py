@@ -1,8 +1,8 @@
-"""Segment ids on the wire, and how segments are cut into chunks.
+"""The encoding of segment ids, and the division of segments into chunks.
 
-The ids of a chunk ascend. The first stands as it is, of each other the difference to the one before
-it, in LEB128: seven bits to a byte, the lowest first, bit 7 where more follow. Neighbours cost one
-byte each.
+The ids of a chunk ascend. The first id and then the differences between neighbours are encoded as
+LEB128: seven bits per byte, lowest first; bit 7 says that another byte follows. An id that follows
+its predecessor directly takes one byte.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from .base import Segments
 
 
 def encode_ids(ids: np.ndarray) -> np.ndarray:
-    """The ids of one chunk, ascending int64, as they stand on the wire, uint8."""
-    (_, _, data), = cut(ids, np.zeros_like(ids), 1 << 62)
+    """Encode the ids of one chunk, ascending int64; returns uint8."""
+    (_, _, data), = split_into_chunks(ids, np.zeros_like(ids), 1 << 62)
     return data
 
 
-def cut(ids: np.ndarray, sizes: np.ndarray, limit: int) -> list[tuple[int, int, np.ndarray]]:
-    """Cut ascending segments into chunks of at most ``limit`` bytes of values and ids.
+def split_into_chunks(ids: np.ndarray, sizes: np.ndarray, limit: int
+                      ) -> list[tuple[int, int, np.ndarray]]:
+    """Divide ascending segments into chunks of at most ``limit`` bytes of values and ids.
 
-    ``sizes`` int64 (ids,): bytes of the values of each. Returns of each chunk: the segments and the
-    bytes of values up to its end, and its ids encoded, uint8. A chunk holds one segment at least.
+    ``sizes`` int64 (ids,): bytes of the values of each segment. Returns for each chunk: the number
+    of segments and of bytes of values up to its end, counted from the first chunk, and its encoded
+    ids, uint8. A chunk holds at least one segment.
     """
     out, ends = np.empty(5 * ids.size, np.uint8), np.empty((3, ids.size), np.int64)
-    count, begin, chunks = _cut(ids, sizes, limit, out, ends), 0, []
+    count, begin, chunks = _split_into_chunks(ids, sizes, limit, out, ends), 0, []
     for segments, values, end in ends[:, :count].T.tolist():
         chunks.append((segments, values, out[begin:end]))
         begin = end
@@ -56,8 +58,8 @@ def _varint_size(value):
 
 
 @njit(nogil=True, cache=True)
-def _cut(ids, sizes, limit, out, ends):
-    """See `cut`: the three ends of chunk c become ``ends[:, c]``. Returns the number of chunks."""
+def _split_into_chunks(ids, sizes, limit, out, ends):
+    """Write the ends of chunk c, see `split_into_chunks`, to ``ends[:, c]``; return the count."""
     chunks, used, at, values, previous = 0, 0, 0, 0, np.int64(0)
     for i in range(ids.size):
         cost = sizes[i] + _varint_size(ids[i] - previous)
@@ -84,7 +86,7 @@ def _cut(ids, sizes, limit, out, ends):
 
 @njit(nogil=True, cache=True)
 def _decode(data, limit, out):
-    """Inverse of `_cut`. Returns 0, or which rule the bytes break (1, 2 or 3).
+    """Inverse of `_split_into_chunks`. Returns 0, or which rule the bytes break (1, 2 or 3).
 
     1: the bytes end early or go on too long; 2: ids do not ascend; 3: an id is >= ``limit``.
     """

@@ -1,4 +1,4 @@
-"""What the compiled loops of several codecs share.
+"""Compiled functions that several codecs use.
 
 Storage is flat float32; a segment ``s`` is ``flat[offsets[s]:offsets[s + 1]]``. All loops release
 the GIL and are cached on disk. None of them reorders additions, so that a worker and the server
@@ -14,7 +14,7 @@ import numpy as np
 from numba import extending, njit, types
 
 LINE = 16  # float32 of a cache line
-LENGTH, SCALE, OWN = 1, 2, 3  # rules of a format; its own come after those that all have
+LENGTH, SCALE, OWN = 1, 2, 3  # rules of every format; those of one codec begin at OWN
 
 intrinsic: Any = extending.intrinsic  # its type says nothing of what calling the result takes
 

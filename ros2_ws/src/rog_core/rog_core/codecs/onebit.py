@@ -1,7 +1,7 @@
-"""One sign bit per element and one scale, the mean magnitude, per segment.
+"""``onebit``: one sign bit per element, and one scale, the mean magnitude, per segment.
 
-Source: ROG Section V and its reference [22] (dist-EF-SGDM), with one block per row. What is lost
-stays with the sender (error feedback), so it reaches the receiver later.
+Source: ROG Section V and its reference [22] (dist-EF-SGDM), with one block per row. The sender
+keeps the difference to the exact values and sends it later (error feedback).
 
 A segment: its scale (bfloat16), then one bit per element (1: negative), first element in the lowest
 bit, padded to a byte.
@@ -133,27 +133,27 @@ def _encode(values, mirror, offsets, ids, magnitude, out):
     for i in range(ids.size):
         prefetch_row(values, offsets, ids, i + 1)
         lo, hi = offsets[ids[i]], offsets[ids[i] + 1]
-        row, whole = values[lo:hi], (hi - lo) & ~7
+        row, aligned = values[lo:hi], (hi - lo) & ~7
         scale = write_scale(out[at:at + 2], magnitude[i] / row.size)
         at += 2
         if mirror is None:
-            for k in range(0, whole, 8):
+            for k in range(0, aligned, 8):
                 byte = _sign_byte(row, k)
                 out[at] = byte
                 _add_signed(row, k, byte, -scale)
                 at += 1
-            if whole < row.size:
-                out[at] = _sign_tail(row[whole:])
-                _add_tail(row[whole:], out[at], -scale)
+            if aligned < row.size:
+                out[at] = _sign_tail(row[aligned:])
+                _add_tail(row[aligned:], out[at], -scale)
                 at += 1
         else:
             prefetch_row(mirror, offsets, ids, i + 1)
             theirs = mirror[lo:hi]
-            for k in range(0, whole, 8):
+            for k in range(0, aligned, 8):
                 out[at] = _sign_byte_of_difference(row, theirs, k)
                 at += 1
-            if whole < row.size:
-                out[at] = _sign_tail(row[whole:] - theirs[whole:])
+            if aligned < row.size:
+                out[at] = _sign_tail(row[aligned:] - theirs[aligned:])
                 at += 1
 
 
@@ -166,12 +166,12 @@ def _add(values, offsets, ids, factor, data):
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
         scale = factor * scale_of(data[at:at + 2])
         at += 2
-        whole = row.size & ~7
-        for k in range(0, whole, 8):
+        aligned = row.size & ~7
+        for k in range(0, aligned, 8):
             _add_signed(row, k, data[at], scale)
             at += 1
-        if whole < row.size:
-            _add_tail(row[whole:], data[at], scale)
+        if aligned < row.size:
+            _add_tail(row[aligned:], data[at], scale)
             at += 1
 
 

@@ -1,4 +1,4 @@
-"""Raw float32, little endian: nothing is lost. Model values always travel so."""
+"""``raw``: float32, little endian, without loss. Model values are always sent so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fraction P of the elements of each segment, the largest, as +scale or -scale: ``ternary:P``.
+"""``ternary:P``: sends the largest elements of each segment, a share P, as +scale or -scale.
 
 Source: DGH-(GC)^2, equations 18 to 22 as they stand, in both directions. Their n is "the number of
 nodes" in the text; in its reference [40], where they come from, it is the number of elements of a
@@ -9,8 +9,8 @@ A segment: its scale (bfloat16), then, ascending by position, two bytes for each
 of largest magnitude: position in bits 0 to 14, its sign in bit 15 (1: negative). Zeros are not
 sent: 0xffff in their place, at the end. Of equal magnitudes the first are sent.
 
-The least magnitude sent is found by bisection on the bits of float32: a pass that only counts takes
-eight elements at a time, which no sort does.
+The least magnitude sent is found by bisection on the bits of float32: counting can be vectorised,
+eight elements at a time, so it is faster than sorting.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Of each block of 64 elements the largest, as +scale or -scale: for links too bad for one bit.
+"""``ternary``: of each block of 64 elements the largest, as +scale or -scale; for bad links.
 
 Source: DGH-(GC)^2, equations 18 to 22, and its reference [40] (the scale: mean magnitude of what is
 sent), with the top k taken per block, so that the size of a segment depends on its length alone.
 
 A segment: its scale (bfloat16), then one byte per block (the last may be shorter): position of the
 one element sent in bits 0 to 5, its sign in bit 6 (1: negative), bit 7 set; 0 for a block that
-sends nothing. Of equal magnitudes the first is sent. It costs one pass over the elements to write;
-what the bytes name, one element in 64, is all that taking off and adding touch.
+sends nothing. Of equal magnitudes the first is sent. Encoding reads every element once; decoding
+touches only the elements sent, one in 64.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Synchronisation methods: one file each, and the way from a name to a method.
+"""Synchronisation methods, one file each, and `create`, which builds a method from its name.
 
-Nothing outside this folder names a method. One that does not come along is a class of any installed
-package, a `Method` of its own, written ``package.module:Class:argument+option``.
+No code outside this folder names a method. A method of another package is a subclass of `Method`,
+written ``package.module:Class:argument+option``.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ['METHODS', 'Method', 'Team', 'create', 'usages']
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
     Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, Gc, Hgc, Gcc, Dcgc, DghGc)}
-PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # options that are methods put before a method
+PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # options that are mix-in classes of a method
 
 
 def usages() -> str:
-    """Return how the methods that come along are written."""
+    """Return how the methods of this package are written, for messages."""
     return ', '.join(method.usage for method in METHODS.values())
 
 
 def create(text: str, team: Team | None = None) -> Method:
-    """Return a new method for a team, by its name; `ConfigError` if it won't do."""
+    """Return a new method, by its name; `ConfigError` if it is unknown or unfit for the team."""
     written = read(text, frozenset(METHODS))
     if written is None:
         raise ConfigError(f"synchronisation method '{text.strip()}' is unknown; choose one of "
@@ -61,7 +61,7 @@ def _built(cls: type[Method], written: Written, team: Team) -> Method:
 
 
 def _foreign(written: Written, team: Team) -> Method:
-    """Build a method of another package; whatever goes wrong in it is its author's to put right."""
+    """Build a method of another package; any exception that it raises becomes a `ConfigError`."""
     module, _, name = written.name.partition(':')
     what = f"synchronisation method '{written.text}'"
     try:

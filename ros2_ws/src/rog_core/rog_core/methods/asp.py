@@ -1,4 +1,4 @@
-"""ASP: asynchronous parallel. Nobody waits, and nothing bounds how stale a gradient is."""
+"""ASP, asynchronous parallel: no robot waits, and the staleness of gradients is unbounded."""
 
 import math
 
@@ -6,7 +6,7 @@ from .base import Method
 
 
 class Asp(Method):
-    """``asp``."""
+    """``asp``; the staleness bound is infinite."""
 
     name = 'asp'
     usage = 'asp'

@@ -1,9 +1,10 @@
-"""A synchronisation method: everything that makes it different from the others.
+"""The base class of synchronisation methods: the questions that a server asks its method.
 
-The server asks its method who may go on, what a worker is told (which rows travel, which step it
-computes next), how a finished push changes the master rows, and what is kept across a restart.
-`Method` answers every question as BSP does; a method of its own overrides what differs, in one
-file. Workers know nothing of methods: they are told plain numbers and the name of a step.
+The server asks which robots may start their next iteration, what a robot computes then and which
+rows it sends, how a finished push changes the master rows, and what a checkpoint must hold.
+`Method` gives BSP's answer to every question; another method is a subclass that overrides the
+answers that differ. Workers have no code of a method: the server sends them numbers and the name of
+a step (`rog_core.steps`).
 
 No I/O, no clock: times come in as arguments, in seconds.
 """
@@ -28,11 +29,11 @@ from .written import EARLY, Written, suffix
 
 @dataclass(frozen=True)
 class Standing:
-    """What a method knows of one robot.
+    """The progress of one robot, as a method sees it.
 
-    ``iteration``: last one pushed. ``slowest``: iteration of its oldest row (of all, where
-    staleness does not count by row). ``rate``: measured throughput, bytes/s. ``loss``: that of its
-    last batch; NaN: unknown.
+    ``iteration``: the last one that it has pushed. ``slowest``: the iteration of its oldest row at
+    the server; where staleness is not counted by row, the same as ``iteration``. ``rate``:
+    measured throughput, bytes/s. ``loss``: of its last batch; NaN if unknown.
     """
 
     iteration: int
@@ -46,10 +47,11 @@ Fleet = Mapping[str, Standing]
 
 @dataclass(frozen=True)
 class Team:
-    """What is known of a fleet before it trains, and what a method may refuse.
+    """What is known of a fleet before it trains; a method may refuse to work with it.
 
-    ``capacities``: robot -> computing capacity, in order of rank; empty: anybody may join.
-    ``codec``: name of the fleet's. ``momentum``: of the methods where it is the server's.
+    ``capacities``: robot -> computing capacity, in order of rank; empty if any robot may join.
+    ``codec``: name of the fleet's codec. ``momentum``: used by methods that keep the momentum on
+    the server.
     """
 
     capacities: Mapping[str, float] = field(default_factory=dict)
@@ -63,32 +65,36 @@ class Team:
 
 @dataclass(frozen=True)
 class Model:
-    """The model that pushes change: its master rows, flat float32 (elements,)."""
+    """The model on the server; ``master``: the master rows, flat float32 (elements,)."""
 
     partition: RowPartition
     master: Array
     codec: Codec
 
     def zeros(self) -> Array:
-        """Return storage of the size of the model, float32 (elements,), all 0."""
+        """Return zeros of the size of the model, float32 (elements,)."""
         return zeros_like(self.master)
 
 
 @dataclass(frozen=True)
 class Contribute:
-    """Due: the push of this robot counts now, whole."""
+    """Due: add the whole push of this robot, which was held back, to the model now."""
 
     robot: str
 
 
 @dataclass(frozen=True)
 class EndRound:
-    """Due: every robot has contributed once since the last such change."""
+    """Due: the round is over; every robot has contributed once."""
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Due: robot -> coefficient; with these the coded pushes sum to ``shards`` gradients."""
+    """Due: decode a round of coded gradients.
+
+    The pushes, each times the entry of its robot in ``coefficients``, add up to the sum of the
+    gradients of all ``shards`` shards of the data.
+    """
 
     coefficients: dict[str, float]
     shards: int
@@ -96,7 +102,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Discard:
-    """Due: what these robots have pushed does not count; it is of a round that is over."""
+    """Due: forget what these robots have pushed; it belongs to a round that is over."""
 
     robots: tuple[str, ...]
 
@@ -105,20 +111,21 @@ Due = Contribute | EndRound | Decode | Discard
 
 
 class Method:
-    """BSP: all rows of all robots, one iteration after the other; and what all have in common.
+    """BSP: all robots push all rows, then start the next iteration; base of all other methods.
 
-    ``written``: as the user wrote it; ``team``: see `Team`. Raises `ConfigError` where arguments or
-    options make no sense, or the method does not fit the team.
+    ``written``: the name with arguments and options, parsed; ``team``: see `Team`. Raises
+    `ConfigError` where arguments or options make no sense, or the method does not fit the team.
 
-    ``bound``: a robot at iteration n waits while n - slowest >= bound (iterations; infinity:
-    never). ``most``: the loosest bound that the method may come to allow.
+    ``bound``: the staleness bound: a robot at iteration n waits while n - slowest >= bound, where
+    slowest is the lowest `Standing.slowest` of the fleet (in iterations; infinity: it never waits).
+    ``most``: the largest value that ``bound`` may take during the run.
     """
 
     name: ClassVar[str] = 'bsp'
     usage: ClassVar[str] = 'bsp'                  # how it is written
-    known: ClassVar[tuple[str, ...]] = ('svrg',)  # its options, in the order in which they stand
+    known: ClassVar[tuple[str, ...]] = ('svrg',)  # its options, in the order of its written name
 
-    # Robots that a restarted server waits for, until they have had the time to come back.
+    # Robots that a restarted server waits for until the heartbeat limit has passed.
     expected: frozenset[str] = frozenset()
 
     def __init__(self, written: Written, team: Team) -> None:
@@ -128,7 +135,7 @@ class Method:
         self.bound, self.most = self.bounds()
         self.model: Model | None = None
 
-    # -- how it is written -----------------------------------------------------------------------
+    # -- its name, arguments and options ---------------------------------------------------------
 
     @classmethod
     def by_default(cls, written: Written) -> frozenset[str]:
@@ -147,7 +154,7 @@ class Method:
         return 1, 1
 
     def __str__(self) -> str:
-        """Return the name, every option in its place, as people are told."""
+        """Return the name with arguments and options, for people and logs."""
         return self.named(*self.written.arguments)
 
     def named(self, *arguments: object) -> str:
@@ -158,89 +165,90 @@ class Method:
 
     @property
     def asked(self) -> str:
-        """Name to begin again with, after a restart."""
+        """Name from which a restarted server builds the method again."""
         return self.named(*self.written.arguments)
 
     # -- who may take part, who may go on --------------------------------------------------------
 
     @property
     def early(self) -> bool:
-        """Whether transfers stop early (ATP); else all rows travel, always."""
+        """Whether a transfer may end before all rows have been sent (ATP)."""
         return bool(self.options & EARLY)
 
     @property
     def by_row(self) -> bool:
-        """Whether staleness counts for every row, instead of for a robot's iterations.
+        """Whether staleness is counted for every row, rather than for a robot's iterations.
 
-        Where all rows travel it is the same, but for rows left behind by a former method.
+        The two differ only where some rows were not sent, now or by the method before this one.
         """
         return not self.early
 
     @property
     def row_bound(self) -> float:
-        """Bound that every row of a robot keeps if its pushes follow this method."""
+        """Staleness bound of every row of a robot that pushes as this method says."""
         return self.bound if self.by_row else float('inf')
 
     def refusal(self, robot: str) -> str:
-        """Why this robot cannot take part; empty: it can."""
+        """Return why this robot cannot take part; empty if it can."""
         return ''
 
     def on_join(self, robot: str) -> list[Due]:
-        """A robot joins or comes back, or its push broke off; what it had pushed does not count.
+        """Handle a robot that joins or rejoins; an unfinished push of it does not count.
 
         Returns the changes of the model that this makes due.
         """
         return []
 
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
-        """A robot has pushed; ``fleet`` counts it."""
+        """Handle the end of a push; ``fleet`` already includes it."""
 
     def on_wait(self, robot: str, seconds: float) -> None:
-        """A robot has waited so long for others before it might go on."""
+        """Handle the end of a wait: a robot has waited so long for others."""
 
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """Robots for whom this one must wait; empty: it may go on.
+        """Return the robots for which this one must wait; empty if it may go on.
 
-        ``least``: a looser bound that still holds, from before the method was changed.
+        ``least``: the bound is at least this; after a change to a tighter method the old bound
+        still holds until every robot has pushed under the new one.
         """
-        if self.at_barrier(robot, fleet):  # who is here may have left rows behind
+        if self.at_barrier(robot, fleet):  # counts iterations: some rows may be older
             own = fleet[robot].iteration
             return [name for name, other in fleet.items() if other.iteration < own]
         return self.behind(robot, fleet, max(self.bound_of(robot), least))
 
     def bound_of(self, robot: str) -> float:
-        """Iterations by which this robot may not yet be ahead of the slowest."""
+        """Return the staleness bound of this robot, see `Method`."""
         return self.bound
 
     def at_barrier(self, robot: str, fleet: Fleet) -> bool:
-        """Whether all must have come as far as this robot, in iterations."""
+        """Whether this robot must wait until all others have reached its iteration."""
         return False
 
     @staticmethod
     def behind(robot: str, fleet: Fleet, bound: float) -> list[str]:
-        """Robots whose slowest row is ``bound`` or more iterations behind this one."""
+        """Return the robots whose slowest row is ``bound`` or more iterations behind this one."""
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if iteration - other.slowest >= bound]
 
-    # -- what a robot is told --------------------------------------------------------------------
+    # -- what a robot computes and sends ---------------------------------------------------------
 
     @property
     def pipelined(self) -> bool:
-        """Whether a robot computes the next gradient while rows travel, within the bound."""
+        """Whether a robot computes its next gradient during the transfer, if the bound allows."""
         return 'pipeline' in self.options
 
     @property
     def shrinks(self) -> bool:
-        """Whether rows go out in the smaller code when the fleet has no time for the ordinary."""
+        """Whether a slow link makes rows travel in the smaller code; see `rog_core.patience`."""
         return 'sparse' in self.options
 
     @property
     def time_limited(self) -> bool:
-        """Whether a transfer stops when the MTA time is over; else all its rows travel."""
+        """Whether a transfer stops at the end of the MTA time; otherwise all its rows are sent."""
         return 'timeout' in self.options
 
     def sending(self) -> Sending:
-        """Return which rows a transfer carries, in either direction."""
+        """Return the rules by which rows are chosen for a transfer, in either direction."""
         if not self.early:
             return Sending()
         mta = minimum_transmission(int(self.bound))
@@ -251,91 +259,93 @@ class Method:
                        'order' in self.options, 0.0 if 'minimum' in self.options else mta)
 
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """Return what a robot that has pushed ``iteration`` computes next: iteration and step."""
+        """Return the next iteration, and its step, of a robot that has pushed ``iteration``."""
         return iteration + 1, Gradient()
 
-    # -- how a push counts -----------------------------------------------------------------------
+    # -- how a push changes the model ------------------------------------------------------------
 
     def begin(self, model: Model, iteration: int) -> None:
-        """Take over a model, from a fleet whose highest iteration, pushed or granted, is this."""
+        """Start with this model; ``iteration``: the highest one pushed or granted so far."""
         self.model = model
 
     def takes(self, step: Step) -> bool:
-        """Whether a push of a robot that was told this step counts under this method."""
+        """Whether this method uses the pushes of a robot that computes this step."""
         return step.additive
 
     def in_time(self, robot: str, iteration: int) -> bool:
-        """Whether a push of this iteration still counts."""
+        """Whether a push of this iteration is still used; else the server ends it early."""
         return True
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
              ) -> None:
-        """Take some checked rows of a push; there are ``robots`` robots.
+        """Apply some rows of a push, already checked; the fleet has ``robots`` robots.
 
-        The master rows fall by the mean of what the robots push (ROG, Algorithm 2, line 6).
+        Subtracts from the master rows the mean over the robots (ROG, Algorithm 2, line 6).
         """
         model = self.held_model
         codec.add(model.partition, model.master, ids, data, -1.0 / robots)
 
-    def close(self, robot: str, whole: bool, fleet: Fleet, now: float) -> list[Due]:
-        """The push of a robot is over; ``whole``: the server has all of it.
+    def close(self, robot: str, complete: bool, fleet: Fleet, now: float) -> list[Due]:
+        """Handle the end of a push; ``complete``: the server has received all rows.
 
-        Returns the changes of the model that are due because of it alone.
+        Returns the changes of the model that are due because of this push.
         """
         self.on_push(robot, fleet, now)
         return []
 
-    def take_whole(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray) -> None:
-        """Take some checked rows of what travels whole (`rog_core.steps.Full`), raw."""
+    def take_full_gradient(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray
+                           ) -> None:
+        """Take some rows, checked and raw, of a robot's full gradient (`rog_core.steps.Full`)."""
 
-    def close_whole(self, robot: str, iteration: int, whole: bool) -> None:
-        """Such a transfer is over; ``whole``: the server has all of it."""
+    def close_full_gradient(self, robot: str, iteration: int, complete: bool) -> None:
+        """Handle the end of such a push; ``complete``: the server has received all rows."""
 
-    def whole_for(self, iteration: int, current: bool) -> Array | None:
-        """What a robot that has pushed ``iteration`` gets whole instead of rows; None: rows.
+    def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
+        """Return the fleet's full gradient, to be sent in place of a pull; None: send a pull.
 
-        ``current``: it holds the model of that iteration.
+        ``iteration``: the last one that the robot has pushed. ``current``: it holds the model of
+        that iteration.
         """
         return None
 
     def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
-        """Return the changes of the model that are due now, after any event.
+        """Return the changes of the model that are due; asked after every event.
 
-        ``gone``: robots that were there and left.
+        ``gone``: robots that have left or are out of reach.
         """
         return []
 
     def carry_out(self, due: Due, robots: int) -> None:
-        """Change the model; there are ``robots`` robots, at least 1."""
+        """Apply one due change to the model; the fleet has ``robots`` robots, at least 1."""
 
     def flush(self, robots: int) -> None:
-        """Let everything count that is held: the method, or the run, is over."""
+        """Apply every push that is held back: the method, or the run, ends."""
 
     @property
     def held_model(self) -> Model:
-        """The model that it has taken over."""
+        """The model given to `begin`."""
         assert self.model is not None, 'begin() comes first'
         return self.model
 
     # -- restart ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return what a restarted server needs to go on, as plain values (JSON)."""
+        """Return what a checkpoint must hold to resume this method, as JSON values."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned; TypeError or ValueError if it is not of this method."""
+        """Resume from what `state` returned; TypeError or ValueError if it does not fit."""
 
     def arrays(self) -> dict[str, Array]:
-        """Return the same of arrays, by name; float32 (elements,) each."""
+        """Return the arrays that a checkpoint must hold, by name; float32 (elements,) each."""
         return {}
 
     def load_arrays(self, arrays: dict[str, Array]) -> None:
-        """Take up what `arrays` returned."""
+        """Resume from what `arrays` returned."""
 
 
 class Holding(Method):
-    """A method that keeps pushes until their turn; momentum is the server's."""
+    """A method that holds pushes back until it applies them, and keeps momentum on the server."""
 
     def begin(self, model: Model, iteration: int) -> None:
         """See `Method.begin`."""

@@ -12,9 +12,10 @@ def controller(latest: float, interval: float, slowest_latest: float, slowest_in
                most: int) -> int:
     """DSSP, Algorithm 2: extra iterations, 0 to ``most``, after which a robot waits least.
 
-    Times of the last push and intervals between the last two, seconds: of the robot and of the
-    slowest one. Both are assumed to go on as before; the robot stops at the r that brings one of
-    its pushes closest to one of the slowest's. Of equal waits the fewest iterations are chosen.
+    For the robot and for the slowest one: the time of the last push and the interval between the
+    last two, in seconds. Both intervals are assumed to stay the same. Chosen is the number of extra
+    iterations after which a push of the robot lies closest to one of the slowest; the lowest such
+    number if there are several.
     """
     steps = np.arange(most + 1)
     own = latest + steps * interval
@@ -25,12 +26,12 @@ def controller(latest: float, interval: float, slowest_latest: float, slowest_in
 class Dssp(Method):
     """DSSP, Algorithm 1: a threshold per robot between the lowest and the highest.
 
-    The fastest robot, once it is ahead of its threshold, gets the one at which it is expected to
-    wait least for the slowest one's next push; who falls back within the lowest has that again.
-    Read by the paper's text and Figure 2. Its listing says otherwise in three places: there the
-    robot waits until it is within the lowest threshold, so that every extra iteration is waited
-    for later; extra iterations that are used up may be granted again beyond the highest; and the
-    first one is not counted.
+    When the fastest robot reaches its threshold, it gets the threshold at which it is expected to
+    wait least for the slowest robot's next push. A robot that is within the lowest threshold again
+    gets the lowest one back. This follows the paper's text and Figure 2. The paper's listing
+    differs in three places: there the robot waits until it is within the lowest threshold again, so
+    that every extra iteration is waited for later; extra iterations can be granted beyond the
+    highest threshold; and the first extra iteration is not counted.
     """
 
     name = 'dssp'

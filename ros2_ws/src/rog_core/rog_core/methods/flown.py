@@ -1,4 +1,4 @@
-"""FLOWN: a staleness threshold per robot, from its link and from what it can contribute."""
+"""FLOWN: a staleness threshold per robot, from its throughput and its loss."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Flown(Method):
 
     The ROG paper (Sections I and II-D) describes its reference [19] so: a higher threshold for
     devices that are estimated to have low bandwidth and contribute less to accuracy, a lower one
-    for the opposite; the published code of that baseline does not run. Read here as: the threshold
-    of a device is how far the others may be ahead of it. Both estimates are ranked within the fleet
-    (a rank does not care for units), their mean places the threshold in the range, and it is
-    scheduled anew whenever the device pushes, from what was measured up to then. The contribution
-    is the loss of the last batch: who recognises little has most to tell.
+    for the opposite. It gives no formula, and the published code of that baseline does not run.
+    Our reading: the threshold of a device is how far the others may be ahead of it. Bandwidth (the
+    measured throughput) and contribution (the loss of the last batch: a high loss has much to
+    contribute) are each ranked within the fleet, since they have different units. The mean of the
+    two ranks places the threshold in the range. It is computed anew at each push of the device.
     """
 
     name = 'flown'
@@ -47,7 +47,7 @@ class Flown(Method):
         self._bounds[robot] = round(high - float(below) * (high - low))
 
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """See `Method.held_up_by`; the bound is that of the one waited for."""
+        """See `Method.held_up_by`; here the bound belongs to the robot that is waited for."""
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if name != robot and iteration - other.slowest
                 >= max(self._bounds.get(name, self.bound), least)]

@@ -1,4 +1,4 @@
-"""GSGM: every robot contributes once per round, and momentum is the fleet's."""
+"""GSGM: every robot contributes once per round, and the server keeps one global momentum."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from .written import EARLY, Written
 class Gsgm(Holding):
     """``gsgm``: all rows. ``gsgm:T``: rows by ATP, with the bound T on their staleness.
 
-    Source: GSGM, Algorithm 2. Who is on the white list contributes at once and leaves it, the
-    others queue. The list is what is left of the fleet, so who dies or joins holds up nobody for
-    ever. It is recovered as soon as it is empty, as the paper's text says; its listing waits for
-    the next push, which changes the order of nothing, but lets those in the queue wait for a whole
-    iteration of the slowest. A robot that is held back otherwise, at a barrier (SVRG) or by the
-    bound, left from a former method, is not waited for.
+    Source: GSGM, Algorithm 2. A robot on the white list contributes as soon as it pushes, and is
+    taken off the list; a robot that is not on it waits in a queue. When the list is empty, the
+    round ends and all robots are on it again. The list is computed from the robots present, so one
+    that dies or joins cannot block the others. We start the next round as soon as the list is
+    empty, as the paper's text says. The paper's listing waits for the next push: the order of
+    contributions is the same, but robots in the queue wait an iteration of the slowest longer. A
+    robot that waits for another reason, a barrier of SVRG or the bound T, is left off the list.
 
     Each contribution g moves the master rows by v' = (momentum * v + g) / robots, where v is the
-    sum of the v' of the round before. The listing divides only where it averages; here pushes are
-    steps of the averaged gradient, as everywhere: its learning rate is ours over the robots.
-    Where a push holds only some rows, the others still move on by the momentum.
+    sum of the v' of the round before. The paper's listing divides by the number of robots only for
+    the average that becomes v; here every push is divided, as with all our methods, so the paper's
+    learning rate is ours divided by the number of robots. Rows that a push does not hold are still
+    moved by the momentum.
     """
 
     name = 'gsgm'
@@ -40,7 +42,7 @@ class Gsgm(Holding):
                               'staleness, for example gsgm:4')
         self._contributed: set[str] = set()  # in this round
         self._queue: list[str] = []
-        self._list: list[str] = []           # who has yet to contribute to it
+        self._list: list[str] = []           # the white list: who has yet to contribute
 
     @classmethod
     def by_default(cls, written: Written) -> frozenset[str]:
@@ -49,7 +51,7 @@ class Gsgm(Holding):
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
-        # Without a threshold: who is held back has pushed what the white list does not take yet.
+        # Without T: the bound 2 stops only robots whose push is still in the queue.
         bound = self.written.threshold(2) if self.written.arguments else 2
         return bound, bound
 
@@ -91,7 +93,7 @@ class Gsgm(Holding):
         return [name for name in here + away if name not in self._contributed]
 
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """See `Method.held_up_by`: who is in the queue waits for those still on the list."""
+        """See `Method.held_up_by`: a robot in the queue waits for those on the white list."""
         if robot in self._queue:
             return self._list
         return super().held_up_by(robot, fleet, least)

@@ -7,10 +7,10 @@ from .base import Method
 
 
 class LocalSgd(Method):
-    """``local:H``: H local steps, then all rows of what they came to, averaged; as BSP otherwise.
+    """``local:H``: H local steps of SGD, then the models are averaged; otherwise as BSP.
 
     Source: McMahan et al., Communication-efficient learning of deep networks from decentralized
-    data, AISTATS 2017. Each iteration of a robot is one exchange, of H batches.
+    data, AISTATS 2017. An iteration of a robot is one exchange and takes H batches.
     """
 
     name = 'local'

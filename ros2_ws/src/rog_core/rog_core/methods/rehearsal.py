@@ -1,8 +1,8 @@
-"""A rehearsal: what a method of another package does is seen before robots are sent training.
+"""A test run of a method of another package, before any robot trains with it.
 
-The method's own machines play some iterations of a fleet on a model of a few rows, every message
-delivered at once. Whatever it raises, answers that are no answers, and a fleet that stands still
-become one `ConfigError` that says what was asked of it.
+A server and workers in this process train a model of a few rows for some iterations; every message
+is delivered at once. An exception of the method, an answer of the wrong type, and a fleet in which
+every robot waits are each reported as a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SGD = SgdConfig(0.01, 0.9, 0.0, True)
 
 
 def rehearse(build: Callable[[], Method], text: str, team: Team) -> None:
-    """Play a fleet of ``team`` under the method that ``build`` returns, and again after a restart.
+    """Train a small fleet of ``team`` with the method that ``build`` returns, then restore it.
 
-    Raises `ConfigError` naming the method, ``text``, and what it did.
+    Raises `ConfigError` with the name of the method, ``text``, and what went wrong.
     """
     try:
         method = build()
@@ -63,15 +63,15 @@ def _play(method: Method, team: Team) -> ServerMachine:
     workers = [WorkerMachine(name, k + 2, Accumulator(partition, np.zeros(
         partition.elements, np.float32)), transfer) for k, name in enumerate(names)]
     fleet = Loopback(server, workers)
-    due: dict[str, int] = {}  # who computes -> turn in which it began
+    due: dict[str, int] = {}  # robots that compute -> turn in which they began
     wanted = fleet.start()
     for turn in range(ITERATIONS * len(names)):
         due |= {name: turn for name, action in wanted if isinstance(action, Compute)}
         if not due:
             waits = {name: m.waiting_for for name, m in server.members.items()}
             raise RogError(f'the fleet stands still: who waits for whom is {waits}')
-        # The robot that has waited longest, and now and then another one.
         _check(method, server)
+        # Usually the robot that began first is done first; every third time it is the last one.
         name = min(due, key=due.__getitem__) if turn % 3 else max(due, key=due.__getitem__)
         del due[name]
         gradient = noise.standard_normal(partition.elements).astype(np.float32)
@@ -81,7 +81,7 @@ def _play(method: Method, team: Team) -> ServerMachine:
 
 
 def _check(method: Method, server: ServerMachine) -> None:
-    """Raise `RogError` for an answer that is none: Python would not notice before robots train."""
+    """Raise `RogError` for an answer of the wrong type or about robots that do not exist."""
     fleet = {member.robot: member.standing for member in server.active()}
     for member in server.active():
         names = method.held_up_by(member.robot, fleet)

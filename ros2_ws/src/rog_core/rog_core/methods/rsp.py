@@ -1,4 +1,4 @@
-"""RSP and ATP, which are ROG: rows as the unit of staleness, and only the rows that matter now."""
+"""RSP with ATP, which is ROG: staleness is counted per row, and important rows are sent first."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from .base import Fleet, Method, Team
 from .written import EARLY, Written
 
 AUTO_RANGE = (4, 40)
-STALL_HIGH, STALL_LOW = 0.05, 0.02  # share of time spent waiting: above is too much, below is slack
-HARM = 0.25                         # rise of the loss that staleness is blamed for
+STALL_HIGH, STALL_LOW = 0.05, 0.02  # share of time spent waiting: too much, and too little
+HARM = 0.25                         # relative rise of the loss that counts as harm by staleness
 ROUNDS = 4                          # pushes of each robot between two decisions
 
 
 class Rsp(Method):
-    """``rsp:T`` or ``rsp:auto[:LOW:HIGH]``, whose threshold follows what is measured.
+    """``rsp:T``, or ``rsp:auto[:LOW:HIGH]``, which adapts the staleness threshold T.
 
-    Source of rsp:T: ROG, Sections III and IV. The other one is the paper's future work. Every few
-    rounds: where the fleet waits for more than `STALL_HIGH` of its time, the threshold rises by a
-    quarter; where it waits less than `STALL_LOW`, nothing is gained by staleness, and it falls by
-    one. A loss that rises above its recent mean by more than `HARM` says that staleness does harm
-    (ROG, Figure 10): then it falls by a quarter, whatever the stall.
+    Source of rsp:T: ROG, Sections III and IV; the paper names adaptation as future work. Every
+    `ROUNDS` pushes per robot `rsp:auto` looks at the share of time that the fleet has waited.
+    Above `STALL_HIGH` the threshold rises by a quarter; below `STALL_LOW` staleness gains nothing,
+    and it falls by one. If the mean loss has risen above its recent mean by more than `HARM`,
+    staleness does harm (ROG, Figure 10), and the threshold falls by a quarter in any case.
     """
 
     name = 'rsp'
@@ -36,7 +36,7 @@ class Rsp(Method):
         self._pushes = 0
         self._since: float | None = None
         self._losses: list[float] = []
-        self._former = float('nan')  # mean loss, recent rounds
+        self._former = float('nan')  # mean loss of recent rounds
 
     @classmethod
     def by_default(cls, written: Written) -> frozenset[str]:
@@ -52,7 +52,7 @@ class Rsp(Method):
         return self.written.range(limits, 1) if limits else AUTO_RANGE
 
     def __str__(self) -> str:
-        """Return the name with the threshold of now."""
+        """Return the name with the present threshold."""
         return self.named(int(self.bound)) if self.adapts else super().__str__()
 
     def on_wait(self, robot: str, seconds: float) -> None:

@@ -1,10 +1,12 @@
-"""SSP: stale synchronous parallel. Nobody is more than S iterations ahead of the slowest."""
+"""SSP, stale synchronous parallel: no robot is more than S iterations ahead of the slowest."""
 
 from .base import Method
 
 
 class Ssp(Method):
-    """``ssp:S``; ssp:0 is BSP. With ``+early`` rows go out by ATP and iterations count, not rows.
+    """``ssp:S``; ssp:0 is BSP.
+
+    With ``+early`` rows are chosen by ATP, and staleness is still counted in whole iterations.
 
     Source: Ho et al., More effective distributed ML via a stale synchronous parallel parameter
     server, NIPS 2013.

@@ -1,6 +1,6 @@
-"""SVRG: now and then a full gradient, behind a barrier, by which the stochastic ones are corrected.
+"""SVRG: a full gradient, computed now and then behind a barrier, corrects the stochastic ones.
 
-Source: GSGM, Algorithms 5 and 6. It is a part that goes with any method that sends all rows.
+Source: GSGM, Algorithms 5 and 6. It is a mix-in class for any method that sends all rows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ PERIOD = 50  # iterations between two full gradients
 
 
 class Svrg(Method):
-    """To be put before a method: ``class SvrgAsp(Svrg, Asp)``, which is what ``+svrg`` does.
+    """A mix-in: the option ``+svrg`` of ASP builds the class ``SvrgAsp(Svrg, Asp)``.
 
-    After every `PERIOD` iterations, or N with ``svrg=N``, all robots compute the full gradient of
-    their shards on the same model; what they get back is the mean of these.
+    After every `PERIOD` iterations, or N with ``svrg=N``, all robots compute the gradient of their
+    whole shards on the same model; each receives the mean of these full gradients.
     """
 
     def __init__(self, written: Written, team: Team) -> None:
@@ -34,14 +34,14 @@ class Svrg(Method):
             raise ConfigError(f"'{written.text}' needs exact gradients, so codec raw; the fleet "
                               f"has '{team.codec}'")
         self.period = self.numbers.get('svrg', PERIOD)
-        self._since = 0  # iterations up to this one were granted by a former method
+        self._since = 0  # iterations up to this one were granted by the method before this one
 
     def is_full(self, iteration: int) -> bool:
         """Whether this iteration computes a full gradient."""
         return iteration > 0 and (iteration - 1) % (self.period + 1) == 0
 
     def at_barrier(self, robot: str, fleet: Fleet) -> bool:
-        """See `Method.at_barrier`: a full gradient is of one model, and by everybody."""
+        """See `Method.at_barrier`: all compute the full gradient on the same model."""
         iteration = fleet[robot].iteration
         return self.is_full(iteration) or self.is_full(iteration + 1)
 
@@ -60,18 +60,19 @@ class Svrg(Method):
         self._sum.forget(robot)
         return super().on_join(robot)
 
-    def take_whole(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray) -> None:
-        """See `Method.take_whole`."""
+    def take_full_gradient(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray
+                           ) -> None:
+        """See `Method.take_full_gradient`."""
         self._sum.take(robot, iteration, ids, data)
 
-    def close_whole(self, robot: str, iteration: int, whole: bool) -> None:
-        """See `Method.close_whole`."""
-        self._sum.close(robot, iteration, whole)
+    def close_full_gradient(self, robot: str, iteration: int, complete: bool) -> None:
+        """See `Method.close_full_gradient`."""
+        self._sum.close(robot, iteration, complete)
 
-    def whole_for(self, iteration: int, current: bool) -> Array | None:
-        """See `Method.whole_for`: who holds the model of the barrier gets the full gradient of it.
+    def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
+        """See `Method.full_gradient_for`: None for a robot that lacks the model of the barrier.
 
-        Not of a barrier that a former method held: who knows who was behind it.
+        Also None for a barrier of the method before this one, as not all robots took part in it.
         """
         if not (current and iteration > self._since and self.is_full(iteration)
                 and self._sum.is_of(iteration)):
@@ -80,44 +81,44 @@ class Svrg(Method):
 
 
 class FullGradient:
-    """Sums what the workers push of one iteration, float32 (elements,).
+    """Sums the full gradients that the robots push in one iteration, float32 (elements,).
 
-    What is under way is kept apart: a push that a robot does not finish must not count in part.
+    A push is added once it is complete; until then it is kept apart, since it may break off.
     """
 
     def __init__(self, partition: RowPartition, master: Array) -> None:
-        self._partition = partition.raw_cut
+        self._partition = partition.raw_partition
         self._parts: dict[str, Array] = {}  # by robot, of pushes under way
-        self._whole: set[str] = set()       # robots whose gradient is in the sum
+        self._complete: set[str] = set()    # robots whose gradient is in the sum
         self._sum = zeros_like(master)
         self._iteration = 0
 
     def take(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray) -> None:
-        """Take a checked chunk, raw; the first of a later iteration begins anew."""
+        """Take a checked, raw chunk; the first one of a later iteration starts a new sum."""
         if iteration > self._iteration:
-            self._parts, self._whole, self._iteration = {}, set(), iteration
+            self._parts, self._complete, self._iteration = {}, set(), iteration
             self._sum = zeros_like(self._sum)
-        if iteration < self._iteration or robot in self._whole:
+        if iteration < self._iteration or robot in self._complete:
             return
         if robot not in self._parts:
             self._parts[robot] = zeros_like(self._sum)
         RAW.add(self._partition, self._parts[robot], ids, data)
 
-    def close(self, robot: str, iteration: int, whole: bool) -> None:
-        """A worker has pushed what it had; ``whole``: that was all of it."""
-        if whole and iteration == self._iteration and robot in self._parts:
+    def close(self, robot: str, iteration: int, complete: bool) -> None:
+        """End the push of a robot; if ``complete``, it is added to the sum."""
+        if complete and iteration == self._iteration and robot in self._parts:
             self._sum += self._parts[robot]
-            self._whole.add(robot)
+            self._complete.add(robot)
         self.forget(robot)
 
     def forget(self, robot: str) -> None:
-        """Drop what a worker has pushed only in part."""
+        """Drop an incomplete push of a robot."""
         self._parts.pop(robot, None)
 
     def is_of(self, iteration: int) -> bool:
-        """Whether there is a mean of this iteration."""
-        return bool(self._whole) and iteration == self._iteration
+        """Whether the sum belongs to this iteration and is not empty."""
+        return bool(self._complete) and iteration == self._iteration
 
     def mean(self) -> Array:
-        """Return the mean over the workers."""
-        return self._sum / np.float32(len(self._whole))
+        """Return the mean over the robots in the sum."""
+        return self._sum / np.float32(len(self._complete))

@@ -1,7 +1,7 @@
-"""How a method is written: ``name:argument:argument+option-option=number``.
+"""Parses the text of a method: ``name:argument:argument+option-option=number``.
 
-The name is that of a method that comes along, or ``package.module:Class`` for a class of any
-installed package. `+` switches an option on, `-` one off that the method has by default.
+The name is one of `rog_core.methods.METHODS`, or ``package.module:Class`` for a class of any
+installed package. `+` switches an option on, `-` switches off one that is on by default.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OPTION = re.compile(r'([+-])([a-z]*)(?:=(\w*))?')
 
 @dataclass(frozen=True)
 class Written:
-    """A method as the user wrote it, taken apart; nothing of it is checked against the method.
+    """The parsed text of a method; arguments and options are not yet checked by the method.
 
     ``name``: of the method, or ``module:Class``. ``signs``: (sign, option, number) as written.
     """
@@ -30,8 +30,8 @@ class Written:
     arguments: tuple[str, ...]
     signs: tuple[tuple[str, str, str], ...]
 
-    def whole(self, number: str, low: int) -> int:
-        """Return an argument as a whole number of at least ``low``; `ConfigError` if it is none."""
+    def integer(self, number: str, low: int) -> int:
+        """Return an argument as an integer of at least ``low``; `ConfigError` if it is none."""
         try:
             value = int(number)
         except ValueError:
@@ -41,11 +41,11 @@ class Written:
         return value
 
     def threshold(self, low: int) -> int:
-        """Return the one argument of a method that takes one."""
+        """Return the single argument of a method, an integer of at least ``low``."""
         if len(self.arguments) != 1:
             raise ConfigError(f"'{self.text}': {self.name} needs one threshold, for example "
                               f'{self.name}:4')
-        return self.whole(self.arguments[0], low)
+        return self.integer(self.arguments[0], low)
 
     def range(self, arguments: Iterable[str], low: int) -> tuple[int, int]:
         """Return a lowest and a highest threshold."""
@@ -53,7 +53,7 @@ class Written:
         if len(given) != 2:
             raise ConfigError(f"'{self.text}' needs a lowest and a highest threshold, for example "
                               'dssp:3:15')
-        first, last = (self.whole(a, low) for a in given)
+        first, last = (self.integer(a, low) for a in given)
         if first > last:
             raise ConfigError(f"'{self.text}': the lowest threshold, {first}, is above the "
                               f'highest, {last}')
@@ -61,7 +61,7 @@ class Written:
 
     def options(self, known: Collection[str], default: frozenset[str], numbered: Collection[str]
                 ) -> tuple[frozenset[str], dict[str, int]]:
-        """Return the options in force, and the numbers given to those that take one."""
+        """Return the options that are on, and the numbers given to them (``svrg=N``)."""
         names, numbers = set(default), {}
         for sign, name, number in self.signs:
             if name not in known:
@@ -70,14 +70,14 @@ class Written:
             if number and name not in numbered:
                 raise ConfigError(f"'{self.text}': {name} takes no number")
             if number:
-                numbers[name] = self.whole(number, 1)
+                numbers[name] = self.integer(number, 1)
             group = EARLY if name == 'early' else {name}
             names = names | group if sign == '+' else names - group
         return frozenset(names), {name: n for name, n in numbers.items() if name in names}
 
 
 def suffix(known: Iterable[str], options: frozenset[str], default: frozenset[str]) -> list[str]:
-    """Return options as they are written, with their signs, in the order of ``known``."""
+    """Return the options that differ from the default, signed, in the order of ``known``."""
     on, off = options - default, default - options
     if on >= EARLY:
         on = (on - EARLY) | {'early'}
@@ -89,7 +89,7 @@ def suffix(known: Iterable[str], options: frozenset[str], default: frozenset[str
 
 @lru_cache
 def read(text: str, names: frozenset[str]) -> Written | None:
-    """Take a method apart; ``names``: of those that come along. None if it is not one."""
+    """Parse a method; ``names``: of our own methods. None if the text is no method."""
     text = text.strip()
     # A name may hold a hyphen, as dgh-gc does, so those that come along are tried first.
     own = '|'.join(map(re.escape, sorted(names, key=len, reverse=True)))

@@ -1,4 +1,4 @@
-"""What a sender knows of its link, from its own acknowledgements: delivery rate, round trip."""
+"""The sender's estimate of its link, from acknowledgements: delivery rate and round trip."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MIN_RATE = 1e3         # bytes/s
 class LinkEstimate:
     """Delivery rate (bytes/s) and round-trip time (s) towards one peer.
 
-    The window lets the rate that was seen, and a quarter more, be in flight for the shortest round
-    trip plus `QUEUE_TIME`, so it grows while the link has room and no queue builds up behind a link
-    that fades. Chunks are sized to ``chunk_time`` seconds of the link.
+    The window, the bytes that may be unacknowledged, is 1.25 times the delivery rate times the
+    shortest round trip plus `QUEUE_TIME`. So the rate can grow while the link has room, and no long
+    queue builds up when it fades. A chunk is what the link carries in ``chunk_time`` seconds.
 
-    ``scale``: bytes on the air for each byte here, where a small model stands for a large one
-    (virtual time only); all sizes and rates here are those of the small one.
+    ``scale``: in virtual time a small model may stand for a large one; then each byte here is so
+    many bytes on the air.
     """
 
     max_chunk: int
@@ -63,18 +63,18 @@ class LinkEstimate:
         self.delivered += nbytes
         self._trips.append(elapsed)
         self.shortest = min(self._trips)
-        # After a time-out the old estimate was wrong, and the first trip known for sure is right.
+        # After a time-out the old estimate was wrong, so the first new sample replaces it.
         weight = 1 / 8 if self.backoff == 1 else 1.0
         self.round_trip += (elapsed - self.round_trip) * weight
         self.backoff = 1.0
         self.rate += ((self.delivered - delivered_then) / elapsed - self.rate) / 8
 
     def timed_out(self, now: float) -> None:
-        """A chunk was not acknowledged in time: send less, and wait longer, until one is.
+        """Handle a chunk that was not acknowledged in time: halve the rate, double the time-out.
 
-        Without it a link that turns slower than its time-out is never measured again, as only
-        chunks sent once tell the round trip, and repetitions fill it for ever. Counts once per
-        time-out.
+        Otherwise a link whose round trip grows beyond the time-out would never be measured again:
+        only chunks that were sent once give a sample, and every chunk would be sent repeatedly.
+        Has an effect only once per time-out.
         """
         if now >= self._backed_off + self.timeout:
             self._backed_off = now

@@ -1,4 +1,4 @@
-"""Transmission plan: which rows now, in which order, how many at least.
+"""Transmission plan: which rows a transfer carries, in which order, and which must arrive.
 
 Source: ROG, Section IV-B, Algorithm 3 (ImportanceMetric) and Algorithm 4 (MTA).
 """
@@ -15,7 +15,8 @@ from ..errors import ConfigError
 from ..messages import Sending
 from ..partition import RowPartition
 
-SECOND = ((5, .03), (10, .075), (20, .11), (40, .115))  # from this threshold on, share (facts.md)
+# The option `second`, as in the authors' artifact: from this threshold on, a second share of rows.
+SECOND = ((5, .03), (10, .075), (20, .11), (40, .115))
 
 
 @lru_cache
@@ -41,10 +42,11 @@ def minimum_transmission(threshold: int) -> float:
 class Plan:
     """Windows of segments in order of importance.
 
-    Inside a window segments ascend, so that their ids cost about a byte each on the wire; the order
-    among them is the price, and a window is at most 1/32 of the model. ``mandatory`` windows, the
-    first ones, are sent whatever time it takes, in model order; the others only within ``budget``
-    seconds. ``mta_factor``: MTA over what is mandatory, where less is (`minimum` left out).
+    Inside a window segment ids ascend, so that an id takes about one byte on the wire; the order of
+    importance inside a window is lost, which is why it has at most 1/32 of the model. The first
+    ``mandatory`` windows are sent however long it takes, in model order, the others only within
+    ``budget`` seconds. ``mta_factor``: the MTA over the mandatory rows, where these are fewer
+    (option ``-minimum``); it scales the measured time.
     """
 
     windows: list[np.ndarray]
@@ -74,7 +76,7 @@ def _expand(partition: RowPartition, rows: np.ndarray) -> np.ndarray:
 
 
 def everything(partition: RowPartition, rows: np.ndarray | None = None) -> Plan:
-    """All (given) rows, all mandatory, in model order."""
+    """Return the plan of all (given) rows, all mandatory, in model order."""
     rows = np.arange(partition.rows) if rows is None else rows
     windows = _windows(_expand(partition, rows), window_size(partition))
     return Plan(windows, len(windows), rows.size)
@@ -109,7 +111,7 @@ def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 def by_score(partition: RowPartition, scores: np.ndarray, rows: np.ndarray, budget: float
              ) -> Plan:
-    """The given rows by descending score (per model row), as far as ``budget`` seconds go."""
+    """Return the plan of the given rows by descending score, none mandatory; scores (rows,)."""
     order = rows[_descending(scores[rows], np.zeros(rows.size, bool))]
     return Plan(_windows(_expand(partition, order), window_size(partition)), 0, rows.size, budget)
 
@@ -129,11 +131,11 @@ def affordable(plan: Plan, partition: RowPartition, codec: Codec, smaller: Codec
 
 def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray, age: np.ndarray,
                   candidates: np.ndarray, budget: float) -> Plan:
-    """ATP: overdue rows first, then the others by descending score; the minimum is mandatory.
+    """Return the plan of ATP: overdue rows first, then by descending score; the minimum mandatory.
 
     ``scores``: importance, float32 (rows,). ``age`` int64 (rows,): iterations for which a row was
-    not sent; one that reaches the threshold would break the staleness bound if it did not travel
-    now. ``candidates`` (bool, (rows,)): rows that may travel at all. ``budget``: MTA time in
+    not sent; a row that reaches the threshold is overdue: left out, it would break the staleness
+    bound. ``candidates`` (bool, (rows,)): rows that may be sent at all. ``budget``: MTA time in
     seconds. Equal scores keep model order, so the plan is deterministic.
     """
     rows = np.flatnonzero(candidates)
@@ -143,12 +145,12 @@ def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray,
         scores = np.zeros(partition.rows)
     late = (age >= sending.threshold)[rows] if sending.threshold else np.zeros(rows.size, bool)
     order = rows[_descending(scores[rows], late)]
-    # One row at least: what carries nothing tells nothing of the link.
+    # At least one row: an empty transfer would not measure the link.
     least = max(int(np.ceil(sending.minimum * partition.rows)), int(late.sum()), 1)
     least = min(least, rows.size)
     size = window_size(partition)
-    # Mandatory rows travel whatever time it takes, so among themselves the model's order is as
-    # good, and it is kinder to the memory bus and to the ids.
+    # All mandatory rows are sent, so their order does not matter, and model order is the fastest in
+    # memory and gives the shortest ids.
     first = _windows(_expand(partition, np.sort(order[:least])), size)
     rest = _windows(_expand(partition, order[least:]), size)
     factor = max(sending.mta * partition.rows / least, 1.0)

@@ -1,8 +1,8 @@
 """Receiver of the transfers of one robot in one direction.
 
-A chunk is checked whole before anything of it is handed over; it is handed over once, whatever the
-channel doubles, delays or reorders, and never after its transfer was closed.
-`rog_core.states.RECEIVER` is the table of its states.
+A chunk is checked completely before any of its rows are handed over. It is handed over once, even
+if the channel duplicates, delays or reorders it, and never after its transfer was closed. The table
+of states is `rog_core.states.RECEIVER`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..messages import Ack, Chunk, End, Kind, Receipt, TransferId
 from ..partition import RowPartition
 from ..states import CLOSED, NONE, OPEN, RECEIVER
 
-MAX_CHUNKS = 1 << 22  # chunks of one transfer; above it a sequence number is garbage
+MAX_CHUNKS = 1 << 22  # of one transfer; a higher sequence number is refused
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class Rows:
 
 @dataclass
 class Receiver:
-    """Takes chunks of the session ``incarnation``."""
+    """Receives transfers of the session ``incarnation``, one after the other."""
 
     partition: RowPartition
     kinds: frozenset[Kind]
     incarnation: int
-    codec: Codec                     # of pushes and pulls; model values are always raw
+    codec: Codec                     # of rows; model values and full gradients are always raw
     transfer: TransferId | None = None
     receipt: Receipt | None = None   # of the transfer, once it is closed
     bytes_received: int = 0
-    floor: int = 0                   # transfers below this attempt belong to the past
+    floor: int = 0                   # transfers below this attempt are over
     state: str = NONE                # of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
     _next: int = 0
@@ -50,7 +50,7 @@ class Receiver:
     def on_chunk(self, chunk: Chunk) -> tuple[Ack | None, Rows | None]:
         """Return the acknowledgement, and the rows of a new chunk; the caller applies them.
 
-        No acknowledgement: it is of a closed or former transfer. No rows: it has come before.
+        No acknowledgement: its transfer is closed or over. No rows: it is a duplicate.
         """
         self.check(chunk.transfer)
         if not self.is_open(chunk.transfer):
@@ -108,7 +108,7 @@ class Receiver:
         return transfer == self.transfer and self.state == OPEN
 
     def is_closed(self, transfer: TransferId) -> bool:
-        """Whether this transfer is the present one and has been closed."""
+        """Whether this transfer is the latest one and has been closed."""
         return self.state == CLOSED and self.transfer == transfer
 
     def known(self) -> Receipt | None:
@@ -125,7 +125,7 @@ class Receiver:
         return self._collect()
 
     def restore(self, receipt: Receipt) -> None:
-        """Take up after a restart: ``receipt`` is the last transfer known, now closed."""
+        """Resume after a restart; ``receipt``: of the last transfer known, which is closed."""
         self.state = RECEIVER.after(self.state, 'restore')
         self.transfer, self.receipt = receipt.transfer, receipt
 
@@ -142,7 +142,7 @@ class Receiver:
         return codec
 
     def _partition_of(self, transfer: TransferId) -> RowPartition:
-        return self.partition.raw_cut if transfer.kind.is_raw else self.partition
+        return self.partition.raw_partition if transfer.kind.is_raw else self.partition
 
     def _open(self, transfer: TransferId) -> None:
         if transfer != self.transfer:
@@ -168,7 +168,7 @@ class Receiver:
         return int.from_bytes(bits.tobytes(), 'little')
 
     def _collect(self) -> np.ndarray:
-        """Hand over the segments taken since the transfer was opened."""
+        """Return the segments taken since the transfer was opened."""
         taken, self._ids = self._ids, []
         return np.concatenate(taken) if taken else np.empty(0, np.int64)
 

@@ -2,9 +2,9 @@
 
 Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission), with acknowledgements of our own
 in place of a socket time-out. The window of unacknowledged bytes is kept full until the budget (the
-MTA time) is over; if the mandatory windows have not arrived by then, only they go on. The transfer
-then ends with an End that is repeated until its Receipt is there; `rog_core.states.SENDER` is the
-table of its states.
+MTA time) is over. If the mandatory windows of the plan have not arrived by then, only they are sent
+on. Then an End is sent, and repeated until its Receipt arrives. The table of states is
+`rog_core.states.SENDER`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..codecs import Codec, Part, cut
+from ..codecs import Codec, Part, split_into_chunks
 from ..errors import RemoteProtocolError
 from ..messages import Ack, Chunk, Command, End, Receipt, TransferId
 from ..partition import RowPartition
@@ -31,7 +31,7 @@ DUPLICATES = 3  # a chunk is lost when this many sent after it have arrived
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A chunk and what became of it."""
+    """A chunk and the state of its transmission."""
 
     chunk: Chunk
     segments: np.ndarray
@@ -44,12 +44,12 @@ class _Sent:
     lost: bool = False
 
     def on_way(self, order: int) -> bool:
-        """Whether what was sent as number ``order`` is neither acknowledged nor given up."""
+        """Whether the transmission number ``order`` is neither acknowledged nor given up."""
         return self.order == order and not self.arrived and not self.lost
 
 
 class Rows(Protocol):
-    """Where the values of a transfer come from."""
+    """The source of the values of a transfer."""
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Encode the segments ``ids``, uint8; once per window, just before it is sent."""
@@ -73,7 +73,7 @@ class Sender:
     receipt: Receipt | None = None
     _chunks: list[_Sent] = field(default_factory=list)
     _window: int = 0          # next window of the plan to encode
-    _fresh: int = 0           # next chunk never sent
+    _fresh: int = 0           # number of chunks sent at least once
     _mandatory: int = 0       # chunks of mandatory windows, so far
     _arrived: int = 0         # chunks arrived
     _mandatory_arrived: int = 0
@@ -85,7 +85,7 @@ class Sender:
     _lost: list[int] = field(default_factory=list)  # heap of chunks to be sent again
     _resend_end: float = 0.0
     _end_interval: float = 0.0
-    _message: End | None = None  # that closes it
+    _message: End | None = None  # the End, once it is closing
     _last_poll: float = -math.inf
     _low: int = 0             # every chunk below has arrived
 
@@ -95,7 +95,7 @@ class Sender:
     # -- events ----------------------------------------------------------------------------------
 
     def on_ack(self, ack: Ack, now: float) -> None:
-        """Take an acknowledgement of this transfer; one that claims unsent chunks is refused."""
+        """Handle an acknowledgement; one that claims chunks that were not sent is refused."""
         if ack.transfer != self.transfer or self.state == DONE:
             return
         claimed = ack.next_expected
@@ -110,9 +110,9 @@ class Sender:
                           if bits >> k & 1), now)
 
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
-        """Take the receipt; returns whether it closed the transfer now.
+        """Handle the receipt; returns whether it has closed the transfer.
 
-        It may come before the end: the receiver wants no more of this transfer.
+        A receipt before the End means that the receiver has ended the transfer early.
         """
         if receipt.transfer != self.transfer or self.state == DONE:
             return False
@@ -125,7 +125,7 @@ class Sender:
         return True
 
     def abort(self, receipt: Receipt | None = None) -> None:
-        """End at once; ``receipt`` is what is known of the chunks taken (None: none was)."""
+        """End at once; ``receipt``: the chunks known to be taken (None: none)."""
         self._end(receipt, 'abort')
 
     def _end(self, receipt: Receipt | None, event: str) -> None:
@@ -230,10 +230,10 @@ class Sender:
         heapq.heappush(self._lost, sent.chunk.sequence)
 
     def _mark_lost(self, now: float) -> None:
-        """Give up what was passed over or is out of time.
+        """Mark chunks as lost that later ones have overtaken, or whose time-out is over.
 
-        Looks at the oldest in flight only, so that the cost of a message does not grow with the
-        window.
+        Looks only at the oldest ones in flight, so that the cost per message does not grow with
+        the window.
         """
         flight = self._flight
         while flight and (flight[0][0] <= self._newest - DUPLICATES
@@ -295,7 +295,8 @@ class Sender:
         self._window += 1
         values = self.rows.encode(self.codec, ids)
         first = begin = 0
-        for stop, end, id_bytes in cut(ids, self._sizes[ids], self.link.chunk_bytes):
+        chunks = split_into_chunks(ids, self._sizes[ids], self.link.chunk_bytes)
+        for stop, end, id_bytes in chunks:
             part, data = ids[first:stop], values[begin:end]
             chunk = Chunk(self.transfer, len(self._chunks), self.codec.number, part.size, id_bytes,
                           data)
@@ -311,7 +312,7 @@ class Sender:
             return True
         if not (self._over(now) and self._minimum_arrived()):
             return False
-        # What is still on its way gets one round trip to arrive, so that little is sent twice.
+        # Wait one time-out for chunks still in flight, so that few rows are sent again later.
         return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
     def _close(self, now: float) -> None:

@@ -1,38 +1,38 @@
-"""Gradient coding: methods that tolerate stragglers, because every shard is with several robots.
+"""Gradient coding: stragglers need not be waited for, since several robots hold every shard.
 
-Sources: DGH-GC, and the schemes that it is compared with. `grouping` says who is in which group,
-`coding` who computes what and how it is decoded, `schemes` how that differs between the methods,
-and `rounds` is the method.
+Sources: DGH-GC, and the schemes that it is compared with. `grouping` divides the robots into
+groups, `coding` assigns shards to robots and decodes, `schemes` says how the methods differ in
+this, and `rounds` has the method itself.
 """
 
 from .rounds import Coded
 
 
 class Gc(Coded):
-    """One group, everybody the same amount."""
+    """One group; all robots compute the same number of shards."""
 
     name = usage = 'gc'
 
 
 class Hgc(Coded):
-    """One group, amounts by capacity."""
+    """One group; the number of shards of a robot follows its computing capacity."""
 
     name = usage = 'hgc'
 
 
 class Gcc(Coded):
-    """Groups of equal size in order of rank, everybody the same amount."""
+    """Groups of equal size in order of rank; all robots compute the same number of shards."""
 
     name = usage = 'gcc'
 
 
 class Dcgc(Coded):
-    """As gcc; after every round its stragglers are spread over the groups."""
+    """As gcc; after every round the stragglers of that round are spread over the groups."""
 
     name = usage = 'dcgc'
 
 
 class DghGc(Coded):
-    """Groups of equal capacity, amounts by capacity; regrouped now and then by who straggles."""
+    """Groups of equal capacity, shards by capacity; regrouped by how often robots straggle."""
 
     name = usage = 'dgh-gc'

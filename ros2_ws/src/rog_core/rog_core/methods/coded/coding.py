@@ -1,4 +1,4 @@
-"""Gradient codes: who computes which shards with which weights, and how a sum is recovered.
+"""Gradient codes: which robot computes which shards with which weights, and how to decode.
 
 The full gradient is the sum over P shards of the data. A group of robots shares some shards, every
 one of which is held by s + 1 members; each member sends one weighted sum of the gradients of its

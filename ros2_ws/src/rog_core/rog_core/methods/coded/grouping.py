@@ -1,4 +1,4 @@
-"""Who is in which group: how robots that differ share out a gradient code. No I/O, no clock.
+"""Divides robots of different capacity into groups, each with a gradient code of its own.
 
 A fleet of m robots is cut into k groups, each of which recovers its own part of the gradient in
 spite of s stragglers. Static grouping evens out the computing capacity of the groups, dynamic

@@ -1,4 +1,4 @@
-"""Gradient coding in rounds: the server goes on once the pushes of a round can be decoded."""
+"""Gradient coding in rounds: a round ends as soon as the server can decode its pushes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ..base import Decode, Discard, Due, Fleet, Holding, Model, Team
 from ..written import Written
 from .schemes import Scheme
 
-# Stragglers per group, groups (0: as many as fit), rounds between two looks at who straggles.
+# Stragglers per group, groups (0: as many as fit), rounds between two regroupings.
 DEFAULTS = (1, 0, 50)
 
 
 class Coded(Holding):
-    """What GC, HGC, GCC, DCGC and DGH-GC share: all compute on the same model, in rounds.
+    """Base of GC, HGC, GCC, DCGC and DGH-GC: all robots compute on the same model, in rounds.
 
     ``gc[:S[:K[:B]]]``: any S robots of a group may straggle, K groups, regrouped every B rounds.
 
-    A round is an iteration. It is over when what has been pushed of it can be decoded; who is still
-    computing then is a straggler: its push is cut short, and it goes on with the round that is open
-    then. When so many robots have left that a round can never be decoded, it is given up and the
-    code made anew for those that are there (the papers say nothing of that); it counts everybody
-    again from the round after their return. Coded gradients are only together, decoded, a gradient,
-    that of all shards' mean.
+    A round is an iteration. It ends when its pushes can be decoded to the mean gradient of all
+    shards; a single coded gradient is of no use by itself. A robot that has not pushed by then is a
+    straggler: the server ends its push early, and it continues with the present round. When so many
+    robots have left that a round can never be decoded, the round is given up and a new code is made
+    for the robots that are left (the papers do not treat this case). Robots that come back are part
+    of the code again from the next round on.
     """
 
     known = ('feedback',)
@@ -48,10 +48,10 @@ class Coded(Holding):
         try:
             self._scheme = Scheme(self.name, list(team.capacities.values()), stragglers, groups,
                                   every)
-        except ConfigError as error:  # whose robots are ranks
+        except ConfigError as error:  # it calls the robots by rank, not by name
             names = ', '.join(f'{n} {c:g}' for n, c in team.capacities.items())
             raise ConfigError(f"'{self}': {error}. The capacities are {names}") from error
-        self._there = frozenset(self._rank.values())  # whom the code counts on
+        self._there = frozenset(self._rank.values())  # ranks that the present code covers
         self._round = 1
         self._received: list[int] = []  # in the order in which they came
         self._late: list[str] = []
@@ -72,7 +72,7 @@ class Coded(Holding):
         if len(written.arguments) > len(DEFAULTS):
             raise ConfigError(f"'{written.text}' has more than the stragglers, groups and rounds, "
                               'for example dgh-gc:1:3:50')
-        given = [written.whole(a, low)
+        given = [written.integer(a, low)
                  for a, low in zip(written.arguments, (0, 0, 1), strict=False)]
         stragglers, groups, every = (*given, *DEFAULTS[len(given):])
         return stragglers, groups, every
@@ -132,11 +132,11 @@ class Coded(Holding):
         return out
 
     def _prompt(self) -> list[int]:
-        """Robots that were no stragglers of this round: those of the fleet that came first.
+        """Return the ranks that were no stragglers of this round: those that pushed first.
 
-        As many straggle as the groups tolerate together, wherever they are. Who is missing when the
-        round can be decoded would never be more than one group tolerates, and so would not tell of
-        stragglers that share a group: those the group has waited for.
+        The last ones of the whole fleet count as stragglers, as many as all groups tolerate
+        together. Counting only those missing at the end of the round would overlook stragglers that
+        share a group: the group has waited for all but S of them.
         """
         code = self._scheme.code
         return self._received[:len(self._there) - len(code.groups) * code.stragglers]
@@ -152,7 +152,7 @@ class Coded(Holding):
         return tuple(self._names[rank] for rank in sorted(ranks))
 
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """See `Method.held_up_by`: who has pushed waits until the round can be decoded."""
+        """See `Method.held_up_by`: a robot that has pushed waits until the round is decoded."""
         rank = self._rank[robot]
         if rank in self._there and rank not in self._received:
             return []
@@ -171,11 +171,11 @@ class Coded(Holding):
         """See `Method.takes`."""
         return isinstance(step, Shards)
 
-    def close(self, robot: str, whole: bool, fleet: Fleet, now: float) -> list[Due]:
-        """See `Method.close`: a part of a push counts as none."""
-        if not whole and self.in_time(robot, fleet[robot].iteration):
+    def close(self, robot: str, complete: bool, fleet: Fleet, now: float) -> list[Due]:
+        """See `Method.close`: an incomplete push is dropped."""
+        if not complete and self.in_time(robot, fleet[robot].iteration):
             return self.on_join(robot)
-        return super().close(robot, whole, fleet, now)
+        return super().close(robot, complete, fleet, now)
 
     def carry_out(self, due: Due, robots: int) -> None:
         """See `Method.carry_out`. Source: DGH-GC, equation 1, with momentum on the server."""
@@ -191,7 +191,7 @@ class Coded(Holding):
             master -= self.velocity if exact else self._coded_once()
 
     def _coded_once(self) -> Array:
-        """The step as it decodes (equation 22, no error feedback)."""
+        """Return the velocity after encoding and decoding (equation 22, no error feedback)."""
         model = self.held_model
         source = Mirror(model.partition, self.velocity)
         source.measure()

@@ -1,12 +1,13 @@
-"""Gradient coding schemes: who is in which group with which shards, and when that changes.
+"""Gradient coding schemes: the groups, their shards, and when the groups change.
 
-    gc      one group, everybody the same amount
-    hgc     one group, amounts by capacity
-    gcc     groups of equal size in order of rank, everybody the same amount
+    gc      one group, the same number of shards for every robot
+    hgc     one group, shards in proportion to capacity
+    gcc     groups of equal size in order of rank, the same number of shards for every robot
     dcgc    as gcc; after every round the stragglers of that round are spread over the groups
-    dgh-gc  groups of equal capacity, amounts by capacity; regrouped now and then by who straggles
+    dgh-gc  groups of equal capacity, shards in proportion to capacity; regrouped every B rounds
+            by how often each robot has straggled
 
-Source: DGH-GC, Sections 2 and 4. No I/O, no clock: a scheme is told who was in time.
+Source: DGH-GC, Sections 2 and 4. `Scheme.round_over` takes the robots that were in time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ REGROUPED = ('dcgc', 'dgh-gc')
 
 
 def number_of_shards(capacities: ArrayLike) -> int:
-    """Return into how many shards the data is divided: capacities over the least one, summed.
+    """Return the number of shards of the data: the sum of all capacities over the lowest one.
 
     At least one for each robot; `MAX_SHARDS` at most, unless there are more robots.
     """
@@ -50,7 +51,7 @@ class Scheme:
     ``capacities``: computing speed by rank, in any unit; those within `COMPARABLE` count as one.
     ``stragglers``: how many every group tolerates. ``groups``: how many of them (gcc, dcgc,
     dgh-gc); 0: by equation 13, and where it has no solution gcc and dcgc take as many as there can
-    be. ``every``: rounds between two looks at who straggles (dgh-gc).
+    be. ``every``: rounds between two regroupings (dgh-gc).
     ``code``: the present code. The number of its shards never changes.
     Raises `ConfigError` if the fleet cannot tolerate so many stragglers.
     """
@@ -68,14 +69,14 @@ class Scheme:
         self._shards = number_of_shards(capacities)
         self._capacities = comparable(capacities)
         count = len(self._capacities)
-        # By rank: how much of the data it should get, and who it may be replaced by.
+        # By rank: its share of the data; robots with equal values may change places.
         self._worth = self._capacities if name in BY_CAPACITY else np.ones(count)
         self._late, self._rounds = np.zeros(count), 0
         ranks = list(range(count))
         self._members, self.code = self._formed(ranks, stragglers, groups)
 
     def round_over(self, received: Collection[int]) -> bool:
-        """Take note of who was in time; return whether `code` has changed.
+        """Count the ranks that were not in time as stragglers; return whether `code` has changed.
 
         The paper regroups when E_real, what the groups are expected to tolerate with the observed
         frequencies, falls below E_start, the same with all frequencies equal. Frequencies that
@@ -100,10 +101,11 @@ class Scheme:
         return True
 
     def restrict(self, ranks: Collection[int]) -> bool:
-        """Rebuild the code over these robots, the only ones there; return whether it changed.
+        """Build the code anew for these robots, the only ones left; return whether it changed.
 
-        It keeps its shards. Where the number of groups or of stragglers that was asked for no
-        longer fits, it has the most stragglers, down to 0, that do. With nobody there it stays.
+        The shards stay. Where the number of groups or of stragglers that was asked for no longer
+        fits, the code tolerates as many stragglers as possible, perhaps 0. For no robots at all
+        the code stays as it is.
         """
         here = sorted(set(ranks))
         if not here or here == sorted(rank for members in self._members for rank in members):
@@ -118,10 +120,10 @@ class Scheme:
         raise AssertionError('without stragglers every fleet has a code')
 
     def holds(self, rank: int) -> NDArray[np.int64]:
-        """Return the shards, sorted, that a robot may be asked for until the next `restrict`.
+        """Return the shards, sorted, that a robot may have to compute until the next `restrict`.
 
-        Its own, and in dcgc and dgh-gc the alternative data of those it may stand in for. None for
-        a robot that is not there.
+        Its own; in dcgc and dgh-gc also those of robots with which it may change places. Empty for
+        a robot that is not part of the code.
         """
         present = [other for members in self._members for other in members]
         alike = [other for other in present if other == rank or
