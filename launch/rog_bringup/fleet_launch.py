@@ -21,8 +21,7 @@ from launch.actions import (
 )
 from launch.event_handlers import OnProcessExit
 from launch_ros.actions import Node
-from rog_core.codecs import get_codec
-from rog_core.methods import Team, create
+from rog_core.methods import check_method
 from rog_core.warm_up import warm_up
 from rog_ros.parameters import server_parameters, worker_parameters
 
@@ -62,8 +61,9 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     fleet = with_overrides(load_fleet(value(context, 'fleet'), [FLEETS]), {
         settings[name]: text for name, text in given(context, settings).items()})
     find_tasks(fleet)
-    create(fleet.training.sync, Team(fleet.capacities, get_codec(fleet.training.codec).name))
     here = chosen(context, [r.name for r in fleet.robots])
+    if 'server' in here:  # robots need not have the method
+        check_method(fleet, fleet.capacities)
     out = os.path.abspath(value(context, 'out') or os.path.join(
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
     warm_up()  # compile once, not in every process at the same time

@@ -65,8 +65,11 @@ class Fleet:
 
     # -- processes
 
-    def start(self, *names, label='', **parameters):
-        """Start processes; ``parameters`` replace those of the fleet file."""
+    def start(self, *names, label='', folders=(), **parameters):
+        """Start processes; ``parameters`` replace those of the fleet file.
+
+        ``folders``: where these processes, and no others, find modules.
+        """
         for name in names:
             if name == 'server':
                 values = server_parameters(self.fleet, 0.0, str(self.out))
@@ -79,7 +82,7 @@ class Fleet:
                     [sys.executable, '-m', MODULES.get(name, 'rog_worker.main'), '--ros-args', '-r',
                      f'__ns:=/{"rog" if name == "server" else name}', '--params-file', str(file)],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    env=environment(self.domain, HERE))
+                    env=environment(self.domain, HERE, *folders))
 
     def start_all(self):
         self.start('server', *(robot.name for robot in self.fleet.robots))

@@ -7,8 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-from rog_core.methods import Team, create
-
 from .fleet_options import add_fleet_options, add_runs, at_least_one, chosen_fleet
 from .progress import runs_progress
 
@@ -34,8 +32,6 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 def _run(options: argparse.Namespace) -> int:
     methods = [text.strip() for text in options.methods.split(',') if text.strip()]
     fleet = chosen_fleet(options)
-    for method in methods:
-        create(method, Team(fleet.capacities, fleet.training.codec))
     stamp = time.strftime('%Y%m%d-%H%M%S')
     out = options.out or Path('runs') / f'compare-{fleet.name}-{stamp}'
 

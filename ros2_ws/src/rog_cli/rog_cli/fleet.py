@@ -13,6 +13,7 @@ from fleet_env.fleet_file import dump_fleet, explained_fleet, load_fleet
 from fleet_env.summary import SUMMARY_FILE, read_summary
 from fleet_ros.environment import dds_environment
 from rog_bringup import FLEETS
+from rog_core.methods import check_method
 
 from .fleet_options import add_fleet_options, chosen_fleet
 from .processes import FleetProcesses
@@ -48,6 +49,8 @@ def _up(options: argparse.Namespace) -> int:
         fleet = chosen_fleet(options)
         environment = dds_environment(fleet.network)
         names = _names(fleet, options.only)
+        if 'server' in names:  # robots need not have the method
+            check_method(fleet, fleet.capacities)
     except argparse.ArgumentTypeError as error:
         print(f'rog: {error}', file=sys.stderr)
         return 2

@@ -12,8 +12,6 @@ from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import find_tasks, load_fleet, with_overrides, with_robots
 from fleet_env.generate import PROFILES
 from rog_bringup import FLEETS
-from rog_core.codecs import get_codec
-from rog_core.methods import Team, create
 
 
 def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
@@ -72,7 +70,6 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
     if given.get('robots') is not None:
         fleet = with_robots(fleet, _count(given['robots']))
     find_tasks(fleet)
-    create(fleet.training.sync, Team(fleet.capacities, get_codec(fleet.training.codec).name))
     return fleet
 
 

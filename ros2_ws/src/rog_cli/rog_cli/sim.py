@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from rog_core.methods import check_method
+
 from .fleet_options import add_fleet_options, chosen_fleet
 from .progress import progress_bar
 from .view import outcome
@@ -25,6 +27,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     fleet = chosen_fleet(options)
+    check_method(fleet, fleet.capacities)
 
     from rog_sim.figures import draw_run
     from rog_sim.simulation import simulate

@@ -21,12 +21,11 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rog_core.arrays import on_device, to_host
-from rog_core.codecs import get_codec
 from rog_core.config import ServerConfig
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.flat import flatten, rows_of, trainable
 from rog_core.messages import Ack, Action, Chunk, End, Send, Stop
-from rog_core.methods import Team, create
+from rog_core.methods import check_method
 from rog_core.patience import mta_time
 from rog_core.server import ServerMachine
 from rog_core.states import AWAY
@@ -89,8 +88,7 @@ class ParameterServerNode(Node):
         self._links = {name: robot.link for name, robot in robots.items()}
         self._capacities = {name: robot.capacity for name, robot in robots.items()}
         training = settings.training
-        create(training.sync, Team(self._capacities, get_codec(training.codec).name,
-                                   training.momentum))
+        check_method(settings, self._capacities)
         self.done = False
         self.reason = 'finished'
         self.out = Path(settings.out) if settings.out else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import with_overrides
 from rog_core.errors import ConfigError
-from rog_core.methods import Team, create
+from rog_core.methods import check_method
 
 from .comparison import Comparison, compare_runs, write_comparison
 from .jobs import Job, RunDone, Simulate, run_jobs
@@ -50,7 +50,7 @@ def jobs_of(variants: Mapping[str, FleetConfig], seeds: int, out: Path) -> list[
         raise ConfigError(f'{len(variants)} methods and {seeds} seeds; at least 1 each are needed')
     names: dict[str, str] = {}
     for label, fleet in variants.items():
-        create(fleet.training.sync, Team(fleet.capacities, fleet.training.codec))
+        check_method(fleet, fleet.capacities)
         if names.setdefault(directory_name(label), label) != label:
             raise ConfigError(f"method '{label}' stands in the list twice")
     return [Job(label, with_overrides(variants[label], {'seed': seed}), out / name / f'seed{seed}')

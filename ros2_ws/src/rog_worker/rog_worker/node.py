@@ -242,7 +242,7 @@ class WorkerNode(Node):
                                  state=state or REGISTERING, loss=self.loss,
                                  accuracy=self.accuracy, evaluated_at=self.evaluated_at,
                                  link_rate=self._link.rate(now), power=self._meter.power(now),
-                                 energy=self._meter.energy(now))
+                                 energy=self._meter.energy(now) if self._granted else 0.0)
         message.header.stamp = self.get_clock().now().to_msg()
         message.header.frame_id = self.robot
         if machine is not None:

@@ -7,8 +7,10 @@ written ``package.module:Class:argument+option``.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
+from ..codecs import get_codec
 from ..errors import ConfigError
 from .asp import Asp
 from .base import Method, Team
@@ -22,7 +24,7 @@ from .ssp import Ssp
 from .svrg import Svrg
 from .written import Written, read
 
-__all__ = ['METHODS', 'Method', 'Team', 'create', 'usages']
+__all__ = ['METHODS', 'Method', 'Team', 'check_method', 'create', 'usages']
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
     Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, Gc, Hgc, Gcc, Dcgc, DghGc)}
@@ -49,6 +51,15 @@ def create(text: str, team: Team | None = None) -> Method:
 
     rehearse(lambda: _foreign(written, team), text, team)
     return method
+
+
+def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
+    """Raise `ConfigError` if a fleet cannot train by what ``settings.training`` says.
+
+    For whoever is about to start a server, and wants to know before anything else is begun.
+    """
+    training = settings.training
+    create(training.sync, Team(capacities, get_codec(training.codec).name, training.momentum))
 
 
 def _built(cls: type[Method], written: Written, team: Team) -> Method:
