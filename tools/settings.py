@@ -19,11 +19,11 @@ HEAD = '''\
 
 Made by `python tools/settings.py > docs/settings.md` from the models that declare the settings.
 
-A setting stands in a fleet file below its section, and `--set` joins section and key by a dot. As a
-ROS parameter and as a launch argument it has that same name, but settings of `training` go by their
-own (`sync`, not `training.sync`). `rog fleet show NAME` prints all settings of a fleet, with
-`--show-args` a launch prints its arguments, and `ros2 param describe` explains a parameter of a
-running node. What a robot's own entry says goes before what the fleet file says of all.
+In a fleet file a setting is a key of its section; `--set` joins section and key by a dot. The ROS
+parameter and the launch argument have the same dotted name, except that those of the section
+`training` have no prefix (`sync`, not `training.sync`). `rog fleet show NAME` prints all settings
+of a fleet, a launch file prints its arguments with `--show-args`, and `ros2 param describe`
+explains a parameter of a running node. The entry of a robot overrides the settings for all robots.
 '''
 
 def table(title: str, text: str, found: Iterable[Knob], names: str = 'parameter') -> str:

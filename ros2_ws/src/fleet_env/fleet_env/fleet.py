@@ -1,6 +1,6 @@
-"""Every setting of a fleet, once: the schema of fleet files, node parameters, launch arguments.
+"""The schema of all settings of a fleet: fleet files, node parameters, launch arguments.
 
-A new setting is one line here; docs/settings.md is made from these lines.
+A new setting is one line here; docs/settings.md is generated from these lines.
 """
 
 from typing import Any, Literal
@@ -21,18 +21,18 @@ class TrainingConfig(Settings):
     task: str = _('rog_tasks.cruda:Cruda', 'class of the task',
                   pattern=r'^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$',
                   form='package.module:Class')
-    task_options: dict[str, Any] = _({}, 'keyword arguments of the task; a JSON object where a '
-                                         'text is wanted')
+    task_options: dict[str, Any] = _({}, 'keyword arguments of the task; as a parameter or an '
+                                         'argument, a JSON object')
     sync: str = _('rsp:4', 'synchronisation method and its threshold; docs/methods.md describes '
                            'them all', live=True)
-    codec: str = _('onebit', 'code of the rows on the air: raw, onebit, ternary, or ternary:P with '
-                             'the share P of the elements that is sent')
+    codec: str = _('onebit', 'encoding of the rows: raw, onebit, ternary, or ternary:P with the '
+                             'share P of the elements that is sent')
     granularity: Literal['model', 'layer', 'row', 'element'] = _(
         'row', 'unit of transmission and staleness')
     device: str = _('cpu', "device that computes the gradients and holds the robot's rows",
                     **DEVICE)
     learning_rate: float = _(0.005, 'learning rate of the averaged gradient', gt=0.0)
-    momentum: float = _(0.9, 'momentum, of the robots or of the server as the method has it',
+    momentum: float = _(0.9, 'momentum; the method decides whether robots or server apply it',
                         ge=0.0, lt=1.0)
     nesterov: bool = _(True, 'Nesterov momentum; false: standard (heavy-ball) momentum, as in the '
                              'paper of GSGM')
@@ -52,7 +52,7 @@ class TrainingConfig(Settings):
 
 
 class ChannelConfig(Settings):
-    """The radio channel of the fleet (virtual time only; real radios share what they share)."""
+    """The radio channel of the fleet, in virtual time only."""
 
     shared: bool = _(True, 'the robots share the air time of one channel; false: each robot has a '
                            'channel of its own')
@@ -74,7 +74,7 @@ class LinkConfig(Settings):
 
 
 class HeartbeatConfig(Settings):
-    """How it is noticed that a robot, or the server, has gone."""
+    """Heartbeats, by which robots and server notice that a peer is gone."""
 
     period: float = _(0.5, 'time between heartbeats', 's', gt=0.0)
     limit: float = _(3.0, 'silence after which a peer counts as gone', 's', gt=0.0)
@@ -88,13 +88,13 @@ class HeartbeatConfig(Settings):
 
 
 class NetworkConfig(Settings):
-    """DDS and the packets on it."""
+    """DDS, and the size of messages."""
 
     domain_id: int = _(0, 'DDS domain', ge=0, le=232)
     interface: str = _('lo', 'network interface of the machine; lo keeps everything on it')
     chunk_bytes: int = _(14000, 'most bytes in one chunk of rows', 'B', ge=256, le=65000)
-    chunk_time: float = _(0.004, 'time of the link that a chunk takes: what a fade costs at most; '
-                                 'more makes fewer messages', 's', ge=0.0005, le=1.0)
+    chunk_time: float = _(0.004, 'time that a chunk takes on the link; longer: fewer messages, '
+                                 'but more is lost when the link fades', 's', ge=0.0005, le=1.0)
 
 
 class ServerConfig(Settings):
@@ -110,10 +110,10 @@ class StragglerConfig(Settings):
     """How often a robot is late or away; drawn once for each gradient."""
 
     probability: float = _(0.0, 'probability that a gradient takes longer', ge=0.0, le=1.0)
-    time: float = _(0.0, 'how much longer', 's', ge=0.0)
+    time: float = _(0.0, 'how much longer it takes then', 's', ge=0.0)
     drop_probability: float = _(0.0, 'probability that the robot drops out before a gradient',
                                 ge=0.0, le=1.0)
-    drop_time: float = _(0.0, 'how long it then neither computes nor is heard', 's', ge=0.0)
+    drop_time: float = _(0.0, 'how long it then neither computes nor communicates', 's', ge=0.0)
 
 
 class Computer(Settings):
@@ -124,7 +124,7 @@ class Computer(Settings):
 
 
 class RobotConfig(Computer):
-    """One robot, with everything that the fleet sets for all already filled in."""
+    """One robot; settings that its entry leaves out are those of the fleet."""
 
     name: str = _(..., "the robot's name and namespace", pattern=r'^[a-z][a-z0-9_]*$',
                   form='lower case, digits and underscores (REP-144)')
@@ -138,7 +138,7 @@ class RobotConfig(Computer):
 
 
 class FleetSettings(Settings):
-    """What a fleet file says of all robots: every setting that is also an argument of a launch."""
+    """The settings of a fleet file that apply to all robots; each is also a launch argument."""
 
     seed: int = _(0, 'seed of everything random', ge=0, le=2**31 - 1)
     minutes: float = _(1.5, 'duration of the training', 'min', gt=0.0)

@@ -35,7 +35,7 @@ class ServerSettings(LinkSettings, FleetSettings):
     minutes: float = setting(0.0, 'duration of the training; 0, without a fleet file: until it is '
                                   'stopped', 'min', ge=0.0)
     robots: tuple[str, ...] = setting((), 'names of the robots of the fleet, with ROBOT.capacity '
-                                      'and ROBOT.link.* for each; empty: anybody may join')
+                                      'and ROBOT.link.* for each; empty: any robot may join')
     out: str = setting('', 'directory for run.jsonl, summary.json and the checkpoint; empty for '
                        'none', empty=True)
     resume: bool = setting(False, 'go on from the checkpoint in the out directory, if there is one')
