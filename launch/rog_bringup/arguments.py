@@ -1,4 +1,4 @@
-"""Arguments that the launch files share: every setting of a model, who starts here, and DDS."""
+"""Arguments that the launch files share: settings, which processes to start here, and DDS."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def names(context: Any, argument: str) -> list[str]:
 
 
 def chosen(context: Any, robots: Sequence[str]) -> list[str]:
-    """Who of `server` and the robots starts here; RuntimeError if `only` names anybody else."""
+    """Which of `server` and the robots start here; RuntimeError if `only` has another name."""
     there, only = ['server', *robots], names(context, 'only')
     if unknown := sorted(set(only).difference(there)):
         raise RuntimeError(f"only:={value(context, 'only')} names {', '.join(unknown)}; there are "

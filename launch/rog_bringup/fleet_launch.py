@@ -1,4 +1,4 @@
-"""The launch description of a fleet file: a server, a worker per robot, every knob an argument."""
+"""The launch description of a fleet: server, one worker per robot, all settings as arguments."""
 
 from __future__ import annotations
 

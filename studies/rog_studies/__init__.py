@@ -1,1 +1,1 @@
-"""What papers measured, measured again; nothing of it is needed on a robot."""
+"""Repeats the measurements of papers, in virtual time; not needed on a robot."""

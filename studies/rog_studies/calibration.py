@@ -1,4 +1,4 @@
-"""Does the simulator give the published figures? ROG's outdoor runs, played again.
+"""Compares the simulator with published figures: ROG's outdoor runs, simulated.
 
 Every input is the authors': the record that was replayed to four robots, their seconds of
 computing, compressing and equalising per iteration, their model's bytes. Nothing is fitted but one

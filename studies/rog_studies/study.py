@@ -1,4 +1,4 @@
-"""Studies: what a paper measured, measured again in virtual time.
+"""Studies repeat the measurements of a paper in virtual time.
 
 A study has cases, and a case variants of one fleet that are put side by side: it is a comparison
 (`rog_sim.comparison`) of its own, in a directory of its own, which `rog plot` draws. ``study.json``

@@ -1,4 +1,4 @@
-"""`rog study`: what papers measured, measured again in virtual time."""
+"""`rog study`: repeats the measurements of papers in virtual time."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument('--seeds', type=at_least_one, default=3, metavar='K',
                         help='runs of each method, with seeds from --seed on (default: 3)')
     parser.add_argument('--target', type=_accuracy, metavar='ACC',
-                        help='accuracy, 0 to 1, that times and energies are told for (default: '
-                             'the highest that all runs reach)')
+                        help='accuracy, 0 to 1, to which times and energies are measured '
+                             '(default: the highest that all runs reach)')
     add_runs(parser, 'compare')
     parser.set_defaults(run=_run)
 

@@ -1,4 +1,4 @@
-"""Which fleet, and what of it is changed: the options that the verbs share."""
+"""Command-line options by which verbs choose a fleet, change its settings, and run in parallel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rog_bringup import FLEETS
 
 
 def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
-    """Declare the fleet and the options that change it; ``virtual``: those of virtual time too."""
+    """Add the fleet and the options that change it; ``virtual``: also those of virtual time."""
     parser.add_argument('fleet', metavar='FLEET',
                         help='a fleet that comes along (indoor, outdoor, non_iid, heterogeneous, '
                              'two_speeds) or the path of a fleet file')
@@ -34,7 +34,7 @@ def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> 
 
 
 def add_runs(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Declare where many runs go, how many at a time, and whether to go on with former ones."""
+    """Add options for many runs: their directory, how many at a time, whether to resume."""
     parser.add_argument('--out', type=Path, metavar='DIR',
                         help=f'directory for the results (default: runs/{verb}-...)')
     add_workers(parser)
@@ -43,7 +43,7 @@ def add_runs(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Declare who takes many runs: cores of this machine, or a Dask cluster."""
+    """Add options that say where many runs are computed: on this machine, or a Dask cluster."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument('--jobs', type=at_least_one, metavar='N',
                        help='runs at a time on this machine (default: one per core)')

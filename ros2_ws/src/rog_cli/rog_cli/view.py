@@ -1,4 +1,4 @@
-"""What a person sees of a fleet: the live table while it trains, the outcome at the end."""
+"""Shows a fleet on the terminal: a live table during training, the outcome at the end."""
 
 from __future__ import annotations
 

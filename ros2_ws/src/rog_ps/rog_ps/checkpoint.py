@@ -1,4 +1,4 @@
-"""Checkpoint: model and strategy state in one safetensors file, replaced whole or not at all."""
+"""Checkpoints: model and state of the method in one safetensors file, replaced atomically."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from safetensors.numpy import save
 
 FILE = 'checkpoint.safetensors'
 SCHEMA = 'rog-checkpoint/2'
-FORMER = 'rog-checkpoint/1'  # without the state of policy and update rule
-UPDATE = 'rog/update/'  # before the name of what the update rule holds
+FORMER = 'rog-checkpoint/1'  # without the state of the method
+UPDATE = 'rog/update/'  # prefix of the names of the arrays of the method
 
 
 class CheckpointError(RogError):
@@ -42,7 +42,7 @@ def write(directory: Path, partition: RowPartition, master: np.ndarray, state: S
     """Write the checkpoint into ``directory`` and return its path.
 
     Every parameter is a tensor of its own name, so any safetensors reader can load the model.
-    What the update rule holds are tensors 'rog/update/NAME', as long as the whole model.
+    Arrays of the method are tensors 'rog/update/NAME', each as long as the whole model.
     """
     sizes = np.cumsum([p.size for p in partition.parameters])[:-1]
     tensors = {p.name: part.reshape(p.shape)
@@ -71,7 +71,7 @@ def write(directory: Path, partition: RowPartition, master: np.ndarray, state: S
 
 
 def read(directory: Path, partition: RowPartition) -> tuple[np.ndarray, ServerState, float]:
-    """Read master rows, strategy state and elapsed seconds of a run of the same model."""
+    """Read master rows, server state and elapsed seconds of a run of the same model."""
     path = directory / FILE
     try:
         with safe_open(str(path), 'numpy') as file:

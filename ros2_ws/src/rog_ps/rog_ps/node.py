@@ -48,7 +48,7 @@ from std_srvs.srv import Trigger
 
 from . import checkpoint
 
-STATES = {'pulling': 'training', 'draining': 'training'}  # what people see of the machine's states
+STATES = {'pulling': 'training', 'draining': 'training'}  # names of states in RobotStatus
 
 
 class _Peer:
@@ -78,7 +78,7 @@ class _Peer:
 
 
 class ParameterServerNode(Node):
-    """Carries out what the server machine asks for; keeps records and checkpoints."""
+    """Carries out the actions of the server machine; writes records and checkpoints."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__('parameter_server', namespace='/rog', **options)
@@ -97,7 +97,7 @@ class ParameterServerNode(Node):
         self._dropped = 0
         self._awake = time.monotonic()     # when this process last did something
         self._began: float | None = None   # when the first robot joined
-        self._elapsed_before = 0.0         # in former lives of the server
+        self._elapsed_before = 0.0         # before restarts of the server
         self._finish_by = math.inf
         self._away: set[str] = set()
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
@@ -180,7 +180,7 @@ class ParameterServerNode(Node):
 
     @property
     def elapsed(self) -> float:
-        """Seconds of training, over all lives of the server."""
+        """Seconds of training, including those before a restart of the server."""
         now = 0.0 if self._began is None else time.monotonic() - self._began
         return self._elapsed_before + now
 
@@ -215,7 +215,7 @@ class ParameterServerNode(Node):
         return response_to_ros(answer, response)
 
     def on_message(self, robot: str, message: Any) -> None:
-        """Take a message of a robot's transfer."""
+        """Handle a message of a transfer."""
         actions = receive(self.machine, message, self.get_logger(), robot)
         if actions is None:
             self._dropped += 1
@@ -223,10 +223,10 @@ class ParameterServerNode(Node):
             self._act(actions)
 
     def on_status(self, robot: str, message: Any) -> None:
-        """Take a robot's status: heartbeat, record, and its word that it stops."""
+        """Handle a robot's status: a heartbeat, which is recorded and may say that it stops."""
         now = time.monotonic()
         if message.robot != robot or not self.machine.is_member(robot, message.incarnation):
-            return  # somebody else under this name, or one who must register again
+            return  # another robot of this name, or one that must register again
         self._record(lambda recorder: recorder.status(self.elapsed, message))
         if message.state == 'stopped':
             self._act(self.machine.on_leave(robot, message.incarnation, now))
@@ -241,7 +241,7 @@ class ParameterServerNode(Node):
         self._act(self.machine.on_time(now))
 
     def _excuse(self, now: float) -> None:
-        """Count silence anew if this process was held up: heartbeats are waiting to be read."""
+        """If this process was held up, heartbeats wait to be read: count silence from now."""
         if now - self._awake > self.settings.heartbeat.period + self.settings.heartbeat.limit / 2:
             self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')
             for member in self.machine.members.values():
@@ -273,7 +273,7 @@ class ParameterServerNode(Node):
                              *(peer.link.deadline for peer in self._peers.values())]))
 
     def request_stop(self, reason: str) -> None:
-        """End the run in order: everybody gets the final model, then the records are closed."""
+        """End the run in order: all robots get the final model, then the records are closed."""
         if self.machine.stopping:
             return
         self.reason = reason
@@ -390,7 +390,7 @@ class ParameterServerNode(Node):
         self._status.publish(message)
 
     def _diagnose(self) -> None:
-        """Health for people and monitors: who is away, and what was refused (REP-107)."""
+        """Publish health: robots that are away, and messages that were refused (REP-107)."""
         away = [m.robot for m in self.machine.members.values() if m.state == AWAY]
         status = DiagnosticStatus(
             name=f'{self.get_fully_qualified_name()}: fleet', hardware_id='rog',

@@ -1,4 +1,4 @@
-"""Between rog_msgs and the values of rog_core. No meaning is added, no check left out here."""
+"""Converts rog_msgs messages to the values of `rog_core.messages`, and back."""
 
 from __future__ import annotations
 

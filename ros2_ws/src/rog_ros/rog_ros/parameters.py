@@ -1,4 +1,4 @@
-"""Parameters of the two nodes: what the fleet file says of them, and what only a node has."""
+"""Parameters of the two nodes: settings of the fleet file, and those that only a node has."""
 
 from __future__ import annotations
 

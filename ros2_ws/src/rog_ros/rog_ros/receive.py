@@ -1,4 +1,4 @@
-"""From a message on a topic to the machine that it is for."""
+"""Passes messages of a topic to the state machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .convert import from_ros
 
 def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, peer: str
             ) -> list[Action] | None:
-    """Hand a transfer's message to the machine; None if it was refused, which is logged.
+    """Pass a transfer's message to the machine; return its actions, or None if it was refused.
 
-    ``peer``: who sent it, a robot's name or `the server`. Messages of former lives are expected
-    around every restart and dropped in silence.
+    ``peer``: the sender, a robot's name or `the server`. A refusal is logged, but not of messages
+    from before a restart, which are expected then.
     """
     try:
         value = from_ros(message)

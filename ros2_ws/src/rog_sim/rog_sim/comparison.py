@@ -115,7 +115,7 @@ def compare_runs(runs: Mapping[str, Sequence[Run]], base: Path, target: float | 
     :param base: directory that the paths of the runs are relative to.
     :param target: accuracy, 0 to 1, of the times and energies to a target. Default: what every
         run reaches, that is, the least accuracy that any has at its end.
-    :param times: moments in s at which accuracies are told; default: half of the duration.
+    :param times: times in s at which accuracies are given; default: half of the duration.
     """
     every = [run for group in runs.values() for run in group]
     first = every[0].summary

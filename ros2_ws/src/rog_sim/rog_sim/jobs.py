@@ -50,7 +50,7 @@ class Job:
     directory: Path
 
     def done(self) -> bool:
-        """Whether the directory holds this run, whole and with the same settings."""
+        """Whether the directory holds this run, complete and with the same settings."""
         try:
             read_summary(self.directory)
             return (self.directory / FLEET_FILE).read_text() == dump_fleet(self.fleet)
@@ -58,7 +58,7 @@ class Job:
             return False
 
     def keep(self, files: dict[str, bytes]) -> None:
-        """Write what the run left, the summary last: a run that has one is whole."""
+        """Write the files of the run, the summary last: a run that has one is complete."""
         self.directory.mkdir(parents=True, exist_ok=True)
         files = {FLEET_FILE: dump_fleet(self.fleet).encode(), **files}
         for name in sorted(files, key=SUMMARY_FILE.__eq__):
@@ -73,7 +73,7 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
     What is finished stays on disk.
 
     :param workers: runs at a time on this machine; default: one per core.
-    :param progress: told label and seed of each run that is done, also of those that were.
+    :param progress: called with label and seed of each run that is done, also if it was before.
     :param resume: keep the runs that are whole and have the same settings.
     :param simulate: runs one; default `rog_sim.simulation.simulate`. It must be picklable.
     :param cluster: address of a Dask scheduler, whose workers take the runs, one in a process at a
@@ -94,7 +94,7 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
     count = min(workers or os.cpu_count() or 1, len(due))
     with TemporaryDirectory(prefix='rog-runs-') as scratch, \
             _on_cluster(cluster) if cluster else _here(count) as results_of:
-        # Where a run is killed, nobody but us tidies up behind it; a cluster's is told to end.
+        # A killed run leaves temporary files, which are removed here; a cluster cancels runs.
         places = None if cluster else (scratch, os.getpid())
         calls = [(index, job.label, job.fleet, links[index], simulate, places)
                  for index, job in enumerate(due)]

@@ -1,4 +1,4 @@
-"""What the records of one run say: accuracy and energy over time, and the numbers of a table.
+"""Reads the records of one run: accuracy and energy over time, and the numbers of a table.
 
 Accuracy is that of the server's model where a run measured it, as those of the studies do. Else it
 is a mean over the robots, each counting with its last evaluation. Energy is the mean over the

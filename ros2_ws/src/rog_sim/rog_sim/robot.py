@@ -19,13 +19,13 @@ from rog_core.messages import Action, Chunk, Compute
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task, measure
 
-from .beside import Beside
+from .processes import GradientProcesses
 
 EVALUATIONS = 40  # of a robot in a run, at most
 
 
 class Robot:
-    """Computes real gradients; how long that takes is the fleet file's word."""
+    """Computes real gradients; the fleet file says how long each takes in virtual time."""
 
     def __init__(self, config: RobotConfig, rank: int, fleet: FleetConfig, task: Task,
                  model: torch.nn.Module, traffic: float, incarnation: int) -> None:
@@ -42,28 +42,28 @@ class Robot:
         assert self._learner.source is not None
         self._source, self._sgd = self._learner.source, SgdConfig.of(fleet)
         self._stragglers = Stragglers(config.stragglers, fleet.seed, rank)
-        self.silent_until = 0.0  # it has dropped out, and is not heard
+        self.silent_until = 0.0  # until then it has dropped out and sends nothing
         self._meter = EnergyMeter(config.power, 0.0)
         self.loss = self.accuracy = math.nan
         self.evaluated_at = 0
         self._evaluate_from, self._evaluate_interval = 0.0, 60 * fleet.minutes / EVALUATIONS
         self._job: Future | None = None
-        self._evaluating = 0  # iteration that the model is measured as meanwhile, 0: it is not
+        self._evaluating = 0  # iteration of the evaluation that is under way; 0: none
 
-    def start(self, beside: Beside, order: Compute, evaluate: bool) -> None:
-        """Begin to compute a gradient on the model as it is now, and to measure it."""
+    def start(self, processes: GradientProcesses, order: Compute, evaluate: bool) -> None:
+        """Start to compute a gradient on the present model and, if asked, to evaluate the model."""
         self._evaluating = self.machine.finished if evaluate else 0
-        self._job = beside.submit(self._rank, order, self.store.anchor, bool(self._evaluating))
+        self._job = processes.submit(self._rank, order, self.store.anchor, bool(self._evaluating))
 
     def compute_time(self, order: Compute, now: float) -> float:
-        """Seconds until the gradient is there, of a robot as fast and as reliable as this one."""
+        """Return how long this robot takes to compute the gradient, in virtual seconds."""
         pause = self._stragglers.next()
         if pause.silent:
             self.silent_until = now + pause.seconds
         return order.step.batches(self._source) * self._pace + self._codec_pace + pause.seconds
 
     def finish(self) -> None:
-        """See that what was begun is done; whatever changes the model comes after it."""
+        """Wait for the gradient that is being computed; the model must not change before."""
         if self._job is not None:
             job, self._job = self._job, None
             self.loss, accuracy = job.result()
@@ -71,34 +71,34 @@ class Robot:
                 self.accuracy, self.evaluated_at = accuracy, self._evaluating
 
     def before(self, message: Any) -> None:
-        """Rows that come while a gradient is computed on them wait until it is there."""
+        """Before rows change the model, wait for a gradient that is being computed on it."""
         if self._job is not None and isinstance(message, Chunk) \
                 and self.store.model is self.store.weights:
             self.finish()
 
     def work(self, order: Compute | None, anchor: Any, evaluate: bool) -> tuple[float, float]:
-        """Compute a gradient, if any, and measure the model before; returns loss and accuracy.
+        """Evaluate the model, if asked, then compute a gradient, if any; return loss and accuracy.
 
-        It runs beside the loop, in a process that shares the model and the gradient, and nothing
-        else: ``anchor`` is that of the store (SVRG).
+        Runs in another process, which shares only the model and the gradient with this one;
+        therefore the anchor of the store (SVRG) is an argument.
         """
         accuracy = measure(self.task, self.model) if evaluate else math.nan
         if order is None:
             return math.nan, accuracy
         self.store.anchor = anchor
         loss = self._source.compute(order, self._sgd)
-        self._learner.gradient()  # is finite
+        self._learner.gradient()  # raises if it is not finite
         return loss, accuracy
 
     def computed(self, now: float) -> list[Action]:
-        """The gradient is there: hand it in; returns what the machine wants."""
+        """Pass the computed gradient to the machine; return its actions."""
         self.finish()
         return self.machine.on_gradient(self._source.result, self._sgd, now)
 
     def evaluation_due(self, now: float) -> bool:
-        """Whether the model should be measured: as the fleet file says, but not all the time.
+        """Whether to evaluate the model: as the fleet file says, but `EVALUATIONS` times at most.
 
-        An hour of virtual time has more iterations than anybody looks at.
+        An hour of virtual time has too many iterations to evaluate after every tenth one.
         """
         every = self.training.evaluate_every
         due = bool(every) and self.machine.finished - self.evaluated_at >= every \
@@ -107,13 +107,13 @@ class Robot:
             self._evaluate_from = now + self._evaluate_interval
         return due
 
-    def evaluate(self, beside: Beside, finished: int) -> None:
-        """Measure the model that this robot holds now."""
-        _, self.accuracy = beside.submit(self._rank, None, None, True).result()
+    def evaluate(self, processes: GradientProcesses, finished: int) -> None:
+        """Evaluate the model that this robot holds now."""
+        _, self.accuracy = processes.submit(self._rank, None, None, True).result()
         self.evaluated_at = finished
 
     def settle(self, now: float) -> None:
-        """Take note of what the robot does from now on, for its energy."""
+        """Update the energy meter with the present activity of the robot."""
         self._meter.enter(self.machine.activity, now)
 
     def report(self, now: float, link_rate: float, state: str = '') -> RobotReport:

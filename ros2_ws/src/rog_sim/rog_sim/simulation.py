@@ -1,9 +1,9 @@
 """The virtual-time fleet: the machines of `rog_core` in a discrete-event loop.
 
-The same objects as on the robots, in a shell that knows no clock: gradients are computed for real,
-how long that takes, what the links carry and what a state costs are the fleet file's word. Equal
-seeds give equal files. Time 0 is when every robot holds the model and computes its first gradient;
-the run is cut at its end, without the exchange of the final model that a real run ends with.
+The same state machines as on the robots, in a shell without a clock. Gradients are computed for
+real; the fleet file says how long that takes, what the links carry and how much power is drawn.
+Equal seeds give equal files. At time 0 every robot holds the model and starts its first gradient.
+The run ends at its last minute, without the exchange of the final model that ends a real run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rog_core.messages import (
 from rog_core.server import ServerMachine
 from rog_tasks.task import Task, load_task
 
-from .beside import Beside
+from .processes import GradientProcesses
 from .robot import Robot
 from .traffic import traffic_factor
 
@@ -52,9 +52,9 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     """Run the fleet for its minutes, in virtual time, and return the outcome.
 
     :param out: directory for run.jsonl and summary.json; None writes nothing.
-    :param progress: is told the share of the run that is done, 0 to 1.
-    :param server_every: measure the server's model so often, in s, instead of the robots' (0: the
-        robots'). Training that diverges then ends the run, and ``notes`` says so.
+    :param progress: called with the share of the run that is done, 0 to 1.
+    :param server_every: seconds between evaluations of the server's model; 0: the robots' models
+        are evaluated instead. Training that diverges then ends the run, and ``notes`` says so.
     :raises ConfigError: when virtual time cannot run this fleet file.
     :raises GradientError: when the training diverges.
     """
@@ -71,7 +71,7 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
 
 
 class Simulation:
-    """One run. ``fleet`` says everything about it."""
+    """One run of a fleet in virtual time."""
 
     def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0
                  ) -> None:
@@ -87,7 +87,7 @@ class Simulation:
         model.eval()
         clean, before = float(task.evaluate_clean(model)), float(task.evaluate(model))
         lives = np.random.default_rng(fleet.seed).integers(1 << 63, size=1 + len(fleet.robots))
-        self._task, self._model = task, model  # to measure the server's
+        self._task, self._model = task, model  # to evaluate the model of the server
         master = flatten(model)
         self.server = ServerMachine(
             partition, master.copy(), int(lives[0]),
@@ -101,7 +101,7 @@ class Simulation:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._alarms: dict[Any, float] = {}
-        self._beside: Beside  # gradients are computed there; nothing goes ahead that needs one
+        self._processes: GradientProcesses  # in which the robots compute their gradients
         self._recorder = Recorder(out, records.Start(
             0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots)))
         self._recorder.baseline(clean, before)
@@ -120,7 +120,7 @@ class Simulation:
         self._at(self.fleet.heartbeat.period, lambda: self._heartbeat(progress))
         if self._server_every:
             self._at(self._server_every, self._measure_server)
-        with Beside([robot.work for robot in self.robots.values()]) as self._beside:
+        with GradientProcesses([robot.work for robot in self.robots.values()]) as self._processes:
             try:
                 self._loop(self._queue, self.channel)
             except KeyboardInterrupt:
@@ -157,14 +157,14 @@ class Simulation:
             report = robot.machine.report(self.now)
             robot.store.publish()
             if not self._server_every:
-                robot.evaluate(self._beside, report.iteration)
+                robot.evaluate(self._processes, report.iteration)
             self._report(robot, 'stopped')
         if reason != 'interrupted':
             progress(1.0)
         return self._recorder.stop(self.end, reason)
 
     def _measure_server(self) -> None:
-        """Measure the master rows, as the papers on GSGM and gradient coding do."""
+        """Evaluate the server's model, as the papers on GSGM and gradient coding do."""
         unflatten(self._model, self.server.master)
         iteration = max(robot.machine.finished for robot in self.robots.values())
         self._recorder.server(self.now, iteration, float(self._task.evaluate(self._model)))
@@ -174,7 +174,7 @@ class Simulation:
         heapq.heappush(self._queue, (self.now + delay, next(self._count), call))
 
     def _set_alarm(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
-        """See that ``ring`` is called by ``deadline``; once too often is no harm."""
+        """Call ``ring`` by ``deadline``; an additional call does no harm."""
         if deadline < self._alarms.get(who, math.inf):
             self._alarms[who] = deadline
             self._at(max(deadline - self.now, 0.0), lambda: self._ring(who, deadline, ring))
@@ -204,7 +204,7 @@ class Simulation:
     # -- actions ---
 
     def _serve(self, actions: Iterable[Action], robot: str = '') -> None:
-        """Carry out what the server wants; ``robot``: of whom it has heard."""
+        """Carry out actions of the server; ``robot``: sender of the message that caused them."""
         touched = {robot} if robot else set()
         for action in actions:
             if isinstance(action, Send):
@@ -219,7 +219,7 @@ class Simulation:
             self._set_alarm(name, self.server.deadline_of(name), self._server_time)
 
     def _act(self, robot: Robot, actions: Iterable[Action]) -> None:
-        """Carry out what a robot wants."""
+        """Carry out actions of a robot."""
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
                 self._register(robot, action.message)
@@ -233,7 +233,7 @@ class Simulation:
 
     def _compute(self, robot: Robot, order: Compute) -> None:
         self._report(robot)
-        robot.start(self._beside, order,
+        robot.start(self._processes, order,
                     not self._server_every and robot.evaluation_due(self.now))
         self._at(robot.compute_time(order, self.now), lambda: self._computed(robot))
 
@@ -252,14 +252,14 @@ class Simulation:
             and self.now >= self.robots[name].silent_until
 
     def _send(self, name: str, uplink: bool, message: Any) -> None:
-        """Rows queue up for the air; the few bytes of everything else find their way."""
+        """Send a message: rows over the channel; others, which are small, only take the latency."""
         if isinstance(message, Chunk) and self.now > 0.0:
             self._queue_up(name, uplink, message)
         else:
             self._over_the_air(name, lambda: self._deliver(name, uplink, message))
 
     def _queue_up(self, name: str, uplink: bool, chunk: Chunk) -> None:
-        """Hand a chunk to the radio: lost without a link, and once while a copy still waits."""
+        """Queue a chunk at the channel; dropped without a link, or while a copy still waits."""
         key = name, chunk.transfer, chunk.sequence
         if key in self._waiting or not self._heard(name):
             return
@@ -268,7 +268,7 @@ class Simulation:
         self.channel.offer(name, uplink, nbytes, chunk, self.now)
 
     def _over_the_air(self, name: str, deliver: Callable[[], None]) -> None:
-        """Without a link it is lost; at time 0 nobody has moved yet, and the model is loaded."""
+        """Deliver after the latency, at time 0 at once; without a link it is lost after time 0."""
         if self.now == 0.0:
             self._at(0.0, deliver)
         elif self._heard(name):
@@ -287,7 +287,7 @@ class Simulation:
                 robot.before(message)
                 self._act(robot, handler(robot.machine, message)(message, self.now))
         except StaleMessageError:
-            pass  # of a former session, as on the robots
+            pass  # from before a restart; nodes drop it, too
 
     def _register(self, robot: Robot, request: RegisterRequest) -> None:
         def ask() -> None:

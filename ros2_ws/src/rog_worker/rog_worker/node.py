@@ -1,8 +1,8 @@
 """Worker node: the ROS 2 shell around `rog_core.WorkerMachine`.
 
-One thread runs the executor: messages, timers and heartbeats, and the machine. Another computes
-(`rog_worker.training`); the two meet in `join` and `exchange`, so that neither ever waits for the
-other but there.
+One thread runs the ROS executor: messages, timers, heartbeats and the state machine. Another one
+computes gradients (`rog_worker.training`). They exchange gradients and orders in `join` and
+`exchange`, and wait for each other nowhere else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PATIENCE = 3  # heartbeat limits after which a name counts as taken by another r
 
 
 class WorkerNode(Node):
-    """Carries out what the worker machine asks for; a `rog_core.optimizer.Link` for training."""
+    """Carries out the actions of the worker machine; a `rog_core.optimizer.Link` for training."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__('worker', **options)
@@ -56,7 +56,7 @@ class WorkerNode(Node):
         self.loss = self.accuracy = math.nan  # of the last batch and evaluation
         self.evaluated_at = 0
         self._dropped = 0                     # messages refused
-        self._silent_until = 0.0              # an emulated drop-out ends
+        self._silent_until = 0.0              # end of an emulated drop-out
         self._server_heard = time.monotonic()
         self._request: Any = None
         self._refused_since = math.inf
@@ -116,7 +116,7 @@ class WorkerNode(Node):
         self._turn.set()
 
     def leave(self, error: str = '') -> None:
-        """End now, on the user's word or for an error; tells the server."""
+        """End now, because of the user or of an error; tells the server."""
         self.error = self.error or error
         if self.machine is not None:
             self.machine.leave(time.monotonic())
@@ -161,7 +161,7 @@ class WorkerNode(Node):
 
     def _on_registered(self, future: Any) -> None:
         if future is not self._request or self.machine is None or self._silent:
-            return  # the answer to a former request, or one that is not heard
+            return  # the answer to an earlier request, or a lost one (emulated drop-out)
         if future.exception() is not None:
             self.get_logger().warning(f'registration failed: {future.exception()}; trying again')
             return
@@ -173,7 +173,7 @@ class WorkerNode(Node):
             self.get_logger().warning(f'the server refuses: {response.reason}',
                                       throttle_duration_sec=5.0)
             self._refused_since = min(self._refused_since, now)
-            # A former life of ours is let go after the limit; one that outlives it is another.
+            # A process of ours from before is dropped after the limit; else it is another robot.
             if now - self._refused_since > PATIENCE * self.settings.heartbeat.limit:
                 self.leave(response.reason)
                 return
@@ -226,7 +226,7 @@ class WorkerNode(Node):
             self.report()
 
     def pause(self, pause: Pause) -> None:
-        """Emulate a robot that is late; one that has dropped out neither hears nor is heard."""
+        """Emulate a late robot, or one that has dropped out: it neither sends nor receives."""
         if pause.silent:
             self._silent_until = time.monotonic() + pause.seconds
 

@@ -1,4 +1,4 @@
-"""What a robot does: batch, loss, gradient, step. Reads from top to bottom."""
+"""The training loop of a robot: batch, loss, gradient, step."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def train(node: WorkerNode, stop: threading.Event) -> None:
 
 
 def evaluate(node: WorkerNode, task: Task, model: Any, iteration: int) -> None:
-    """Measure the model that this robot holds now."""
+    """Evaluate the model that this robot holds now."""
     node.accuracy, node.evaluated_at = measure(task, model), iteration

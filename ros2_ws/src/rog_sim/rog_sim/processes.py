@@ -1,9 +1,9 @@
-"""What is computed beside the event loop, so that both of a machine's cores work.
+"""Processes that compute gradients at the same time as the event loop runs.
 
-The loop is Python, and threads take turns in Python. So gradients are computed in processes, forked
-when the run begins: what they compute on and into is memory that both sides see
-(`rog_core.flat.FlatModel`), and all else that they need (task, data, where in the data a robot is)
-they have inherited. Where forking is not possible, a thread does the same work.
+Threads of Python would take turns with the loop. So the processes are forked when the run begins:
+they inherit task, data and each robot's place in the data, and share the memory of models and
+gradients with the loop (`rog_core.flat.FlatModel`). Where forking is not possible, a thread does
+the same work.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 _work: list[Callable[..., Any]] = []  # inherited by the processes
 
 
-class Beside:
-    """Calls ``work[k]`` beside the loop. Calls of the same k are in one process, in order."""
+class GradientProcesses:
+    """Calls ``work[k]`` in another process; calls of the same k are in one process, in order."""
 
     def __init__(self, work: list[Callable[..., Any]]) -> None:
         self._work = work
@@ -40,10 +40,10 @@ class Beside:
             self._call = lambda k, *arguments: self._work[k](*arguments)
 
     def submit(self, k: int, *arguments: Any) -> Future:
-        """Begin to call ``work[k]``."""
+        """Start a call of ``work[k]``."""
         return self._pools[k % len(self._pools)].submit(self._call, k, *arguments)
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> GradientProcesses:
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -52,7 +52,7 @@ class Beside:
 
 
 def _may_fork() -> bool:
-    # PyTorch with a GPU has threads that a fork leaves behind; a daemon may have no children.
+    # PyTorch with a GPU has threads, which do not survive a fork; a daemon may have no children.
     return hasattr(os, 'fork') and not torch.cuda.is_available() \
         and not multiprocessing.current_process().daemon
 
