@@ -24,7 +24,7 @@ from .ssp import Ssp
 from .svrg import Svrg
 from .written import Written, read
 
-__all__ = ['METHODS', 'Method', 'Team', 'check_method', 'create', 'usages']
+__all__ = ['METHODS', 'Method', 'Team', 'check_method', 'create', 'parse', 'usages']
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
     Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, Gc, Hgc, Gcc, Dcgc, DghGc)}
@@ -36,14 +36,19 @@ def usages() -> str:
     return ', '.join(method.usage for method in METHODS.values())
 
 
-def create(text: str, team: Team | None = None) -> Method:
-    """Return a new method for a team, by its name; `ConfigError` if it won't do."""
+def parse(text: str) -> Written:
+    """Take the name of a method apart; `ConfigError` if there can be none of this name."""
     written = read(text, frozenset(METHODS))
     if written is None:
         raise ConfigError(f"synchronisation method '{text.strip()}' is unknown; choose one of "
                           f'{usages()}, for example rsp:4, or a class of an installed package, '
                           'package.module:Class')
-    team = team or Team()
+    return written
+
+
+def create(text: str, team: Team | None = None) -> Method:
+    """Return a new method for a team, by its name; `ConfigError` if it won't do."""
+    written, team = parse(text), team or Team()
     if written.name in METHODS:
         return _built(METHODS[written.name], written, team)
     method = _foreign(written, team)
@@ -82,7 +87,7 @@ def _foreign(written: Written, team: Team) -> Method:
                           f'runs, or choose one of {usages()}') from error
     except AttributeError:
         raise ConfigError(f"{what}: module {module} has no '{name}'") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f'{what}: module {module} cannot be imported: '
                           f'{type(error).__name__}: {error}') from error
     if not (isinstance(found, type) and issubclass(found, Method)):
@@ -91,5 +96,5 @@ def _foreign(written: Written, team: Team) -> Method:
         return _built(found, written, team)
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f'{what} cannot be built: {type(error).__name__}: {error}') from error
