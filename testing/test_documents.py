@@ -116,6 +116,10 @@ NOT_RUN = {
     'python -m pytest embedded/test': 'make test runs it',
     'pip install -e embedded': 'make setup does it',
     'pip install torch numba': 'make setup does it',
+    'pip install distributed': 'make setup does it',
+    'dask ': "rog_sim's tests start a scheduler and a worker",
+    'rog study coding --cluster': "rog_sim's tests run on a cluster",
+    'python tools/settings.py': 'launch/test compares what it prints with the page',
     'colcon ': 'make test-all does it', 'ros2 ': ROS, 'source install/': ROS,
 }
 
@@ -139,6 +143,12 @@ CODE = {
         model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval(), \\
             torch.ones(1, 3, 16, 16)
         ''', 'assert torch.equal(y, model(x))'),
+    'from rog_core.messages import Sending': ('', '''
+        import sys
+        from rog_core import create
+        sys.modules['mine'] = sys.modules['__main__']
+        assert create('mine:Lag:4+fast').bound == 4
+        '''),
 }
 WITH_SERVER = {'import rclpy': (f'{UP} --only server', 'waiting|0 s')}
 MY_NODE = '''

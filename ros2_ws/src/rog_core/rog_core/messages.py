@@ -30,7 +30,7 @@ class Kind(IntEnum):
     @property
     def is_raw(self) -> bool:
         """Whether it carries float32 values, in segments of `RowPartition.raw_partition`."""
-        return self in (Kind.SNAPSHOT, Kind.FINAL, Kind.ANCHOR)
+        return self > Kind.PULL
 
 
 @dataclass(frozen=True, order=True)

@@ -278,6 +278,7 @@ class Local(Step):
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
         """See `Step.keep`: the change already includes learning rate and momentum."""
         store.accumulate(gradient, 1.0, 0.0)
+        store.momentum[:] = 0  # nothing of it is left for a method whose momentum goes on
 
 
 STEPS: dict[str, type[Step]] = {step.name: step for step in (Gradient, Shards, Full, Local)}

@@ -281,19 +281,20 @@ class WorkerMachine:
             self._apply(rows)
         if ack is None:
             return []
-        self._move('rows', now)
+        if self.state != PULLING:  # which rows do not change; there are thousands of them
+            self._move('rows', now)
         return [Send(self.robot, ack)]
 
     def _apply(self, rows: Rows) -> None:
-        store, raw, kind = self.accumulator, self.partition.raw_partition, rows.transfer.kind
-        if kind == Kind.ANCHOR:
+        store, kind = self.accumulator, rows.transfer.kind
+        if not kind.is_raw:
+            rows.codec.add(self.partition, store.weights, rows.ids, rows.data)
+        elif kind == Kind.ANCHOR:
             if self._arriving is None:
                 self._arriving = zeros_like(store.weights)
-            RAW.store(raw, self._arriving, rows.ids, rows.data)
-        elif kind.is_raw:
-            RAW.store(raw, store.weights, rows.ids, rows.data)
+            RAW.store(self.partition.raw_partition, self._arriving, rows.ids, rows.data)
         else:
-            rows.codec.add(self.partition, store.weights, rows.ids, rows.data)
+            RAW.store(self.partition.raw_partition, store.weights, rows.ids, rows.data)
 
     def on_end(self, end: End, now: float) -> list[Action]:
         """Handle the end of a pull or snapshot, with the command for the next iteration."""

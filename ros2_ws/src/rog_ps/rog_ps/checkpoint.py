@@ -11,6 +11,7 @@ import numpy as np
 from rog_core.aggregation import ServerState
 from rog_core.errors import RogError
 from rog_core.messages import Kind, Receipt, TransferId
+from rog_core.methods import parse
 from rog_core.partition import RowPartition
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -89,7 +90,7 @@ def read(directory: Path, partition: RowPartition) -> tuple[np.ndarray, ServerSt
             update = {name.removeprefix(UPDATE): file.get_tensor(name)
                       for name in sorted(file.keys()) if name.startswith(UPDATE)}
         pushes = {n: _receipt_from_json(entry) for n, entry in meta['pushes'].items()}
-        state = ServerState(int(meta['iteration']), str(meta['sync']), updated_at,
+        state = ServerState(int(meta['iteration']), parse(meta['sync']).text, updated_at,
                             pushes, dict(meta['policy']), update)
         master = _master(partition, parts)
         if updated_at.shape != (partition.rows,) or updated_at.dtype != np.int64:

@@ -62,6 +62,7 @@ class WorkerNode(Node):
         self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
         self._granted: Compute | None = None
+        self._began = False                   # it has been granted an iteration
         self._computed: tuple[Array, SgdConfig] | None = None  # for the machine
         self._link = self.settings.shaped_link()
         self._meter = open_meter(self.settings.power, time.monotonic())
@@ -189,7 +190,8 @@ class WorkerNode(Node):
             elif isinstance(action, Send):
                 self._send(action.message, now)
             elif isinstance(action, Compute):
-                if self._granted is None:  # energy counts as times do, from the first grant on
+                if not self._began:  # energy counts as times do, from the first grant on
+                    self._began = True
                     self._meter.restart(now)
                 self._grant(action)
                 self.report()
@@ -242,7 +244,7 @@ class WorkerNode(Node):
                                  state=state or REGISTERING, loss=self.loss,
                                  accuracy=self.accuracy, evaluated_at=self.evaluated_at,
                                  link_rate=self._link.rate(now), power=self._meter.power(now),
-                                 energy=self._meter.energy(now) if self._granted else 0.0)
+                                 energy=self._meter.energy(now) if self._began else 0.0)
         message.header.stamp = self.get_clock().now().to_msg()
         message.header.frame_id = self.robot
         if machine is not None:

@@ -53,9 +53,9 @@ class Robot:
 
     def join(self, machine):
         self.machine = machine
-        return self.exchange(lambda: None)
+        return self.exchange(None, None)
 
-    def exchange(self, accumulate):
+    def exchange(self, gradient, sgd):
         if self.now:
             self.machine.iteration = self.now
         self.now += 1

@@ -24,7 +24,7 @@ from .ssp import Ssp
 from .svrg import Svrg
 from .written import Written, read
 
-__all__ = ['METHODS', 'Method', 'Team', 'check_method', 'create', 'usages']
+__all__ = ['METHODS', 'Method', 'Team', 'check_method', 'create', 'parse', 'usages']
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
     Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, Gc, Hgc, Gcc, Dcgc, DghGc)}
@@ -36,14 +36,19 @@ def usages() -> str:
     return ', '.join(method.usage for method in METHODS.values())
 
 
-def create(text: str, team: Team | None = None) -> Method:
-    """Return a new method, by its name; `ConfigError` if it is unknown or unfit for the team."""
+def parse(text: str) -> Written:
+    """Parse the text of a method; `ConfigError` if no method can be named so."""
     written = read(text, frozenset(METHODS))
     if written is None:
         raise ConfigError(f"synchronisation method '{text.strip()}' is unknown; choose one of "
                           f'{usages()}, for example rsp:4, or a class of an installed package, '
                           'package.module:Class')
-    team = team or Team()
+    return written
+
+
+def create(text: str, team: Team | None = None) -> Method:
+    """Return a new method, by its name; `ConfigError` if it is unknown or unfit for the team."""
+    written, team = parse(text), team or Team()
     if written.name in METHODS:
         return _built(METHODS[written.name], written, team)
     method = _foreign(written, team)
@@ -54,9 +59,9 @@ def create(text: str, team: Team | None = None) -> Method:
 
 
 def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
-    """Raise `ConfigError` if a fleet cannot train by what ``settings.training`` says.
+    """Raise `ConfigError` if the method in ``settings.training`` does not fit the fleet.
 
-    For whoever is about to start a server, and wants to know before anything else is begun.
+    Call it before a server is started, so that nothing else has been started yet.
     """
     training = settings.training
     create(training.sync, Team(capacities, get_codec(training.codec).name, training.momentum))
@@ -82,7 +87,7 @@ def _foreign(written: Written, team: Team) -> Method:
                           f'runs, or choose one of {usages()}') from error
     except AttributeError:
         raise ConfigError(f"{what}: module {module} has no '{name}'") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f'{what}: module {module} cannot be imported: '
                           f'{type(error).__name__}: {error}') from error
     if not (isinstance(found, type) and issubclass(found, Method)):
@@ -91,5 +96,5 @@ def _foreign(written: Written, team: Team) -> Method:
         return _built(found, written, team)
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f'{what} cannot be built: {type(error).__name__}: {error}') from error

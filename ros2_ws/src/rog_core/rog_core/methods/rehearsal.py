@@ -44,7 +44,7 @@ def rehearse(build: Callable[[], Method], text: str, team: Team) -> None:
         again.load_arrays(method.arrays())
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(f"synchronisation method '{text}' fails in a rehearsal: "
                           f'{type(error).__name__}: {error} (in {last.filename}, line '

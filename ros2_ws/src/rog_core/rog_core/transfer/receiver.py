@@ -8,6 +8,7 @@ of states is `rog_core.states.RECEIVER`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +21,7 @@ from ..states import CLOSED, NONE, OPEN, RECEIVER
 MAX_CHUNKS = 1 << 22  # of one transfer; a higher sequence number is refused
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Checked rows of a chunk: segments int64, and their values as encoded by ``codec``, uint8."""
 
     transfer: TransferId
