@@ -1,1 +1,1 @@
-"""What a fleet lives in: links, power, fleet files, run records. No ROS, no training."""
+"""Settings and surroundings of a fleet: fleet files, links, power, run records. No ROS."""

@@ -1,4 +1,4 @@
-"""What can be wrong with a file or a setting, said so that the reader can put it right."""
+"""Errors in files and settings; each says where it is and how to correct it."""
 
 
 class FleetEnvError(ValueError):

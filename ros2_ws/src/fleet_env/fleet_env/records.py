@@ -1,4 +1,4 @@
-"""Run records: what a run writes while it goes on (``run.jsonl``), whatever runs it.
+"""Run records: the events of a run (``run.jsonl``), on robots or in virtual time.
 
 ``run.jsonl`` holds one JSON object per line, in the order of writing. Every object has
 
@@ -36,7 +36,7 @@ def _(help: str, unit: str = '', default: Any = ...) -> Any:
 
 @dataclass(frozen=True)
 class Event:
-    """What every event has."""
+    """The fields that every event has."""
 
     t: float = _('time since the run began', 's')
     robot: str = _('name of the robot; empty for the fleet or the server')

@@ -1,8 +1,8 @@
-"""What a setting is: one line of a model says its type, default, unit, bounds and description.
+"""Settings: one line of a pydantic model declares type, default, unit, bounds and description.
 
-pydantic checks types and bounds. What is here says where a value is wrong so that the reader can
-put it right, and gives fleet files, ROS parameters, launch arguments and the documentation one view
-of all settings: `knobs`.
+pydantic checks types and bounds. This module turns its errors into texts that name the place and
+the allowed values, and lists all settings (`knobs`) for fleet files, ROS parameters, launch
+arguments and the documentation.
 """
 
 import difflib
@@ -45,7 +45,7 @@ class Text(str):
 
 
 class Settings(BaseModel):
-    """Base of all models: nothing is converted by guessing, no key is unknown, nothing changes."""
+    """Base of all models: strict types, no unknown keys, immutable."""
 
     model_config = ConfigDict(frozen=True, extra='forbid', strict=True, allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""What describes a link: how fast, how often it changes, how long it stays bad.
+"""Statistics of a link: its rate, how often it changes, and how long it stays bad.
 
 The measures are those that the ROG paper and the records in facts.md are described by, so that a
 generated trace, a recorded one and a published figure can be laid side by side.

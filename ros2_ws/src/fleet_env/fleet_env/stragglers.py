@@ -1,4 +1,4 @@
-"""Robots that are late or away now and then, as the fleet file has it."""
+"""Emulates robots that are late or drop out, with the probabilities of the fleet file."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,11 @@ from fleet_env.fleet import StragglerConfig
 
 @dataclass(frozen=True)
 class Pause:
-    """What happens to a robot before it has a gradient, besides computing it."""
+    """A pause that is added to the computation of a gradient."""
 
     seconds: float
     silent: bool
-    """It has dropped out and is not heard meanwhile; false: it is only late."""
+    """Whether it has dropped out and does not communicate; false: it is only late."""
 
 
 class Stragglers:

@@ -1,4 +1,4 @@
-"""``summary.json``: the outcome of a run, the same from all ways to run a fleet.
+"""``summary.json``: the outcome of a run, on robots or in virtual time.
 
     schema       rog-run/1
     sync         synchronisation method, for example rsp:4
@@ -35,7 +35,7 @@ def _(help: str, unit: str = '', default: Any = 0) -> Any:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The metric of the task, 0 to 1, at three times; NaN (``null``) where it was not measured."""
+    """The metric of the task, 0 to 1, at three times; NaN (``null``) if it was not measured."""
 
     clean: float = _('on data that nothing has spoilt, before the shift', default=_NAN)
     before: float = _('on spoilt data, before adaptation', default=_NAN)
@@ -74,7 +74,7 @@ class Summary:
 
 
 def write_summary(directory: str | PathLike[str], summary: Summary) -> Path:
-    """Write ``summary.json`` into ``directory``, whole or not at all; return its path."""
+    """Write ``summary.json`` into ``directory``, atomically; return its path."""
     path = Path(directory) / SUMMARY_FILE
     text = json.dumps(finite(dataclasses.asdict(summary)), indent=2, sort_keys=True) + '\n'
     try:

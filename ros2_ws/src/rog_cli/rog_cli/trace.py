@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from fleet_env.errors import TraceError
 from fleet_env.generate import DURATION, PROFILES, SEED, STEP, generate
-from fleet_env.record import TraceRecorder, parse_iw
 from fleet_env.records import Iteration, read_run
 from fleet_env.statistics import PERCENTILES, TraceStatistics, describe
 from fleet_env.trace import LinkTrace, format_trace, read_trace, write_trace
+from fleet_env.trace_recorder import TraceRecorder, parse_iw
 
 _BYTES_PER_MBIT = 125_000
 

@@ -12,7 +12,7 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env import records
 from fleet_env.errors import RecordError
-from fleet_env.recorder import Recorder
+from fleet_env.run_recorder import Recorder
 from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import torch_device

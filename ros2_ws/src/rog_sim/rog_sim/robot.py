@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from fleet_env.fleet import FleetConfig, RobotConfig
 from fleet_env.power import EnergyMeter
-from fleet_env.recorder import RobotReport
+from fleet_env.run_recorder import RobotReport
 from fleet_env.stragglers import Stragglers
 from rog_core.config import SgdConfig, TransferConfig
 from rog_core.errors import ConfigError

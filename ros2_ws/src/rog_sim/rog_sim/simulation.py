@@ -22,7 +22,7 @@ from fleet_env import records
 from fleet_env.channel import Channel
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import link_trace
-from fleet_env.recorder import Recorder
+from fleet_env.run_recorder import Recorder
 from fleet_env.summary import Summary
 from rog_core.config import ServerConfig
 from rog_core.dispatch import handler

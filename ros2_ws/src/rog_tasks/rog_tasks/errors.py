@@ -1,4 +1,4 @@
-"""What can be wrong with a task or its data, said so that its author can put it right."""
+"""Errors of a task or its data; each says how its author can correct it."""
 
 
 class TaskError(ValueError):

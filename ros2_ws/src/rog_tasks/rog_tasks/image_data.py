@@ -1,4 +1,4 @@
-"""What every data set is to a task: labelled images, checked, in four tensors."""
+"""The form of every image data set: labelled images, checked, in four tensors."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from rog_tasks.errors import DataError
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set, cut into what is trained on and what is tested on.
+    """A data set, divided into training and test images.
 
     Images are (n, C, H, W) float32, 0 to 1; labels are (n,) int64, 0 to classes - 1.
     """

@@ -1,4 +1,4 @@
-"""Finds what a text ``package.module:name`` means."""
+"""Imports the object that a text ``package.module:name`` names."""
 
 import importlib
 import re

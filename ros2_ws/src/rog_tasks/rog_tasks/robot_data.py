@@ -1,4 +1,4 @@
-"""What one robot learns from, as `rog_core.gradient` asks for it."""
+"""The training data of one robot; implements `rog_core.gradient.Data`."""
 
 from collections.abc import Iterable
 from typing import Any

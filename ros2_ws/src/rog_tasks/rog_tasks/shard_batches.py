@@ -25,7 +25,7 @@ class ShardBatches:
     whose ``batches`` return an object with ``skip(count)`` passes over batches without making them.
 
     :param task: its ``batches(shard, shards)`` say what the batches are.
-    :param shards: into how many the data are cut.
+    :param shards: number of shards of the data.
     """
 
     def __init__(self, task: Task, shards: int):

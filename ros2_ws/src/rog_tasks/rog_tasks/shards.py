@@ -1,4 +1,4 @@
-"""Who gets which samples: a data set cut into one shard per robot.
+"""Divides a data set into one shard per robot.
 
 Every sample is in exactly one shard, no shard is empty, and equal arguments give equal shards.
 """
@@ -54,7 +54,7 @@ def partition(labels: NDArray[np.int64], world: int, split: str = 'iid', seed: i
 
 
 def require_labels(shards: list[Indices], labels: NDArray[np.int64], classes: int) -> None:
-    """See that every robot has samples and that every class is seen by some robot.
+    """Check that every robot has samples and that every class is in some shard.
 
     :param shards: indices into ``labels`` (n,), one array per robot.
     :raises DataError: names the robots without samples, or the labels that no robot has.

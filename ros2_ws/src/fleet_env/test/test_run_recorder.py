@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fleet_env import records
-from fleet_env.recorder import Recorder, RobotReport
+from fleet_env.run_recorder import Recorder, RobotReport
 from fleet_env.summary import read_summary
 
 MESSAGE = Path(__file__).parents[2] / 'rog_msgs/msg/TrainingStatus.msg'

@@ -1,4 +1,4 @@
-"""Records a link trace: from our own transfers, or from what `iw` says of a card. Sans-I/O."""
+"""Records a link trace from our own transfers, or from the output of `iw`. Sans-I/O."""
 
 import math
 import re
@@ -29,9 +29,9 @@ class TraceRecorder:
         self._transfers: list[tuple[float, float, float]] = []
 
     def add(self, begin: float, end: float, nbytes: float) -> None:
-        """Take a transfer of ``nbytes`` bytes from ``begin`` to ``end``, seconds on any clock.
+        """Add a transfer of ``nbytes`` bytes from ``begin`` to ``end``, seconds on any clock.
 
-        In any order; transfers may overlap. One that took no time says nothing and is left out.
+        Transfers may come in any order and overlap. One that took no time is ignored.
 
         :raises TraceError: when it ends before it begins, or a value is negative or not finite.
         """

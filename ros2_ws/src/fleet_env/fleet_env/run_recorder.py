@@ -1,4 +1,4 @@
-"""Turns the reports of the robots into run records, whatever runs the fleet."""
+"""Writes run records from the reports of the robots, for nodes and simulator alike."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _COUNTERS = {'compute_time': 'compute_s', 'communicate_time': 'communicate_s',
 
 @dataclass(frozen=True)
 class RobotReport:
-    """What a robot says of itself: the fields of rog_msgs/TrainingStatus, which describes them.
+    """The status of a robot; the fields are those of rog_msgs/TrainingStatus.
 
-    Times in s, counted like bytes and energy from the start of the present life; bandwidth and
+    Times in s, counted like bytes and energy from the start of the present process; bandwidth and
     link_rate in Mbit/s, power in W, energy in J.
     """
 
@@ -50,9 +50,9 @@ class RobotReport:
 
 @dataclass
 class _Robot:
-    """What the records hold of one robot."""
+    """The state of one robot that the recorder keeps."""
 
-    life: str = ''                                       # identity of its present life
+    life: str = ''                                       # identity of its present process
     present: Counter = field(default_factory=Counter)    # counted in its present life
     former: Counter = field(default_factory=Counter)     # counted in its former lives
     iteration: int = 0
@@ -86,7 +86,7 @@ class _Robot:
 class Recorder:
     """Writes run.jsonl while a run goes on and summary.json at its end. ``t`` in seconds.
 
-    :param directory: of the two files; None writes nothing, and :meth:`stop` says what came out.
+    :param directory: of the two files; None writes nothing, and :meth:`stop` returns the outcome.
     :param former: events of the same run before the server was restarted; the summary is of all of
         it.
     :raises RecordError: here and in every method, when a file cannot be written.
