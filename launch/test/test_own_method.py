@@ -75,6 +75,7 @@ def test_it_trains_over_dds_while_only_the_server_knows_it(tmp_path, folder):
     assert read_summary(fleet.out).sync == SYNC
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('sync', 'reason'), [
     ('lag_of_mine:Broken', 'fails in a rehearsal: TypeError'),
     ('lag_of_mine:Missing', "has no 'Missing'"), ('not_there:Lag:2', 'install the package')])

@@ -34,6 +34,7 @@ def test_a_profile_is_one_of_the_model(profile):
     assert found.whole.sum() > 0
 
 
+@pytest.mark.long
 def test_plan_prints_a_row_per_bandwidth_writes_the_table_and_draws(profile, tmp_path, capsys):
     import torch
     out, picture = tmp_path / 'plans.json', tmp_path / 'plan.png'

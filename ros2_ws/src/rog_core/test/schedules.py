@@ -6,9 +6,10 @@ ROG_SCHEDULES sets the number of schedules (default 80; `make soak` runs 10,000)
 import os
 
 from fleet import Fleet
+from hypothesis import settings
 from rog_core.states import STOPPED
 
-SCHEDULES = int(os.environ.get('ROG_SCHEDULES', '80'))
+SCHEDULES = int(os.environ.get('ROG_SCHEDULES', 80 * settings().max_examples // 100))
 
 SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early', 'rsp:1', 'rsp:2',
          'rsp:4', 'rsp:20', 'rsp:20+second', 'rsp:auto:2:8', 'rsp:4-early', 'rsp:3-order-minimum',

@@ -103,6 +103,7 @@ def test_runs_and_comparisons_are_not_mixed(comparison):
         draw_comparison([comparison, comparison / 'BSP' / 'seed1'])
 
 
+@pytest.mark.long
 def test_equal_records_are_equal_files_and_matplotlib_is_left_alone(comparison, drawn, tmp_path):
     settings = dict(matplotlib.rcParams)
     for one, other in zip(drawn, draw_comparison([comparison], tmp_path), strict=True):

@@ -279,6 +279,7 @@ class Books:
         return compared
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('sync', METHODS)
 @examples(2)
 @given(second=dying_links(), third=dying_links(), traffic=st.sampled_from(['', 'convmlp-m']))
