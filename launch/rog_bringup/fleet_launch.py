@@ -87,10 +87,12 @@ def _nodes(fleet: FleetConfig, here: list[str], out: str, resume: bool) -> list[
 
 
 def _misspelt(context: Any, names: list[str]) -> list[Any]:
-    """Warn of arguments that look like ours: launch itself takes any name and says nothing."""
-    return [LogInfo(msg=f"warning: there is no argument '{given}'; did you mean '{near[0]}'?")
-            for given in context.launch_configurations if given not in names
-            and (near := difflib.get_close_matches(given, names, 1))]
+    """Warn of arguments that do not exist: launch itself takes any name and says nothing."""
+    def text(given: str) -> str:
+        near = difflib.get_close_matches(given, names, 1)
+        return f"did you mean '{near[0]}'?" if near else '--show-args lists all'
+    return [LogInfo(msg=f"warning: there is no argument '{given}'; {text(given)}")
+            for given in context.launch_configurations if given not in names]
 
 
 class _Ending:
