@@ -43,11 +43,16 @@ def test_coded_training_goes_on_when_more_die_than_the_code_tolerates(tmp_path):
         fleet.until_trained('robot1', 'robot2', 'robot3', 'robot4')
 
 
+def dropping_out(seconds):
+    """Parameters of a robot that drops out before every gradient."""
+    return {'stragglers.drop_probability': 1.0, 'stragglers.drop_time': seconds}
+
+
 def test_a_robot_that_drops_out_is_away_until_it_is_heard_again(tmp_path):
     with Fleet(tmp_path, robots=4, sync='dgh-gc') as fleet:
         fleet.start('server', 'robot1', 'robot2')
-        fleet.start('robot3', stragglers='{"drop_probability": 1.0, "drop_time": 1000000.0}')
-        fleet.start('robot4', stragglers='{"drop_probability": 1.0, "drop_time": 4.0}')
+        fleet.start('robot3', **dropping_out(1e6))
+        fleet.start('robot4', **dropping_out(4.0))
         fleet.until(lambda: fleet.state('robot3') == 'away', 'robot3 is declared away')
         fleet.until(lambda: fleet.state('robot4') == 'away', 'robot4 is declared away')
         fleet.until_trained('robot1', 'robot2', 'robot4', iterations=2)
