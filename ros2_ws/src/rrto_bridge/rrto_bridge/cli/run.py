@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fleet_env.settings import Text, changed, from_flat, knobs
 
 from ..settings import Settings
 
-START_LIMIT = 60.0   # seconds in which a server on this machine has to be there
+START_LIMIT = 300.0  # seconds in which a server on this machine has to be there, busy as it may be
 
 
 def add_parser(verbs: Any) -> None:
@@ -104,8 +105,10 @@ def own_server(**parameters: float | str) -> Iterator[str]:
         start_new_session=True)
     # A session of its own: Ctrl+C is the program's business.
     try:
-        if not find(START_LIMIT, name):
-            raise SystemExit('rrto: the server that was started on this machine is not found')
+        end = time.monotonic() + START_LIMIT
+        while not find(10.0, name):
+            if process.poll() is not None or time.monotonic() > end:
+                raise SystemExit('rrto: the server that was started on this machine is not found')
         yield name
     finally:
         process.terminate()
