@@ -11,7 +11,7 @@ import fleet_env
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / 'docs' / 'settings.md'
-AT = 'class NetworkConfig(Settings):\n    """DDS and the packets on it."""\n\n'
+AT = '    domain_id: int = _('  # the first setting of `network`
 LINE = "    hops: int = _(2, 'most hops of a packet', 'nodes', ge=1, le=9)\n"
 PLACES = '''
 import runpy, sys
@@ -62,7 +62,7 @@ def test_one_line_adds_a_setting_everywhere(tmp_path):
     file = package / 'fleet.py'
     text = file.read_text()
     assert AT in text
-    file.write_text(text.replace(AT, AT + LINE))
+    file.write_text(text.replace(AT, LINE + AT))
     (tmp_path / 'fleet.yaml').write_text('name: f\nnetwork: {hops: 5}\nrobots: [{name: robot1}]\n')
     path = os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
     done = run('-c', PLACES, str(ROOT / 'tools' / 'settings.py'),
