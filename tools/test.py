@@ -102,7 +102,8 @@ def everything() -> int:
                       'console_cohesion+', 'console_start_end+', '--python-testing', 'pytest',
                       '--return-code-on-test-failure')
     fine = finish(beside) and fine
-    packages = [p.parent.name for p in ROOT.glob('ros2_ws/src/*/setup.py')] + ['rog_bringup']
+    packages = [p.parent.name for p in ROOT.glob('ros2_ws/src/*/setup.py')]
+    packages += ['rog_bringup', 'rog_studies']
     return conclude([*sorted(packages), *beside], fine)
 
 
