@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
+from .accumulator import Accumulator
+from .config import ServerConfig, TransferConfig
 from .errors import RogError
 from .messages import (
     Ack,
@@ -16,6 +20,8 @@ from .messages import (
     Send,
     TransferMessage,
 )
+from .methods import Team
+from .partition import partition_of
 from .server import ServerMachine
 from .worker import WorkerMachine
 
@@ -38,6 +44,20 @@ class Loopback:
         self.server, self.now = server, 0.0
         self.workers = {worker.robot: worker for worker in workers}
         self._todo: list[tuple[str, Action]] = []  # a worker's name, empty: the server; its action
+
+    @classmethod
+    def small(cls, shapes: Iterable[tuple[str, Sequence[int]]], sync: str, team: Team) -> Loopback:
+        """Return a fleet of ``team`` for a model of parameters given as (name, shape), all 0."""
+        transfer = TransferConfig('row', team.codec, importance_magnitude=1.0, importance_age=1.0,
+                                  chunk_bytes=14000, chunk_time=0.004)
+        partition = partition_of(shapes, transfer.granularity, transfer.codec)
+        zeros = np.zeros(partition.elements, np.float32)
+        server = ServerMachine(partition, zeros, 1, ServerConfig(
+            transfer, sync, team.momentum, heartbeat_limit=3.0, drain_limit=1.0,
+            capacities=team.capacities))
+        return cls(server, [
+            WorkerMachine(name, k, Accumulator(partition, zeros.copy()), transfer)
+            for k, name in enumerate(team.capacities, start=2)])
 
     def start(self) -> list[tuple[str, Action]]:
         """Let all workers register; see `deliver`."""

@@ -34,6 +34,7 @@ class GradientProcesses:
             self._pools = [ProcessPoolExecutor(1, context, _prepare) for _ in range(count)]
             for pool in self._pools:  # forks now, while `_work` is that of this run
                 pool.submit(os.getpid).result()
+            _work.clear()
             self._call: Callable[..., Any] = _call
         else:
             self._pools = [ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))]

@@ -155,7 +155,7 @@ class Method:
 
     def __str__(self) -> str:
         """Return the name with arguments and options, for people and logs."""
-        return self.named(*self.written.arguments)
+        return self.asked
 
     def named(self, *arguments: object) -> str:
         """Return the name of this method with these arguments and its own options."""

@@ -13,15 +13,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..accumulator import Accumulator
-from ..config import ServerConfig, SgdConfig, TransferConfig
+from ..config import SgdConfig
 from ..dispatch import Loopback
 from ..errors import ConfigError, RogError
 from ..messages import Compute, Sending
-from ..partition import partition_of
 from ..server import ServerMachine
 from ..steps import STEPS
-from ..worker import WorkerMachine
 from .base import Method, Team
 
 ROBOTS = 3        # where the fleet is not known from the beginning
@@ -52,17 +49,12 @@ def rehearse(build: Callable[[], Method], text: str, team: Team) -> None:
 
 
 def _play(method: Method, team: Team) -> ServerMachine:
-    transfer = TransferConfig('row', team.codec, 1.0, 1.0, 14000, 0.004)
-    partition = partition_of([('w', (20, 60)), ('b', (9,))], transfer.granularity, team.codec)
-    noise = np.random.default_rng(0)
-    config = ServerConfig(transfer, 'bsp', team.momentum, 3.0, 1.0, team.capacities)
-    server = ServerMachine(partition, np.zeros(partition.elements, np.float32), 1, config)
+    names = list(team.capacities) or [f'robot{k + 1}' for k in range(ROBOTS)]
+    fleet = Loopback.small([('w', (20, 60)), ('b', (9,))], 'bsp', Team(
+        team.capacities or dict.fromkeys(names, 1.0), team.codec, team.momentum))
+    server, noise = fleet.server, np.random.default_rng(0)
     server.aggregation.method = method
     method.begin(server.model, 0)
-    names = list(team.capacities) or [f'robot{k + 1}' for k in range(ROBOTS)]
-    workers = [WorkerMachine(name, k + 2, Accumulator(partition, np.zeros(
-        partition.elements, np.float32)), transfer) for k, name in enumerate(names)]
-    fleet = Loopback(server, workers)
     due: dict[str, int] = {}  # robots that compute -> turn in which they began
     wanted = fleet.start()
     for turn in range(ITERATIONS * len(names)):
@@ -74,7 +66,7 @@ def _play(method: Method, team: Team) -> ServerMachine:
         # Usually the robot that began first is done first; every third time it is the last one.
         name = min(due, key=due.__getitem__) if turn % 3 else max(due, key=due.__getitem__)
         del due[name]
-        gradient = noise.standard_normal(partition.elements).astype(np.float32)
+        gradient = noise.standard_normal(server.partition.elements).astype(np.float32)
         fleet.want(name, fleet.workers[name].on_gradient(gradient, SGD, fleet.now))
         wanted = fleet.deliver()
     return server
