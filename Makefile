@@ -16,7 +16,7 @@ help:
 	@echo "make setup     install everything into .venv"
 	@echo "make demo      train a fleet of three robots on this machine, and watch (FLEET=indoor|outdoor|FILE)"
 	@echo "make test      the tests of every package that take seconds; under 5 minutes on two cores"
-	@echo "make test-all  build every package with colcon and run all tests; under 20 minutes"
+	@echo "make test-all  build every package with colcon and run all tests"
 	@echo "make soak      the property tests with $(SCHEDULES) schedules (SCHEDULES=N)"
 	@echo "make bench     measure, and write docs/benchmarks.md"
 	@echo "make lint      ruff and mypy"
