@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from fleet_env.fleet import FleetConfig
@@ -15,6 +16,7 @@ from fleet_ros.environment import dds_environment
 from rog_bringup import FLEETS
 from rog_core.methods import check_method
 
+from .emulated_network import EmulatedNetwork, check_rights
 from .fleet_options import add_fleet_options, chosen_fleet
 from .processes import FleetProcesses
 from .view import outcome, watch
@@ -32,6 +34,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                     'server, or names of robots; the others run on other machines, or already')
     up.add_argument('--plain', action='store_true', help='one line per report, no live table')
     up.add_argument('--resume', action='store_true', help='go on from the checkpoint in --out')
+    up.add_argument('--emulate', action='store_true', help='every robot in a network namespace of '
+                    'its own, behind a radio link that replays its trace; needs root')
     up.set_defaults(run=_up)
     show = sub.add_parser('show', help='print a fleet file with every setting written '
                           'out and explained')
@@ -47,8 +51,13 @@ def _show(options: argparse.Namespace) -> int:
 def _up(options: argparse.Namespace) -> int:
     try:
         fleet = chosen_fleet(options)
-        environment = dds_environment(fleet.network)
+        environment = {} if options.emulate else dds_environment(fleet.network)
         names = _names(fleet, options.only)
+        if options.emulate:
+            if options.only:
+                raise argparse.ArgumentTypeError('--emulate and --only: nothing else can reach the '
+                                                 'emulated network; choose one of them')
+            check_rights()
         if 'server' in names:  # robots need not have the method
             check_method(fleet, fleet.capacities)
     except argparse.ArgumentTypeError as error:
@@ -59,31 +68,42 @@ def _up(options: argparse.Namespace) -> int:
     out = options.out or Path('runs') / name
     out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    with_server = 'server' in names
-    if with_server and (out / SUMMARY_FILE).exists() and not options.resume:
+    if 'server' in names and (out / SUMMARY_FILE).exists() and not options.resume:
         print(f'rog: {out} already holds a run; choose another --out, or --resume it',
               file=sys.stderr)
         return 2
-    (out / 'fleet.yaml').write_text(dump_fleet(fleet))
     os.environ.update(environment)  # for the processes and for the live view
-    with FleetProcesses(fleet, out, names, options.resume) as processes:
-        watch(processes, fleet, plain=options.plain or not sys.stdout.isatty())
-    failed = processes.failures()
-    for name, code in failed.items():
-        print(f'rog: {name} ended with exit code {code}; its log: {processes.log(name)}',
-              file=sys.stderr)
-    if not with_server:
-        return 1 if failed else 0
-    if not (out / SUMMARY_FILE).exists():
-        print(f'rog: the run left no {SUMMARY_FILE}; see {processes.log("server")}',
-              file=sys.stderr)
-        return 1
+    ended = run_fleet(fleet, out, names, options.resume, options.emulate,
+                      options.plain or not sys.stdout.isatty())
+    if ended or 'server' not in names:
+        return ended
     outcome(read_summary(out), fleet)
     from rog_sim.figures import draw_run
 
     pictures = draw_run(out)
     print(f'\nResults in {out}: run.jsonl, {SUMMARY_FILE}, '
           f'{", ".join(p.name for p in pictures)}, checkpoint.safetensors')
+    return 0
+
+
+def run_fleet(fleet: FleetConfig, out: Path, names: list[str], resume: bool, emulate: bool,
+              plain: bool) -> int:
+    """Run processes of a fleet here, and watch; return 0, or 1 when one of them failed.
+
+    ``out`` is there, and absolute; ``emulate``: in an emulated network.
+    """
+    (out / 'fleet.yaml').write_text(dump_fleet(fleet))
+    with EmulatedNetwork(fleet, out) if emulate else nullcontext() as network, \
+            FleetProcesses(fleet, out, names, resume, network) as processes:
+        watch(processes, fleet, plain)
+    failed = processes.failures()
+    for name, code in failed.items():
+        print(f'rog: {name} ended with exit code {code}; its log: {processes.log(name)}',
+              file=sys.stderr)
+    if 'server' in names and not (out / SUMMARY_FILE).exists():
+        print(f'rog: the run left no {SUMMARY_FILE}; see {processes.log("server")}',
+              file=sys.stderr)
+        return 1
     return 1 if failed else 0
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,13 +17,19 @@ from fleet_env.fleet import FleetConfig
 from rog_core.warm_up import warm_up
 from rog_ros.parameters import server_parameters, worker_parameters
 
+from .emulated_network import EmulatedNetwork, die_with_parent, without_shaping
+
 
 class FleetProcesses:
-    """Starts the server and the robots; ends them in order. Logs go to ``out``/logs."""
+    """Starts the server and the robots; ends them in order. Logs go to ``out``/logs.
 
-    def __init__(self, fleet: FleetConfig, out: Path, names: list[str], resume: bool = False
-                 ) -> None:
-        self.fleet, self.out, self.names, self.resume = fleet, out, names, resume
+    With a ``network``, each has a namespace of its own and a link that is real to it.
+    """
+
+    def __init__(self, fleet: FleetConfig, out: Path, names: list[str], resume: bool = False,
+                 network: EmulatedNetwork | None = None) -> None:
+        self.fleet = fleet if network is None else without_shaping(fleet)
+        self.out, self.names, self.resume, self.network = out, names, resume, network
         self.epoch = time.time()
         self.processes: dict[str, subprocess.Popen] = {}
 
@@ -41,12 +48,13 @@ class FleetProcesses:
             module, namespace = 'rog_worker.main', f'/{name}'
             parameters = worker_parameters(self.fleet, self.fleet.robot(name), self.epoch)
         file = self._parameters_file(name, parameters)
-        log = self.log(name).open('ab')
-        self.processes[name] = subprocess.Popen(
-            [sys.executable, '-m', module, '--ros-args', '-r', f'__ns:={namespace}',
-             '--params-file', str(file)], stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True, env=self._environment())
-        log.close()
+        network = self.network
+        with self.log(name).open('ab') as log, network.inside(name) if network else nullcontext():
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, '-m', module, '--ros-args', '-r', f'__ns:={namespace}',
+                 '--params-file', str(file)], stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True, env=self._environment(),
+                preexec_fn=die_with_parent() if network else None)
 
     def _parameters_file(self, name: str, parameters: dict[str, Any]) -> Path:
         folder = self.out / 'parameters'

@@ -1,0 +1,116 @@
+"""The process that carries frames between robots and access point, as their links let it.
+
+    python -m rog_cli.radio FLEET_FILE EVERY FD FD ...
+
+The open files are, for each robot in the order of the file, its TAP device and the TAP device that
+is its port of the bridge. Standard input says what changes: a line of JSON with ``robot`` and the
+fields of `fleet_env.radio.Conditions`; when it ends, so does this process. Counters go to standard
+output, a line of JSON every EVERY seconds and one at the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from fleet_env.fleet import FleetConfig
+from fleet_env.fleet_file import link_trace, load_fleet
+from fleet_env.radio import Conditions, Radio
+from fleet_env.trace import LinkTrace
+
+UNLIMITED = 1000.0  # Mbit/s, of a link with neither trace nor rate
+BURST = 64          # frames that are read from one device before the next has its turn
+_FRAME = 65536
+_GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the receiver's queue is full, or it is down
+
+
+def radio_of(fleet: FleetConfig, start: float) -> Radio:
+    """Return the radio whose links follow the fleet file from ``start`` on."""
+    links = {robot.name: robot.link for robot in fleet.robots}
+    return Radio({name: link_trace(link) if link.trace or link.rate
+                  else LinkTrace([0.0], [UNLIMITED]) for name, link in links.items()},
+                 {name: Conditions(delay=link.latency) for name, link in links.items()},
+                 fleet.channel.shared, start, fleet.seed)
+
+
+class Forwarder:
+    """Moves frames between devices and radio; ``fds`` of (robot, uplink) are read from."""
+
+    def __init__(self, radio: Radio, devices: dict[tuple[str, bool], int]) -> None:
+        self.radio = radio
+        self._from = {fd: flow for flow, fd in devices.items()}
+        self._to = {(robot, not uplink): fd for (robot, uplink), fd in devices.items()}
+        self._orders = b''
+        self.late = 0.0     # s, the longest that a frame was delivered too late
+        self.dropped = 0    # frames that a full device did not take
+
+    def run(self, every: float) -> None:
+        """Forward until standard input ends."""
+        start = time.monotonic()
+        due = start + every
+        while True:
+            now = time.monotonic()
+            self._deliver(now)
+            if now >= due:
+                self._report(start, now)
+                due = max(due + every, now)
+            wait = max(min(self.radio.deadline, due) - time.monotonic(), 0.0)
+            for fd in select.select([0, *self._from], [], [], wait)[0]:
+                if fd == 0:
+                    if not self._obey(os.read(0, _FRAME)):
+                        self._report(start, time.monotonic())
+                        return
+                else:
+                    self._take(fd)
+
+    def _take(self, fd: int) -> None:
+        robot, uplink = self._from[fd]
+        with suppress(BlockingIOError):
+            for _ in range(BURST):
+                self.radio.take(robot, uplink, os.read(fd, _FRAME), time.monotonic())
+
+    def _deliver(self, now: float) -> None:
+        if self.radio.deadline <= now:
+            self.late = max(self.late, now - self.radio.deadline)
+        for robot, uplink, frame in self.radio.release(now):
+            try:
+                os.write(self._to[robot, uplink], frame)
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+                self.dropped += 1
+
+    def _obey(self, data: bytes) -> bool:
+        *lines, self._orders = (self._orders + data).split(b'\n')
+        for line in lines:
+            order: dict[str, Any] = json.loads(line)
+            self.radio.conditions[order.pop('robot')] = Conditions(**order)
+        return bool(data)
+
+    def _report(self, start: float, now: float) -> None:
+        print(json.dumps({'t': round(now - start, 4), 'late': round(self.late, 4),
+                          'dropped': self.dropped, 'robots': self.radio.report(now)}), flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until standard input ends."""
+    fleet = load_fleet(arguments[0])
+    fds = [int(text) for text in arguments[2:]]
+    names = [robot.name for robot in fleet.robots]
+    devices = {(name, uplink): fds[2 * index + (not uplink)]
+               for index, name in enumerate(names) for uplink in (True, False)}
+    with suppress(OSError):  # frames are small and must not be late
+        os.nice(-10)
+    Forwarder(radio_of(fleet, time.monotonic()), devices).run(float(arguments[1]))
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))
