@@ -18,6 +18,7 @@ from fleet_env.channel import Channel
 from fleet_env.errors import SettingError
 from fleet_env.trace import LinkTrace
 
+AT_BASE = 1000.0  # Mbit/s, of a link whose trace has not begun
 QUEUE_BYTES = 1_500_000  # that may wait for the air in one direction: 1000 frames, as in Linux
 
 
@@ -63,19 +64,23 @@ class Counters:
 class Radio:
     """Says when each frame comes out of a robot's link.
 
+    Until `begin` every link has the rate `AT_BASE`: robots get the model before they drive out, as
+    in virtual time, where they hold it from the start.
+
     :param traces: robot -> rate of its link, Mbit/s; while it is 0, what is sent is lost.
     :param conditions: robot -> its conditions at the start; none: a perfect link.
     :param shared: all robots share the air.
-    :param start: time, on the caller's clock in seconds, at which the traces begin.
     :param seed: of losses, jitter, duplicates and reordering.
     """
 
     def __init__(self, traces: Mapping[str, LinkTrace],
                  conditions: Mapping[str, Conditions] | None = None, shared: bool = True,
-                 start: float = 0.0, seed: int = 0) -> None:
+                 seed: int = 0) -> None:
         self.conditions = {name: Conditions() for name in traces} | dict(conditions or {})
-        self._channel = Channel(traces, shared, start, QUEUE_BYTES)
-        self._start = start
+        self._traces, self._shared = dict(traces), shared
+        self._channel = Channel(dict.fromkeys(traces, LinkTrace([0.0], [AT_BASE])),
+                                max_backlog=QUEUE_BYTES)
+        self._start = math.inf
         self._random = random.Random(seed)
         flows = [(name, uplink) for name in traces for uplink in (True, False)]
         self._counters = {flow: Counters() for flow in flows}
@@ -83,6 +88,16 @@ class Radio:
         self._last = dict.fromkeys(flows, -math.inf)   # when its last ordinary frame comes out
         self._out: list[tuple[float, int, str, bool, bytes]] = []
         self._order = itertools.count()
+
+    def begin(self, now: float) -> None:
+        """Let the traces begin; what is on the air comes out at once."""
+        if self._start < math.inf:
+            return
+        while (left := self._channel.deadline) < math.inf:
+            for robot, uplink, frame in self._channel.pop(left):
+                self._leave(robot, uplink, frame, now)
+        self._start = now
+        self._channel = Channel(self._traces, self._shared, now, QUEUE_BYTES)
 
     def take(self, robot: str, uplink: bool, frame: bytes, now: float) -> None:
         """Send a frame over a robot's link, ``uplink`` or towards the robot."""
@@ -110,16 +125,16 @@ class Radio:
         return min(self._channel.deadline, self._out[0][0] if self._out else math.inf)
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return per robot what its link could have carried alone, and both directions' counters.
+        """Return per robot the counters of both directions, and what its link offers it alone.
 
-        Amounts count from the start: Mbit, bytes, frames, seconds.
+        Amounts count from the start, `capacity_mbit` from `begin`: Mbit, bytes, frames, seconds.
         """
         self._run(now)
         report: dict[str, Any] = {}
         for (robot, uplink), counters in self._counters.items():
             values = asdict(counters)
             values['busy'] += max(now - self._since[robot, uplink], 0.0)
-            mbit = self._channel.traces[robot].carried(max(now - self._start, 0.0))
+            mbit = self._traces[robot].carried(max(now - self._start, 0.0))
             entry = report.setdefault(robot, {'capacity_mbit': mbit, **asdict(
                 self.conditions[robot])})
             entry['uplink' if uplink else 'downlink'] = values

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import json
 import os
+import select
 import signal
 import struct
 import subprocess
@@ -25,13 +26,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fleet_env.errors import FleetEnvError
 from fleet_env.fleet import FleetConfig
 from fleet_env.radio import Conditions
 from fleet_env.settings import changed
 from fleet_ros.environment import dds_environment
+from rog_core.errors import RogError
+
+from .radio import BEGIN
 
 INTERFACE = 'radio0'  # in every namespace
+START_LIMIT = 60.0    # s that the radio has to start, on a busy machine
 AIR_FILE, SUMMARY = 'air.jsonl', 'air.json'
 SERVER = 'server'
 # Of the user; they would lead DDS elsewhere.
@@ -41,10 +45,14 @@ FOREIGN = ('CYCLONEDDS_URI', 'ROS_AUTOMATIC_DISCOVERY_RANGE', 'ROS_LOCALHOST_ONL
 
 _NEW_NET, _SET_DEATH_SIGNAL = 0x40000000, 1  # CLONE_NEWNET, PR_SET_PDEATHSIG
 _TUNSETIFF, _TAP = 0x400454CA, 0x1002        # IFF_TAP | IFF_NO_PI
+_PROFILE = (f'<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="{INTERFACE}"/>'
+            '</Interfaces><AllowMulticast>spdp</AllowMulticast><MaxMessageSize>1400B'
+            '</MaxMessageSize><MaxRexmitMessageSize>1400B</MaxRexmitMessageSize></General>'
+            '</Domain></CycloneDDS>')
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class NetworkError(FleetEnvError):
+class NetworkError(RogError):
     """The machine, or the rights of the user, do not allow an emulated network."""
 
 
@@ -63,7 +71,7 @@ def ports(robots: Sequence[str]) -> dict[str, str]:
 
 
 def commands(name: str, robots: Sequence[str]) -> list[str]:
-    """Return what `ip -batch` does in the namespace of ``server`` or of a robot, which has its TAPs."""
+    """Return what `ip -batch` does in the namespace of ``server`` or of a robot; TAPs are there."""
     lines = ['link set lo up']
     if name == SERVER:
         # It never learns anything about groups or loops, so that it forwards from the start.
@@ -82,7 +90,7 @@ def without_shaping(fleet: FleetConfig) -> FleetConfig:
 
 
 def summary(last: Mapping[str, Any], fragments: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """Return what the air has carried: the last line of the radio, and IP counters per namespace."""
+    """Return what the air has carried: the radio's last line, and IP counters per namespace."""
     return {**last, 'ip': {name: dict(values) for name, values in fragments.items()}}
 
 
@@ -108,6 +116,7 @@ class EmulatedNetwork:
     def __init__(self, fleet: FleetConfig, out: Path, every: float = 1.0) -> None:
         self.fleet, self.out, self.every = fleet, out, every
         self.robots = [robot.name for robot in fleet.robots]
+        self.began = False  # the traces
         self._home = -1
         self._spaces: dict[str, int] = {}
         self._radio: subprocess.Popen[bytes] | None = None
@@ -131,7 +140,12 @@ class EmulatedNetwork:
         """
         self._tell({'robot': robot, **asdict(conditions)})
 
-    def _tell(self, order: dict[str, Any]) -> None:
+    def begin(self) -> None:
+        """Let the traces begin; until then the links are fast, and robots can join."""
+        self._tell(BEGIN)
+        self.began = True
+
+    def _tell(self, order: Any) -> None:
         assert self._radio is not None and self._radio.stdin is not None
         try:
             self._radio.stdin.write(json.dumps(order).encode() + b'\n')
@@ -176,11 +190,18 @@ class EmulatedNetwork:
             _set_namespace(self._home)
 
     def _start_radio(self, fds: list[int]) -> None:
-        with (self.out / AIR_FILE).open('ab') as air:
-            self._radio = subprocess.Popen(
-                [sys.executable, '-m', 'rog_cli.radio', str(self.out / 'fleet.yaml'),
-                 str(self.every), *map(str, fds)], stdin=subprocess.PIPE, stdout=air,
-                stderr=None, pass_fds=fds, start_new_session=True, preexec_fn=die_with_parent())
+        done, ready = os.pipe()
+        try:
+            with (self.out / AIR_FILE).open('ab') as air:
+                self._radio = subprocess.Popen(
+                    [sys.executable, '-m', 'rog_cli.radio', str(self.out / 'fleet.yaml'),
+                     str(self.every), *map(str, (ready, *fds))], stdin=subprocess.PIPE, stdout=air,
+                    pass_fds=(ready, *fds), start_new_session=True, preexec_fn=die_with_parent())
+        finally:
+            os.close(ready)
+        with open(done, 'rb') as answer:
+            if not select.select([answer], [], [], START_LIMIT)[0] or not answer.read(1):
+                raise NetworkError('the emulated radio does not start; what it says stands above')
 
     def _set_environment(self) -> None:
         """Let DDS of this process, and of those that it starts, use the emulated network only."""
@@ -190,6 +211,7 @@ class EmulatedNetwork:
         # Shared memory would go past the radio.
         os.environ['FASTDDS_BUILTIN_TRANSPORTS'] = 'UDPv4'
         os.environ.update(dds_environment(changed(self.fleet.network, interface=INTERFACE)))
+        os.environ['CYCLONEDDS_URI'] = _PROFILE
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:

@@ -19,6 +19,8 @@ from rog_ros.parameters import server_parameters, worker_parameters
 
 from .emulated_network import EmulatedNetwork, die_with_parent, without_shaping
 
+JOIN_LIMIT = 30.0  # s after the first robot has joined: the links become slow without the others
+
 
 class FleetProcesses:
     """Starts the server and the robots; ends them in order. Logs go to ``out``/logs.
@@ -86,6 +88,19 @@ class FleetProcesses:
         alive = {name: process.poll() is None for name, process in self.processes.items()}
         server = alive.pop('server', True)
         return server and (any(alive.values()) or not alive)
+
+    def follow(self, status: Any) -> None:
+        """Take note of the fleet's status, a `FleetStatus` or None, while it is being watched.
+
+        The traces of an emulated network begin as soon as all robots train, as in virtual time.
+        """
+        network = self.network
+        if network is None or network.began or status is None:
+            return
+        training = {robot.robot for robot in status.robots if robot.state != 'joining'}
+        if training >= {robot.name for robot in self.fleet.robots} \
+                or status.elapsed > JOIN_LIMIT:
+            network.begin()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:

@@ -1,11 +1,12 @@
 """The process that carries frames between robots and access point, as their links let it.
 
-    python -m rog_cli.radio FLEET_FILE EVERY FD FD ...
+    python -m rog_cli.radio FLEET_FILE EVERY READY FD FD ...
 
-The open files are, for each robot in the order of the file, its TAP device and the TAP device that
-is its port of the bridge. Standard input says what changes: a line of JSON with ``robot`` and the
-fields of `fleet_env.radio.Conditions`; when it ends, so does this process. Counters go to standard
-output, a line of JSON every EVERY seconds and one at the end.
+READY is an open file that gets one byte when frames are carried. The others are, for each robot in
+the order of the file, its TAP device and the TAP device that is its port of the bridge.
+Standard input says what changes: a line of JSON, with ``robot`` and the
+fields of `fleet_env.radio.Conditions`, or ``"begin"``, which lets the traces begin. When it ends,
+so does this process. Counters go to standard output, a line of JSON every EVERY seconds.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from fleet_env.radio import Conditions, Radio
 from fleet_env.trace import LinkTrace
 
 UNLIMITED = 1000.0  # Mbit/s, of a link with neither trace nor rate
+BEGIN = 'begin'     # the order that lets the traces begin
 BURST = 64          # frames that are read from one device before the next has its turn
 _FRAME = 65536
 _GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the receiver's queue is full, or it is down
 
 
-def radio_of(fleet: FleetConfig, start: float) -> Radio:
-    """Return the radio whose links follow the fleet file from ``start`` on."""
+def radio_of(fleet: FleetConfig) -> Radio:
+    """Return the radio whose links follow the fleet file."""
     links = {robot.name: robot.link for robot in fleet.robots}
     return Radio({name: link_trace(link) if link.trace or link.rate
                   else LinkTrace([0.0], [UNLIMITED]) for name, link in links.items()},
                  {name: Conditions(delay=link.latency) for name, link in links.items()},
-                 fleet.channel.shared, start, fleet.seed)
+                 fleet.channel.shared, fleet.seed)
 
 
 class Forwarder:
@@ -80,18 +82,17 @@ class Forwarder:
         if self.radio.deadline <= now:
             self.late = max(self.late, now - self.radio.deadline)
         for robot, uplink, frame in self.radio.release(now):
-            try:
-                os.write(self._to[robot, uplink], frame)
-            except OSError as error:
-                if error.errno not in _GONE:
-                    raise
-                self.dropped += 1
+            self.dropped += not _written(self._to[robot, uplink], frame)
 
     def _obey(self, data: bytes) -> bool:
         *lines, self._orders = (self._orders + data).split(b'\n')
         for line in lines:
-            order: dict[str, Any] = json.loads(line)
-            self.radio.conditions[order.pop('robot')] = Conditions(**order)
+            order: Any = json.loads(line)
+            if order == BEGIN:
+                self.radio.begin(time.monotonic())
+                continue
+            robot = order.pop('robot')
+            self.radio.conditions[robot] = Conditions(**order)
         return bool(data)
 
     def _report(self, start: float, now: float) -> None:
@@ -99,16 +100,30 @@ class Forwarder:
                           'dropped': self.dropped, 'robots': self.radio.report(now)}), flush=True)
 
 
+def _written(fd: int, frame: bytes) -> bool:
+    """Hand a frame to a device; False: it takes none now."""
+    try:
+        os.write(fd, frame)
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return False
+    return True
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run until standard input ends."""
     fleet = load_fleet(arguments[0])
-    fds = [int(text) for text in arguments[2:]]
+    ready, *fds = (int(text) for text in arguments[2:])
     names = [robot.name for robot in fleet.robots]
     devices = {(name, uplink): fds[2 * index + (not uplink)]
                for index, name in enumerate(names) for uplink in (True, False)}
     with suppress(OSError):  # frames are small and must not be late
         os.nice(-10)
-    Forwarder(radio_of(fleet, time.monotonic()), devices).run(float(arguments[1]))
+    forwarder = Forwarder(radio_of(fleet), devices)
+    os.write(ready, b'.')
+    os.close(ready)
+    forwarder.run(float(arguments[1]))
     return 0
 
 

@@ -158,6 +158,7 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, plain: bool) -> None:
                 with Live(monitor.table(), refresh_per_second=4) as live:
                     while processes.running():
                         monitor.spin(0.25)
+                        processes.follow(monitor.fleet)
                         live.update(monitor.table())
         except KeyboardInterrupt:
             print('stopping the fleet; Ctrl+C again ends it at once')
@@ -167,9 +168,13 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, plain: bool) -> None:
 
 
 def _watch_plain(processes: FleetProcesses, monitor: Monitor) -> None:
+    due = 0.0
     while processes.running():
-        monitor.spin(5.0 if monitor.robots else 1.0)
-        print(monitor.line(), flush=True)
+        monitor.spin(0.25)
+        processes.follow(monitor.fleet)
+        if time.monotonic() >= due:
+            due = time.monotonic() + (5.0 if monitor.robots else 1.0)
+            print(monitor.line(), flush=True)
 
 
 def outcome(summary: Summary, fleet: FleetConfig) -> None:
