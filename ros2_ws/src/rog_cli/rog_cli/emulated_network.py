@@ -43,7 +43,8 @@ FOREIGN = ('CYCLONEDDS_URI', 'ROS_AUTOMATIC_DISCOVERY_RANGE', 'ROS_LOCALHOST_ONL
            'ROS_STATIC_PEERS', 'ROS_DISCOVERY_SERVER', 'FASTRTPS_DEFAULT_PROFILES_FILE',
            'FASTDDS_DEFAULT_PROFILES_FILE')
 
-_NEW_NET, _SET_DEATH_SIGNAL = 0x40000000, 1  # CLONE_NEWNET, PR_SET_PDEATHSIG
+_NEW_NET, _NEW_MOUNTS = 0x40000000, 0x00020000  # CLONE_NEWNET, CLONE_NEWNS
+_SET_DEATH_SIGNAL = 1                            # PR_SET_PDEATHSIG
 _TUNSETIFF, _TAP = 0x400454CA, 0x1002        # IFF_TAP | IFF_NO_PI
 _PROFILE = (f'<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="{INTERFACE}"/>'
             '</Interfaces><AllowMulticast>spdp</AllowMulticast><MaxMessageSize>1400B'
@@ -280,6 +281,12 @@ def die_with_parent() -> Callable[[], None]:
         if os.getppid() != parent:  # that was quick
             os._exit(1)
     return call
+
+
+def own_mounts() -> None:
+    """Let what is mounted from now on be seen by this process and its children only."""
+    _checked(_libc.unshare(_NEW_MOUNTS), 'a mount namespace')
+    subprocess.run(['mount', '--make-rprivate', '/'], check=True, timeout=30.0)
 
 
 def _set_namespace(fd: int) -> None:

@@ -23,7 +23,7 @@ from rclpy.node import Node
 from rog_core.arrays import Array
 from rog_core.config import SgdConfig
 from rog_core.errors import ConfigError
-from rog_core.messages import Ack, Action, Chunk, Compute, End, RegisterRequest, Send, Stop
+from rog_core.messages import Ack, Action, Chunk, Compute, End, Receipt, RegisterRequest, Send, Stop
 from rog_core.states import REGISTERING, STOPPED
 from rog_core.worker import WorkerMachine
 from rog_msgs.msg import (
@@ -38,7 +38,7 @@ from rog_msgs.srv import Register
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros, to_ros
 from rog_ros.parameters import WorkerSettings, robot_name
-from rog_ros.receive import receive
+from rog_ros.receive import checksum_of, receive
 
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
 
@@ -183,12 +183,16 @@ class WorkerNode(Node):
     # -- actions ---
 
     def _act(self, actions: list[Action]) -> None:
+        assert self.machine is not None
         now = time.monotonic()
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
                 self._send_registration(action.message)
             elif isinstance(action, Send):
                 self._send(action.message, now)
+                if self.settings.training.checksums and isinstance(action.message, Receipt):
+                    rows = self.machine.accumulator.weights
+                    self.get_logger().info(checksum_of(action.message, rows))
             elif isinstance(action, Compute):
                 if not self._began:  # energy counts as times do, from the first grant on
                     self._began = True
@@ -198,7 +202,6 @@ class WorkerNode(Node):
             elif isinstance(action, Stop):
                 self.error = action.error
                 self._grant(None)
-        assert self.machine is not None
         self._meter.enter(self.machine.activity, now)
         self._alarm.set(min(self.machine.deadline, self._link.deadline))
 
