@@ -118,8 +118,8 @@ def main(arguments: Sequence[str]) -> int:
     names = [robot.name for robot in fleet.robots]
     devices = {(name, uplink): fds[2 * index + (not uplink)]
                for index, name in enumerate(names) for uplink in (True, False)}
-    with suppress(OSError):  # frames are small and must not be late
-        os.nice(-10)
+    with suppress(OSError):  # it computes little, and must not be late
+        os.setpriority(os.PRIO_PROCESS, 0, -20)
     forwarder = Forwarder(radio_of(fleet), devices)
     os.write(ready, b'.')
     os.close(ready)
