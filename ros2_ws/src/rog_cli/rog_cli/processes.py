@@ -32,7 +32,6 @@ class FleetProcesses:
                  network: EmulatedNetwork | None = None) -> None:
         self.fleet = fleet if network is None else without_shaping(fleet)
         self.out, self.names, self.resume, self.network = out, names, resume, network
-        self.epoch = time.time()
         self.processes: dict[str, subprocess.Popen] = {}
 
     def log(self, name: str) -> Path:
@@ -44,11 +43,11 @@ class FleetProcesses:
         if name == 'server':
             resume = self.resume or name in self.processes
             module, namespace = 'rog_ps.main', '/rog'
-            parameters = server_parameters(self.fleet, self.epoch, str(self.out))
+            parameters = server_parameters(self.fleet, 0.0, str(self.out))
             parameters['resume'] = resume
         else:
             module, namespace = 'rog_worker.main', f'/{name}'
-            parameters = worker_parameters(self.fleet, self.fleet.robot(name), self.epoch)
+            parameters = worker_parameters(self.fleet, self.fleet.robot(name), 0.0)
         file = self._parameters_file(name, parameters)
         network = self.network
         with self.log(name).open('ab') as log, network.inside(name) if network else nullcontext():
