@@ -86,7 +86,6 @@ class _Run:
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
         self.down: set[str] = set()         # killed, and not started again
-        self.unable: dict[str, int] = dict.fromkeys(self.names, 0)  # mishaps that take it away
         self.checkpoints = 0
         self.ended = 0.0
         self._traces = {robot.name: link_trace(robot.link) for robot in fleet.robots
@@ -155,8 +154,6 @@ class _Run:
         if self._over():
             return
         print(f'{self.ended:7.1f} s  {mishap}', flush=True)
-        if mishap.absent or mishap.kind == plan.RESTART:
-            self.unable[whom] += 1
         if mishap.kind in (plan.KILL, plan.RESTART):
             self.down.add(whom)
             self.processes.processes[whom].kill()
@@ -170,8 +167,6 @@ class _Run:
 
     def _end(self, mishap: plan.Mishap) -> None:
         whom = mishap.whom
-        if mishap.absent or mishap.kind == plan.RESTART:
-            self.unable[whom] = max(self.unable[whom] - 1, 0)
         if mishap.kind in (plan.KILL, plan.RESTART):
             if whom in self.down:
                 self.down.discard(whom)
@@ -210,7 +205,7 @@ class _Run:
         if not self._over():
             self.watch.observe(now, {
                 robot.name: Seen(self._iteration(robot.name), robot.name in away,
-                                 self._able(robot.name, now))
+                                 self._unable(robot.name, now))
                 for robot in self.fleet.robots})
             self._check_lives(now)
         if now - self._sampled >= SAMPLE:
@@ -222,11 +217,14 @@ class _Run:
         status = self.monitor.robots.get(robot)
         return -1 if status is None else int(status.iteration)
 
-    def _able(self, robot: str, now: float) -> bool:
-        if self.unable[robot] or self.unable[SERVER]:
-            return False
+    def _unable(self, robot: str, now: float) -> str:
+        """Return what keeps a robot from working: a mishap, or a link that has faded."""
+        for whom in (SERVER, robot):
+            for mishap in self.mishaps:
+                if mishap.whom == whom and mishap.start <= now < mishap.end and mishap.takes_away:
+                    return mishap.kind
         trace = self._traces.get(robot)
-        return trace is None or trace.rate(now) >= FADED
+        return 'fade' if trace is not None and trace.rate(now) < FADED else ''
 
     def _check_lives(self, now: float) -> None:
         for name, process in list(self.processes.processes.items()):
@@ -353,13 +351,12 @@ def _fill(path: Path) -> None:
 
 
 def _tell(result: dict[str, Any], out: Path) -> None:
-    returns = sorted(t for found in result['returns_s'].values() for t in found)
     print(f'\n{result["took_s"]:.0f} s, iterations {result["iterations"]}, accuracy '
           f'{result["accuracy"]}; {result["checkpoints"]} checkpoints, '
           f'{result["mirror"]["compared"]} transfers compared')
-    if returns:
-        print(f'{len(returns)} returns to the fleet: half within {returns[len(returns) // 2]:.1f} '
-              f's, the longest {returns[-1]:.1f} s')
+    for cause, found in result['returns_s'].items():
+        print(f'{len(found)} times back from {cause}: half had made an iteration after '
+              f'{sorted(found)[len(found) // 2]:.1f} s, all after {max(found):.1f} s')
     for violation in result['violations']:
         print(f'{violation["t"]:7.1f} s  {violation["what"]}: {violation["whom"]}: '
               f'{violation["detail"]}')

@@ -48,6 +48,11 @@ class Mishap:
         """Whether a robot cannot take part meanwhile."""
         return self.kind in (KILL, PAUSE, BLACKOUT)
 
+    @property
+    def takes_away(self) -> bool:
+        """Whether whom it befalls, a robot or the server, cannot take part meanwhile."""
+        return self.absent or self.kind == RESTART
+
     def __str__(self) -> str:
         """Return a line for people."""
         c = self.conditions

@@ -17,12 +17,12 @@ AGE = 120.0                        # s that a process lives before its memory is
 class Seen:
     """One robot now: iterations finished, whether the server calls it away, whether it can work.
 
-    ``able``: it runs, and has a link; so does the server.
+    ``unable``: what keeps it from working, as the kind of a mishap; empty: it can work.
     """
 
     iteration: int
     away: bool
-    able: bool
+    unable: str
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class _Robot:
     able_since: float = math.inf
     away: bool = False
     returned: float = math.inf    # when it became able again, until it has made an iteration
+    cause: str = ''               # why it was not able
     told: bool = False            # of this standstill
 
 
@@ -56,7 +57,7 @@ class Watch:
     bound: float
     limit: float
     violations: list[Violation] = field(default_factory=list)
-    returns: dict[str, list[float]] = field(default_factory=dict)  # s from return to iteration
+    returns: dict[str, list[float]] = field(default_factory=dict)  # cause -> s to an iteration
     pauses: dict[str, float] = field(default_factory=dict)  # longest s without iteration, if able
     _robots: dict[str, _Robot] = field(default_factory=dict)
 
@@ -65,14 +66,14 @@ class Watch:
         for name, seen in fleet.items():
             known = self._robots.get(name)
             if known is None:
-                known = self._robots[name] = _Robot(able_since=now if seen.able else math.inf)
+                known = self._robots[name] = _Robot(able_since=math.inf if seen.unable else now)
             self._ability(known, seen, now)
             if seen.iteration != known.iteration:
-                self._progress(name, known, seen, now)
+                self._progress(known, seen, now)
             still = now - max(known.moved, known.able_since)
-            if seen.able:
+            if not seen.unable:
                 self.pauses[name] = max(self.pauses.get(name, 0.0), still)
-            if seen.able and still > self.bound and not known.told:
+            if not seen.unable and still > self.bound and not known.told:
                 known.told = True
                 self.report(now, 'no progress', name, f'it can work, but has made no iteration for '
                             f'{still:.0f} s (at {seen.iteration})')
@@ -83,14 +84,14 @@ class Watch:
 
     @staticmethod
     def _ability(known: _Robot, seen: Seen, now: float) -> None:
-        if not seen.able:
-            known.able_since, known.returned = math.inf, math.inf
+        if seen.unable:
+            known.able_since, known.returned, known.cause = math.inf, math.inf, seen.unable
         elif known.able_since == math.inf:
             known.able_since, known.returned, known.told = now, now, False
 
-    def _progress(self, name: str, known: _Robot, seen: Seen, now: float) -> None:
-        if seen.able and known.iteration >= 0 and known.returned < math.inf:
-            self.returns.setdefault(name, []).append(round(now - known.returned, 2))
+    def _progress(self, known: _Robot, seen: Seen, now: float) -> None:
+        if known.returned < math.inf:
+            self.returns.setdefault(known.cause, []).append(round(now - known.returned, 2))
             known.returned = math.inf
         known.iteration, known.moved, known.told = seen.iteration, now, False
 

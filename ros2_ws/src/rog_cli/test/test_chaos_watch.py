@@ -11,7 +11,7 @@ def watched(*seen):
     watch, now, iteration = Watch(BOUND, LIMIT), 0.0, 0.0
     for duration, speed, away, able in seen:
         for _ in range(int(duration * 4)):
-            watch.observe(now, {'robot1': Seen(int(iteration), away, able)})
+            watch.observe(now, {'robot1': Seen(int(iteration), away, '' if able else 'pause')})
             now += 0.25
             iteration += speed / 4
     return watch
@@ -27,7 +27,7 @@ def test_a_robot_that_cannot_work_may_stand_still_and_be_called_away():
     watch = watched((10, 1, False, True), (5, 0, False, False), (200, 0, True, False),
                     (20, 0, True, True), (30, 1, False, True))
     assert not watch.violations
-    assert watch.returns == {'robot1': [pytest.approx(21, abs=1.0)]}
+    assert watch.returns == {'pause': [pytest.approx(21, abs=1.0)]}
 
 
 def test_a_slow_robot_that_is_called_away_is_a_false_death():
