@@ -21,11 +21,11 @@ import numpy as np
 from fleet_env.settings import setting
 
 from .errors import RemoteError
-from .execution import Execution, Run, Step
+from .execution import Execution, Program, Run, Step
 from .outbox import Outbox, Route
 from .plan import DEVICE, Plan
 from .services import MISSING, PREPARING, READY, REFUSED, OpenReply
-from .wire import MAX_PIECE, NO_PLAN, NOT_OPEN, OK, Ack, Arrivals, Piece, plan_number
+from .wire import MAX_PIECE, NO_PLAN, NOT_OPEN, OK, Ack, Arrivals, Buffer, Piece, plan_number
 
 OPENING, UPLOADING, PLANNING, CHECKING, OPEN = (
     'opening', 'uploading', 'planning', 'checking', 'open')
@@ -72,6 +72,7 @@ class PlannedTable:
     bandwidths: Sequence[float]
     plans: Sequence[Plan]
     estimates: Sequence[float]
+    programs: Sequence[Program] = ()  # of the plans, for the device; the machine does not use them
 
 
 class Settings(fleet_env.settings.Settings):
@@ -118,13 +119,13 @@ class ClientMachine:
         self.settings = settings or Settings()
         self.state = OPENING
         self.reason = 'not connected yet'  # why the server is not used
+        self.alone = ''                    # why the last request was not shared
         self.report = Report()
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
-        self.plans: list[Plan] = []        # one for each of `bandwidths`
-        self.bandwidths: list[float] = []  # bytes/s, ascending
+        self.table = PlannedTable((), (), ())
+        self._next_table: PlannedTable | None = None  # waits for the end of a request
         self._numbers: list[int] = []      # of the plans, in pieces
-        self.estimates: list[float] = []   # latency expected of each plan, s
         self._arrivals = Arrivals()
         self._server = 0                   # incarnation
         self._again = -math.inf            # time of the next call or probe
@@ -160,11 +161,11 @@ class ClientMachine:
         if reply.incarnation != self._server:
             self._server = reply.incarnation
             self._arrivals = Arrivals()
-        if reply.planned and self.plans:
+        if reply.planned and self.table.plans:
             self._check(now, 'no answer yet')
             return self.on_time(now)
         self._enter(PLANNING, 'the server has no plans yet')
-        if self.plans:
+        if self.table.plans:
             self._again = now
             return self.on_time(now)
         self._again = math.inf
@@ -178,10 +179,14 @@ class ClientMachine:
         return self.on_time(now)
 
     def on_plans_made(self, table: PlannedTable, now: float) -> list[Action]:
-        """Take the plan table."""
-        plans = self.plans = list(table.plans)
-        self.bandwidths, self.estimates = list(table.bandwidths), list(table.estimates)
-        self._numbers = [plan_number(p.digest) for p in plans]
+        """Take a plan table; one that follows another is used from the next request on."""
+        if self._request is not None:
+            self._next_table = table
+            return []
+        self.table, self._next_table = table, None
+        self._numbers = [plan_number(p.digest) for p in table.plans]
+        if self.state in (CHECKING, OPEN):
+            self._enter(PLANNING, 'the server gets better plans')
         self._again = now
         return self.on_time(now)
 
@@ -212,27 +217,44 @@ class ClientMachine:
     def choose(self, now: float) -> int | None:
         """Bandwidth bin for a request that begins now; None: the robot alone."""
         self.report.requests += 1
-        if self.state != OPEN or now < self._not_before:
-            return None
-        bin_ = max(0, bisect_right(self.bandwidths, self.outbox.link.rate + BIN_SLACK) - 1)
-        goes_up = any(t.source == DEVICE for t in self.plans[bin_].transfers)
-        return bin_ if goes_up else None
+        self.alone = self._why_alone(now)
+        return None if self.alone else self._bin()
 
-    def begin(self, bin_: int, steps: Sequence[Step], run: Run, now: float) -> None:
-        """Begin a request with the plan of a bin; a former one is forgotten."""
-        plan = self.plans[bin_]
+    def _bin(self) -> int:
+        return max(0, bisect_right(self.table.bandwidths, self.outbox.link.rate + BIN_SLACK) - 1)
+
+    def _why_alone(self, now: float) -> str:
+        """Why a request that begins now runs on the robot alone, empty if it is shared."""
+        if self.state != OPEN:
+            return f'{self.state}: {self.reason}' if self.reason else self.state
+        if now < self._not_before:
+            return (f'the server was late {self._penalties} times in a row; it is used again in '
+                    f'{self._not_before - now:.1f} s')
+        bin_ = self._bin()
+        if any(t.source == DEVICE for t in self.table.plans[bin_].transfers):
+            return ''
+        return (f'at {self.outbox.link.rate / 1e6:.1f} MB/s the plan computes everything on the '
+                'robot: that is the fastest by the measured profiles')
+
+    def begin(self, bin_: int, steps: Sequence[Step], run: Run, now: float) -> Execution:
+        """Begin a request with the plan of a bin; a former one is forgotten.
+
+        Whoever computes hands the steps of `work` to the result's `compute`.
+        """
+        plan = self.table.plans[bin_]
         self._number += 1
         self.outbox.clear()
         route = Route(self._number, self._numbers[bin_], bin_)
         self._request = Execution(DEVICE, route, steps, plan.transfers, run)
         self._abandoned = False
-        estimate = self.estimates[bin_]
+        estimate = self.table.estimates[bin_]
         known = estimate if math.isfinite(estimate) else 1.0
         self._limit = now + max(2 * known, known + self.settings.deadline)
         self._bytes_down = 0
         report = self.report
         report.bin, report.estimate = bin_, estimate
         report.device = report.server = report.transfer = 0.0
+        return self._request
 
     def work(self, now: float) -> range | None:
         """Steps to compute now, empty when the request must wait; None: finish it alone."""
@@ -242,14 +264,15 @@ class ClientMachine:
             self._abandon(now)
         return None if self._abandoned else steps
 
-    def on_computed(self, steps: range, seconds: float, now: float) -> list[Action]:
-        """Steps of `work` were computed, which took ``seconds``."""
+    def on_computed(self, pieces: Sequence[tuple[int, Buffer]], seconds: float, now: float
+                    ) -> list[Action]:
+        """Steps of `work` were computed in ``seconds``; ``pieces``: transfers to send."""
         request = self._request
         assert request is not None
         self.report.device += seconds
         if self._abandoned:
             return []
-        for transfer, data in request.computed(steps):
+        for transfer, data in pieces:
             self.outbox.offer(request.route, transfer, data)
         return self._send(now)
 
@@ -258,14 +281,14 @@ class ClientMachine:
         """Whether the request has all its outputs."""
         return self._request is not None and self._request.done
 
-    def end(self, now: float, started: float) -> None:
+    def end(self, now: float, started: float) -> list[Action]:
         """The result is there; ``started``: when the request came."""
         report = self.report
         report.latency = now - started
         if self._request is None:      # the robot alone
             report.bin, report.estimate = 0, math.nan
             report.device, report.server, report.transfer = report.latency, 0.0, 0.0
-            return
+            return []
         if self._request.done:
             report.offloaded += 1
             self._penalties = 0
@@ -273,6 +296,7 @@ class ClientMachine:
         report.transfer += self._bytes_down / self.outbox.link.rate
         self._request = None
         self.outbox.clear()
+        return self.on_plans_made(self._next_table, now) if self._next_table is not None else []
 
     def _abandon(self, now: float) -> None:
         self._abandoned = True

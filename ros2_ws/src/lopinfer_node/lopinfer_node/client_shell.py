@@ -11,9 +11,9 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from fleet_ros.alarm import Alarm
 from lopinfer_msgs import msg, srv
 from rclpy.node import Node
 
-from . import execution, qos
+from . import qos
 from .client import (
     Action,
     CallOpen,
@@ -49,6 +49,7 @@ from .convert import (
 )
 from .errors import LopinferError, RemoteError
 from .execute import Program
+from .execution import Execution, Run
 from .model import Traced
 from .plan import DEVICE, Plan
 from .recording import Recording, recorded
@@ -59,13 +60,16 @@ from .wire import Ack, Piece
 
 UPLOAD_LIMIT = 10.0  # seconds for one part of the model
 
-Planner = Callable[[Traced, np.ndarray, np.ndarray], PlannedTable]
+Planner = Callable[[Traced, np.ndarray, np.ndarray], Iterable[PlannedTable]]
 Tensors = tuple[torch.Tensor, ...]
 
 
 @dataclass
 class ClientOptions:
-    """``planner(traced, fixed, per_share)``: the table for a server with this profile."""
+    """``planner(traced, fixed, per_share)``: tables for a server with this profile.
+
+    Each is used until the next one is made.
+    """
 
     planner: Planner
     server: str = '/lopinfer'
@@ -95,7 +99,6 @@ class Client:
         self._ready: list[Piece | Ack] = []     # has left the link, is to be published
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
-        self._programs: list[execution.Program] = []
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
         self._call: Any = None                  # client and future of the last service call
         self._closing = False
@@ -129,12 +132,16 @@ class Client:
             started = time.monotonic()
             with self._changed:
                 bin_ = self.machine.choose(started)
+                begun = None if bin_ is None else self._begin(bin_, inputs)
             try:
-                return self._run_alone(inputs) if bin_ is None else self._shared(bin_, inputs)
+                if begun is not None:
+                    return self._shared(*begun)
+                self.node.get_logger().info(f'{self.traced.name}: not shared; {self.machine.alone}',
+                                            throttle_duration_sec=10.0)
+                return self._run_alone(inputs)
             finally:
-                with self._changed:
-                    self.machine.end(time.monotonic(), started)
-                    self._meter.enter('stalled', time.monotonic())
+                self._step(lambda now: self.machine.end(now, started))
+                self._meter.enter('stalled', time.monotonic())
 
     def _run_alone(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         self._meter.enter('computing', time.monotonic())
@@ -143,11 +150,12 @@ class Client:
             run.compute(position)
         return run.outputs()
 
-    def _shared(self, bin_: int, inputs: Sequence[torch.Tensor]) -> Tensors:
-        program = self._programs[bin_]
+    def _begin(self, bin_: int, inputs: Sequence[torch.Tensor]) -> tuple[Run, Execution]:
+        program = self.machine.table.programs[bin_]
         run = program.start(inputs)
-        with self._changed:
-            self.machine.begin(bin_, program.steps, run, time.monotonic())
+        return run, self.machine.begin(bin_, program.steps, run, time.monotonic())
+
+    def _shared(self, run: Run, execution: Execution) -> Tensors:
         while True:
             steps = self._next_steps()
             if steps is None:
@@ -155,10 +163,8 @@ class Client:
                 return run.finish_alone()
             began = time.monotonic()
             self._meter.enter('computing', began)
-            for position in steps:
-                run.compute(position)
-            now = time.monotonic()
-            self._step(partial(self.machine.on_computed, steps, now - began))
+            pieces = execution.compute(steps)
+            self._step(partial(self.machine.on_computed, pieces, time.monotonic() - began))
             if self.machine.finished:
                 return run.outputs()
 
@@ -244,7 +250,7 @@ class Client:
             list(prints), [number(p) for p in prints.values()]))
 
     def _plans_request(self) -> Any:
-        bins, own = encode_plans([p.own for p in self.machine.plans])
+        bins, own = encode_plans([p.own for p in self.machine.table.plans])
         return plans_to_ros(PlansRequest(self.robot, self.machine.incarnation, self.traced.digest,
                                          bytes(bins), own))
 
@@ -286,14 +292,14 @@ class Client:
 
     def _make_plans(self, action: MakePlans) -> None:
         try:
-            table = self.options.planner(self.traced, action.fixed, action.per_share)
-            compiled = {plan: self._program(plan) for plan in set(table.plans)}
+            for table in self.options.planner(self.traced, action.fixed, action.per_share):
+                if self._closing:
+                    return
+                compiled = {plan: self._program(plan) for plan in set(table.plans)}
+                made = replace(table, programs=[compiled[plan] for plan in table.plans])
+                self._step(partial(self.machine.on_plans_made, made))
         except Exception as error:  # the planner may be the user's; the robot goes on alone
             self.node.get_logger().error(f'no plans: {type(error).__name__}: {error}')
-            return
-        with self._changed:
-            self._programs = [compiled[plan] for plan in table.plans]
-        self._step(lambda now: self.machine.on_plans_made(table, now))
 
     # -- status ----------------------------------------------------------------------------------
 
@@ -303,7 +309,8 @@ class Client:
             machine, report, now = self.machine, self.machine.report, time.monotonic()
             link = machine.outbox.link
             message = msg.InferenceStatus(
-                model=self.traced.name, state=machine.state, reason=machine.reason,
+                model=self.traced.name, state=machine.state,
+                reason=machine.reason or machine.alone,
                 requests=report.requests, offloaded=report.offloaded, fallbacks=report.fallbacks,
                 dropped=sum(machine.dropped.values()), bin=report.bin,
                 bandwidth=link.rate * 8e-6 if link.known else math.nan,

@@ -187,7 +187,8 @@ class Run:
                      for o in self.program.traced.recording.outputs)
 
     def _output(self, output: Ref | Weight, whole: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        return output.tensor if isinstance(output, Weight) else whole(output.index)
+        """A copy: the caller may write into its results, and those of inference mode refuse it."""
+        return (output.tensor if isinstance(output, Weight) else whole(output.index)).clone()
 
     def _whole(self, node: int) -> torch.Tensor:
         n = self.graph.nodes[node]

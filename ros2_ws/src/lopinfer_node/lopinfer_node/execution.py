@@ -87,8 +87,14 @@ class Execution:
                 break
         return range(self._position, end)
 
-    def computed(self, steps: range) -> list[tuple[int, Buffer]]:
-        """Note that steps were computed; return the transfers to send with their bytes."""
+    def compute(self, steps: range) -> list[tuple[int, Buffer]]:
+        """Compute the steps that `runnable` gave; return the transfers to send with their bytes.
+
+        It takes long, and on a GPU it waits for the bytes to arrive in the host's memory: only one
+        thread calls `runnable` and this, without the lock that guards the machine.
+        """
+        for position in steps:
+            self.run.compute(position)
         self._position = steps.stop
         return [(t, self.run.piece(t)) for s in steps for t in self._steps[s].sends]
 

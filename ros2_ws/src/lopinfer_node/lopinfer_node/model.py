@@ -20,7 +20,7 @@ from .calls import Call, Division, Value, divide
 from .errors import ModelError
 from .footprint import whole
 from .graph import Graph, Kind, Node
-from .trace import Record, Recording, Ref, record
+from .trace import Record, Recording, Ref, record, untouched
 
 MAX_CHOICES = 64
 
@@ -134,16 +134,16 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     """Trace `model` as called with these example inputs; shapes are fixed from here on.
 
     The axes of the inputs are chosen so that most operators can be divided. With `verify` the
-    traced calls are run once and compared with the model. Raises ModelError with the reason and
-    the place in the model.
+    traced calls are run once and compared with the model. The model is left as it was, whatever
+    its code does. Raises ModelError with the reason and the place in the model.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise ModelError(f'{type(model).__name__}: all inputs have to be tensors')
-    recording = record(model, leaves, structure)
-    traced = divided(type(model).__name__, recording)
-    if verify:
-        _verify(model, traced, args, kwargs, leaves)
+    with untouched(model):
+        traced = divided(type(model).__name__, record(model, leaves, structure))
+        if verify:
+            _verify(model, traced, args, kwargs, leaves)
     return traced
 
 

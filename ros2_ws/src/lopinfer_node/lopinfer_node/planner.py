@@ -1,7 +1,8 @@
-"""The client's plan table: its own profile and the server's, and a planning method."""
+"""The client's plan tables: its own profile and the server's, and a planning method."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ from .graph import Graph
 from .measure import measure
 from .model import Traced
 from .objective import Objective
+from .plan import Plan
 from .profile import Profile
 from .table import BANDWIDTHS, PlanTable, plan_table
 from .timeline import Costs, Link, estimate
@@ -21,6 +23,7 @@ from .timeline import Costs, Link, estimate
 LOSS = 'lopinfer'
 METHODS = (LOSS, *BASELINES)
 MESSAGE = 0.001   # s: threads that wake each other at both ends; measured on loopback
+FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s: bins of the first table
 
 
 @dataclass
@@ -40,18 +43,37 @@ class TablePlanner:
     power: PowerModel = field(default_factory=PowerModel)
     slowdown: float = 1.0
 
-    def __call__(self, traced: Traced, fixed: np.ndarray, per_share: np.ndarray) -> PlannedTable:
-        """Plan for a server with this profile, seconds per operator."""
-        graph = traced.graph
+    def __call__(self, traced: Traced, fixed: np.ndarray, per_share: np.ndarray
+                 ) -> Iterator[PlannedTable]:
+        """Plan for a server with this profile, seconds per operator; yield one table or two.
+
+        To measure and to search takes seconds, on a busy machine minutes. So the first of two is
+        made of a short measurement: all of the model on the robot, or all of it on the server.
+        """
+        if self.table is None and self.method == LOSS:
+            own = self.profile or measure(traced, 1, 1, (0.5, 1.0), slowdown=self.slowdown)
+            yield self._table(traced, own, fixed, per_share, first=True)
         own = self.profile or measure(traced, slowdown=self.slowdown)
+        yield self._table(traced, own, fixed, per_share)
+
+    def _table(self, traced: Traced, own: Profile, fixed: np.ndarray, per_share: np.ndarray,
+               first: bool = False) -> PlannedTable:
+        graph = traced.graph
         if own.digest != graph.digest or len(fixed) != len(graph) or len(per_share) != len(graph):
             raise ProfileError(f'a profile is not one of {traced.name}')
         costs = Costs(np.stack([own.fixed, fixed]), np.stack([own.per_share, per_share]))
-        table = self.table or self._plan(graph, costs)
-        links = [self._link(rate) for rate in table.bandwidths]
-        estimates = [estimate(graph, plan, costs, link, self.power).latency
-                     for link, plan in zip(links, table.plans, strict=True)]
-        return PlannedTable(table.bandwidths, table.plans, estimates)
+
+        def latency(plan: Plan, rate: float) -> float:
+            return estimate(graph, plan, costs, self._link(rate), self.power).latency
+        if first:
+            plans = [min((Plan.device_only(graph), BASELINES['server_only'](
+                graph, costs, self._link(rate))), key=lambda p, r=rate: latency(p, r))
+                for rate in FIRST]
+            table = PlanTable(graph, FIRST, self.latency, plans)
+        else:
+            table = self.table or self._plan(graph, costs)
+        return PlannedTable(table.bandwidths, table.plans, list(map(
+            latency, table.plans, table.bandwidths)))
 
     def _link(self, rate: float) -> Link:
         return Link(rate, rate, self.latency, self.message)

@@ -39,6 +39,7 @@ from .wire import (
     PROBE,
     Ack,
     Arrivals,
+    Buffer,
     Piece,
     plan_number,
 )
@@ -353,13 +354,14 @@ class ServerMachine:
                     return Work(name, session.execution, steps)
         return None
 
-    def on_computed(self, work: Work, seconds: float, now: float) -> list[Action]:
-        """The steps of ``work`` were computed, which took ``seconds``."""
+    def on_computed(self, work: Work, pieces: Sequence[tuple[int, Buffer]], seconds: float,
+                    now: float) -> list[Action]:
+        """The steps of ``work`` were computed in ``seconds``; ``pieces``: transfers to send."""
         session = self._sessions.get(work.client)
         if session is None or session.execution is not work.execution:
             return []  # the client has begun another request, or has gone
         session.outbox.busy += seconds
-        for transfer, data in work.execution.computed(work.steps):
+        for transfer, data in pieces:
             session.outbox.offer(work.execution.route, transfer, data)
         if work.execution.done:
             session.execution = None

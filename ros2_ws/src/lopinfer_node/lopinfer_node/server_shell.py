@@ -263,14 +263,13 @@ class Server:
         while (work := self._next_work()) is not None:
             began = time.monotonic()
             try:
-                for position in work.steps:
-                    work.execution.run.compute(position)
+                pieces = work.execution.compute(work.steps)
             except Exception as error:  # one client's model must not end the others' server
                 self.node.get_logger().error(f'{work.client}: {type(error).__name__}: {error}')
                 with self._changed:
                     self.machine.on_failed(work)
                 continue
-            self._step(partial(self.machine.on_computed, work, time.monotonic() - began))
+            self._step(partial(self.machine.on_computed, work, pieces, time.monotonic() - began))
 
     def _next_work(self) -> Work | None:
         with self._changed:

@@ -10,7 +10,9 @@ import contextlib
 import io
 import logging
 import operator
+import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +72,7 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
     training = [name or 'the model' for name, m in model.named_modules() if m.training]
     if training:
         raise ModelError(f'{training[0]} is in training mode: call model.eval() first')
+    _refuse_hooks(model)
     args, kwargs = pytree.tree_unflatten(list(inputs), structure)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -86,6 +89,56 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
         except Exception:
             raise ModelError(f'{type(model).__name__} can not be traced: {_place(reason)}'
                              ) from reason
+
+
+@contextlib.contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Take back what the model's own code stores in its modules while the block runs.
+
+    Attributes, and lists, dictionaries and sets in them, hold the same objects afterwards; tensors
+    that are not parameters have their values again. Without it a model that keeps a result, such
+    as a cache, would keep a tensor of the tracer, which has no values.
+    """
+    containers: dict[int, tuple[Any, Any]] = {}
+    tensors: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
+    todo: list[Any] = [vars(module) for module in model.modules()]
+    while todo:
+        value = todo.pop()
+        if type(value) in (dict, list, set, OrderedDict) and id(value) not in containers:
+            containers[id(value)] = value, value.copy()
+            todo += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+            tensors[id(value)] = value, value.detach().clone(), value._version
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for value, former in containers.values():
+            _restore(value, former)
+        with torch.no_grad():
+            for tensor, before, version in tensors.values():
+                if tensor._version != version:
+                    tensor.copy_(before) if tensor.shape == before.shape else tensor.set_(before)
+
+
+def _restore(value: Any, former: Any) -> None:
+    """Give a container its former items; one that did not change is not written at all."""
+    if isinstance(value, dict):
+        for key in value.keys() - former.keys():
+            del value[key]
+        value.update({k: v for k, v in former.items() if k not in value or value[k] is not v})
+    elif len(value) != len(former) or any(a is not b for a, b in zip(value, former, strict=True)):
+        value.clear()
+        value.extend(former) if isinstance(value, list) else value.update(former)
+
+
+def _refuse_hooks(model: torch.nn.Module) -> None:
+    """A hook may do anything beside computing, for example keep a result; on a server it can't."""
+    for name, module in model.named_modules():
+        for hook in module._forward_hooks.values():
+            raise ModelError(f'{name or "the model"} has the forward hook '
+                             f'{getattr(hook, "__qualname__", hook)}, which would not be called '
+                             'for what the server computes; remove it')
 
 
 def _place(error: Exception) -> str:
@@ -181,7 +234,10 @@ class _Reader:
             elif node.op == 'get_attr':
                 self.env[node] = self._attribute(node)
             elif node.op == 'call_function':
-                self._call(node)
+                try:
+                    self._call(node)
+                except ModelError as error:
+                    raise ModelError(f'{error}{_line_of(node)}') from None
             elif node.op == 'output':
                 leaves = pytree.tree_leaves(node.args[0])
                 for leaf, result in zip(leaves, results or [True] * len(leaves), strict=True):
@@ -214,6 +270,9 @@ class _Reader:
         return Weight(str(node.target), value.detach())
 
     def _add(self, made: Record, shares: int | None = None) -> Ref:
+        if any(type(n) is not int for n in made.shape):
+            raise ModelError(f'{made.place}: the shape of the result of {made.overload} depends on '
+                             'the data, and a plan is made for one shape')
         self.out.records.append(made)
         index = len(self.out.records) - 1
         self.storage[index] = index if shares is None else self.storage[shares]
@@ -355,6 +414,12 @@ def _module_of(node: torch.fx.Node) -> str:
         pass
     name = (kind if isinstance(kind, str) else getattr(kind, '__name__', '')).rpartition('.')[2]
     return f'{path or "model"} ({name})' if name else node.name
+
+
+def _line_of(node: torch.fx.Node) -> str:
+    """The line of the user's code that made this node, in brackets; empty if it is not known."""
+    lines = re.findall(r'File "(.*?)", line (\d+), in (\S+)', node.meta.get('stack_trace') or '')
+    return ' ({}:{}, in {})'.format(*lines[-1]) if lines else ''
 
 
 def _live(recording: Recording) -> Recording:

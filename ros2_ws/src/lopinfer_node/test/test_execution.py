@@ -40,9 +40,7 @@ def test_two_sides_that_exchange_what_they_send_get_the_result(random):
         what, which = random.choice(turns)
         if what == 'compute':
             steps = sides[which].runnable()
-            for position in steps:
-                sides[which].run.compute(position)
-            coming += [(1 - which, piece(t, d)) for t, d in sides[which].computed(steps)]
+            coming += [(1 - which, piece(t, d)) for t, d in sides[which].compute(steps)]
         else:
             to, arriving = coming.pop(which)
             assert sides[to].take(arriving)
@@ -58,9 +56,7 @@ def test_no_step_is_computed_between_one_that_sends_and_its_sending(random):
     steps = Program(plan, DEVICE).steps
     while ready := side.runnable():
         assert not any(steps[s].sends for s in ready[:-1])
-        for position in ready:
-            side.run.compute(position)
-        side.computed(ready)
+        side.compute(ready)
 
 
 @pytest.mark.parametrize('other', [{'plan': 78}, {'bin': 4}, {'transfer': 99}])
