@@ -47,11 +47,12 @@ class TablePlanner:
                  ) -> Iterator[PlannedTable]:
         """Plan for a server with this profile, seconds per operator; yield one table or two.
 
-        To measure and to search takes seconds, on a busy machine minutes. So the first of two is
-        made of a short measurement: all of the model on the robot, or all of it on the server.
+        To measure and to search takes seconds, on a busy machine minutes. So without a profile the
+        first of two tables is made of a short measurement: all of the model on the robot, or all of
+        it on the server.
         """
-        if self.table is None and self.method == LOSS:
-            own = self.profile or measure(traced, 1, 1, (0.5, 1.0), slowdown=self.slowdown)
+        if self.profile is None and self.table is None and self.method == LOSS:
+            own = measure(traced, 1, 1, (0.5, 1.0), slowdown=self.slowdown)
             yield self._table(traced, own, fixed, per_share, first=True)
         own = self.profile or measure(traced, slowdown=self.slowdown)
         yield self._table(traced, own, fixed, per_share)
