@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from lopinfer_node.calls import Weight
 from lopinfer_node.errors import ModelError
+from lopinfer_node.execute import arithmetic
 from lopinfer_node.graph import Kind
 from lopinfer_node.model import Traced, divided, trace
 from lopinfer_node.plan import check
@@ -114,3 +116,31 @@ def test_torch_fx_gives_the_same_results_where_export_is_not_used():
     for _ in range(20):
         got, = run_both(traced, random_plan(traced.graph, rng), [x])
         assert relative_error(got, net(x)) < 1e-5
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_part_is_computed_where_its_tensors_are(name):
+    """On the device `meta`, where an operator refuses tensors of another device."""
+    recording = traced_case(name)[2].recording
+    for made in recording.records:
+        made.arguments = pytree.tree_map_only(
+            Weight, lambda w: Weight(w.name, w.tensor.to('meta')), made.arguments,
+            is_leaf=lambda a: isinstance(a, Weight))
+    shapes = [r.shape for r in recording.records if r.overload is None]
+    for axis in range(max(map(len, shapes))):
+        traced = Traced(name, recording, [axis if axis < len(s) and s[axis] > 1 else None
+                                          for s in shapes])
+        for at in traced.calls:
+            compute_a_part(traced, at)
+
+
+def compute_a_part(traced, at):
+    nodes, records = traced.graph.nodes, traced.recording.records
+    lo, hi = nodes[at].extent // 3, (2 * nodes[at].extent + 2) // 3
+    needs = [f.need(lo, hi) for f in nodes[at].footprints]
+    tensors = []
+    for source, (begin, end) in zip(nodes[at].inputs, needs, strict=True):
+        shape = [end - begin if axis == nodes[source].axis else n
+                 for axis, n in enumerate(records[source].shape)]
+        tensors.append(torch.empty(shape, dtype=records[source].dtype, device='meta'))
+    assert arithmetic(traced, at, lo, hi, needs)(*tensors).device.type == 'meta'
