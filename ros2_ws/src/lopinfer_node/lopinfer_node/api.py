@@ -18,12 +18,12 @@ from rclpy.context import Context
 from rclpy.node import Node
 from torch.utils import _pytree as pytree
 
-from .client import OPEN, Report
-from .client_shell import Client, ClientOptions
 from .errors import ModelError
-from .model import trace
-from .planner import TablePlanner
-from .trace import untouched
+from .model.trace import untouched
+from .model.traced import trace
+from .ros.client_shell import Client, ClientOptions
+from .runtime.client import OPEN, Report
+from .runtime.planner import TablePlanner
 
 _tracing = threading.Lock()  # torch patches itself while it traces
 

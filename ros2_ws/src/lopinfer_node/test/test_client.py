@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from lopinfer_node.client import (
+from lopinfer_node.planning.plan import DEVICE, Plan
+from lopinfer_node.runtime.client import (
     CHECKING,
     OPEN,
     OPENING,
@@ -16,9 +17,8 @@ from lopinfer_node.client import (
     PlannedTable,
     Upload,
 )
-from lopinfer_node.plan import DEVICE, Plan
-from lopinfer_node.services import MISSING, PREPARING, READY, REFUSED, OpenReply
-from lopinfer_node.wire import NO_PLAN, NOT_OPEN, PROBE, Ack, Arrivals, Piece, plan_number
+from lopinfer_node.runtime.services import MISSING, PREPARING, READY, REFUSED, OpenReply
+from lopinfer_node.runtime.wire import NO_PLAN, NOT_OPEN, PROBE, Ack, Arrivals, Piece, plan_number
 from numpy_program import Program, expected, small_graph
 
 GRAPH = small_graph()

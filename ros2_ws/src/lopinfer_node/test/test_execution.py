@@ -8,10 +8,10 @@ from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.errors import RemoteError
-from lopinfer_node.execution import Execution
-from lopinfer_node.outbox import Route
-from lopinfer_node.plan import DEVICE, SERVER
-from lopinfer_node.wire import Piece
+from lopinfer_node.planning.plan import DEVICE, SERVER
+from lopinfer_node.runtime.execution import Execution
+from lopinfer_node.runtime.outbox import Route
+from lopinfer_node.runtime.wire import Piece
 from numpy_program import Program, expected, random_plan, small_graph
 
 GRAPH = small_graph()
@@ -61,7 +61,7 @@ def test_no_step_is_computed_between_one_that_sends_and_its_sending(random):
 
 @pytest.mark.parametrize('other', [{'plan': 78}, {'bin': 4}, {'transfer': 99}])
 def test_a_piece_of_another_plan_is_refused(other):
-    from lopinfer_node.plan import Plan
+    from lopinfer_node.planning.plan import Plan
     plan = Plan.server_only(GRAPH)
     side = execution(SERVER, plan)
     up = next(t for t in plan.transfers if t.source == DEVICE)

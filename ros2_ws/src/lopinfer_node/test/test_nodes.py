@@ -15,11 +15,11 @@ import torch
 from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT, environment, eventually, free_domain
 from lopinfer_node.api import offload, offloaded
-from lopinfer_node.client import PlannedTable
-from lopinfer_node.client_shell import ClientOptions
-from lopinfer_node.plan import Plan
-from lopinfer_node.recording import Recording
-from lopinfer_node.server_shell import Server, ServerOptions
+from lopinfer_node.planning.plan import Plan
+from lopinfer_node.ros.client_shell import ClientOptions
+from lopinfer_node.ros.server_shell import Server, ServerOptions
+from lopinfer_node.runtime.client import PlannedTable
+from lopinfer_node.runtime.recording import Recording
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -210,8 +210,8 @@ def test_two_robots_do_not_mix(processes, tmp_path):
 @pytest.mark.long
 def test_other_weights_are_refused_by_name_where_models_can_not_be_sent(processes, tmp_path):
     model = Small().eval()
-    from lopinfer_node.model import trace
-    from lopinfer_node.store import Store
+    from lopinfer_node.model.traced import trace
+    from lopinfer_node.runtime.store import Store
     Store(tmp_path).add(trace(model, torch.rand(SHAPE)))
     start(processes, 'server', directory=tmp_path, uploads='false')
     with offload(model, example=torch.rand(SHAPE), options=ClientOptions(halves)) as shared:
@@ -245,8 +245,8 @@ def test_the_decorator_gives_the_function_the_shared_model():
 @pytest.mark.long
 def test_the_nodes_answer_an_image_and_end_cleanly(processes, tmp_path):
     from lopinfer_msgs.msg import Result
-    from lopinfer_node.images import image_tensor
     from lopinfer_node.qos import IMAGE, RESULT
+    from lopinfer_node.ros.images import image_tensor
     from sensor_msgs.msg import Image
     server = start(processes, 'server', directory=tmp_path)
     client = start(processes, 'client', model='runtime_models:small', height=32, width=40,

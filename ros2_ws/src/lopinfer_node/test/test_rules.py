@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from lopinfer_node.calls import Weight
 from lopinfer_node.errors import ModelError
-from lopinfer_node.execute import arithmetic
-from lopinfer_node.graph import Kind
-from lopinfer_node.model import Traced, divided, trace
-from lopinfer_node.plan import check
-from lopinfer_node.trace import _traced
+from lopinfer_node.model.calls import Weight
+from lopinfer_node.model.graph import Kind
+from lopinfer_node.model.trace import _traced
+from lopinfer_node.model.traced import Traced, divided, trace
+from lopinfer_node.planning.plan import check
+from lopinfer_node.runtime.program import arithmetic
 from operators import Apply, cases
 from pair import random_plan, relative_error, run_both
 from torch.utils import _pytree as pytree
@@ -34,7 +34,7 @@ def test_random_plans_along_every_axis_give_the_result_of_the_module(name):
     axes = [[a for a, n in enumerate(x.shape) if n > 1] for x in inputs]
     for choice in range(max(len(a) for a in axes)):
         chosen = [a[min(choice, len(a) - 1)] for a in axes]
-        again = Traced(traced.name, traced.recording, chosen)
+        again = Traced(traced.name, traced.tape, chosen)
         for _ in range(12):
             plan = random_plan(again.graph, rng)
             check(plan)
@@ -109,8 +109,8 @@ def test_torch_fx_gives_the_same_results_where_export_is_not_used():
                               torch.nn.ReLU(True), torch.nn.Flatten(), torch.nn.Linear(1938, 4))
     net.eval()
     with torch.no_grad():
-        recording = _traced(net, (x,), {})
-    traced = divided('net', recording)
+        tape = _traced(net, (x,), {})
+    traced = divided('net', tape)
     assert any(n.extent > 1 and n.op == 'convolution' for n in traced.graph.nodes)
     rng = np.random.default_rng(3)
     for _ in range(20):
@@ -121,21 +121,21 @@ def test_torch_fx_gives_the_same_results_where_export_is_not_used():
 @pytest.mark.parametrize('name', CASES)
 def test_a_part_is_computed_where_its_tensors_are(name):
     """On the device `meta`, where an operator refuses tensors of another device."""
-    recording = traced_case(name)[2].recording
-    for made in recording.records:
+    tape = traced_case(name)[2].tape
+    for made in tape.records:
         made.arguments = pytree.tree_map_only(
             Weight, lambda w: Weight(w.name, w.tensor.to('meta')), made.arguments,
             is_leaf=lambda a: isinstance(a, Weight))
-    shapes = [r.shape for r in recording.records if r.overload is None]
+    shapes = [r.shape for r in tape.records if r.overload is None]
     for axis in range(max(map(len, shapes))):
-        traced = Traced(name, recording, [axis if axis < len(s) and s[axis] > 1 else None
+        traced = Traced(name, tape, [axis if axis < len(s) and s[axis] > 1 else None
                                           for s in shapes])
         for at in traced.calls:
             compute_a_part(traced, at)
 
 
 def compute_a_part(traced, at):
-    nodes, records = traced.graph.nodes, traced.recording.records
+    nodes, records = traced.graph.nodes, traced.tape.records
     lo, hi = nodes[at].extent // 3, (2 * nodes[at].extent + 2) // 3
     needs = [f.need(lo, hi) for f in nodes[at].footprints]
     tensors = []

@@ -3,7 +3,7 @@
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from lopinfer_node.client import OPEN
+from lopinfer_node.runtime.client import OPEN
 from numpy_program import small_graph
 from virtual import Channel, World
 

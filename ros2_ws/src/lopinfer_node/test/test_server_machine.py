@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from lopinfer_node.outbox import Outbox, Route
-from lopinfer_node.plan import DEVICE, SERVER, Plan
-from lopinfer_node.server import (
+from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
+from lopinfer_node.runtime.outbox import Outbox, Route
+from lopinfer_node.runtime.server import (
     Join,
     Leave,
     Limits,
@@ -14,7 +14,7 @@ from lopinfer_node.server import (
     Send,
     ServerMachine,
 )
-from lopinfer_node.services import (
+from lopinfer_node.runtime.services import (
     MISSING,
     PREPARING,
     PROTOCOL,
@@ -24,7 +24,7 @@ from lopinfer_node.services import (
     PlansRequest,
     encode_plans,
 )
-from lopinfer_node.wire import MAX_PIECE, NO_PLAN, NOT_OPEN, OK, Ack, plan_number
+from lopinfer_node.runtime.wire import MAX_PIECE, NO_PLAN, NOT_OPEN, OK, Ack, plan_number
 from numpy_program import Program, expected, small_graph
 
 GRAPH = small_graph()

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from lopinfer_node.errors import ModelError
-from lopinfer_node.execute import Program
-from lopinfer_node.model import trace
-from lopinfer_node.plan import DEVICE, Plan
+from lopinfer_node.model.traced import trace
+from lopinfer_node.planning.plan import DEVICE, Plan
+from lopinfer_node.runtime.program import Program
 from torch import nn
 
 

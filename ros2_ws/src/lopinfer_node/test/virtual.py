@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass, replace
 
 import numpy as np
-from lopinfer_node.client import (
+from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
+from lopinfer_node.runtime.client import (
     CallOpen,
     CallSetPlans,
     ClientMachine,
@@ -16,8 +17,7 @@ from lopinfer_node.client import (
     Settings,
     Upload,
 )
-from lopinfer_node.plan import DEVICE, SERVER, Plan
-from lopinfer_node.server import (
+from lopinfer_node.runtime.server import (
     Join,
     Leave,
     Limits,
@@ -27,14 +27,14 @@ from lopinfer_node.server import (
     Send,
     ServerMachine,
 )
-from lopinfer_node.services import (
+from lopinfer_node.runtime.services import (
     PROTOCOL,
     OpenRequest,
     PlansRequest,
     decode_plans,
     encode_plans,
 )
-from lopinfer_node.wire import Ack, Piece
+from lopinfer_node.runtime.wire import Ack, Piece
 from numpy_program import Program, expected, random_plan
 
 DIGEST = 'd' * 64
