@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
 from exact import plan_exact  # noqa: E402
 from graphs import chain, dense, random_costs, random_graph, residual, work_costs  # noqa: E402
-from lopinfer_node import compiled  # noqa: E402
+from lopinfer_node.planning import compiled  # noqa: E402
 from lopinfer_node.planning.baselines import BASELINES  # noqa: E402
 from lopinfer_node.planning.compiled import kernel  # noqa: E402
 from lopinfer_node.planning.loss import Search, plan_loss  # noqa: E402

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from lopinfer_node import footprint as fp
+from lopinfer_node.model import footprint as fp
 from lopinfer_node.model.graph import Graph, Kind, Node
 from lopinfer_node.planning.timeline import Costs, Link
 
