@@ -1,6 +1,7 @@
 """The tables that a client makes for itself."""
 
 import numpy as np
+import pytest
 import torch
 from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.plan import Plan
@@ -9,6 +10,7 @@ from lopinfer_node.runtime.planner import TablePlanner
 from runtime_models import Small
 
 
+@pytest.mark.long
 def test_without_a_profile_a_first_table_needs_no_search_and_a_searched_one_follows():
     traced = trace(Small().eval(), torch.rand(1, 3, 32, 40))
     graph = traced.graph
