@@ -73,15 +73,14 @@ def _start(context: Any, names: list[str]) -> list[Any]:
 
 
 def _nodes(fleet: FleetConfig, here: list[str], out: str, resume: bool) -> list[Node]:
-    epoch = time.time()
     nodes = []
     if 'server' in here:
-        parameters = server_parameters(fleet, epoch, out) | {'resume': resume}
+        parameters = server_parameters(fleet, 0.0, out) | {'resume': resume}
         nodes.append(Node(package='rog_ps', executable='parameter_server', output='screen',
                           parameters=typed(parameters), sigterm_timeout=str(PATIENCE)))
     return nodes + [
         Node(package='rog_worker', executable='worker', namespace=robot.name, output='screen',
-             parameters=typed(worker_parameters(fleet, robot, epoch)),
+             parameters=typed(worker_parameters(fleet, robot, 0.0)),
              sigterm_timeout=str(PATIENCE))
         for robot in fleet.robots if robot.name in here]
 

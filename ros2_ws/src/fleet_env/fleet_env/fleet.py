@@ -102,8 +102,14 @@ class ServerConfig(Settings):
 
     device: str = _('cpu', "device that holds the server's rows", **DEVICE)
     checkpoint_every: float = _(10.0, 'time between checkpoints; 0 for none', 's', ge=0.0)
+    patience: float = _(0.0, 'time without progress after which the others do not wait for a robot '
+                             'any more; 0: four times what an iteration of the fleet takes, at '
+                             'least heartbeat.limit; inf: they wait however long it takes', 's',
+                        ge=0.0, allow_inf_nan=True)
     drain_limit: float = _(5.0, 'longest time that the exact final model may take to reach a robot '
                                 'at the end of a run', 's', gt=0.0)
+    stop_limit: float = _(60.0, 'longest time that the end of a run may take; robots that have not '
+                                'finished by then are given up', 's', gt=0.0)
 
 
 class StragglerConfig(Settings):

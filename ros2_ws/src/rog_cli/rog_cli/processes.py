@@ -23,7 +23,6 @@ class FleetProcesses:
     def __init__(self, fleet: FleetConfig, out: Path, names: list[str], resume: bool = False
                  ) -> None:
         self.fleet, self.out, self.names, self.resume = fleet, out, names, resume
-        self.epoch = time.time()
         self.processes: dict[str, subprocess.Popen] = {}
 
     def log(self, name: str) -> Path:
@@ -35,11 +34,11 @@ class FleetProcesses:
         if name == 'server':
             resume = self.resume or name in self.processes
             module, namespace = 'rog_ps.main', '/rog'
-            parameters = server_parameters(self.fleet, self.epoch, str(self.out))
+            parameters = server_parameters(self.fleet, 0.0, str(self.out))
             parameters['resume'] = resume
         else:
             module, namespace = 'rog_worker.main', f'/{name}'
-            parameters = worker_parameters(self.fleet, self.fleet.robot(name), self.epoch)
+            parameters = worker_parameters(self.fleet, self.fleet.robot(name), 0.0)
         file = self._parameters_file(name, parameters)
         log = self.log(name).open('ab')
         self.processes[name] = subprocess.Popen(

@@ -27,7 +27,7 @@ def _build() -> Any:
 
 
 def _serve(node: Any) -> int:
-    spin_until(node, lambda: node.done, lambda: node.request_stop('interrupted'))
+    spin_until(node, lambda: node.done, node.interrupt)
     node.finish()  # at once, if the user would not wait for the robots
     return 0
 
