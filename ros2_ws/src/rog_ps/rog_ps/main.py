@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from fleet_ros.ending import Interruption
 from fleet_ros.process import run, spin_until
 
 
@@ -26,8 +27,8 @@ def _build() -> Any:
     return node
 
 
-def _serve(node: Any) -> int:
-    spin_until(node, lambda: node.done, lambda: node.request_stop('interrupted'))
+def _serve(node: Any, interruption: Interruption) -> int:
+    spin_until(node, lambda: node.done, interruption, lambda: node.request_stop('interrupted'))
     node.finish()  # at once, if the user would not wait for the robots
     return 0
 

@@ -41,7 +41,7 @@ from rog_msgs.msg import (
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, request_from_ros, response_to_ros, to_ros
-from rog_ros.parameters import ServerSettings, declare_robots, robot_name
+from rog_ros.parameters import SERVER, ServerSettings, declare_robots, fleet_namespace, robot_name
 from rog_ros.receive import receive
 from rog_tasks.task import Task, load_task
 from std_srvs.srv import Trigger
@@ -56,7 +56,7 @@ class _Peer:
 
     def __init__(self, node: ParameterServerNode, robot: str, link: ShapedLink) -> None:
         self.link = link
-        base = f'/{robot}/'
+        base = f'{fleet_namespace(node.get_namespace())}/{robot}/'
         self.out: dict[type, Any] = {
             Chunk: node.create_publisher(RowChunk, base + 'pull', qos.CHUNK),
             Ack: node.create_publisher(RowAck, base + 'push_ack', qos.CHUNK),
@@ -81,7 +81,7 @@ class ParameterServerNode(Node):
     """Carries out the actions of the server machine; writes records and checkpoints."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__('parameter_server', namespace='/rog', **options)
+        super().__init__('parameter_server', namespace=f'/{SERVER}', **options)
         self.settings = settings = declare(self, ServerSettings)
         # Before the task is loaded, which takes seconds, and before anything is written.
         robots = declare_robots(self, settings.robots)

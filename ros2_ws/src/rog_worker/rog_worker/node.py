@@ -37,7 +37,7 @@ from rog_msgs.msg import (
 from rog_msgs.srv import Register
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros, to_ros
-from rog_ros.parameters import WorkerSettings, robot_name
+from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
 from rog_ros.receive import receive
 
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
@@ -87,7 +87,8 @@ class WorkerNode(Node):
         self.create_timer(1.0, self._diagnose)
 
     def _robot_name(self) -> str:
-        name = self.get_namespace().strip('/')
+        fleet = fleet_namespace(self.settings.server_namespace)
+        name = self.get_namespace().removeprefix(fleet + '/').strip('/')
         if not name:
             raise ConfigError("the worker has no namespace, which is its robot's name; give it "
                               'one, for example --ros-args -r __ns:=/robot1')
