@@ -13,8 +13,6 @@ from launch.actions import DeclareLaunchArgument, LogInfo, SetEnvironmentVariabl
 from launch.substitutions import LaunchConfiguration
 from launch_ros.parameter_descriptions import ParameterValue
 
-PATIENCE = 15.0  # s that a process has to end by itself on Ctrl+C
-
 ONLY = DeclareLaunchArgument('only', default_value='', description='start only these, separated '
                              'by commas: server, or names of robots; empty: all')
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet_ros.ending import Interruption
-from fleet_ros.process import run, spin_until
+from fleet_ros.process import fail, run, spin_until
+
+from .lookout import Lookout
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -16,11 +18,13 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _build() -> Any:
+    lookout = Lookout()  # before the imports, which take as long as DDS needs to find others
     import torch
     from rog_core.warm_up import warm_up
 
     from .node import ParameterServerNode
 
+    lookout.close()
     torch.set_num_threads(1)
     node = ParameterServerNode()
     warm_up()  # compiling while robots wait for an answer would look like a dead server
@@ -30,7 +34,7 @@ def _build() -> Any:
 def _serve(node: Any, interruption: Interruption) -> int:
     spin_until(node, lambda: node.done, interruption, lambda: node.request_stop('interrupted'))
     node.finish()  # at once, if the user would not wait for the robots
-    return 0
+    return fail(node.error) if node.error else 0
 
 
 if __name__ == '__main__':

@@ -39,6 +39,7 @@ from rog_ros import qos
 from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros, to_ros
 from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
 from rog_ros.receive import receive
+from rog_ros.servers import Loyalty, this_process, this_version
 
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
 
@@ -58,6 +59,7 @@ class WorkerNode(Node):
         self._dropped = 0                     # messages refused
         self._silent_until = 0.0              # end of an emulated drop-out
         self._server_heard = time.monotonic()
+        self._loyalty = Loyalty(self.settings.heartbeat.limit)
         self._request: Any = None
         self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
@@ -154,12 +156,25 @@ class WorkerNode(Node):
     def _on_fleet(self, message: Any) -> None:
         if self._silent:
             return
-        self._server_heard = time.monotonic()
+        now = time.monotonic()
+        if not self._is_of_ours(message.incarnation, now):
+            self.get_logger().warning(
+                f'there is a second parameter server at {self.settings.server_namespace}: '
+                f'{message.host}; this robot stays with the one that has accepted it',
+                throttle_duration_sec=5.0)
+            return
+        self._server_heard = now
         if self.machine is None:
             return
         mine = [r for r in message.robots if r.robot == self.robot]
         known = bool(mine) and mine[0].state != 'away'
-        self._act(self.machine.on_server_status(message.incarnation, known, time.monotonic()))
+        self._act(self.machine.on_server_status(message.incarnation, known, now))
+
+    def _is_of_ours(self, incarnation: int, now: float) -> bool:
+        machine = self.machine
+        if machine is None or not machine.server:
+            return True
+        return self._loyalty.listens(incarnation == machine.server, now)
 
     def _on_registered(self, future: Any) -> None:
         if future is not self._request or self.machine is None or self._silent:
@@ -169,6 +184,8 @@ class WorkerNode(Node):
             return
         response = response_from_ros(future.result())
         now = time.monotonic()
+        if response.accepted and not self._is_of_ours(response.incarnation, now):
+            return  # a second server was quicker; the machine asks again
         if response.accepted:
             self._refused_since = math.inf
         else:
@@ -242,6 +259,7 @@ class WorkerNode(Node):
         now = time.monotonic()
         machine = self.machine
         message = TrainingStatus(robot=self.robot, incarnation=self.incarnation,
+                                 host=this_process(), version=this_version(),
                                  state=state or REGISTERING, loss=self.loss,
                                  accuracy=self.accuracy, evaluated_at=self.evaluated_at,
                                  link_rate=self._link.rate(now), power=self._meter.power(now),
