@@ -81,7 +81,8 @@ class Fleet:
             with self.log_path(label or name).open('ab') as log:
                 self.processes[label or name] = subprocess.Popen(
                     [sys.executable, '-m', MODULES.get(name, 'rog_worker.main'), '--ros-args', '-r',
-                     f'__ns:={namespace}/{"rog" if name == "server" else name}', '--params-file', str(file)],
+                     f'__ns:={namespace}/{"rog" if name == "server" else name}',
+                     '--params-file', str(file)],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                     env=environment(self.domain, HERE, *folders))
 
