@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from fleet_env.trace import read_trace
-from lopinfer_node import evaluate
+from lopinfer_node.planning import evaluate
 from rog_studies import lopinfer_published as published
 
 DATA = Path(__file__).resolve().parents[3] / 'shared/data'

@@ -35,11 +35,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from lopinfer_node import footprint
 from lopinfer_node.errors import ProfileError
-from lopinfer_node.footprint import Footprint
-from lopinfer_node.graph import Graph, Kind, Node
-from lopinfer_node.profile import Profile
+from lopinfer_node.model import footprint
+from lopinfer_node.model.footprint import Footprint
+from lopinfer_node.model.graph import Graph, Kind, Node
+from lopinfer_node.planning.profile import Profile
 
 # 170 us reproduce the published device-only means of all six models (VGG 86.9 ms for 87, ConvNeXt
 # 207 for 198, ResNet 87.5 for 87, DenseNet 73 for 75, KAPAO 389 for 397, AGRNav 774 for 782) where

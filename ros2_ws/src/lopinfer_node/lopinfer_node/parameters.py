@@ -9,10 +9,10 @@ from fleet_env.fleet import DEVICE
 from fleet_env.settings import setting
 from fleet_ros.link import LinkSettings
 
-from .client import Settings
-from .planner import LOSS, METHODS
-from .recording import Recording
-from .server import Limits
+from .runtime.client import Settings
+from .runtime.planner import LOSS, METHODS
+from .runtime.recording import Recording
+from .runtime.server import Limits
 
 
 class NodeSettings(LinkSettings):

@@ -96,8 +96,12 @@ class _Run:
         self._sampled = 0.0
 
     def do(self) -> None:
-        """Run the fleet to its end; what goes wrong is in `watch`."""
-        from .processes import FleetProcesses
+        """Run the fleet to its end, or a signal; what goes wrong is in `watch`."""
+        from fleet_ros.ending import ORDERLY
+        from rog_core.warm_up import warm_up
+
+        from .emulated_fleet import EmulatedFleet
+        from .processes import LINGER
         from .view import Monitor
 
         with _small_disk(self.disk):
@@ -105,14 +109,16 @@ class _Run:
                 (self.out / name).mkdir()
                 (self.disk / name).symlink_to(self.out / name)
             (self.out / 'fleet.yaml').write_text(dump_fleet(self.fleet))
-            with EmulatedNetwork(self.fleet, self.out) as network, \
-                    FleetProcesses(self.fleet, self.disk, self.names, network=network) \
-                    as processes, Monitor() as monitor:
-                self.network, self.processes, self.monitor = network, processes, monitor
+            warm_up()  # compile once, not in every process at the same time
+            with EmulatedNetwork(self.fleet, self.out) as self.network, \
+                    Monitor(self.fleet.network.namespace) as self.monitor:
+                self.processes = EmulatedFleet(self.network, self.disk, self.names)
                 try:
+                    self.processes.start_all()
                     self._train()
                 finally:
                     self._revive()
+                    self.processes.end(LINGER, ORDERLY)
             shutil.copytree(self.disk, self.out / 'run', ignore=shutil.ignore_patterns(
                 'logs', 'parameters', 'filler'))
 

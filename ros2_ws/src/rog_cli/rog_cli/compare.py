@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
             comparison = compare(fleet, methods, options.seeds, out, options.jobs, progress,
                                  target=options.target, resume=options.resume,
                                  cluster=options.cluster,
-                                 run=_run_nodes if options.real else None)
+                                 run=_nodes() if options.real else None)
     except KeyboardInterrupt:
         print(f'rog: stopped; finished runs are kept. Go on with --out {out} --resume',
               file=sys.stderr)
@@ -73,15 +74,23 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_nodes(job: Job) -> None:
+def _nodes() -> Callable[[Job], None]:
+    """Return what does a run with real nodes."""
+    from fleet_ros.ending import Interruption
     from rog_sim.jobs import RunError
 
     from .fleet import run_fleet  # brings in rclpy, which virtual time does without
 
-    names = ['server', *(robot.name for robot in job.fleet.robots)]
-    if run_fleet(job.fleet, job.directory.absolute(), names, resume=False, emulate=True,
-                 plain=True):
-        raise RunError(f'{job.label}, seed {job.fleet.seed}: see {job.directory / "logs"}')
+    interruption = Interruption()
+
+    def run(job: Job) -> None:
+        names = ['server', *(robot.name for robot in job.fleet.robots)]
+        code = run_fleet(job.fleet, job.directory.absolute(), names, interruption, emulate=True)
+        if interruption:
+            raise KeyboardInterrupt
+        if code:
+            raise RunError(f'{job.label}, seed {job.fleet.seed}: see {job.directory / "logs"}')
+    return run
 
 
 def _accuracy(text: str) -> float:

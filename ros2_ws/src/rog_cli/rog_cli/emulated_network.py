@@ -15,11 +15,10 @@ import fcntl
 import json
 import os
 import select
-import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -32,24 +31,18 @@ from fleet_env.settings import changed
 from fleet_ros.environment import dds_environment
 from rog_core.errors import RogError
 
-from .radio import BEGIN
+from .radio import BEGIN, end_processes_in
 
 INTERFACE = 'radio0'  # in every namespace
 START_LIMIT = 60.0    # s that the radio has to start, on a busy machine
 AIR_FILE, SUMMARY = 'air.jsonl', 'air.json'
 SERVER = 'server'
-# Of the user; they would lead DDS elsewhere.
-FOREIGN = ('CYCLONEDDS_URI', 'ROS_AUTOMATIC_DISCOVERY_RANGE', 'ROS_LOCALHOST_ONLY',
-           'ROS_STATIC_PEERS', 'ROS_DISCOVERY_SERVER', 'FASTRTPS_DEFAULT_PROFILES_FILE',
+# Of the user, beside those that `dds_environment` replaces; they would lead DDS elsewhere.
+FOREIGN = ('ROS_DISCOVERY_SERVER', 'FASTRTPS_DEFAULT_PROFILES_FILE',
            'FASTDDS_DEFAULT_PROFILES_FILE')
 
 _NEW_NET, _NEW_MOUNTS = 0x40000000, 0x00020000  # CLONE_NEWNET, CLONE_NEWNS
-_SET_DEATH_SIGNAL = 1                            # PR_SET_PDEATHSIG
 _TUNSETIFF, _TAP = 0x400454CA, 0x1002        # IFF_TAP | IFF_NO_PI
-_PROFILE = (f'<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="{INTERFACE}"/>'
-            '</Interfaces><AllowMulticast>spdp</AllowMulticast><MaxMessageSize>1400B'
-            '</MaxMessageSize><MaxRexmitMessageSize>1400B</MaxRexmitMessageSize></General>'
-            '</Domain></CycloneDDS>')
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -196,8 +189,9 @@ class EmulatedNetwork:
             with (self.out / AIR_FILE).open('ab') as air:
                 self._radio = subprocess.Popen(
                     [sys.executable, '-m', 'rog_cli.radio', str(self.out / 'fleet.yaml'),
-                     str(self.every), *map(str, (ready, *fds))], stdin=subprocess.PIPE, stdout=air,
-                    pass_fds=(ready, *fds), start_new_session=True, preexec_fn=die_with_parent())
+                     str(self.every), str(ready), ','.join(map(str, self._inodes())),
+                     *map(str, fds)], stdin=subprocess.PIPE, stdout=air, pass_fds=(ready, *fds),
+                    start_new_session=True)
         finally:
             os.close(ready)
         with open(done, 'rb') as answer:
@@ -212,7 +206,6 @@ class EmulatedNetwork:
         # Shared memory would go past the radio.
         os.environ['FASTDDS_BUILTIN_TRANSPORTS'] = 'UDPv4'
         os.environ.update(dds_environment(changed(self.fleet.network, interface=INTERFACE)))
-        os.environ['CYCLONEDDS_URI'] = _PROFILE
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
@@ -221,7 +214,9 @@ class EmulatedNetwork:
     def close(self) -> None:
         """End what runs in the namespaces, leave and release them; write what the air has done."""
         counters = {name: self._ip_counters(name) for name in self._spaces}
-        self._end_processes()
+        end_processes_in(self._inodes())
+        if self._home >= 0:
+            _set_namespace(self._home)  # first: the radio ends what is in the namespaces
         if self._radio is not None and self._radio.stdin is not None:
             with suppress(BrokenPipeError):
                 self._radio.stdin.close()
@@ -232,8 +227,6 @@ class EmulatedNetwork:
                 self._radio.wait()
             self._radio = None
             self._write_summary(counters)
-        if self._home >= 0:
-            _set_namespace(self._home)
         for fd in (*self._spaces.values(), self._home):
             if fd >= 0:
                 os.close(fd)
@@ -243,6 +236,9 @@ class EmulatedNetwork:
             os.environ.update(self._environment)
             self._environment = {}
 
+    def _inodes(self) -> set[int]:
+        return {os.fstat(fd).st_ino for fd in self._spaces.values()}
+
     def _ip_counters(self, name: str) -> dict[str, int]:
         with self.inside(name):
             return ip_counters(Path('/proc/thread-self/net/snmp').read_text())
@@ -251,14 +247,6 @@ class EmulatedNetwork:
         lines = (self.out / AIR_FILE).read_text().splitlines()
         last = json.loads(lines[-1]) if lines else {}
         (self.out / SUMMARY).write_text(json.dumps(summary(last, counters), indent=1) + '\n')
-
-    def _end_processes(self) -> None:
-        spaces = {os.fstat(fd).st_ino for fd in self._spaces.values()}
-        for process in Path('/proc').glob('[0-9]*'):
-            with suppress(OSError):
-                if process.name != str(os.getpid()) and \
-                        os.stat(process / 'ns/net').st_ino in spaces:
-                    os.kill(int(process.name), signal.SIGKILL)
 
 
 def check_rights() -> None:
@@ -270,17 +258,6 @@ def check_rights() -> None:
     if not os.path.exists('/dev/net/tun'):
         raise NetworkError('there is no /dev/net/tun here; `modprobe tun`, or give the container '
                            'the device: docker run --device /dev/net/tun')
-
-
-def die_with_parent() -> Callable[[], None]:
-    """Return what a process calls after the fork, so that it is killed when its parent is gone."""
-    parent, prctl = os.getpid(), _libc.prctl
-
-    def call() -> None:
-        prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # that was quick
-            os._exit(1)
-    return call
 
 
 def own_mounts() -> None:

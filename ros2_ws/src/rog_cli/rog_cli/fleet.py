@@ -12,13 +12,16 @@ from pathlib import Path
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import dump_fleet, explained_fleet, load_fleet
 from fleet_env.summary import SUMMARY_FILE, read_summary
-from fleet_ros.environment import dds_environment
+from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
+from fleet_ros.environment import dds_environment, where_traffic_goes
 from rog_bringup import FLEETS
 from rog_core.methods import check_method
+from rog_core.warm_up import warm_up
 
+from .emulated_fleet import EmulatedFleet
 from .emulated_network import EmulatedNetwork, check_rights
 from .fleet_options import add_fleet_options, chosen_fleet
-from .processes import FleetProcesses
+from .processes import LINGER, FleetProcesses
 from .view import outcome, watch
 
 
@@ -51,13 +54,14 @@ def _show(options: argparse.Namespace) -> int:
 def _up(options: argparse.Namespace) -> int:
     try:
         fleet = chosen_fleet(options)
-        environment = {} if options.emulate else dds_environment(fleet.network)
         names = _names(fleet, options.only)
         if options.emulate:
             if options.only:
                 raise argparse.ArgumentTypeError('--emulate and --only: nothing else can reach the '
                                                  'emulated network; choose one of them')
             check_rights()
+        else:  # for the processes and for the live view
+            os.environ.update(dds_environment(fleet.network))
         if 'server' in names:  # robots need not have the method
             check_method(fleet, fleet.capacities)
     except argparse.ArgumentTypeError as error:
@@ -72,39 +76,72 @@ def _up(options: argparse.Namespace) -> int:
         print(f'rog: {out} already holds a run; choose another --out, or --resume it',
               file=sys.stderr)
         return 2
-    os.environ.update(environment)  # for the processes and for the live view
-    ended = run_fleet(fleet, out, names, options.resume, options.emulate,
-                      options.plain or not sys.stdout.isatty())
-    if ended or 'server' not in names:
-        return ended
-    outcome(read_summary(out), fleet)
-    from rog_sim.figures import draw_run
-
-    pictures = draw_run(out)
-    print(f'\nResults in {out}: run.jsonl, {SUMMARY_FILE}, '
-          f'{", ".join(p.name for p in pictures)}, checkpoint.safetensors')
-    return 0
+    code = run_fleet(fleet, out, names, Interruption(), options.resume, options.emulate,
+                     options.plain or not sys.stdout.isatty())
+    leave_at_exit(code)
+    return code
 
 
-def run_fleet(fleet: FleetConfig, out: Path, names: list[str], resume: bool, emulate: bool,
-              plain: bool) -> int:
-    """Run processes of a fleet here, and watch; return 0, or 1 when one of them failed.
+def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Interruption,
+              resume: bool = False, emulate: bool = False, plain: bool = True) -> int:
+    """Run processes of a fleet here, watch them, say how it ended; return the exit code.
 
-    ``out`` is there, and absolute; ``emulate``: in an emulated network.
+    :param out: directory of the run, which is there; absolute.
+    :param emulate: in an emulated network.
     """
     (out / 'fleet.yaml').write_text(dump_fleet(fleet))
-    with EmulatedNetwork(fleet, out) if emulate else nullcontext() as network, \
-            FleetProcesses(fleet, out, names, resume, network) as processes:
-        watch(processes, fleet, plain)
-    failed = processes.failures()
+    if not emulate:
+        print(where_traffic_goes(fleet.network), flush=True)
+    with EmulatedNetwork(fleet, out) if emulate else nullcontext() as network:
+        processes = FleetProcesses(fleet, out, names, resume) if network is None else \
+            EmulatedFleet(network, out, names, resume)
+        try:
+            with interruption.raised():
+                warm_up()  # compile once, not in every process at the same time
+                processes.start_all()
+            watch(processes, fleet, interruption, plain)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            _end(processes, interruption)
+    return _result(processes, interruption)
+
+
+def _end(processes: FleetProcesses, interruption: Interruption) -> None:
+    """End the processes: those of a run that is over, and those of one that was interrupted."""
+    if not (interruption or processes.failures()):
+        processes.end(LINGER, ORDERLY, hurry=lambda: interruption)
+        return
+    if interruption:
+        print('stopping the fleet; once more ends it at once', flush=True)
+    processes.ask()
+    processes.end(ORDERLY, hurry=lambda: interruption.at_once)
+
+
+def _result(processes: FleetProcesses, interruption: Interruption) -> int:
+    """Say how it ended, and return the exit code: 128 + n if signal n left something undone."""
+    failed, out = processes.failures(), processes.out
     for name, code in failed.items():
-        print(f'rog: {name} ended with exit code {code}; its log: {processes.log(name)}',
-              file=sys.stderr)
-    if 'server' in names and not (out / SUMMARY_FILE).exists():
-        print(f'rog: the run left no {SUMMARY_FILE}; see {processes.log("server")}',
-              file=sys.stderr)
-        return 1
-    return 1 if failed else 0
+        how = 'had to be killed' if name in processes.killed else f'ended with exit code {code}'
+        print(f'rog: {name} {how}: {processes.said(name)}\n'
+              f'rog: its log: {processes.log(name)}', file=sys.stderr)
+    undone = 128 + interruption.number if interruption else 1
+    code = undone if failed or interruption.at_once else 0
+    if 'server' not in processes.names:
+        return code
+    if not (out / SUMMARY_FILE).exists():
+        if not failed:
+            print(f'rog: the run left no {SUMMARY_FILE}; see {processes.log("server")}',
+                  file=sys.stderr)
+        return undone
+    outcome(read_summary(out), processes.fleet)
+    pictures = []
+    if not interruption:
+        from rog_sim.figures import draw_run
+        pictures = [picture.name for picture in draw_run(out)]
+    print(f'\nResults in {out}: {", ".join(["run.jsonl", SUMMARY_FILE, *pictures])}, '
+          'checkpoint.safetensors' + bool(interruption) * f'; `rog plot {out}` draws them')
+    return code
 
 
 def _names(fleet: FleetConfig, only: str | None) -> list[str]:

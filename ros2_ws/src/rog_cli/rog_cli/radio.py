@@ -1,12 +1,15 @@
 """The process that carries frames between robots and access point, as their links let it.
 
-    python -m rog_cli.radio FLEET_FILE EVERY READY FD FD ...
+    python -m rog_cli.radio FLEET_FILE EVERY READY SPACES FD FD ...
 
-READY is an open file that gets one byte when frames are carried. The others are, for each robot in
-the order of the file, its TAP device and the TAP device that is its port of the bridge.
-Standard input says what changes: a line of JSON, with ``robot`` and the
-fields of `fleet_env.radio.Conditions`, or ``"begin"``, which lets the traces begin. When it ends,
-so does this process. Counters go to standard output, a line of JSON every EVERY seconds.
+READY is an open file that gets one byte when frames are carried; SPACES are the inode numbers of
+the namespaces, with commas. The others are open files, too: for each robot in the order of the
+fleet file, its TAP device and the TAP device that is its port of the bridge.
+
+Standard input says what changes: a line of JSON, with ``robot`` and the fields of
+`fleet_env.radio.Conditions`, or ``"begin"``, which lets the traces begin. When it ends, so does
+this process, after what is left in the namespaces: processes that are stopped do not notice that
+their launcher is gone. Counters go to standard output, a line of JSON every EVERY seconds.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ import errno
 import json
 import os
 import select
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from fleet_env.fleet import FleetConfig
@@ -28,6 +33,7 @@ from fleet_env.trace import LinkTrace
 
 UNLIMITED = 1000.0  # Mbit/s, of a link with neither trace nor rate
 BEGIN = 'begin'     # the order that lets the traces begin
+ORPHANS = 8.0       # s that processes whose launcher is gone have to end
 BURST = 64          # frames that are read from one device before the next has its turn
 _FRAME = 65536
 _GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the receiver's queue is full, or it is down
@@ -100,6 +106,27 @@ class Forwarder:
                           'dropped': self.dropped, 'robots': self.radio.report(now)}), flush=True)
 
 
+def processes_in(spaces: Collection[int]) -> list[int]:
+    """Return the ids of the other processes in network namespaces with these inode numbers."""
+    found = []
+    for process in Path('/proc').glob('[0-9]*'):
+        with suppress(OSError):
+            if process.name != str(os.getpid()) \
+                    and os.stat(process / 'ns/net').st_ino in spaces:
+                found.append(int(process.name))
+    return found
+
+
+def end_processes_in(spaces: Collection[int], patience: float = 0.0) -> None:
+    """Kill what is in these namespaces and does not end by itself within ``patience`` seconds."""
+    until = time.monotonic() + patience
+    while (found := processes_in(spaces)) and time.monotonic() < until:
+        time.sleep(0.1)
+    for process in found:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
 def _written(fd: int, frame: bytes) -> bool:
     """Hand a frame to a device; False: it takes none now."""
     try:
@@ -114,7 +141,8 @@ def _written(fd: int, frame: bytes) -> bool:
 def main(arguments: Sequence[str]) -> int:
     """Run until standard input ends."""
     fleet = load_fleet(arguments[0])
-    ready, *fds = (int(text) for text in arguments[2:])
+    spaces = {int(text) for text in arguments[3].split(',')}
+    ready, fds = int(arguments[2]), [int(text) for text in arguments[4:]]
     names = [robot.name for robot in fleet.robots]
     devices = {(name, uplink): fds[2 * index + (not uplink)]
                for index, name in enumerate(names) for uplink in (True, False)}
@@ -124,6 +152,7 @@ def main(arguments: Sequence[str]) -> int:
     os.write(ready, b'.')
     os.close(ready)
     forwarder.run(float(arguments[1]))
+    end_processes_in(spaces, ORPHANS)
     return 0
 
 

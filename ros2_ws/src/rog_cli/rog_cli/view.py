@@ -6,12 +6,14 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import rclpy
 from fleet_env.fleet import FleetConfig
 from fleet_env.summary import Summary
+from fleet_ros.ending import Interruption
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 from rich import box
@@ -20,6 +22,7 @@ from rich.live import Live
 from rich.table import Table
 from rog_msgs.msg import FleetStatus, TrainingStatus
 from rog_ros import qos
+from rog_ros.parameters import SERVER
 
 from .processes import FleetProcesses
 
@@ -30,8 +33,9 @@ COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting':
 class Monitor:
     """A node that listens to the status topics of the fleet."""
 
-    def __init__(self) -> None:
-        rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+    def __init__(self, namespace: str = '') -> None:
+        self._namespace = namespace
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self.node = rclpy.create_node(f'rog_status_{os.getpid()}')
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self.node)
@@ -39,14 +43,16 @@ class Monitor:
         self.robots: dict[str, Any] = {}
         self._heard: dict[str, float] = {}
         self._subscribed: set[str] = set()
-        self.node.create_subscription(FleetStatus, '/rog/fleet_status', self._on_fleet, qos.STATUS)
+        self.node.create_subscription(FleetStatus, f'{namespace}/{SERVER}/fleet_status',
+                                      self._on_fleet, qos.STATUS)
 
     def listen(self, robot: str) -> None:
         """Listen to a robot's status."""
         if robot not in self._subscribed:
             self._subscribed.add(robot)
-            self.node.create_subscription(TrainingStatus, f'/{robot}/training_status',
-                                          self._on_robot, qos.STATUS)
+            self.node.create_subscription(
+                TrainingStatus, f'{self._namespace}/{robot}/training_status', self._on_robot,
+                qos.STATUS)
 
     def _on_fleet(self, message: Any) -> None:
         self.fleet = message
@@ -149,42 +155,43 @@ def show(monitor: Monitor, once: bool, timeout: float) -> int:
         monitor.spin(0.5)
         Console(width=None if sys.stdout.isatty() else 140).print(monitor.table())
         return 0
-    with Live(monitor.table(), refresh_per_second=4) as live:
-        while monitor.fleet.state != 'stopped':
-            monitor.spin(0.25)
-            live.update(monitor.table())
+    show_until(monitor, lambda: monitor.fleet.state == 'stopped', plain=False)
     return 0
 
 
-def watch(processes: FleetProcesses, fleet: FleetConfig, plain: bool) -> None:
-    """Show a fleet that runs on this machine until its run is over; Ctrl+C ends it in order."""
-    with Monitor() as monitor:
+def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interruption,
+          plain: bool) -> None:
+    """Show a fleet that runs on this machine until its run is over, or a signal has come.
+
+    It is over, too, when a robot fails before it has joined: whoever starts a fleet wants to know.
+    """
+    with Monitor(fleet.network.namespace) as monitor:
         for robot in fleet.robots:
             monitor.listen(robot.name)
-        try:
-            if plain:
-                _watch_plain(processes, monitor)
-            else:
-                with Live(monitor.table(), refresh_per_second=4) as live:
-                    while processes.running():
-                        monitor.spin(0.25)
-                        processes.follow(monitor.fleet)
-                        live.update(monitor.table())
-        except KeyboardInterrupt:
-            print('stopping the fleet; Ctrl+C again ends it at once')
-            processes.stop()
-            while processes.running():
-                monitor.spin(0.25)
+
+        def over() -> bool:
+            processes.follow(monitor.fleet)
+            joined = {robot.robot for robot in monitor.fleet.robots} if monitor.fleet else set()
+            return bool(interruption) or not processes.running() \
+                or not joined.issuperset(processes.failures())
+
+        show_until(monitor, over, plain)
 
 
-def _watch_plain(processes: FleetProcesses, monitor: Monitor) -> None:
-    due = 0.0
-    while processes.running():
-        monitor.spin(0.25)
-        processes.follow(monitor.fleet)
-        if time.monotonic() >= due:
-            due = time.monotonic() + (5.0 if monitor.robots else 1.0)
-            print(monitor.line(), flush=True)
+def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
+    """Show what the monitor hears, as a live table or as a line now and then, until it is over."""
+    if plain:
+        said = time.monotonic()
+        while not over():
+            monitor.spin(0.1)
+            if time.monotonic() - said >= (5.0 if monitor.robots else 1.0):
+                said = time.monotonic()
+                print(monitor.line(), flush=True)
+        return
+    with Live(monitor.table(), refresh_per_second=4) as live:
+        while not over():
+            monitor.spin(0.25)
+            live.update(monitor.table())
 
 
 def outcome(summary: Summary, fleet: FleetConfig) -> None:

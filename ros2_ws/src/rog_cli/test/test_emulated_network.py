@@ -189,14 +189,15 @@ def test_a_robot_sends_at_the_rate_of_its_trace(tmp_path):
 
 
 LAUNCHER = '''
-import subprocess, sys
+import os, signal, subprocess, sys
 from pathlib import Path
 from fleet_env.fleet_file import load_fleet
-from rog_cli.emulated_network import EmulatedNetwork, die_with_parent
+from rog_cli.emulated_network import EmulatedNetwork
 out = Path(sys.argv[1])
 with EmulatedNetwork(load_fleet(out / 'fleet.yaml'), out) as network:
     with network.inside('robot1'):
-        child = subprocess.Popen(['sleep', '1000'], preexec_fn=die_with_parent())
+        child = subprocess.Popen(['sleep', '1000'])
+    os.kill(child.pid, signal.SIGSTOP)
     print(child.pid, network._radio.pid, flush=True)
     if sys.argv[2] == 'crash':
         raise RuntimeError('a defect')

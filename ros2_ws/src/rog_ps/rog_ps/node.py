@@ -42,8 +42,9 @@ from rog_msgs.msg import (
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync
 from rog_ros import qos
 from rog_ros.convert import from_ros, payload_bytes, request_from_ros, response_to_ros, to_ros
-from rog_ros.parameters import ServerSettings, declare_robots, robot_name
+from rog_ros.parameters import SERVER, ServerSettings, declare_robots, fleet_namespace, robot_name
 from rog_ros.receive import checksum_of, receive
+from rog_ros.servers import gives_way, is_there, refusal, this_process, this_version
 from rog_tasks.task import Task, load_task
 from std_srvs.srv import Trigger
 
@@ -57,7 +58,7 @@ class _Peer:
 
     def __init__(self, node: ParameterServerNode, robot: str, link: ShapedLink) -> None:
         self.link = link
-        base = f'/{robot}/'
+        base = f'{fleet_namespace(node.get_namespace())}/{robot}/'
         self.out: dict[type, Any] = {
             Chunk: node.create_publisher(RowChunk, base + 'pull', qos.CHUNK),
             Ack: node.create_publisher(RowAck, base + 'push_ack', qos.CHUNK),
@@ -82,7 +83,7 @@ class ParameterServerNode(Node):
     """Carries out the actions of the server machine; writes records and checkpoints."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__('parameter_server', namespace='/rog', **options)
+        super().__init__('parameter_server', namespace=f'/{SERVER}', **options)
         self.settings = settings = declare(self, ServerSettings)
         # Before the task is loaded, which takes seconds, and before anything is written.
         robots = declare_robots(self, settings.robots)
@@ -91,7 +92,9 @@ class ParameterServerNode(Node):
         training = settings.training
         check_method(settings, self._capacities)
         self.done = False
+        self.error = ''                    # why it ended, if not in order
         self.reason = 'finished'
+        self._born = time.monotonic()
         self.out = Path(settings.out) if settings.out else None
         self._refuse_former_run()
         self._peers: dict[str, _Peer] = {}
@@ -108,6 +111,7 @@ class ParameterServerNode(Node):
         self._recorder = self._build_recorder()
         self._status = self.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
+        self.create_subscription(FleetStatus, 'fleet_status', self._on_other, qos.STATUS)
         for robot in self._links:
             self._peer(robot)
         self.create_service(Register, 'register', self._on_register)
@@ -248,6 +252,18 @@ class ParameterServerNode(Node):
         else:
             self._act(self.machine.on_heartbeat(robot, message.incarnation, now, message.loss,
                                                 message.state == COMPUTING))
+
+    def _on_other(self, message: Any) -> None:
+        """Handle the status of a server at the same place, which may be our own."""
+        mine = self.elapsed, self.machine.incarnation
+        if self.done or message.incarnation == mine[1] or not is_there(message):
+            return
+        if gives_way(mine, message, time.monotonic() - self._born):
+            self.error, self.done = refusal(message, self.get_namespace()), True
+        else:
+            self.get_logger().error(
+                f'there is a second parameter server at {self.get_namespace()}: {message.host}; '
+                'robots stay with the one that has accepted them', throttle_duration_sec=5.0)
 
     def _on_time(self) -> None:
         now = time.monotonic()
@@ -400,7 +416,8 @@ class ParameterServerNode(Node):
         machine = self.machine
         active = machine.active()
         message = FleetStatus(
-            incarnation=machine.incarnation, sync=str(machine.method),
+            incarnation=machine.incarnation, host=this_process(), version=this_version(),
+            sync=str(machine.method),
             model=machine.partition.digest,
             state='stopped' if self.done else 'stopping' if machine.stopping else 'training',
             rows_total=machine.partition.rows, fastest=machine.iteration,

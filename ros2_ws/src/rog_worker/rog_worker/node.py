@@ -43,8 +43,9 @@ from rog_ros.convert import (
     response_from_ros,
     to_ros,
 )
-from rog_ros.parameters import WorkerSettings, robot_name
+from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
 from rog_ros.receive import checksum_of, receive
+from rog_ros.servers import Loyalty, this_process, this_version
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
@@ -66,6 +67,7 @@ class WorkerNode(Node):
         self._silent_until = 0.0              # end of an emulated drop-out
         self._server_heard = time.monotonic()
         self._status_waits = False            # for the emulated link
+        self._loyalty = Loyalty(self.settings.heartbeat.limit)
         self._request: Any = None
         self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
@@ -97,7 +99,8 @@ class WorkerNode(Node):
         self.create_timer(1.0, self._diagnose)
 
     def _robot_name(self) -> str:
-        name = self.get_namespace().strip('/')
+        fleet = fleet_namespace(self.settings.server_namespace)
+        name = self.get_namespace().removeprefix(fleet + '/').strip('/')
         if not name:
             raise ConfigError("the worker has no namespace, which is its robot's name; give it "
                               'one, for example --ros-args -r __ns:=/robot1')
@@ -166,6 +169,12 @@ class WorkerNode(Node):
         now = time.monotonic()
         if self._silent or self._link.is_dead(now):  # dead in both directions
             return
+        if not self._is_of_ours(message.incarnation, now):
+            self.get_logger().warning(
+                f'there is a second parameter server at {self.settings.server_namespace}: '
+                f'{message.host}; this robot stays with the one that has accepted it',
+                throttle_duration_sec=5.0)
+            return
         if message.elapsed:
             self._link.begin(now - message.elapsed)
         silent, self._server_heard = now - self._server_heard, now
@@ -178,6 +187,12 @@ class WorkerNode(Node):
         known = bool(mine) and mine[0].state != 'away'
         self._act(self.machine.on_server_status(message.incarnation, known, now))
 
+    def _is_of_ours(self, incarnation: int, now: float) -> bool:
+        machine = self.machine
+        if machine is None or not machine.server:
+            return True
+        return self._loyalty.listens(incarnation == machine.server, now)
+
     def _on_registered(self, future: Any) -> None:
         if future is not self._request or self.machine is None or self._silent \
                 or self._link.is_dead(time.monotonic()):
@@ -187,6 +202,8 @@ class WorkerNode(Node):
             return
         response = response_from_ros(future.result())
         now = time.monotonic()
+        if response.accepted and not self._is_of_ours(response.incarnation, now):
+            return  # a second server was quicker; the machine asks again
         if response.accepted:
             self._refused_since = math.inf
         else:
@@ -277,6 +294,7 @@ class WorkerNode(Node):
         now = time.monotonic()
         machine = self.machine
         message = TrainingStatus(robot=self.robot, incarnation=self.incarnation,
+                                 host=this_process(), version=this_version(),
                                  state=state or REGISTERING, loss=self.loss,
                                  accuracy=self.accuracy, evaluated_at=self.evaluated_at,
                                  link_rate=self._link.rate(now), power=self._meter.power(now),
