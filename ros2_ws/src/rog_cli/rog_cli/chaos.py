@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,8 @@ class _Run:
                 return
         self._start = time.monotonic()
         for mishap in self.mishaps:
-            self._at(mishap.start, lambda mishap=mishap: self._begin(mishap))
-            self._at(mishap.end, lambda mishap=mishap: self._end(mishap))
+            self._at(mishap.start, partial(self._begin, mishap))
+            self._at(mishap.end, partial(self._end, mishap))
         absent = sum(m.duration for m in self.mishaps if m.kind == plan.RESTART)
         limit = 60 * self.fleet.minutes + 1.5 * absent + DRAIN
         while self.down & {SERVER} or self.processes.running():
@@ -191,7 +192,7 @@ class _Run:
         found = next((m.conditions for m in mine if m.kind == plan.WEATHER), Conditions(
             delay=self.fleet.robot(robot).link.latency))
         dark = any(m.kind == plan.BLACKOUT for m in mine)
-        self.network.set(robot, dataclasses.replace(found, linked=not dark))
+        self.network.change(robot, dataclasses.replace(found, linked=not dark))
 
     def _over(self) -> bool:
         """Whether the run is being ended: then nothing is disturbed any more."""

@@ -127,7 +127,7 @@ class EmulatedNetwork:
             _set_namespace(before)
             os.close(before)
 
-    def set(self, robot: str, conditions: Conditions) -> None:
+    def change(self, robot: str, conditions: Conditions) -> None:
         """Change what a robot's link does from now on.
 
         :raises NetworkError: when the radio has ended.

@@ -155,9 +155,9 @@ def test_a_robot_out_of_range_is_not_heard_and_then_is(tmp_path):
     with network_of(fleet_of(1), tmp_path) as network, socket_in(network, SERVER) as server, \
             socket_in(network, 'robot1') as robot:
         assert arrives(network, robot, server, SERVER, b'before')
-        network.set('robot1', Conditions(linked=False))
+        network.change('robot1', Conditions(linked=False))
         eventually(lambda: not arrives(network, robot, server, SERVER, b'dark'))
-        network.set('robot1', Conditions())
+        network.change('robot1', Conditions())
         eventually(lambda: arrives(network, robot, server, SERVER, b'again'))
     last = json.loads((tmp_path / 'air.json').read_text())
     assert last['robots']['robot1']['uplink']['refused'] >= 5
