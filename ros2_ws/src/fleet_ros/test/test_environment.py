@@ -1,8 +1,6 @@
 """Where traffic goes is said by the settings, whatever the user's environment says."""
 
 import socket
-import subprocess
-import sys
 
 import pytest
 from fleet_env.errors import FleetFileError, SettingError
