@@ -77,6 +77,7 @@ def test_a_second_signal_ends_it_at_once_and_is_its_exit_code(tmp_path, number):
     assert read_summary(launcher.out).sync == 'rsp:4'
 
 
+@pytest.mark.long
 def test_a_signal_before_the_run_begins_ends_it_too(tmp_path):
     launcher = Launcher(tmp_path)
     launcher.lines.wait('waiting for the parameter server')
@@ -86,6 +87,7 @@ def test_a_signal_before_the_run_begins_ends_it_too(tmp_path):
     assert (code == 0) == (launcher.out / 'summary.json').exists()
 
 
+@pytest.mark.long
 def test_what_a_launcher_has_started_ends_with_it_even_by_kill_9(tmp_path):
     launcher = Launcher(tmp_path)
     launcher.lines.wait('robot1: [1-9]')
@@ -94,6 +96,7 @@ def test_what_a_launcher_has_started_ends_with_it_even_by_kill_9(tmp_path):
     assert read_summary(launcher.out).notes['reason'] == 'interrupted'
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_start_ends_it_with_the_servers_own_words(tmp_path):
     first = Launcher(tmp_path, '--minutes', '0.02')
     assert first.ended()[0] == 0
@@ -106,6 +109,7 @@ def test_a_server_that_does_not_start_ends_it_with_the_servers_own_words(tmp_pat
     assert 'rog: robot' not in text  # it is not the robots' fault
 
 
+@pytest.mark.long
 def test_a_robot_that_does_not_start_ends_it_with_the_robots_own_words(tmp_path):
     code, text = Launcher(tmp_path, '--set', 'training.device=cuda:7').ended()
     assert code == 1

@@ -72,7 +72,7 @@ def measure(profile: str) -> None:
              '</General></Domain></CycloneDDS>')
     uri = plain if profile == 'default' else cyclone_profile(ReachConfig(interface='air0'))
     environment = {**os.environ, 'CYCLONEDDS_URI': uri, 'ROS_DOMAIN_ID': '77',
-                   'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET', 'ROS_LOCALHOST_ONLY': '0'}
+                   'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET', 'ROS_LOCALHOST_ONLY': ''}
 
     def start(space: str, role: str) -> subprocess.Popen[str]:
         return subprocess.Popen(['ip', 'netns', 'exec', space, sys.executable, __file__, role],

@@ -12,7 +12,8 @@ from fleet_env.fleet import ReachConfig
 SETUP = '''
 sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1 || exit 77
 ip link set lo up && ip link add wlan9 type veth peer name air9 || exit 77
-ip address add 10.9.0.1/24 dev wlan9 && ip link set wlan9 up && ip link set air9 up || exit 77
+ip address add 10.9.0.1/24 dev wlan9 && ip link set wlan9 up multicast $MULTICAST || exit 77
+ip link set air9 up || exit 77
 exec "$@"
 '''
 NODES = '''
@@ -49,14 +50,14 @@ os._exit(0)
 '''
 
 
-def heard_and_sent(network, **environment):
+def heard_and_sent(network, multicast='on', **environment):
     """Whether two nodes meet, and how many packets they send on wlan9."""
     if shutil.which('unshare') is None or shutil.which('ip') is None:
         pytest.skip('needs unshare and ip')
     done = subprocess.run(
         ['unshare', '-rn', 'sh', '-c', SETUP, 'sh', sys.executable, '-c', NODES,
-         network.model_dump_json()], env={**os.environ, **environment}, text=True,
-        capture_output=True, timeout=120)
+         network.model_dump_json()], text=True, capture_output=True, timeout=120,
+        env={**os.environ, 'MULTICAST': multicast, **environment})
     if done.returncode in (1, 77) and 'Traceback' not in done.stderr:
         pytest.skip(f'network namespaces are not allowed here: {done.stderr.strip()}')
     assert done.returncode == 0, done.stderr
@@ -65,13 +66,21 @@ def heard_and_sent(network, **environment):
 
 
 @pytest.mark.parametrize('environment', [
-    {'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'}, {'ROS_STATIC_PEERS': '10.9.0.2'}],
+    {'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
+    pytest.param({'ROS_STATIC_PEERS': '10.9.0.2'}, marks=pytest.mark.long)],
     ids=['SUBNET', 'peers'])
 def test_on_this_machine_means_on_this_machine(environment):
     assert heard_and_sent(ReachConfig(), **environment) == (True, 0)
 
 
+@pytest.mark.long
 def test_on_an_interface_means_on_that_interface():
     heard, packets = heard_and_sent(ReachConfig(interface='wlan9'), ROS_LOCALHOST_ONLY='1',
                                     ROS_AUTOMATIC_DISCOVERY_RANGE='LOCALHOST')
     assert heard and packets > 0
+
+
+@pytest.mark.long
+def test_peers_meet_where_there_is_no_multicast():
+    heard, _ = heard_and_sent(ReachConfig(interface='wlan9', peers='10.9.0.1'), 'off')
+    assert heard

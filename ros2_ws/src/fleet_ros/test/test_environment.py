@@ -45,7 +45,7 @@ def test_what_the_environment_says_does_not_keep_a_fleet_on_this_machine(monkeyp
     monkeypatch.setenv('ROS_LOCALHOST_ONLY', '1')
     monkeypatch.setattr(socket, 'if_nameindex', lambda: [(1, 'lo'), (2, 'wlan0')])
     found = dds_environment(on('wlan0', peers='10.0.0.2, laptop.local'))
-    assert found['ROS_LOCALHOST_ONLY'] == '0'
+    assert found['ROS_LOCALHOST_ONLY'] == ''
     assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SUBNET'
     for part in ('"wlan0"', '"10.0.0.2"', '"laptop.local"', '<MaxMessageSize>1400B'):
         assert part in found['CYCLONEDDS_URI']
