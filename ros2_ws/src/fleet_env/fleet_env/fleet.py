@@ -46,6 +46,8 @@ class TrainingConfig(Settings):
     traffic: str = _('', 'published model whose bytes and rows the model trained here stands for '
                          'on the air (virtual time only); empty for its own', empty=True,
                      pattern=r'^([a-z0-9][a-z0-9._-]*)?$', form='convmlp-m, or empty')
+    checksums: bool = _(False, 'log a checksum of the rows after every transfer to a robot, there '
+                               'and at the server, which must agree; rog chaos compares them')
     importance_magnitude: float = _(1.0, "weight f1 of a gradient's magnitude in the importance of "
                                          'its row', ge=0.0)
     importance_age: float = _(1.0, "weight f2 of the age in a row's importance", ge=0.0)

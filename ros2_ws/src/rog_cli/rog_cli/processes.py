@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class FleetProcesses:
         """Start the process of ``server`` or of a robot, again if need be."""
         command = self.command(name)
         self.log(name).parent.mkdir(exist_ok=True)
-        with self.log(name).open('ab') as log:
+        with self.log(name).open('ab') as log, self.place(name):
             # A session of its own: Ctrl+C is for the launcher, who ends the fleet in order.
             self.processes[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -51,6 +52,10 @@ class FleetProcesses:
         """Start all that run here."""
         for name in self.names:
             self.start(name)
+
+    def place(self, name: str) -> AbstractContextManager[object]:
+        """Return within what a process is started: nothing special."""
+        return nullcontext()
 
     def command(self, name: str) -> list[str]:
         """Return the command line of a process, and write the file of parameters that it reads."""
@@ -79,6 +84,9 @@ class FleetProcesses:
         return path
 
     # -- watching ---
+
+    def follow(self, status: Any) -> None:
+        """Take note of a `FleetStatus`, or None, while the fleet is watched; there is no need."""
 
     def log(self, name: str) -> Path:
         """Path of a process's log."""

@@ -170,6 +170,7 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
             monitor.listen(robot.name)
 
         def over() -> bool:
+            processes.follow(monitor.fleet)
             joined = {robot.robot for robot in monitor.fleet.robots} if monitor.fleet else set()
             return bool(interruption) or not processes.running() \
                 or not joined.issuperset(processes.failures())

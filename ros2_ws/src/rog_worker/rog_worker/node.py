@@ -23,7 +23,7 @@ from rclpy.node import Node
 from rog_core.arrays import Array
 from rog_core.config import SgdConfig
 from rog_core.errors import ConfigError
-from rog_core.messages import Ack, Action, Chunk, Compute, End, RegisterRequest, Send, Stop
+from rog_core.messages import Ack, Action, Chunk, Compute, End, Receipt, RegisterRequest, Send, Stop
 from rog_core.states import REGISTERING, STOPPED
 from rog_core.worker import WorkerMachine
 from rog_msgs.msg import (
@@ -44,7 +44,7 @@ from rog_ros.convert import (
     to_ros,
 )
 from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
-from rog_ros.receive import receive
+from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Loyalty, this_process, this_version
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
@@ -219,12 +219,16 @@ class WorkerNode(Node):
     # -- actions ---
 
     def _act(self, actions: list[Action]) -> None:
+        assert self.machine is not None
         now = time.monotonic()
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
                 self._send_registration(action.message, now)
             elif isinstance(action, Send):
                 self._send(action.message, now)
+                if self.settings.training.checksums and isinstance(action.message, Receipt):
+                    rows = self.machine.accumulator.weights
+                    self.get_logger().info(checksum_of(action.message, rows))
             elif isinstance(action, Compute):
                 if not self._began:  # energy counts as times do, from the first grant on
                     self._began = True
@@ -234,7 +238,6 @@ class WorkerNode(Node):
             elif isinstance(action, Stop):
                 self.error = action.error
                 self._grant(None)
-        assert self.machine is not None
         self._meter.enter(self.machine.activity, now)
         self._alarm.set(min(self.machine.deadline, self._link.deadline))
 
