@@ -4,6 +4,7 @@ import pytest
 from fleet_under_test import Fleet
 
 
+@pytest.mark.long
 def test_a_second_server_finds_the_first_and_does_not_start(tmp_path):
     with Fleet(tmp_path, robots=1) as fleet:
         fleet.start('server')

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,11 +78,13 @@ class _Row:
 
 
 def load(path: str | Path, device_launch: float = DEVICE_LAUNCH,
-         server_launch: float = SERVER_LAUNCH) -> Published:
+         server_launch: float = SERVER_LAUNCH, pictures: bool = False) -> Published:
     """Read one published profile, e.g. VGG19_BN.csv.
 
     :param device_launch: seconds in which the robot's processor launches one operator.
     :param server_launch: the same on the server.
+    :param pictures: the model takes bytes and makes its own float32 of them, see
+        `lopinfer_node.model.pictures`; the published inputs are float32.
     :raises ProfileError: an unknown model, or a file that is not as published; names the line.
     """
     path = Path(path)
@@ -91,7 +93,10 @@ def load(path: str | Path, device_launch: float = DEVICE_LAUNCH,
     lines = _lines(path)
     try:
         rows = _rows(lines)
-        graph = Graph(list(_nodes(rows, path.stem)), path.stem)
+        nodes = list(_nodes(rows, path.stem))
+        if pictures:
+            nodes = [replace(n, itemsize=1) if n.kind is Kind.INPUT else n for n in nodes]
+        graph = Graph(nodes, path.stem)
         times = np.array([[float(r['device_ms']), float(r['server_ms'])] for r in lines]).T / 1e3
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ProfileError(f'{path}: not as published: {error!r}') from error

@@ -64,8 +64,8 @@ def dds_environment(network: ReachConfig) -> dict[str, str]:
     return {
         'ROS_DOMAIN_ID': str(domain_of(network)),
         'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST' if is_loopback(network) else 'SUBNET',
-        'ROS_LOCALHOST_ONLY': '0',  # where it is set to 1 it wins over the range
-        'ROS_STATIC_PEERS': '',     # the profile has them
+        'ROS_LOCALHOST_ONLY': '',  # where it is 1 it wins over the range
+        'ROS_STATIC_PEERS': '',    # the profile has them
         'CYCLONEDDS_URI': cyclone_profile(network)}
 
 

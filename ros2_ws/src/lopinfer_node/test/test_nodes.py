@@ -246,16 +246,16 @@ def test_the_decorator_gives_the_function_the_shared_model():
 def test_the_nodes_answer_an_image_and_end_cleanly(processes, tmp_path):
     from lopinfer_msgs.msg import Result
     from lopinfer_node.qos import IMAGE, RESULT
-    from lopinfer_node.ros.images import image_tensor
     from sensor_msgs.msg import Image
     server = start(processes, 'server', directory=tmp_path)
     client = start(processes, 'client', model='runtime_models:small', height=32, width=40,
                    method='server-only')
     image = Image(height=32, width=40, encoding='bgr8', step=120,
                   data=np.random.default_rng(0).integers(0, 256, 32 * 120, np.uint8))
-    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    pixels = torch.from_numpy(np.array(image.data).reshape(32, 40, 3)[:, :, ::-1].copy())
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     with torch.no_grad():
-        wanted = Small().eval()(image_tensor(image, (32, 40), mean, std))
+        wanted = Small().eval()(((pixels / 255 - mean) / std).permute(2, 0, 1)[None])
     context = Context()
     rclpy.init(args=[], context=context)
     node = rclpy.create_node('camera', context=context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from contextlib import nullcontext
@@ -13,7 +14,7 @@ from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import dump_fleet, explained_fleet, load_fleet
 from fleet_env.summary import SUMMARY_FILE, read_summary
 from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
-from fleet_ros.environment import dds_environment, where_traffic_goes
+from fleet_ros.environment import cyclone_profile, dds_environment, where_traffic_goes
 from rog_bringup import FLEETS
 from rog_core.methods import check_method
 from rog_core.warm_up import warm_up
@@ -44,6 +45,24 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                           'out and explained')
     show.add_argument('fleet')
     show.set_defaults(run=_show)
+    env = sub.add_parser('env', help='print the variables of DDS with which ros2 and other '
+                         'programs meet the fleet: eval "$(rog fleet env FLEET)"')
+    env.add_argument('fleet')
+    env.add_argument('--profile', action='store_true', help='print the profile of Cyclone DDS '
+                     'alone, as a file for CYCLONEDDS_URI=file://...')
+    env.set_defaults(run=_env)
+
+
+def _env(options: argparse.Namespace) -> int:
+    network = load_fleet(options.fleet, [FLEETS]).network
+    variables = dds_environment(network)
+    if options.profile:
+        print(cyclone_profile(network))
+        return 0
+    print(f'# {where_traffic_goes(network)}')
+    for name, value in variables.items():
+        print(f'export {name}={shlex.quote(value)}')
+    return 0
 
 
 def _show(options: argparse.Namespace) -> int:

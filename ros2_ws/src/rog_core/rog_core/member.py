@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .messages import Kind, Receipt, RegisterResponse
+from .messages import Chunk, Kind, Receipt, RegisterResponse
 from .methods.base import Standing
 from .mirror import Mirror
 from .states import AWAY, COUNTED, DONE, JOINING, MEMBER, PLACE, STOPPED
@@ -52,6 +52,7 @@ class Member:
     period: float = math.nan  # running mean of the seconds between two pushes
     loss: float = math.nan   # of its last batch
     place: str = COUNTED     # see `rog_core.states.PLACE`
+    early: list[Chunk] = field(default_factory=list)  # of a push, before its pull's receipt
     progress: float = math.nan  # time at which it last made progress, s
     computes: float = math.nan  # time since when it computes its present gradient; NaN: it does not
     usual: float = math.nan  # seconds that a gradient takes it, as a rule

@@ -60,6 +60,7 @@ from .transfer.sender import Sender
 
 ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)  # see the module
 BUSY = (JOINING, PULLING, TRAINING)  # it is its turn to do something
+EARLY = 64  # chunks of a push that are kept while the receipt of the pull before it is awaited
 
 
 class ServerMachine:
@@ -233,6 +234,9 @@ class ServerMachine:
             assert member.push.receipt is not None
             return [Send(robot, member.push.receipt)]
         if member.state != TRAINING:
+            member.push.check(chunk.transfer)
+            if member.state == PULLING and len(member.early) < EARLY:
+                member.early.append(chunk)  # it has overtaken the receipt of the pull
             return []
         ack, rows = member.push.on_chunk(chunk)
         if rows is not None:
@@ -377,7 +381,18 @@ class ServerMachine:
         member.pulled_at[complete] = member.iteration
         member.pull_mta = sender.mta_duration
         member.move('pulled')
-        return []
+        return self._catch_up(member, now)
+
+    def _catch_up(self, member: Member, now: float) -> list[Action]:
+        """Take the chunks of the push that have overtaken the receipt of the pull."""
+        chunks, member.early = member.early, []
+        return [action for chunk in chunks for action in self._on_early(member.robot, chunk, now)]
+
+    def _on_early(self, robot: str, chunk: Chunk, now: float) -> list[Action]:
+        try:
+            return self.on_chunk(robot, chunk, now)
+        except RemoteProtocolError:
+            return []  # as if it had been lost; the receipt is none the worse for it
 
     def _stored(self, member: Member, sender: Sender, now: float) -> list[Action]:
         """Handle the receipt of model values: the final model, or the snapshot of a new member."""

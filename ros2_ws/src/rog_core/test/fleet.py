@@ -120,6 +120,17 @@ class Fleet:
             self.sync, self.server.model, self.team)
         if state is not None:
             self.server.load_state(state)
+        take, server = self.server.on_chunk, self.server
+
+        def on_chunk(name, chunk, now):  # the machine itself calls it for chunks that were early
+            self.update.last_ids = None
+            actions = take(name, chunk, now)
+            if self.update.last_ids is not None:
+                life = chunk.transfer.incarnation ^ server.incarnation
+                self.applied_chunks.add((life, chunk.transfer, chunk.sequence))
+                self.versions.applied(server.members[name], chunk, self.update.last_ids)
+            return actions
+        self.server.on_chunk = on_chunk
 
     def checkpoint(self):
         """What a server writes to disk, and what had been applied by then."""
@@ -363,13 +374,7 @@ class Fleet:
 
     def deliver_to_server(self, name, message):
         handle = handler(self.server, message)
-        self.update.last_ids = None
         self.act(None, self.guard(lambda: handle(name, message, self.now)))
-        if self.update.last_ids is not None:
-            session = message.transfer.incarnation
-            life = session ^ self.server.incarnation
-            self.applied_chunks.add((life, message.transfer, message.sequence))
-            self.versions.applied(self.server.members[name], message, self.update.last_ids)
         self.counts['rejected ack'] += isinstance(message, Ack) and bool(self.errors)
 
     def register(self, message, robot):

@@ -19,8 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from fleet_env.fleet import ReachConfig
 from fleet_env.shaped import ShapedLink
 from fleet_env.trace import LinkTrace
+from fleet_ros.ending import launched
+from fleet_ros.environment import dds_environment
 from torch.utils import _pytree as pytree
 
 from ..api import OffloadedModel
@@ -155,12 +158,11 @@ def measure(shared: OffloadedModel, example: torch.Tensor, want: Sequence[torch.
 @contextmanager
 def private_domain() -> Iterator[None]:
     """Keep DDS on loopback, in a domain of this process's own unless the user chose one."""
-    wanted = {'ROS_DOMAIN_ID': str(1 + os.getpid() % 100),
-              'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'}
-    added = {key: value for key, value in wanted.items() if key not in os.environ}
-    os.environ.update(added)
+    chosen = os.environ.get('ROS_DOMAIN_ID') or str(1 + os.getpid() % 100)
+    before = dict(os.environ)
+    os.environ.update({**dds_environment(ReachConfig()), 'ROS_DOMAIN_ID': chosen, **launched()})
     try:
         yield
     finally:
-        for key in added:
-            os.environ.pop(key, None)
+        os.environ.clear()
+        os.environ.update(before)

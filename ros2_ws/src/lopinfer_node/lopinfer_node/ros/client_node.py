@@ -15,8 +15,7 @@ from sensor_msgs.msg import Image
 
 from .. import qos
 from ..errors import LopinferError
-from ..model import zoo
-from ..model.traced import trace
+from ..model.pictures import traced_of_images
 from ..parameters import ClientSettings
 from ..runtime.planner import TablePlanner
 from .client_shell import Client, ClientOptions
@@ -37,8 +36,7 @@ class ClientNode(Node):
             torch.set_num_threads(s.threads)
         self.size = (s.height, s.width)
         self._device = torch_device(s.device)
-        traced = trace(zoo.load(s.model, s.pretrained).to(self._device),
-                       torch.zeros(1, 3, *self.size, device=self._device))
+        traced = traced_of_images(s.model, self.size, s.pretrained, s.mean, s.std, self._device)
         self.client = Client(self, traced, ClientOptions(
             TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
             s, s.shaped_link(), recording=s.open_recording(), slowdown=s.slowdown))
@@ -80,7 +78,7 @@ class ClientNode(Node):
 
     def _infer(self, image: Any, came: float) -> None:
         try:
-            x = image_tensor(image, self.size, self.settings.mean, self.settings.std)
+            x = image_tensor(image, self.size)
         except LopinferError as error:
             self.get_logger().warning(str(error), throttle_duration_sec=5.0)
             return

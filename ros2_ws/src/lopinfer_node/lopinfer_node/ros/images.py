@@ -17,9 +17,8 @@ CHANNELS = {'rgb8': (0, 1, 2), 'bgr8': (2, 1, 0), 'rgba8': (0, 1, 2), 'bgra8': (
 BYTES = {'rgb8': 3, 'bgr8': 3, 'rgba8': 4, 'bgra8': 4, 'mono8': 1}
 
 
-def image_tensor(image: Any, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
-                 ) -> torch.Tensor:
-    """Float32 (1, 3, rows, columns) of ``size``, each channel (x / 255 - mean) / std.
+def image_tensor(image: Any, size: tuple[int, int]) -> torch.Tensor:
+    """Uint8 (1, 3, rows, columns) of ``size``: red, green, blue.
 
     Raises LopinferError for an encoding or a size of data that does not fit.
     """
@@ -33,11 +32,12 @@ def image_tensor(image: Any, size: tuple[int, int], mean: Sequence[float], std: 
     rows = np.frombuffer(image.data, np.uint8).reshape(image.height, image.step)
     pixels = rows[:, :image.width * depth].reshape(image.height, image.width, depth)
     chosen = np.ascontiguousarray(pixels[:, :, CHANNELS[image.encoding]].transpose(2, 0, 1))
-    tensor = torch.from_numpy(chosen)[None].float() / 255
-    if tuple(tensor.shape[2:]) != size:
-        tensor = torch.nn.functional.interpolate(tensor, size, mode='bilinear', antialias=True,
-                                                 align_corners=False)
-    return (tensor - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
+    tensor = torch.from_numpy(chosen)[None]
+    if tuple(tensor.shape[2:]) == size:
+        return tensor
+    scaled = torch.nn.functional.interpolate(tensor.float(), size, mode='bilinear', antialias=True,
+                                             align_corners=False)
+    return scaled.round().clamp(0, 255).byte()   # as libraries of pictures scale
 
 
 def result_message(outputs: Sequence[torch.Tensor], header: Any, latency: float, shared: bool

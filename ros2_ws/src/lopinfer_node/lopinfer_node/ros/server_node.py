@@ -11,7 +11,7 @@ from fleet_ros.parameters import declare
 from rclpy.node import Node
 
 from ..model import zoo
-from ..model.traced import trace
+from ..model.pictures import traced_of_images
 from ..parameters import ServerSettings
 from .server_shell import Server, ServerOptions
 
@@ -32,7 +32,7 @@ class ServerNode(Node):
             recording=settings.open_recording()))
         for name in filter(None, settings.models.split(',')):
             self.get_logger().info(f'preparing {name}')
-            self.server.add(trace(zoo.load(name.strip()), torch.zeros(zoo.IMAGE)))
+            self.server.add(traced_of_images(name.strip(), zoo.IMAGE[2:]))
         self.get_logger().info('serving')
 
     def close(self) -> None:
