@@ -41,7 +41,7 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync
 from rog_ros import qos
-from rog_ros.convert import from_ros, payload_bytes, request_from_ros, response_to_ros, to_ros
+from rog_ros.convert import payload_bytes, request_from_ros, response_to_ros, to_ros
 from rog_ros.parameters import SERVER, ServerSettings, declare_robots, fleet_namespace, robot_name
 from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import gives_way, is_there, refusal, this_process, this_version
@@ -236,7 +236,7 @@ class ParameterServerNode(Node):
             return
         if self.settings.training.checksums and isinstance(message, TransferReceipt) \
                 and member is not None and sender is not None and member.sender is not sender:
-            self.get_logger().info(checksum_of(from_ros(message), member.mirror.rows))
+            self.get_logger().info(checksum_of(sender.transfer, member.mirror.rows))
         self._act(actions)
 
     def on_status(self, robot: str, message: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from rog_core.arrays import Array, to_host
 from rog_core.dispatch import handler
 from rog_core.errors import RemoteProtocolError, StaleMessageError
-from rog_core.messages import Action, Receipt
+from rog_core.messages import Action, TransferId
 from rog_core.server import ServerMachine
 from rog_core.worker import WorkerMachine
 
@@ -34,12 +34,11 @@ def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, p
         return None
 
 
-def checksum_of(receipt: Receipt, rows: Array) -> str:
+def checksum_of(transfer: TransferId, rows: Array) -> str:
     """Return the line that both sides log when a transfer to a robot is closed.
 
     It names the transfer and the ``rows`` that the robot holds from then on: its own, and the copy
     of them at the server (`training.checksums`).
     """
-    t = receipt.transfer
-    return (f'checksum of {t.incarnation:x}/{t.kind}/{t.iteration}/{t.attempt}: '
-            f'{zlib.crc32(to_host(rows).tobytes()):08x}')
+    name = f'{transfer.incarnation:x}/{transfer.kind}/{transfer.iteration}/{transfer.attempt}'
+    return f'checksum of {name}: {zlib.crc32(to_host(rows).tobytes()):08x}'

@@ -227,8 +227,8 @@ class WorkerNode(Node):
             elif isinstance(action, Send):
                 self._send(action.message, now)
                 if self.settings.training.checksums and isinstance(action.message, Receipt):
-                    rows = self.machine.accumulator.weights
-                    self.get_logger().info(checksum_of(action.message, rows))
+                    self.get_logger().info(checksum_of(action.message.transfer,
+                                                       self.machine.accumulator.weights))
             elif isinstance(action, Compute):
                 if not self._began:  # energy counts as times do, from the first grant on
                     self._began = True
