@@ -58,6 +58,8 @@ class ChannelConfig(Settings):
 
     shared: bool = _(True, 'the robots share the air time of one channel; false: each robot has a '
                            'channel of its own')
+    overhead: float = _(0.0, 'what headers, acknowledgements and status messages take on the air, '
+                             'as a share of what rows take; over DDS 0.3 was measured', ge=0.0)
 
 
 class LinkConfig(Settings):
