@@ -51,15 +51,15 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     out = os.path.abspath(value(context, 'out') or os.path.join(
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
     warm_up()  # compile once, not in every process at the same time
-    epoch, space = time.time(), fleet.network.namespace
+    space = fleet.network.namespace
     server = None
     if 'server' in here:
-        parameters = server_parameters(fleet, epoch, out) | {
+        parameters = server_parameters(fleet, 0.0, out) | {
             'resume': value(context, 'resume') == 'true'}
         server = Node(package='rog_ps', executable='parameter_server', output='screen',
                       namespace=f'{space}/{SERVER}', parameters=typed(parameters), **TIMES)
     robots = [Node(package='rog_worker', executable='worker', namespace=f'{space}/{robot.name}',
-                   output='screen', parameters=typed(worker_parameters(fleet, robot, epoch)),
+                   output='screen', parameters=typed(worker_parameters(fleet, robot, 0.0)),
                    **TIMES) for robot in fleet.robots if robot.name in here]
     return [*_misspelt(context, names), *environment(fleet.network),
             *Ending(server, robots, run=True).actions(), *([server] if server else []), *robots]

@@ -46,6 +46,8 @@ class TrainingConfig(Settings):
     traffic: str = _('', 'published model whose bytes and rows the model trained here stands for '
                          'on the air (virtual time only); empty for its own', empty=True,
                      pattern=r'^([a-z0-9][a-z0-9._-]*)?$', form='convmlp-m, or empty')
+    checksums: bool = _(False, 'log a checksum of the rows after every transfer to a robot, there '
+                               'and at the server, which must agree; rog chaos compares them')
     importance_magnitude: float = _(1.0, "weight f1 of a gradient's magnitude in the importance of "
                                          'its row', ge=0.0)
     importance_age: float = _(1.0, "weight f2 of the age in a row's importance", ge=0.0)
@@ -127,8 +129,14 @@ class ServerConfig(Settings):
 
     device: str = _('cpu', "device that holds the server's rows", **DEVICE)
     checkpoint_every: float = _(10.0, 'time between checkpoints; 0 for none', 's', ge=0.0)
+    patience: float = _(0.0, 'time without progress after which the others do not wait for a robot '
+                             'any more; 0: four times what an iteration of the fleet takes, at '
+                             'least heartbeat.limit; inf: they wait however long it takes', 's',
+                        ge=0.0, allow_inf_nan=True)
     drain_limit: float = _(5.0, 'longest time that the exact final model may take to reach a robot '
                                 'at the end of a run', 's', gt=0.0)
+    stop_limit: float = _(60.0, 'longest time that the end of a run may take; robots that have not '
+                                'finished by then are given up', 's', gt=0.0)
 
 
 class StragglerConfig(Settings):

@@ -22,12 +22,12 @@ def client_main(args: Sequence[str] | None = None) -> int:
 
 
 def _build_server() -> Any:
-    from .server_node import ServerNode
+    from .ros.server_node import ServerNode
     return ServerNode()
 
 
 def _build_client() -> Any:
-    from .client_node import ClientNode
+    from .ros.client_node import ClientNode
     return ClientNode()
 
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from fleet_env.fleet import FleetConfig
@@ -18,6 +19,8 @@ from rog_bringup import FLEETS
 from rog_core.methods import check_method
 from rog_core.warm_up import warm_up
 
+from .emulated_fleet import EmulatedFleet
+from .emulated_network import EmulatedNetwork, check_rights
 from .fleet_options import add_fleet_options, chosen_fleet
 from .processes import LINGER, FleetProcesses
 from .view import outcome, watch
@@ -35,6 +38,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                     'server, or names of robots; the others run on other machines, or already')
     up.add_argument('--plain', action='store_true', help='one line per report, no live table')
     up.add_argument('--resume', action='store_true', help='go on from the checkpoint in --out')
+    up.add_argument('--emulate', action='store_true', help='every robot in a network namespace of '
+                    'its own, behind a radio link that replays its trace; needs root')
     up.set_defaults(run=_up)
     show = sub.add_parser('show', help='print a fleet file with every setting written '
                           'out and explained')
@@ -68,8 +73,14 @@ def _show(options: argparse.Namespace) -> int:
 def _up(options: argparse.Namespace) -> int:
     try:
         fleet = chosen_fleet(options)
-        environment = dds_environment(fleet.network)
         names = _names(fleet, options.only)
+        if options.emulate:
+            if options.only:
+                raise argparse.ArgumentTypeError('--emulate and --only: nothing else can reach the '
+                                                 'emulated network; choose one of them')
+            check_rights()
+        else:  # for the processes and for the live view
+            os.environ.update(dds_environment(fleet.network))
         if 'server' in names:  # robots need not have the method
             check_method(fleet, fleet.capacities)
     except argparse.ArgumentTypeError as error:
@@ -84,23 +95,35 @@ def _up(options: argparse.Namespace) -> int:
         print(f'rog: {out} already holds a run; choose another --out, or --resume it',
               file=sys.stderr)
         return 2
-    (out / 'fleet.yaml').write_text(dump_fleet(fleet))
-    print(where_traffic_goes(fleet.network), flush=True)
-    os.environ.update(environment)  # for the processes and for the live view
-    interruption = Interruption()
-    processes = FleetProcesses(fleet, out, names, options.resume)
-    try:
-        with interruption.raised():
-            warm_up()  # compile once, not in every process at the same time
-            processes.start_all()
-        watch(processes, fleet, interruption, plain=options.plain or not sys.stdout.isatty())
-    except KeyboardInterrupt:
-        pass
-    finally:
-        _end(processes, interruption)
-    code = _result(processes, interruption)
+    code = run_fleet(fleet, out, names, Interruption(), options.resume, options.emulate,
+                     options.plain or not sys.stdout.isatty())
     leave_at_exit(code)
     return code
+
+
+def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Interruption,
+              resume: bool = False, emulate: bool = False, plain: bool = True) -> int:
+    """Run processes of a fleet here, watch them, say how it ended; return the exit code.
+
+    :param out: directory of the run, which is there; absolute.
+    :param emulate: in an emulated network.
+    """
+    (out / 'fleet.yaml').write_text(dump_fleet(fleet))
+    if not emulate:
+        print(where_traffic_goes(fleet.network), flush=True)
+    with EmulatedNetwork(fleet, out) if emulate else nullcontext() as network:
+        processes = FleetProcesses(fleet, out, names, resume) if network is None else \
+            EmulatedFleet(network, out, names, resume)
+        try:
+            with interruption.raised():
+                warm_up()  # compile once, not in every process at the same time
+                processes.start_all()
+            watch(processes, fleet, interruption, plain)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            _end(processes, interruption)
+    return _result(processes, interruption)
 
 
 def _end(processes: FleetProcesses, interruption: Interruption) -> None:

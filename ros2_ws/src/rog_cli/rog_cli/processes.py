@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ class FleetProcesses:
     def __init__(self, fleet: FleetConfig, out: Path, names: Iterable[str], resume: bool = False,
                  environment: Mapping[str, str] | None = None) -> None:
         self.fleet, self.out, self.names, self.resume = fleet, out, list(names), resume
-        self.epoch = time.time()
         self.processes: dict[str, subprocess.Popen] = {}
         self.killed: set[str] = set()
         self._asked: set[str] = set()
@@ -42,7 +42,7 @@ class FleetProcesses:
         """Start the process of ``server`` or of a robot, again if need be."""
         command = self.command(name)
         self.log(name).parent.mkdir(exist_ok=True)
-        with self.log(name).open('ab') as log:
+        with self.log(name).open('ab') as log, self.place(name):
             # A session of its own: Ctrl+C is for the launcher, who ends the fleet in order.
             self.processes[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -53,16 +53,20 @@ class FleetProcesses:
         for name in self.names:
             self.start(name)
 
+    def place(self, name: str) -> AbstractContextManager[object]:
+        """Return within what a process is started: nothing special."""
+        return nullcontext()
+
     def command(self, name: str) -> list[str]:
         """Return the command line of a process, and write the file of parameters that it reads."""
         space = self.fleet.network.namespace
         if name == 'server':
             module, namespace = 'rog_ps.main', f'{space}/{SERVER}'
-            parameters = server_parameters(self.fleet, self.epoch, str(self.out))
+            parameters = server_parameters(self.fleet, 0.0, str(self.out))
             parameters['resume'] = self.resume or name in self.processes
         else:
             module, namespace = 'rog_worker.main', f'{space}/{name}'
-            parameters = worker_parameters(self.fleet, self.fleet.robot(name), self.epoch)
+            parameters = worker_parameters(self.fleet, self.fleet.robot(name), 0.0)
         return [sys.executable, '-m', module, '--ros-args', '-r', f'__ns:={namespace}',
                 '--params-file', str(self._parameters_file(name, parameters))]
 
@@ -80,6 +84,9 @@ class FleetProcesses:
         return path
 
     # -- watching ---
+
+    def follow(self, status: Any) -> None:
+        """Take note of a `FleetStatus`, or None, while the fleet is watched; there is no need."""
 
     def log(self, name: str) -> Path:
         """Path of a process's log."""

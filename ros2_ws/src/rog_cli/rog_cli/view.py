@@ -27,7 +27,7 @@ from rog_ros.parameters import SERVER
 from .processes import FleetProcesses
 
 COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting': 'yellow',
-          'away': 'red', 'stopped': 'dim'}
+          'retired': 'magenta', 'away': 'red', 'stopped': 'dim'}
 
 
 class Monitor:
@@ -86,6 +86,7 @@ class Monitor:
                        'compute\ns', 'comm\ns', 'stall\ns', 'J'):
             table.add_column(column, justify='right', no_wrap=True)
         known = {r.robot: r for r in fleet.robots} if fleet is not None else {}
+        table.caption, table.caption_justify = '\n'.join(self._causes()), 'left'
         for name in sorted({*self.robots, *known}):
             table.add_row(*self._row(name, self.robots.get(name), known.get(name)))
         return table
@@ -93,9 +94,11 @@ class Monitor:
     @staticmethod
     def _row(name: str, robot: Any, seen: Any) -> list[str]:
         state = robot.state if robot is not None else '?'
-        if seen is not None and seen.state == 'away':
-            state = 'away'
-        text = f'{state} for {seen.waiting_for}' if seen is not None and seen.waiting_for else state
+        if seen is not None and seen.state in ('away', 'retired'):
+            state = seen.state
+        text = state
+        if seen is not None and seen.waiting_for:
+            text = f'{state} for {seen.waiting_for} {seen.waiting_time:.0f} s'
         color = COLORS.get(state, 'white')
         if robot is None:
             return [name, f'[{color}]{text}[/]', *[''] * 10]
@@ -107,6 +110,12 @@ class Monitor:
                 f'{robot.compute_time:.1f}', f'{robot.communicate_time:.1f}',
                 f'{robot.stall_time:.1f}', f'{robot.energy:.0f}']
 
+    def _causes(self) -> list[str]:
+        """Say of each robot why others wait for it, or do not wait any more."""
+        robots = self.fleet.robots if self.fleet is not None else []
+        return [f'{r.robot}: {r.state}, {r.why}' if r.state in ('away', 'retired')
+                else f'{r.robot}: {r.why}' for r in robots if r.why]
+
     def line(self) -> str:
         """Return the state of the fleet in one line."""
         if self.fleet is None:
@@ -115,7 +124,8 @@ class Monitor:
             f'{n}: {r.iteration} {r.state} loss {_number(r.loss, ".3f")} accuracy '
             f'{_number(100 * r.accuracy, ".1f", " %")} rows {r.rows_pushed}/{r.rows_total} '
             f'stall {r.stall_time:.1f} s' for n, r in sorted(self.robots.items()))
-        return f'{self.fleet.elapsed:5.0f} s {self.fleet.sync}   {robots}'
+        return '   '.join([f'{self.fleet.elapsed:5.0f} s {self.fleet.sync}', robots,
+                           *self._causes()])
 
     def __enter__(self) -> Monitor:
         return self
@@ -160,6 +170,7 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
             monitor.listen(robot.name)
 
         def over() -> bool:
+            processes.follow(monitor.fleet)
             joined = {robot.robot for robot in monitor.fleet.robots} if monitor.fleet else set()
             return bool(interruption) or not processes.running() \
                 or not joined.issuperset(processes.failures())

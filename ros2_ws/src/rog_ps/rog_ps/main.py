@@ -32,7 +32,7 @@ def _build() -> Any:
 
 
 def _serve(node: Any, interruption: Interruption) -> int:
-    spin_until(node, lambda: node.done, interruption, lambda: node.request_stop('interrupted'))
+    spin_until(node, lambda: node.done, interruption, node.interrupt)
     node.finish()  # at once, if the user would not wait for the robots
     return fail(node.error) if node.error else 0
 

@@ -24,11 +24,12 @@ from rog_core.arrays import on_device, to_host
 from rog_core.config import ServerConfig
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.flat import flatten, rows_of, trainable
-from rog_core.messages import Ack, Action, Chunk, End, Send, Stop
+from rog_core.messages import Ack, Action, Chunk, End, Notice, Send, Stop
 from rog_core.methods import check_method
 from rog_core.patience import mta_time
+from rog_core.report import why
 from rog_core.server import ServerMachine
-from rog_core.states import AWAY
+from rog_core.states import AWAY, COMPUTING, RETIRED
 from rog_msgs.msg import (
     FleetStatus,
     RobotStatus,
@@ -40,9 +41,9 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync
 from rog_ros import qos
-from rog_ros.convert import payload_bytes, request_from_ros, response_to_ros, to_ros
+from rog_ros.convert import from_ros, payload_bytes, request_from_ros, response_to_ros, to_ros
 from rog_ros.parameters import SERVER, ServerSettings, declare_robots, fleet_namespace, robot_name
-from rog_ros.receive import receive
+from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import gives_way, is_there, refusal, this_process, this_version
 from rog_tasks.task import Task, load_task
 from std_srvs.srv import Trigger
@@ -75,7 +76,7 @@ class _Peer:
     def send(self, value: Any, now: float) -> None:
         publisher = self.out.get(type(value), self.receipts)
         message = to_ros(value)
-        self.link.send(payload_bytes(value), lambda: publisher.publish(message), now)
+        self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
 
 class ParameterServerNode(Node):
@@ -179,6 +180,10 @@ class ParameterServerNode(Node):
             link = self._links.get(robot)
             shaped = ShapedLink() if link is None else ShapedLink.from_config(
                 link, self.settings.link_epoch)
+            if not self.settings.link_epoch:
+                shaped.hold()  # until the training begins
+                if self.elapsed:
+                    shaped.begin(time.monotonic() - self.elapsed)
             self._peers[robot] = _Peer(self, robot, shaped)
         return self._peers[robot]
 
@@ -206,7 +211,10 @@ class ParameterServerNode(Node):
         answer, actions = self.machine.on_register(wanted, now)
         if answer.accepted:
             self._peer(wanted.robot)
-            self._began = self._began or now
+            if self._began is None:
+                self._began = now
+                for peer in self._peers.values():
+                    peer.link.begin(now - self.elapsed)
             self.get_logger().info(f'{wanted.robot} joins at iteration {answer.iteration}')
             if wanted.robot in self._away:
                 self._away.discard(wanted.robot)
@@ -220,22 +228,30 @@ class ParameterServerNode(Node):
 
     def on_message(self, robot: str, message: Any) -> None:
         """Handle a message of a transfer."""
+        member = self.machine.members.get(robot)
+        sender = None if member is None else member.sender
         actions = receive(self.machine, message, self.get_logger(), robot)
         if actions is None:
             self._dropped += 1
-        else:
-            self._act(actions)
+            return
+        if self.settings.training.checksums and isinstance(message, TransferReceipt) \
+                and member is not None and sender is not None and member.sender is not sender:
+            self.get_logger().info(checksum_of(from_ros(message), member.mirror.rows))
+        self._act(actions)
 
     def on_status(self, robot: str, message: Any) -> None:
         """Handle a robot's status: a heartbeat, which is recorded and may say that it stops."""
         now = time.monotonic()
         if message.robot != robot or not self.machine.is_member(robot, message.incarnation):
+            if robot in self._away:
+                self._publish_status()  # its link is back: let it know at once that it is away
             return  # another robot of this name, or one that must register again
         self._record(lambda recorder: recorder.status(self.elapsed, message))
         if message.state == 'stopped':
             self._act(self.machine.on_leave(robot, message.incarnation, now))
         else:
-            self._act(self.machine.on_heartbeat(robot, message.incarnation, now, message.loss))
+            self._act(self.machine.on_heartbeat(robot, message.incarnation, now, message.loss,
+                                                message.state == COMPUTING))
 
     def _on_other(self, message: Any) -> None:
         """Handle the status of a server at the same place, which may be our own."""
@@ -282,6 +298,10 @@ class ParameterServerNode(Node):
         for action in actions:
             if isinstance(action, Send):
                 self._peers[action.robot].send(action.message, now)
+            elif isinstance(action, Notice):
+                self.get_logger().warning(f'{action.robot} {action.what}: {action.detail}')
+                self._fault(action.robot, action.what, action.detail)
+                self._publish_status()
             elif isinstance(action, Stop):
                 # The robots still evaluate the final model; their last status ends the record.
                 self._finish_by = min(self._finish_by, now + 2 * self.settings.heartbeat.limit)
@@ -296,6 +316,13 @@ class ParameterServerNode(Node):
         self.get_logger().info(f'stopping: {reason}')
         self._act(self.machine.stop(time.monotonic()))
         self._publish_status()
+
+    def interrupt(self) -> None:
+        """End the run, because the user asks for it; at once if it is ending already."""
+        if self.machine.stopping:
+            self.finish()
+        else:
+            self.request_stop('interrupted')
 
     def _all_final(self) -> bool:
         if math.isinf(self._finish_by) or self._recorder is None:
@@ -396,12 +423,16 @@ class ParameterServerNode(Node):
             rows_total=machine.partition.rows, fastest=machine.iteration,
             slowest=min((m.slowest for m in active), default=0),
             mta=machine.method.sending().minimum, mta_time=float(mta_time(active)),
-            elapsed=float(self.elapsed))
+            patience=float(machine.patience), elapsed=float(self.elapsed))
         message.robots = [RobotStatus(
-            robot=m.robot, state=STATES.get(m.state, m.state), iteration=m.iteration,
+            robot=m.robot, iteration=m.iteration,
+            state=RETIRED if m.alive and m.place == RETIRED else STATES.get(m.state, m.state),
             slowest_row=m.slowest, rows_pushed=m.rows_pushed, rows_pulled=m.rows_pulled,
             heartbeat_age=float(now - m.heard), mta_duration=float(max(m.push_mta, m.pull_mta)),
-            bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for))
+            bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for),
+            waiting_time=float(now - m.since) if m.waiting_for else 0.0,
+            idle=float(now - m.progress),
+            why=why(m, machine.iteration, m.robot in machine.waited_for, now))
             for m in machine.members.values()]
         message.header.stamp = self.get_clock().now().to_msg()
         self._status.publish(message)
