@@ -46,8 +46,8 @@ EVERYTHING = [('run', 0, 1.0), ('checkpoint', 0, 0.5), ('crash', 0, 1.5), ('sync
               ('fade', 1, 1.5), ('run', 0, 1.5), ('slow', 0, 1.5), ('replay', 0, 0.5),
               ('corrupt', 0, 0.3), ('kill', 2, 1.5), ('restart', 2, 1.5), ('fast', 0, 1.0),
               ('sync', 3, 1.0), ('gap', 0, 0.9), ('deaf', 1, 1.5), ('deaf', 0, 1.5),
-              ('gap', 1, 0.5), ('run', 0, 1.5), ('blackout', 0, 0.5), ('run', 0, 1.5), ('corrupt', 0, 0.5),
-              ('replay', 0, 0.5)]
+              ('gap', 1, 0.5), ('run', 0, 1.5), ('blackout', 0, 0.5), ('run', 0, 1.5),
+              ('corrupt', 0, 0.5), ('replay', 0, 0.5)]
 MUST_HAPPEN = ['lost', 'duplicated', 'partial', 'crash that lost updates', 'kill', 'fade',
                'set_sync', 'replayed', 'stale', 'corrupt refused', 'mirror checked',
                'mirror checked behind', 'conservation checked', 'versions checked',
