@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from PIL import Image
 
 CLASSES = ('blue', 'red')
@@ -72,6 +73,7 @@ def write(path, files):
 
 def record(path, messages, storage='mcap'):
     """Write a rosbag2 recording of (topic, seconds, message); the type follows from the message."""
+    pytest.importorskip('rosbags', reason='rosbags is not installed')
     from rosbags.rosbag2 import StoragePlugin, Writer
     from rosbags.typesys import Stores, get_typestore
     store = get_typestore(Stores.ROS2_JAZZY)

@@ -25,7 +25,7 @@ class Watch:
 
     def __init__(self, node: Node, sources: Sequence[Source]) -> None:
         self._node, self._sources = node, tuple(sources)
-        self._subscribed: set[str] = set()
+        self._subscribed: set[tuple[CameraSource, str]] = set()
         self._levels: dict[str, str] = {}
 
     def close(self) -> None:
@@ -41,20 +41,21 @@ class Watch:
             there = dict(self._node.get_topic_names_and_types())
             for source in missing:
                 source.hint('; '.join(filter(None, (
-                    self._subscribe(source.image_topic, IMAGES, source.on_image, there),
-                    self._subscribe(source.label_topic, LABELS, source.on_label, there)))))
+                    self._subscribe(source, source.image_topic, IMAGES, source.on_image, there),
+                    self._subscribe(source, source.label_topic, LABELS, source.on_label, there)))))
         reports = [source.report() for source in self._sources]
         for report in reports:
             self._say(report)
         return [self._status(report) for report in reports]
 
     def _has_all(self, source: CameraSource) -> bool:
-        return {source.image_topic, source.label_topic} - {''} <= self._subscribed
+        wanted = {source.image_topic, source.label_topic} - {''}
+        return all((source, topic) in self._subscribed for topic in wanted)
 
-    def _subscribe(self, topic: str, types: dict[str, Any], callback: Callable[[Any], None],
-                   there: dict[str, list[str]]) -> str:
+    def _subscribe(self, source: CameraSource, topic: str, types: dict[str, Any],
+                   callback: Callable[[Any], None], there: dict[str, list[str]]) -> str:
         """Subscribe to a topic; return why it cannot be done yet, or ''."""
-        if not topic or topic in self._subscribed:
+        if not topic or (source, topic) in self._subscribed:
             return ''
         name = self._node.resolve_topic_name(topic)
         known = [kind for kind in there.get(name, ()) if kind in types]
@@ -62,7 +63,7 @@ class Watch:
             # Best effort: a reader that asks for no more than every writer offers.
             self._node.create_subscription(types[known[0]], topic, callback,
                                            qos_profile_sensor_data)
-            self._subscribed.add(topic)
+            self._subscribed.add((source, topic))
             self._node.get_logger().info(f'images and labels: subscribed to {name}, {known[0]}')
             return ''
         others = sorted(n for n, kinds in there.items() if set(kinds) & set(types))

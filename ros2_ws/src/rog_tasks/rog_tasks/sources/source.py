@@ -42,7 +42,7 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, str) or len(set(self.classes)) != len(self.classes) \
-                or len(self.classes) < 2:
+                or len(self.classes) < 2 or not all(isinstance(n, str) for n in self.classes):
             raise TaskError(f'classes are {self.classes!r}; they must be a list of at least two '
                             'different names')
         if not 1 <= self.size <= 4096 or self.channels not in (1, 3):
