@@ -318,8 +318,8 @@ def test_a_text_that_names_no_source_says_what_there_is(images, labels, words):
         source(images, labels)
 
 
-@pytest.mark.parametrize('form', [{'classes': ['a']}, {'classes': 'ab'}, {'classes': ['a', 'a']}, {'classes': [1, 2]},
-                                  {'size': 0}, {'channels': 2}])
+@pytest.mark.parametrize('form', [{'classes': ['a']}, {'classes': 'ab'}, {'classes': ['a', 'a']},
+                                  {'classes': [1, 2]}, {'size': 0}, {'channels': 2}])
 def test_a_form_of_images_that_cannot_be(form):
     with pytest.raises(TaskError):
         source('topic:x', 'self', **form)
