@@ -21,7 +21,7 @@ class Robots(Fleet):
     """A fleet each of whose robots has its own images, and what /diagnostics says of them."""
 
     def __init__(self, folder, robots):
-        super().__init__(folder, robots=robots, task=TASK, sync='asp')
+        super().__init__(folder, robots=robots, task=TASK, sync='rsp:4')
         self.photos = folder / 'photos'
         for name, colour in (('blue', (20, 30, 220)), ('red', (220, 30, 20))):
             (self.photos / name).mkdir(parents=True)
@@ -76,19 +76,19 @@ def test_a_robot_that_loses_its_camera_pauses_and_the_others_go_on(tmp_path):
             fleet.kill('camera')
             fleet.until_it_says(DiagnosticStatus.ERROR, 'no image for', 'training is paused')
             at = fleet.iteration('robot1')
+            fleet.until(lambda: fleet.state('robot1') == 'retired', 'nobody waits for robot1')
             fleet.until_trained('robot2', iterations=20)
-            assert fleet.state('robot1') == 'training'  # its heartbeats go on
+            assert fleet.state('robot1') == 'retired'  # not away: its heartbeats go on
             assert fleet.iteration('robot1') <= at + 1
             fleet.film('robot1')
             fleet.until_trained('robot1')
         fleet.until(lambda: fleet.robots['robot1'].accuracy == 1.0, 'robot1 tells red from blue')
         fleet.kill('camera')
         fleet.until_it_says(DiagnosticStatus.ERROR, 'no image for', 'training is paused')
+        fleet.interrupt('server')
+        assert fleet.ended('server') == fleet.ended('robot2') == 0  # they do not wait for ever
         fleet.interrupt('robot1')
         assert fleet.ended('robot1') == 0
-        fleet.until_trained('robot2')
-        fleet.interrupt('server')
-        assert fleet.ended('server') == fleet.ended('robot2') == 0
         assert all('Traceback' not in fleet.log(name) for name in ('server', 'robot1', 'robot2'))
         assert 'training is paused' in fleet.log('robot1')
 

@@ -83,6 +83,9 @@ def record(path, messages, storage='mcap'):
     with Writer(Path(path), version=9, storage_plugin=plugin) as writer:
         connections = {}
         for topic, seconds, message in messages:
+            if isinstance(message, bytes):  # a damaged one, on a topic that there is already
+                writer.write(connections[topic], int(seconds * 1e9), message)
+                continue
             if hasattr(message, 'format'):
                 made = kinds['sensor_msgs/msg/CompressedImage'](
                     header, message.format, np.frombuffer(message.data, np.uint8))

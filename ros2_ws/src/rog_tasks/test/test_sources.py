@@ -212,6 +212,25 @@ def test_corrupt_images_of_a_recording_are_skipped_counted_and_named(tmp_path):
     assert "label 'dgo' is none of blue, red" in report.message
 
 
+def test_damaged_messages_are_skipped_and_counted(tmp_path):
+    events = list(drive(4))
+    for at in (3, 5):
+        events.insert(at, ('/cam', events[at][1], b'\0\1\0\0' + b'\xff' * 40))
+    record(tmp_path / 'bag', events)
+    made = source(f'bag:{tmp_path}/bag?topic=/cam', 'topic:/said')
+    assert right(next(made.batches(0, 1, 4)))
+    assert made.report().message == 'some cannot be used: 2 damaged messages'
+
+
+def test_each_robot_may_have_a_recording_of_its_own(tmp_path):
+    for rank, name in enumerate(CLASSES):
+        record(tmp_path / f'robot{rank}', [('/cam', 1.0, image(name)), ('/said', 1.0, text(name))])
+    made = source(f'bag:{tmp_path}/robot{{rank}}?topic=/cam', 'topic:/said')
+    for rank in range(2):
+        assert next(made.batches(rank, 2, 1))[1].tolist() == [rank]
+    assert made.report().values['images'] == 2
+
+
 @pytest.mark.parametrize('spec, labels, words', [
     ('bag?topic=/camera', 'self', r'bag has no topic /camera .*; topics of that type: /cam$'),
     ('bag?topic=/said', 'self', r'/said is of type std_msgs/msg/String, not .*: /cam$'),
@@ -331,5 +350,5 @@ def test_a_method_that_deals_out_shards_needs_a_folder(tmp_path, spec):
     with pytest.raises(TaskError, match='needs a folder of images'):
         made.shard(0, 1, 2)
     made.batches(0, 2, 1)
-    with pytest.raises(TaskError, match='needs a folder of images'):
+    with pytest.raises(TaskError, match='a folder of images'):
         made.batches(1, 2, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from rog_tasks.batches import Batch
 from rog_tasks.errors import DataError, TaskError
 from rog_tasks.sources.frames import Frames
 from rog_tasks.sources.pictures import LARGEST, from_message
-from rog_tasks.sources.source import Report, Source
+from rog_tasks.sources.source import Report, Source, Wanted
+from rog_tasks.sources.spec import Spec
 
 IMAGES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 LABELS = ('std_msgs/msg/String',)
@@ -88,8 +90,9 @@ class Recording:
 class BagSource(Source):
     """A robot's recording; ``{rank}`` in its path stands for the robot's number."""
 
-    _buffer: Frames | None = None
-    _recording: Recording | None = None
+    def __init__(self, images: Spec, labels: Spec, wanted: Wanted) -> None:
+        super().__init__(images, labels, wanted)
+        self._played: list[tuple[Recording, Frames]] = []
 
     def batches(self, rank: int, world: int, count: int) -> Iterator[Batch]:
         """Return endless batches, drawn from the images played last.
@@ -97,16 +100,16 @@ class BagSource(Source):
         For each batch so many new images are played; from the end it begins anew.
         """
         path = self._spec.target.replace('{rank}', str(rank))
-        if self._recording is not None:
-            raise TaskError(f'{path} is played once in each robot; a method that deals shards out '
-                            'to robots needs a folder of images')
+        if self._played and path == self._spec.target:
+            raise TaskError(f'{path} is one recording, and not dealt out to robots: give each its '
+                            'own by {rank} in the path, or use a folder of images')
         topics: dict[str, tuple[str, ...]] = {self._spec.topic: IMAGES}
         if self._label_spec.kind == 'topic':
             topics[self._label_spec.target] = LABELS
-        self._recording = Recording(path, topics)
+        recording = Recording(path, topics)
         self._open_labels()
-        self._buffer = self._buffer_for(count)
-        return self._play(self._recording, self._buffer, count, rank)
+        self._played.append((recording, self._buffer_for(count)))
+        return self._play(*self._played[-1], count, rank)
 
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
         """Refuse."""
@@ -116,13 +119,14 @@ class BagSource(Source):
     def report(self) -> Report:
         """Return what of the recording could not be used."""
         name = f'{self._spec.topic} in {self._spec.target}'
-        counts = self._buffer.counts if self._buffer else {}
-        damaged = self._recording.damaged if self._recording else 0
+        counts: Counter[str] = sum((frames.counts for _, frames in self._played), Counter())
+        damaged = sum(recording.damaged for recording, _ in self._played)
+        trouble = [frames.trouble for _, frames in self._played if frames.trouble]
         values = {**counts, 'damaged messages': damaged, **self._label_values()}
-        if damaged or (self._buffer and self._buffer.trouble):
-            return Report(name, 'warn', 'some was refused; last '
-                          f'{self._buffer.trouble if self._buffer else ""}', values)
-        return Report(name, 'ok', 'nothing was refused', values)
+        if damaged or trouble:
+            return Report(name, 'warn', 'some cannot be used: ' + (
+                trouble[-1] if trouble else f'{damaged} damaged messages'), values)
+        return Report(name, 'ok', 'all can be used', values)
 
     def _play(self, recording: Recording, frames: Frames, count: int, rank: int) -> Iterator[Batch]:
         generator = self._generator(rank)

@@ -131,12 +131,12 @@ class CameraSource(Source):
                         'needs a folder of images')
 
     def wait(self) -> None:
-        """Wait until there is an image that can be used; `batches` has been called before.
+        """Wait until there is an image that can be used; not if nobody has asked for batches yet.
 
         :raises SourceClosed: when the run is over meanwhile.
         """
-        assert self._buffer is not None
-        self._gather(self._buffer, 1)
+        if self._buffer is not None:
+            self._gather(self._buffer, 1)
 
     def _draw(self, buffer: Frames, count: int, generator: np.random.Generator) -> Iterator[Batch]:
         while True:
