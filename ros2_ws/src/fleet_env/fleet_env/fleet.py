@@ -104,6 +104,8 @@ class ServerConfig(Settings):
     checkpoint_every: float = _(10.0, 'time between checkpoints; 0 for none', 's', ge=0.0)
     drain_limit: float = _(5.0, 'longest time that the exact final model may take to reach a robot '
                                 'at the end of a run', 's', gt=0.0)
+    implausible: float = _(100.0, 'a push is refused whose norm is so many times the median of the '
+                                  "fleet's last 64; 0: none is", ge=0.0)
 
 
 class StragglerConfig(Settings):

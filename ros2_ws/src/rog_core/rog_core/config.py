@@ -64,7 +64,8 @@ class ServerConfig:
     ``sync``: the method. ``momentum``: used by methods that keep the momentum on the server.
     ``heartbeat_limit``: seconds without a heartbeat after which a member is away. ``drain_limit``:
     seconds that the final model may take. ``capacities``: robot -> computing capacity of the whole
-    fleet in order of rank; empty if the fleet is not known from the beginning.
+    fleet in order of rank; empty if the fleet is not known from the beginning. ``implausible``:
+    how many times the usual norm a push may have; 0: any, see `rog_core.plausible`.
     """
 
     transfer: TransferConfig
@@ -73,6 +74,7 @@ class ServerConfig:
     heartbeat_limit: float
     drain_limit: float
     capacities: Mapping[str, float]
+    implausible: float
 
     @classmethod
     def of(cls, settings: Any, capacities: Mapping[str, float], traffic: float = 1.0
@@ -80,4 +82,4 @@ class ServerConfig:
         """Return what the sections ``training``, ``network``, ``heartbeat`` and ``server`` say."""
         return cls(TransferConfig.of(settings, traffic), settings.training.sync,
                    settings.training.momentum, settings.heartbeat.limit,
-                   settings.server.drain_limit, dict(capacities))
+                   settings.server.drain_limit, dict(capacities), settings.server.implausible)

@@ -54,7 +54,7 @@ class Loopback:
         zeros = np.zeros(partition.elements, np.float32)
         server = ServerMachine(partition, zeros, 1, ServerConfig(
             transfer, sync, team.momentum, heartbeat_limit=3.0, drain_limit=1.0,
-            capacities=team.capacities))
+            capacities=team.capacities, implausible=0.0))
         return cls(server, [
             WorkerMachine(name, k, Accumulator(partition, zeros.copy()), transfer)
             for k, name in enumerate(team.capacities, start=2)])

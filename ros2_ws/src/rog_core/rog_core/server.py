@@ -9,6 +9,7 @@ are active: staleness, the mean of the pushes and the MTA time are computed over
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from .methods import Method, Team
 from .methods.base import Model, Standing
 from .mirror import Mirror
 from .partition import RowPartition
+from .plausible import Plausibility
 from .pull import Pull, final_of, pull_of, snapshot_of
 from .states import (
     AWAY,
@@ -69,6 +71,8 @@ class ServerMachine:
         self.model = Model(partition, master, self.codec)
         self.aggregation = Aggregation(config.sync, self.model, Team(
             config.capacities, self.codec.name, config.momentum))
+        self.plausibility = Plausibility(config.implausible, master)
+        self.refused: Counter[str] = Counter()  # implausible pushes by robot
         self.state = RUNNING
         self.members: dict[str, Member] = {}
         self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
@@ -95,8 +99,8 @@ class ServerMachine:
         """Answer a registration; a refusal changes nothing."""
         if self.stopping:
             return RegisterResponse(False, 'the run is over; the server is stopping'), []
-        refused = refusal(request, self.partition, self.codec, self.members.get(request.robot),
-                          now, self.config.heartbeat_limit)
+        refused = refusal(request, self.partition, self.codec, self.members, now,
+                          self.config.heartbeat_limit)
         if refused is None and (reason := self.method.refusal(request.robot)):
             refused = RegisterResponse(False, reason)
         if refused is not None:
@@ -217,8 +221,10 @@ class ServerMachine:
         if member.state != TRAINING:
             return []
         ack, rows = member.push.on_chunk(chunk)
-        if rows is not None:
+        if rows is not None and self.plausibility.admits(member.push, rows):
             self.aggregation.take(member, rows, len(self.active()))
+        elif rows is not None and member.push.refused == 1:
+            self.refused[robot] += 1
         if ack is None:
             return []
         if self.aggregation.counts(member) \
@@ -257,6 +263,7 @@ class ServerMachine:
 
     def _close_push(self, member: Member, taken: np.ndarray) -> None:
         assert member.push.transfer is not None
+        self.plausibility.learn(member.push)
         iteration = member.push.transfer.iteration
         complete = self._partition_of(member.push.transfer.kind).rows_complete(taken)
         member.versions[complete] = np.maximum(member.versions[complete], iteration)
@@ -297,7 +304,7 @@ class ServerMachine:
         pull = pull_of(member, self.active(), self.method, self.model, self.updated_at,
                        self.config.transfer)
         member.granted_bound, member.step = self.method.row_bound, pull.command.step
-        member.granted = pull.command.next_iteration
+        member.granted = member.push.granted = pull.command.next_iteration
         member.move('pull')
         return self._transfer(member, pull, now)
 
@@ -362,6 +369,7 @@ class ServerMachine:
         """Change the method of a running fleet; if `ConfigError` is raised, nothing has changed."""
         newest = max([self.iteration, *(m.granted for m in self.members.values())])
         self.aggregation.change(text, self.members, newest)
+        self.plausibility.begin()
         for member in self.members.values():
             self._count_slowest(member)
         return self._release(now)
