@@ -108,6 +108,17 @@ class ServerConfig(Settings):
                                   "fleet's last 64; 0: none is", ge=0.0)
 
 
+class SecurityConfig(Settings):
+    """Who may take part in a fleet and control it; SECURITY.md says what is protected."""
+
+    key: str = _('', 'file with the key of the fleet or, on a robot, with its own; rog key makes '
+                     'them. Relative to the fleet file; empty: no key', empty=True)
+    open: bool = _(False, 'let a fleet without a key talk beyond this machine; then everybody on '
+                          'the network is trusted')
+    control: bool = _(True, 'let services and the parameter sync stop the run, save it, and change '
+                            'its method')
+
+
 class StragglerConfig(Settings):
     """How often a robot is late or away; drawn once for each gradient."""
 
@@ -150,6 +161,7 @@ class FleetSettings(Settings):
     heartbeat: HeartbeatConfig = HeartbeatConfig()
     network: NetworkConfig = NetworkConfig()
     server: ServerConfig = ServerConfig()
+    security: SecurityConfig = SecurityConfig()
     power: PowerModel = PowerModel()
     stragglers: StragglerConfig = StragglerConfig()
 
