@@ -102,6 +102,7 @@ class ServerConfig(Settings):
 
     device: str = _('cpu', "device that holds the server's rows", **DEVICE)
     checkpoint_every: float = _(10.0, 'time between checkpoints; 0 for none', 's', ge=0.0)
+    keep: int = _(3, 'checkpoints that are kept, the newest ones', ge=1)
     drain_limit: float = _(5.0, 'longest time that the exact final model may take to reach a robot '
                                 'at the end of a run', 's', gt=0.0)
     implausible: float = _(100.0, 'a push is refused whose norm is so many times the median of the '

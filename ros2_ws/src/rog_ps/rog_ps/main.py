@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fleet_ros.process import run, spin_until
+from rclpy.node import Node
+
+from .directory import check_directory
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -15,6 +19,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _build() -> Any:
+    _look_at_directory()
     import torch
     from rog_core.warm_up import warm_up
 
@@ -26,10 +31,23 @@ def _build() -> Any:
     return node
 
 
+def _look_at_directory() -> None:
+    """Refuse a full disk or a damaged checkpoint at once; what follows takes seconds."""
+    node = Node('parameter_server', namespace='/rog', start_parameter_services=False,
+                enable_rosout=False)
+    try:
+        out = node.declare_parameter('out', '').value
+        resume = node.declare_parameter('resume', False).value
+    finally:
+        node.destroy_node()
+    if out:
+        check_directory(Path(out), resume)
+
+
 def _serve(node: Any) -> int:
     spin_until(node, lambda: node.done, lambda: node.request_stop('interrupted'))
     node.finish()  # at once, if the user would not wait for the robots
-    return 0
+    return int(node.failed)
 
 
 if __name__ == '__main__':

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env import records
 from fleet_env.errors import RecordError
@@ -61,6 +62,7 @@ from rog_ros.seal import (
 from rog_tasks.task import Task, load_task
 
 from . import checkpoint
+from .directory import check_directory, kept
 
 STATES = {'pulling': 'training', 'draining': 'training'}  # names of states in RobotStatus
 
@@ -113,9 +115,14 @@ class ParameterServerNode(Node):
         self._changing = False     # this node changes its own parameters
         check_method(settings, self._capacities)
         self.done = False
+        self.failed = False        # the results are not complete
         self.reason = 'finished'
         self.out = Path(settings.out) if settings.out else None
         self._refuse_former_run()
+        # Again: the process has looked, before it imported what takes long, see `main`.
+        self._store = self.out and check_directory(self.out, settings.resume)
+        self._incomplete = False   # of the records, something could not be written
+        self._unsaved = ''         # why the last checkpoint was not written
         self._peers: dict[str, _Peer] = {}
         self._dropped: Counter[str] = Counter()  # messages refused, by robot
         self._awake = time.monotonic()     # when this process last did something
@@ -158,9 +165,11 @@ class ParameterServerNode(Node):
         model = self.task.model()
         partition = rows_of(trainable(model), training.granularity, training.codec)
         state = None
-        if settings.resume and self.out is not None and (self.out / checkpoint.FILE).exists():
-            master, state, self._elapsed_before = checkpoint.read(self.out, partition)
-            self.get_logger().info(f'going on from {self.out / checkpoint.FILE}, '
+        if settings.resume and self._store and (found := self._store.newest()):
+            for skipped in self._store.skipped:
+                self.get_logger().warning(f'{skipped}; an older checkpoint is used')
+            master, state, self._elapsed_before = checkpoint.read(found, partition)
+            self.get_logger().info(f'going on from {found.path}, '
                                    f'iteration {state.iteration}, {state.sync}')
         else:
             self.get_logger().info(f'preparing the model of {training.task}')
@@ -178,6 +187,7 @@ class ParameterServerNode(Node):
             secrets.randbits(63), ServerConfig.of(settings, self._capacities))
         if state is not None:
             machine.load_state(state)
+        self._writer = checkpoint.Writer(partition, float(np.linalg.norm(master)))
         return machine
 
     def _build_recorder(self) -> Recorder | None:
@@ -381,9 +391,14 @@ class ParameterServerNode(Node):
         if self._recorder is not None:
             try:
                 self._recorder.stop(self.elapsed, self.reason)
-                self.get_logger().info(f'wrote {self.out}')
             except RecordError as error:
+                self._incomplete = True
                 self.get_logger().error(str(error))
+            self.failed = self._incomplete or bool(self._unsaved)
+            if self.failed:
+                self.get_logger().error(f'{self.out} is not complete; see the errors above')
+            else:
+                self.get_logger().info(f'wrote {self.out}')
 
     def _report_away(self) -> None:
         for member in self.machine.members.values():
@@ -403,23 +418,33 @@ class ParameterServerNode(Node):
         try:
             write(self._recorder)
         except RecordError as error:
+            self._incomplete = True
             self.get_logger().error(str(error), throttle_duration_sec=5.0)
 
     # -- control services ---
 
-    def _save(self, directory: Path | None = None) -> Path | None:
-        target = directory or self.out
-        if target is None:
-            raise checkpoint.CheckpointError('give a path; the server has no out directory')
+    def _save(self, name: str = '') -> Path:
+        if self.out is None:
+            raise checkpoint.CheckpointError('the server has no out directory')
+        keep = self.settings.server.keep
+        store = kept(checkpoint.named(self.out, name) if name else self.out, keep)
         machine = self.machine
-        return checkpoint.write(target, machine.partition, to_host(machine.master),
-                                machine.checkpoint(), self.elapsed)
+        return self._writer.write(store, to_host(machine.master), machine.checkpoint(),
+                                  self.elapsed)
 
     def _save_or_say(self) -> None:
+        """Write the run's checkpoint; if that fails, say so once, and again when it works."""
         try:
             self._save()
         except checkpoint.CheckpointError as error:
-            self.get_logger().error(f'no checkpoint: {error}')
+            self.get_logger().error(f'no checkpoint: {error}', throttle_duration_sec=5.0)
+            if not self._unsaved:
+                self._fault('', 'no_checkpoint', str(error))
+            self._unsaved = str(error)
+        else:
+            if self._unsaved:
+                self.get_logger().info('checkpoints are written again')
+            self._unsaved = ''
 
     def _refuse_control(self, request: Any = None) -> str:
         """Return why a control call is refused; empty if it is carried out.
@@ -527,7 +552,9 @@ class ParameterServerNode(Node):
             level=DiagnosticStatus.WARN if away else DiagnosticStatus.OK,
             message=f'away: {", ".join(away)}' if away else f'{len(self.machine.active())} robots')
         refused = self.machine.refused
-        if refused:
+        if self._unsaved:
+            status.level, status.message = DiagnosticStatus.ERROR, f'no checkpoint: {self._unsaved}'
+        elif refused:
             status.level = DiagnosticStatus.WARN
             status.message += f'; implausible pushes of {", ".join(refused)}'
         values = {'messages refused': self._dropped.total(), 'sync': str(self.machine.method),
