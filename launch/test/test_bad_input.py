@@ -11,8 +11,8 @@ from fleet_testing import free_domain
 from rog_core.partition import partition_of
 from rog_core.server import ServerState
 from rog_ps import checkpoint
-from rog_ps.directory import kept
 from rog_ps import main as server
+from rog_ps.directory import kept
 from rog_worker import main as worker
 
 

@@ -55,12 +55,16 @@ class Kept:
         return self.directory / f'{self.name}-{number:06d}{suffix or self.suffix}'
 
     def probe(self) -> None:
-        """Raise :class:`DurableError` unless something can be written here now."""
+        """Raise :class:`DurableError` unless something can be written here now.
+
+        The directory is not made, as the user may have to correct something else first.
+        """
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
             for left in self.directory.glob(f'.{self.name}-*'):  # of a process that was killed
                 left.unlink()
-            os.unlink(self._temporary(bytes(_PROBE)))
+            place = next(p for p in (self.directory, *self.directory.absolute().parents)
+                         if p.exists())
+            os.unlink(self._temporary(bytes(_PROBE), place))
         except OSError as error:
             raise DurableError(f'{self.directory} cannot be written: {error.strerror}') from None
 
@@ -97,26 +101,31 @@ class Kept:
         """
         self.skipped = []
         for number in reversed(self.numbers()):
-            try:
-                return self._read(number)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                self.skipped.append(f'{self.path(number)} cannot be used: '
-                                    f'{getattr(error, "strerror", None) or error}')
+            found = self._read(number)
+            if isinstance(found, Save):
+                return found
+            self.skipped.append(f'{self.path(number)} cannot be used: {found}')
         if self.skipped:
             raise DurableError('; '.join(self.skipped))
         return None
 
-    def _read(self, number: int) -> Save:
-        meta = json.loads(self.path(number, '.json').read_bytes())
-        if meta.pop('digest') != _digest(_text(meta)):
-            raise ValueError('its JSON file was changed after it was written')
-        payload = self.path(number).read_bytes()
+    def _read(self, number: int) -> Save | str:
+        """Return a save, or what is wrong with it."""
+        try:
+            meta = json.loads(self.path(number, '.json').read_bytes())
+            if not isinstance(meta, dict) or meta.pop('digest', '') != _digest(_text(meta)):
+                return 'its JSON file was changed after it was written'
+            payload = self.path(number).read_bytes()
+        except OSError as error:
+            return f'{error.filename}: {error.strerror}'
+        except ValueError:
+            return 'its JSON file is none'
         if meta.pop('payload') != _digest(payload):
-            raise ValueError('it was changed after it was written')
+            return 'it was changed after it was written'
         return Save(self.path(number), payload, meta)
 
-    def _temporary(self, data: bytes) -> str:
-        handle, path = tempfile.mkstemp(dir=self.directory, prefix=f'.{self.name}-')
+    def _temporary(self, data: bytes, place: Path | None = None) -> str:
+        handle, path = tempfile.mkstemp(dir=place or self.directory, prefix=f'.{self.name}-')
         try:
             with os.fdopen(handle, 'wb') as file:
                 file.write(data)

@@ -24,7 +24,8 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
         return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, '
                                 f'this server {PROTOCOL}; install the same version on both')
     if request.codec != codec.name:
-        return RegisterResponse(False, f"{request.robot} has codec '{shown(request.codec, 80)}', this "
+        theirs = shown(request.codec, 80)
+        return RegisterResponse(False, f"{request.robot} has codec '{theirs}', this "
                                 f"server '{codec.name}'; give both the same")
     try:
         # Compared as it is: a stranger may claim a model of any size.

@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 
 SCHEMA = 'rog-checkpoint/3'
 UPDATE = 'rog/update/'  # prefix of the names of the arrays of the method
-DIVERGED = 1000.0       # a model whose norm is so many times that of the last checkpoint is diverged
+DIVERGED = 1000.0       # so many times the norm of the last checkpoint is that of a ruined model
 NAMED = 100             # saves that a user may give a name
 
 
@@ -65,8 +65,8 @@ class Writer:
             raise CheckpointError('the model or the state of its method holds values that are not '
                                   'finite; the training has diverged')
         if self.norm and norm > DIVERGED * self.norm:
-            raise CheckpointError(f'the norm of the model is {norm:.3g}, but {self.norm:.3g} at the '
-                                  'last checkpoint; the training has diverged')
+            raise CheckpointError(f'the norm of the model is {norm:.3g}; it was {self.norm:.3g} at '
+                                  'the last checkpoint; the training has diverged')
         path = write(store, self.partition, master, state, elapsed)
         self.norm = norm
         return path
@@ -98,7 +98,8 @@ def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState,
     path, meta = found.path, found.meta
     try:
         if meta['schema'] != SCHEMA:
-            raise CheckpointError(f'{path} has schema {meta["schema"]}, this version reads {SCHEMA}')
+            raise CheckpointError(f'{path} has schema {meta["schema"]}, this version reads '
+                                  f'{SCHEMA}')
         if meta['model'] != partition.digest:
             raise CheckpointError(f'{path} is of another model or granularity; choose another '
                                   'out directory, or start without resume')

@@ -120,7 +120,7 @@ class ParameterServerNode(Node):
         self.out = Path(settings.out) if settings.out else None
         self._refuse_former_run()
         # Again: the process has looked, before it imported what takes long, see `main`.
-        self._store = self.out and check_directory(self.out, settings.resume)
+        self._checkpoints = self.out and check_directory(self.out, settings.resume)
         self._incomplete = False   # of the records, something could not be written
         self._unsaved = ''         # why the last checkpoint was not written
         self._peers: dict[str, _Peer] = {}
@@ -129,7 +129,7 @@ class ParameterServerNode(Node):
         self._began: float | None = None   # when the first robot joined
         self._elapsed_before = 0.0         # before restarts of the server
         self._finish_by = math.inf
-        self._count = 0                    # statuses published
+        self._statuses = 0                    # statuses published
         self._away: set[str] = set()
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
         self.machine = self._build_machine()
@@ -165,8 +165,8 @@ class ParameterServerNode(Node):
         model = self.task.model()
         partition = rows_of(trainable(model), training.granularity, training.codec)
         state = None
-        if settings.resume and self._store and (found := self._store.newest()):
-            for skipped in self._store.skipped:
+        if settings.resume and self._checkpoints and (found := self._checkpoints.newest()):
+            for skipped in self._checkpoints.skipped:
                 self.get_logger().warning(f'{skipped}; an older checkpoint is used')
             master, state, self._elapsed_before = checkpoint.read(found, partition)
             self.get_logger().info(f'going on from {found.path}, '
@@ -523,10 +523,10 @@ class ParameterServerNode(Node):
         now = time.monotonic()
         machine = self.machine
         active = machine.active()
-        self._count += 1
+        self._statuses += 1
         message = FleetStatus(
-            incarnation=process_of(machine.incarnation), count=self._count, sync=str(machine.method),
-            model=machine.partition.digest,
+            incarnation=process_of(machine.incarnation), count=self._statuses,
+            sync=str(machine.method), model=machine.partition.digest,
             state='stopped' if self.done else 'stopping' if machine.stopping else 'training',
             rows_total=machine.partition.rows, fastest=machine.iteration,
             slowest=min((m.slowest for m in active), default=0),
@@ -553,7 +553,8 @@ class ParameterServerNode(Node):
             message=f'away: {", ".join(away)}' if away else f'{len(self.machine.active())} robots')
         refused = self.machine.refused
         if self._unsaved:
-            status.level, status.message = DiagnosticStatus.ERROR, f'no checkpoint: {self._unsaved}'
+            status.level = DiagnosticStatus.ERROR
+            status.message = f'no checkpoint: {self._unsaved}'
         elif refused:
             status.level = DiagnosticStatus.WARN
             status.message += f'; implausible pushes of {", ".join(refused)}'
@@ -578,8 +579,9 @@ class ParameterServerNode(Node):
                 topic = f'/{robot}/{name}'
                 known = self.get_publishers_info_by_topic(topic)
                 if len(known) > 1:
-                    found[topic] = ', '.join(f'{shown(i.node_namespace, 40)}/{shown(i.node_name, 40)} '
-                                             f'{bytes(i.endpoint_gid).hex()}' for i in known[:8])
+                    found[topic] = ', '.join(
+                        shown(f'{one.node_namespace}/{one.node_name} ', 80)
+                        + bytes(one.endpoint_gid).hex() for one in known[:8])
         return found
 
     def destroy_node(self) -> None:

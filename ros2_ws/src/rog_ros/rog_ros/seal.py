@@ -53,7 +53,7 @@ def _length(data: bytes) -> bytes:
 
 def process_of(incarnation: int) -> int:
     """Return the number that tells processes apart in public; it says nothing of the secret one."""
-    digest = hashlib.blake2b(incarnation.to_bytes(8, 'little'), digest_size=8, person=b'rog process')
+    digest = hashlib.blake2b(incarnation.to_bytes(8, 'little'), digest_size=8, person=b'rog life')
     return int.from_bytes(digest.digest(), 'little')
 
 

@@ -178,9 +178,9 @@ def _add(values, offsets, ids, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, data):
-    """Return the rule that ``data`` breaks, 0: none; the position of the segment in ``ids``; energy.
+    """Return the rule that ``data`` breaks, 0: none; the segment's position in ``ids``; the energy.
 
-    The energy is the sum of squares of the values.
+    That is the sum of the squares of the values.
     """
     at, rule, bad, energy = 0, 0, 0, 0.0
     for i in range(ids.size):
