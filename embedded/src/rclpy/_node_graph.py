@@ -108,8 +108,9 @@ class NodeGraph:
         owners = self._context.graph.owners()
         unknown = ("_NODE_NAME_UNKNOWN_", "_NODE_NAMESPACE_UNKNOWN_")
         return [
-            TopicEndpointInfo(*owners.get(e.gid, unknown), list(e.gid))
+            TopicEndpointInfo(name, namespace, list(e.gid))
             for e in self._context.graph.endpoints()
+            for name, namespace in [owners.get(e.gid, unknown)]
             if e.topic == topic and e.is_writer
         ]
 

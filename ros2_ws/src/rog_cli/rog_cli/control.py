@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
     node = Node('rog_control')
     spinning = Spinning(node)
     try:
-        print(_call(node, key, *options.call(options), time.monotonic() + options.timeout))
+        print(_call(node, key, options.call(options), time.monotonic() + options.timeout))
         return 0
     finally:
         spinning.close()
@@ -57,9 +57,9 @@ def _run(options: argparse.Namespace) -> int:
         rclpy.try_shutdown()
 
 
-def _call(node: Node, key: bytes | None, service: str, kind: Any, values: dict[str, str],
-          end: float) -> str:
-    """Call the service of the server and return its answer."""
+def _call(node: Node, key: bytes | None, call: tuple[str, Any, dict[str, str]], end: float) -> str:
+    """Call a service of the server, given as (name, type, fields), and return its answer."""
+    service, kind, values = call
     heard: list[Any] = []
     node.create_subscription(FleetStatus, '/rog/fleet_status', heard.append, qos.STATUS)
     client = node.create_client(kind, f'/rog/{service}')

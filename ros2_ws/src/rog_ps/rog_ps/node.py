@@ -92,7 +92,7 @@ class _Peer:
 
     def send(self, value: Any, now: float) -> None:
         publisher = self.out.get(type(value), self.receipts)
-        message = sealed(self.session and self.session.to_robot, to_ros(value))
+        message = sealed(self.session.to_robot if self.session else None, to_ros(value))
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now)
 
 
@@ -540,7 +540,7 @@ class ParameterServerNode(Node):
             refused=machine.refused[m.robot]) for m in machine.members.values()]
         for entry in message.robots:
             session = self._peers[entry.robot].session
-            sealed(session and session.to_robot, entry, of_status(message))
+            sealed(session.to_robot if session else None, entry, of_status(message))
         message.header.stamp = self.get_clock().now().to_msg()
         self._status.publish(message)
 

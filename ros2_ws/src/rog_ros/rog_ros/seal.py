@@ -130,7 +130,7 @@ _SCALARS = {'boolean': '?', 'float': 'f', 'double': 'd', 'octet': 'B'} | {
 
 
 @lru_cache(maxsize=64)
-def _parts(kind: type) -> list[Callable[[Any], bytes]]:
+def _parts(kind: Any) -> list[Callable[[Any], bytes]]:
     """Return functions that give the bytes of the fields of a message, in their order."""
     name = _length(kind.__name__.encode())
     parts: list[Callable[[Any], bytes]] = [lambda message: name]
@@ -143,7 +143,7 @@ def _parts(kind: type) -> list[Callable[[Any], bytes]]:
             parts.append((lambda m: pack(*get(m))) if len(names) > 1 else lambda m: pack(get(m)))
             run.clear()
 
-    fields: dict[str, str] = kind.get_fields_and_field_types()  # type: ignore[attr-defined]
+    fields: dict[str, str] = kind.get_fields_and_field_types()
     for field, idl in fields.items():
         if field == 'tag':
             continue

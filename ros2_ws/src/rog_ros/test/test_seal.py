@@ -64,8 +64,8 @@ def test_a_sealed_message_is_proved_also_after_the_wire_and_only_with_the_key(me
     sealed(SESSION.to_server, message)
     back = deserialize_message(serialize_message(message), type(message))
     check(SESSION.to_server, back)
-    for key in (SESSION.to_robot, Session(ROBOT, 11, 23).to_server, Session(ROBOT, 12, 22).to_server,
-                Session(FLEET.of('robot2'), 11, 22).to_server, ROBOT.secret, FLEET.secret):
+    for key in (SESSION.to_robot, Session(ROBOT, 11, 23).to_server,
+                Session(ROBOT, 12, 22).to_server, Session(FLEET.of('robot2'), 11, 22).to_server, ROBOT.secret, FLEET.secret):
         with pytest.raises(SealError, match='not made with our key'):
             check(key, back)
     with pytest.raises(SealError):

@@ -270,7 +270,7 @@ class WorkerNode(Node):
         if self._silent:
             return
         publisher = self._out.get(type(value), self._receipts)
-        message = sealed(self._session and self._session.to_server, to_ros(value))
+        message = sealed(self._session.to_server if self._session else None, to_ros(value))
         self._link.send(payload_bytes(value), lambda: publisher.publish(message), now)
 
     def _send_registration(self, request: RegisterRequest) -> None:
@@ -323,7 +323,7 @@ class WorkerNode(Node):
             message.state = state or machine.state
             if message.state == STOPPED and machine.server:
                 message.session = machine.session
-        self._status.publish(sealed(self._session and self._session.to_server, message))
+        self._status.publish(sealed(self._session.to_server if self._session else None, message))
 
     def _diagnose(self) -> None:
         """Health for people and monitors: link, staleness, power (REP-107)."""
