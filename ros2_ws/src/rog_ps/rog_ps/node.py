@@ -64,6 +64,7 @@ from rog_tasks.task import Task, load_task
 from . import checkpoint
 from .directory import check_directory, kept
 
+ASK_EVERY = 10.0  # seconds between two looks at who publishes
 STATES = {'pulling': 'training', 'draining': 'training'}  # names of states in RobotStatus
 
 
@@ -125,6 +126,8 @@ class ParameterServerNode(Node):
         self._unsaved = ''         # why the last checkpoint was not written
         self._peers: dict[str, _Peer] = {}
         self._dropped: Counter[str] = Counter()  # messages refused, by robot
+        # When we asked who publishes, how many messages were refused then, and the answer.
+        self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
         self._awake = time.monotonic()     # when this process last did something
         self._began: float | None = None   # when the first robot joined
         self._elapsed_before = 0.0         # before restarts of the server
@@ -316,7 +319,7 @@ class ParameterServerNode(Node):
         if self._key is not None:
             if peer.session is None:
                 raise RemoteProtocolError('it has not registered')
-            check(peer.session.to_server, message)
+            peer.session.to_server.check(message)
             if message.count <= peer.count:
                 raise RemoteProtocolError('it comes a second time')
             peer.count = message.count
@@ -562,26 +565,30 @@ class ParameterServerNode(Node):
                   'key': 'yes' if self._key else 'no',
                   **{f'messages refused of {who}': n for who, n in self._dropped.items()},
                   **{f'pushes refused of {who}': n for who, n in refused.items() if n},
-                  **{f'publishers of {topic}': text for topic, text in self._strangers().items()}}
+                  **{f'publishers of {topic}': text for topic, text in self._who_publishes().items()}}
         status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
         message = DiagnosticArray(status=[status])
         message.header.stamp = self.get_clock().now().to_msg()
         self._diagnostics.publish(message)
 
-    def _strangers(self) -> dict[str, str]:
-        """Publishers of topics of robots of which messages were refused, where there are several.
+    def _who_publishes(self) -> dict[str, str]:
+        """Publishers of the statuses of robots of which messages were refused, if several.
 
-        rclpy does not tell which publisher has sent a message, so all are named.
+        rclpy does not tell which publisher has sent a message, so all are named. Asking takes a
+        while, so it is done now and then.
         """
+        now, total = time.monotonic(), self._dropped.total()
+        asked, former, found = self._asked
+        if total == former or now < asked + ASK_EVERY:
+            return found
         found = {}
         for robot in [name for name in self._dropped if name in self._peers]:
-            for name in ('push', 'push_end', 'training_status'):
-                topic = f'/{robot}/{name}'
-                known = self.get_publishers_info_by_topic(topic)
-                if len(known) > 1:
-                    found[topic] = ', '.join(
-                        shown(f'{one.node_namespace}/{one.node_name} ', 80)
-                        + bytes(one.endpoint_gid).hex() for one in known[:8])
+            topic = f'/{robot}/training_status'
+            known = self.get_publishers_info_by_topic(topic)
+            if len(known) > 1:
+                found[topic] = ', '.join(shown(f'{one.node_namespace}/{one.node_name} ', 80)
+                                         + bytes(one.endpoint_gid).hex() for one in known[:8])
+        self._asked = now, total, found
         return found
 
     def destroy_node(self) -> None:

@@ -3,9 +3,11 @@
 A fleet key is 32 random bytes. From it each robot's own key is derived, so that a robot that is
 lost reveals no other's. When a robot registers, both sides derive two session keys from the robot's
 key and the random numbers of the two processes: nothing of a former session is of use in another.
-Every message carries a tag of 16 bytes, keyed BLAKE2b (RFC 7693, `hashlib`) over its typed fields,
-so it is the same for every implementation of DDS. The key proves who has sent what; it hides
-nothing.
+Every message carries a tag of 16 bytes over its typed fields, so it is the same for every
+implementation of DDS: keyed BLAKE2b (RFC 7693, `hashlib`); and for chunks, which are large and
+many, GMAC, the tag of AES-256-GCM without a text (NIST SP 800-38D, package `cryptography`), for
+which processors have instructions. Its nonce is the number of the chunk, which is never used for another
+one with the same key. The key proves who has sent what; it hides nothing.
 
 Within a session a repeated message does no harm: transfers are numbered, chunks count once, and
 statuses carry a counter. A registration names the server process that it is meant for, which takes
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rog_core.errors import ConfigError, RemoteProtocolError
+from rog_msgs.msg import RowAck, RowChunk
 
 TAG = 16       # bytes of a tag
 SECRET = 32    # bytes of a key
@@ -122,7 +125,8 @@ def read_key(path: str | Path) -> Key:
 
 def canonical(message: Any) -> bytes:
     """Return the bytes of all fields of a ROS message but ``tag``, whoever made its class."""
-    return b''.join([part(message) for part in _parts(type(message))])
+    kind: Any = type(message)
+    return b''.join([part(message) for part in _parts(kind)])
 
 
 _SCALARS = {'boolean': '?', 'float': 'f', 'double': 'd', 'octet': 'B'} | {
@@ -171,16 +175,60 @@ def _part(get: Callable[[Any], Any], idl: str) -> Callable[[Any], bytes]:
     return lambda m: struct.pack('<I', len(get(m))) + b''.join(map(one, get(m)))
 
 
+_CHUNK = struct.Struct('<IIBBHQII').pack
+_NONCE = struct.Struct('<IIBxxx').pack
+_ACK = struct.Struct('<3sQIIQIB').pack
+
+
+class Side:
+    """The keys of one side of a session: what it sends, it seals with them."""
+
+    def __init__(self, key: bytes) -> None:
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError:
+            raise ConfigError('a fleet with a key needs the Python package cryptography; install '
+                              'it here: pip install cryptography, or the package '
+                              'python3-cryptography of the system') from None
+        self._key = derived(key, 'messages')
+        self._gcm = AESGCM(derived(key, 'chunks')).encrypt
+
+    def tag_of(self, message: Any, more: bytes = b'') -> bytes:
+        """Return the tag of a message; ``more``: what a status proves beside its own fields."""
+        kind = type(message)
+        if kind is RowChunk:
+            m = message
+            header = _CHUNK(m.attempt, m.sequence, m.kind, m.codec, m.segments, m.incarnation,
+                            m.iteration, len(m.ids))
+            return self._gcm(_NONCE(m.attempt, m.sequence, m.kind), b'',
+                             b''.join((header, m.ids, m.values)))
+        if kind is RowAck:
+            m = message
+            text = _ACK(b'ack', m.incarnation, m.iteration, m.next_expected, m.received_mask,
+                        m.attempt, m.kind)
+        else:
+            text = canonical(message) + more
+        return hashlib.blake2b(text, key=self._key, digest_size=TAG).digest()
+
+    def check(self, message: Any, more: bytes = b'') -> None:
+        """Raise `SealError` unless the message has the tag that the keys give it."""
+        _check(message, self.tag_of(message, more))
+
+
 def tag_of(key: bytes, message: Any, more: bytes = b'') -> bytes:
-    """Return the tag of a message; ``more``: what it proves beside its own fields."""
+    """Return the tag of a message that belongs to no session; ``more``: as with `Side.tag_of`."""
     return hashlib.blake2b(canonical(message) + more, key=key, digest_size=TAG).digest()
 
 
 def check(key: bytes, message: Any, more: bytes = b'') -> None:
     """Raise `SealError` unless the message has the tag that the key gives it."""
+    _check(message, tag_of(key, message, more))
+
+
+def _check(message: Any, tag: bytes) -> None:
     if not len(message.tag):
         raise SealError('it carries no tag, but this side has a key (security.key)')
-    if not hmac.compare_digest(bytes(message.tag), tag_of(key, message, more)):
+    if not hmac.compare_digest(bytes(message.tag), tag):
         raise SealError('its tag is not made with our key, or it was changed or repeated')
 
 
@@ -190,16 +238,17 @@ def of_status(message: Any) -> bytes:
 
 
 class Session:
-    """The two keys of a session; ``session``: its number, which transfers carry."""
+    """The keys of both sides of a session; ``session``: its number, which transfers carry."""
 
     def __init__(self, key: Key, worker: int, server: int) -> None:
         self.session = worker ^ server
-        self.to_server = derived(key.secret, 'to server', worker, server)
-        self.to_robot = derived(key.secret, 'to robot', worker, server)
+        self.to_server = Side(derived(key.secret, 'to server', worker, server))
+        self.to_robot = Side(derived(key.secret, 'to robot', worker, server))
 
 
-def sealed(key: bytes | None, message: Any, more: bytes = b'') -> Any:
+def sealed(key: Side | bytes | None, message: Any, more: bytes = b'') -> Any:
     """Return the message with its tag; without a key, as it is."""
     if key is not None:
-        message.tag = array.array('B', tag_of(key, message, more))
+        tag = key.tag_of(message, more) if isinstance(key, Side) else tag_of(key, message, more)
+        message.tag = array.array('B', tag)
     return message

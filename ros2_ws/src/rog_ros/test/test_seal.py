@@ -12,13 +12,14 @@ from rclpy.serialization import deserialize_message, serialize_message
 from rog_core.errors import ConfigError
 from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, Sending, TransferId
 from rog_core.steps import Local, Shards
-from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
+from rog_msgs.msg import FleetStatus, RobotStatus, RowAck, RowChunk, TrainingStatus
 from rog_msgs.srv import Register, SetSync, Stop
 from rog_ros.convert import to_ros
 from rog_ros.seal import (
     Key,
     SealError,
     Session,
+    Side,
     canonical,
     check,
     derived,
@@ -27,7 +28,6 @@ from rog_ros.seal import (
     process_of,
     read_key,
     sealed,
-    tag_of,
     write_key,
 )
 
@@ -63,19 +63,21 @@ NAMES = [type(message).__name__ for message in ALL]
 def test_a_sealed_message_is_proved_also_after_the_wire_and_only_with_the_key(message):
     sealed(SESSION.to_server, message)
     back = deserialize_message(serialize_message(message), type(message))
-    check(SESSION.to_server, back)
+    SESSION.to_server.check(back)
     for key in (SESSION.to_robot, Session(ROBOT, 11, 23).to_server,
-                Session(ROBOT, 12, 22).to_server, Session(FLEET.of('robot2'), 11, 22).to_server, ROBOT.secret, FLEET.secret):
+                Session(ROBOT, 12, 22).to_server, Session(FLEET.of('robot2'), 11, 22).to_server,
+                Side(ROBOT.secret), Side(FLEET.secret)):
         with pytest.raises(SealError, match='not made with our key'):
-            check(key, back)
-    with pytest.raises(SealError):
-        check(SESSION.to_server, back, b'something else')
+            key.check(back)
+    if not isinstance(message, (RowChunk, RowAck)):
+        with pytest.raises(SealError):
+            SESSION.to_server.check(back, b'something else')
     back.tag = back.tag[:-1]
     with pytest.raises(SealError):
-        check(SESSION.to_server, back)
+        SESSION.to_server.check(back)
     back.tag = []
     with pytest.raises(SealError, match='no tag'):
-        check(SESSION.to_server, back)
+        SESSION.to_server.check(back)
 
 
 def altered(message):
@@ -114,7 +116,7 @@ def test_every_field_is_proved(message):
         other = deserialize_message(serialize_message(message), type(message))
         setattr(other, name, value)
         with pytest.raises(SealError):
-            check(SESSION.to_server, other)
+            SESSION.to_server.check(other)
         count += 1
     assert count >= len(message.get_fields_and_field_types()) - 1
 
@@ -137,21 +139,34 @@ def test_where_one_list_of_bytes_ends_is_proved(left, right):
 
 def test_the_bytes_that_are_proved_do_not_change_by_themselves():
     """Another version, or another implementation of ROS 2, must make the same."""
-    assert tag_of(SESSION.to_server, to_ros(Ack(TRANSFER, 4, 5))).hex() == (
-        '2c385a96ab615775cd4028fe82a577e7')
-    assert canonical(to_ros(Ack(TRANSFER, 4, 5))).hex() == (
-        '06000000526f7741636b1d0000000000000007000000000000000400000000000000050000000000'
-        '000003000000000000000000000000000000'
-    )
+    def tag(message):
+        return SESSION.to_server.tag_of(message).hex()
+
+    receipt = to_ros(Receipt(TRANSFER, 3, b'\7', 1))
+    assert canonical(receipt).hex() == (
+        '0f0000005472616e73666572526563656970741d0000000000000007000000000000000300000000'
+        '0000000300000000000000000000000000000001000000070100000000000000')
+    assert tag(receipt) == '55b9623c3cabf77a6a90fd13b08c6618'
+    assert tag(to_ros(Ack(TRANSFER, 4, 5))) == '744ff7d03c40e9f9be93e997294f3147'
+    assert tag(ALL[0]) == 'abf0ba14fe8ce1f276c4d9a3e82f0579'
 
 
 def test_a_fleet_status_is_proved_to_a_robot_by_its_own_entry():
     message = FleetStatus(incarnation=5, count=9, robots=[RobotStatus(robot='robot1')])
     entry = sealed(SESSION.to_robot, message.robots[0], of_status(message))
-    check(SESSION.to_robot, entry, of_status(message))
+    SESSION.to_robot.check(entry, of_status(message))
     message.count = 10
     with pytest.raises(SealError):
-        check(SESSION.to_robot, entry, of_status(message))
+        SESSION.to_robot.check(entry, of_status(message))
+
+
+def test_what_belongs_to_no_session_is_proved_by_a_key_alone():
+    key = derived(ROBOT.secret, 'ask')
+    request = sealed(key, Register.Request(robot='robot1'), b'more')
+    check(key, request, b'more')
+    for wrong, more in ((key, b''), (ROBOT.secret, b'more')):
+        with pytest.raises(SealError):
+            check(wrong, request, more)
 
 
 def test_the_public_number_of_a_process_is_its_own_and_not_the_secret_one():

@@ -205,7 +205,7 @@ class WorkerNode(Node):
         try:
             if not mine or message.count <= self._counts[1]:
                 return False
-            check(self._session.to_robot, mine[0], of_status(message))
+            self._session.to_robot.check(mine[0], of_status(message))
         except SealError:
             return False
         self._counts, self._proved_at = (self._counts[0], message.count), time.monotonic()
