@@ -83,7 +83,7 @@ def _up(options: argparse.Namespace) -> int:
 
     pictures = draw_run(out)
     print(f'\nResults in {out}: run.jsonl, {SUMMARY_FILE}, '
-          f'{", ".join(p.name for p in pictures)}, checkpoint.safetensors')
+          f'{", ".join(p.name for p in pictures)}, checkpoint-*.safetensors')
     return 1 if failed else 0
 
 

@@ -565,7 +565,7 @@ class ParameterServerNode(Node):
                   'key': 'yes' if self._key else 'no',
                   **{f'messages refused of {who}': n for who, n in self._dropped.items()},
                   **{f'pushes refused of {who}': n for who, n in refused.items() if n},
-                  **{f'publishers of {topic}': text for topic, text in self._who_publishes().items()}}
+                  **{f'publishers of {topic}': who for topic, who in self._who_publishes().items()}}
         status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
         message = DiagnosticArray(status=[status])
         message.header.stamp = self.get_clock().now().to_msg()

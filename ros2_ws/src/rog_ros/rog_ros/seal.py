@@ -6,8 +6,8 @@ key and the random numbers of the two processes: nothing of a former session is 
 Every message carries a tag of 16 bytes over its typed fields, so it is the same for every
 implementation of DDS: keyed BLAKE2b (RFC 7693, `hashlib`); and for chunks, which are large and
 many, GMAC, the tag of AES-256-GCM without a text (NIST SP 800-38D, package `cryptography`), for
-which processors have instructions. Its nonce is the number of the chunk, which is never used for another
-one with the same key. The key proves who has sent what; it hides nothing.
+which processors have instructions. Its nonce is the number of the chunk, which is never used for
+another one with the same key. The key proves who has sent what; it hides nothing.
 
 Within a session a repeated message does no harm: transfers are numbered, chunks count once, and
 statuses carry a counter. A registration names the server process that it is meant for, which takes
