@@ -16,7 +16,8 @@ import pytest
 from fleet_testing import Lines, environment, eventually, free_domain
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', 'embedded/README.md')] + \
+DOCUMENTS = [ROOT / name for name in ('README.md', 'SECURITY.md', 'CONTRIBUTING.md',
+                                      'embedded/README.md')] + \
     sorted((ROOT / 'docs').glob('*.md'))
 PROGRAMS = ('rog', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3', 'pip')
 RECORD = ROOT.parent / 'shared/data/traces/rog_outdoors_record.txt'

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 from fleet_env.errors import SettingError
 
@@ -16,9 +17,12 @@ def leaves_machine(environment: Mapping[str, str]) -> bool:
     """Whether these variables let DDS reach other machines; what they leave open counts as yes."""
     if environment.get('ROS_LOCALHOST_ONLY', '').strip() == '1':
         return False
-    if environment.get('ROS_AUTOMATIC_DISCOVERY_RANGE', '').strip().upper() in ('LOCALHOST', 'OFF'):
-        return False
     uri = environment.get('CYCLONEDDS_URI', '')
+    reach = environment.get('ROS_AUTOMATIC_DISCOVERY_RANGE', '').strip().upper()
+    if not reach and not uri and find_spec('rclpy._profile') is not None:
+        reach = 'LOCALHOST'  # so does `embedded/`, in place of ROS 2
+    if reach in ('LOCALHOST', 'OFF'):
+        return False
     interfaces = _INTERFACE.findall(uri)
     return not interfaces or not all(map(_is_loopback, (text for _, text in interfaces)))
 
