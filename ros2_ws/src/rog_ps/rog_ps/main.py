@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet_ros.process import run, spin_until
+from fleet_ros.ending import Interruption
+from fleet_ros.process import fail, run, spin_until
 from rclpy.node import Node
 
 from .directory import check_directory
+from .lookout import Lookout
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -20,11 +22,13 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _build() -> Any:
     _look_at_directory()
+    lookout = Lookout()  # before the imports, which take as long as DDS needs to find others
     import torch
     from rog_core.warm_up import warm_up
 
     from .node import ParameterServerNode
 
+    lookout.close()
     torch.set_num_threads(1)
     node = ParameterServerNode()
     warm_up()  # compiling while robots wait for an answer would look like a dead server
@@ -44,10 +48,10 @@ def _look_at_directory() -> None:
         check_directory(Path(out), resume)
 
 
-def _serve(node: Any) -> int:
-    spin_until(node, lambda: node.done, lambda: node.request_stop('interrupted'))
+def _serve(node: Any, interruption: Interruption) -> int:
+    spin_until(node, lambda: node.done, interruption, node.interrupt)
     node.finish()  # at once, if the user would not wait for the robots
-    return int(node.failed)
+    return fail(node.error) if node.error else 0
 
 
 if __name__ == '__main__':

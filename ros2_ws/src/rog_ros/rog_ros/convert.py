@@ -28,6 +28,7 @@ from rog_msgs.srv import Register
 MAX_PARAMETERS = 1 << 16  # of a registration
 MAX_NAME = 256            # characters of a name in it
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
+STATUS_BYTES = 300  # of a robot's status, which is its heartbeat, on the air
 
 
 def _octets(data: Any) -> array.array:
@@ -96,8 +97,10 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
                        message.stop, message.patience, sending, message.ahead, step))
 
 
-def payload_bytes(message: Chunk | Ack | End | Receipt) -> int:
+def payload_bytes(message: Chunk | Ack | End | Receipt | RegisterRequest) -> int:
     """Bytes that a message takes on the air, without what DDS and UDP add."""
+    if isinstance(message, RegisterRequest):
+        return STATUS_BYTES + sum(16 + len(name) for name, _ in message.parameters)
     if isinstance(message, Chunk):
         return HEADER_BYTES + message.ids.size + message.values.size
     return HEADER_BYTES + (len(message.taken) if isinstance(message, Receipt) else 0)

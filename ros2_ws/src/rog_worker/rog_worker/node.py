@@ -30,6 +30,7 @@ from rog_core.messages import (
     Chunk,
     Compute,
     End,
+    Receipt,
     RegisterRequest,
     RegisterResponse,
     Send,
@@ -47,9 +48,15 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register
 from rog_ros import qos
-from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros, to_ros
-from rog_ros.parameters import WorkerSettings, robot_name
-from rog_ros.receive import receive
+from rog_ros.convert import (
+    STATUS_BYTES,
+    payload_bytes,
+    request_to_ros,
+    response_from_ros,
+    to_ros,
+)
+from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
+from rog_ros.receive import checksum_of, receive
 from rog_ros.seal import (
     SealError,
     Session,
@@ -60,7 +67,9 @@ from rog_ros.seal import (
     read_key,
     sealed,
 )
+from rog_ros.servers import Loyalty, this_process, this_version
 
+CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
 
 
@@ -86,6 +95,8 @@ class WorkerNode(Node):
         self._dropped = 0                     # messages refused
         self._silent_until = 0.0              # end of an emulated drop-out
         self._server_heard = time.monotonic()
+        self._status_waits = False            # for the emulated link
+        self._loyalty = Loyalty(self.settings.heartbeat.limit)
         self._request: Any = None
         self._asked = b''                     # tag of that request
         self._refused_since = math.inf
@@ -94,6 +105,8 @@ class WorkerNode(Node):
         self._began = False                   # it has been granted an iteration
         self._computed: tuple[Array, SgdConfig] | None = None  # for the machine
         self._link = self.settings.shaped_link()
+        if not self.settings.link_epoch:
+            self._link.hold()                 # until the training begins
         self._meter = open_meter(self.settings.power, time.monotonic())
         server = self.settings.server_namespace
         self._out: dict[type, Any] = {
@@ -116,7 +129,8 @@ class WorkerNode(Node):
         self.create_timer(1.0, self._diagnose)
 
     def _robot_name(self) -> str:
-        name = self.get_namespace().strip('/')
+        fleet = fleet_namespace(self.settings.server_namespace)
+        name = self.get_namespace().removeprefix(fleet + '/').strip('/')
         if not name:
             raise ConfigError("the worker has no namespace, which is its robot's name; give it "
                               'one, for example --ros-args -r __ns:=/robot1')
@@ -169,6 +183,8 @@ class WorkerNode(Node):
         self._link.release(now)
         if self.machine is not None:
             self._act(self.machine.on_time(now))
+        else:
+            self._alarm.set(self._link.deadline)
 
     def _on_message(self, message: Any) -> None:
         if self.machine is None or self._silent:
@@ -185,18 +201,30 @@ class WorkerNode(Node):
             self._act(actions)
 
     def _on_fleet(self, message: Any) -> None:
-        if self._silent:
-            return
         now = time.monotonic()
+        if self._silent or self._link.is_dead(now):  # dead in both directions
+            return
         mine = [r for r in message.robots if r.robot == self.robot]
         proved = self._session is None or self._is_proved(message, mine)
         if not proved and now - self._proved_at <= self.settings.heartbeat.limit:
             return  # as long as our server is there, only what it proves counts
-        self._server_heard, self._process = now, message.incarnation
+        ours = self.machine is not None and message.incarnation == process_of(self.machine.server)
+        if not self._is_of_ours(ours, now):
+            self.get_logger().warning(
+                f'there is a second parameter server at {self.settings.server_namespace}: '
+                f'{shown(message.host, 80)}; this robot stays with the one that has accepted it',
+                throttle_duration_sec=5.0)
+            return
+        self._process = message.incarnation
+        if message.elapsed:
+            self._link.begin(now - message.elapsed)
+        silent, self._server_heard = now - self._server_heard, now
         if self.machine is None:
             return
+        if silent > CONTACT * self.settings.heartbeat.period:
+            self.report()  # so that the server knows it at once, too
+            self._act(self.machine.on_contact(now))
         known = proved and bool(mine) and mine[0].state != 'away'
-        ours = message.incarnation == process_of(self.machine.server)
         self._act(self.machine.on_server_status(self.machine.server if ours else 0, known, now))
 
     def _is_proved(self, message: Any, mine: list[Any]) -> bool:
@@ -211,13 +239,23 @@ class WorkerNode(Node):
         self._counts, self._proved_at = (self._counts[0], message.count), time.monotonic()
         return True
 
+    def _is_of_ours(self, ours: bool, now: float) -> bool:
+        machine = self.machine
+        if machine is None or not machine.server:
+            return True
+        return self._loyalty.listens(ours, now)
+
     def _on_registered(self, future: Any) -> None:
-        if future is not self._request or self.machine is None or self._silent:
-            return  # the answer to an earlier request, or a lost one (emulated drop-out)
+        if future is not self._request or self.machine is None or self._silent \
+                or self._link.is_dead(time.monotonic()):
+            return  # the answer to an earlier request, or a lost one (emulated)
         if future.exception() is not None:
             self.get_logger().warning(f'registration failed: {future.exception()}; trying again')
             return
         response, now = self._proved_answer(future.result()), time.monotonic()
+        if response.accepted and self.machine is not None and not self._is_of_ours(
+                response.incarnation == self.machine.server, now):
+            return  # a second server was quicker; the machine asks again
         if response.accepted:
             self._refused_since = math.inf
         else:
@@ -247,12 +285,16 @@ class WorkerNode(Node):
     # -- actions ---
 
     def _act(self, actions: list[Action]) -> None:
+        assert self.machine is not None
         now = time.monotonic()
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
-                self._send_registration(action.message)
+                self._send_registration(action.message, now)
             elif isinstance(action, Send):
                 self._send(action.message, now)
+                if self.settings.training.checksums and isinstance(action.message, Receipt):
+                    rows = self.machine.accumulator.weights
+                    self.get_logger().info(checksum_of(action.message, rows))
             elif isinstance(action, Compute):
                 if not self._began:  # energy counts as times do, from the first grant on
                     self._began = True
@@ -262,7 +304,6 @@ class WorkerNode(Node):
             elif isinstance(action, Stop):
                 self.error = action.error
                 self._grant(None)
-        assert self.machine is not None
         self._meter.enter(self.machine.activity, now)
         self._alarm.set(min(self.machine.deadline, self._link.deadline))
 
@@ -271,11 +312,13 @@ class WorkerNode(Node):
             return
         publisher = self._out.get(type(value), self._receipts)
         message = sealed(self._session.to_server if self._session else None, to_ros(value))
-        self._link.send(payload_bytes(value), lambda: publisher.publish(message), now)
+        self._link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
-    def _send_registration(self, request: RegisterRequest) -> None:
-        if self._silent:
-            return
+    def _send_registration(self, request: RegisterRequest, now: float) -> None:
+        if not self._silent:
+            self._link.send(payload_bytes(request), lambda: self._call(request), now, lossy=True)
+
+    def _call(self, request: RegisterRequest) -> None:
         if not self._register.service_is_ready():
             self.get_logger().info('waiting for the parameter server at '
                                    f'{self.settings.server_namespace}', throttle_duration_sec=5.0)
@@ -305,12 +348,25 @@ class WorkerNode(Node):
         return time.monotonic() < self._silent_until
 
     def report(self, state: str = '') -> None:
-        """Publish the status; it is also the heartbeat."""
+        """Publish the status; it is also the heartbeat, so it travels over the link as data do."""
+        now = time.monotonic()
+        if state:  # the last word: the process may end before its turn comes
+            if not self._link.is_dead(now):
+                self._publish_status(state)
+        elif not self._status_waits:  # else the newest is on its way: it says what is true then
+            self._status_waits = not self._link.is_dead(now)
+            self._link.send(STATUS_BYTES, self._publish_status, now, lossy=True)
+            self._alarm.set(min(self._link.deadline,
+                                math.inf if self.machine is None else self.machine.deadline))
+
+    def _publish_status(self, state: str = '') -> None:
+        self._status_waits = False
         now = time.monotonic()
         machine = self.machine
         self._counts = self._counts[0] + 1, self._counts[1]
         message = TrainingStatus(robot=self.robot, incarnation=process_of(self.incarnation),
-                                 count=self._counts[0],
+                                 count=self._counts[0], host=this_process(),
+                                 version=this_version(),
                                  state=state or REGISTERING, loss=self.loss,
                                  accuracy=self.accuracy, evaluated_at=self.evaluated_at,
                                  link_rate=self._link.rate(now), power=self._meter.power(now),
