@@ -99,7 +99,7 @@ class _Run:
                         if robot.link.trace or robot.link.rate}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._newest: tuple[int, int] = (0, 0)   # time and iteration of the last checkpoint
+        self._newest: tuple[int, int] = (0, 0)   # number and iteration of the last checkpoint
         self._sampled = 0.0
 
     def do(self) -> None:
@@ -282,16 +282,13 @@ class _Run:
 
     def _check_checkpoint(self, now: float) -> None:
         """Look at a new checkpoint: it can be read, is finite, and goes on where the last was."""
-        from rog_ps.checkpoint import FILE
+        from rog_ps.directory import kept
 
-        path = self.disk / FILE
         try:
-            changed = path.stat().st_mtime_ns
+            changed = max(kept(self.disk).numbers(), default=0)
             if changed == self._newest[0]:
                 return
-            iteration, finite = _read_checkpoint(path)
-        except FileNotFoundError:
-            return
+            iteration, finite = _read_checkpoint(self.disk)
         except Exception as error:  # whatever is wrong with the file
             self.watch.report(now, 'bad checkpoint', SERVER, f'it cannot be read: {error}')
             return
@@ -333,18 +330,18 @@ class _Run:
     def _accuracy(self) -> float | None:
         """Accuracy of the model in the last checkpoint."""
         import torch
-        from rog_ps.checkpoint import FILE
+        from rog_ps.directory import kept
         from rog_tasks.task import load_task
-        from safetensors.torch import load_file
+        from safetensors.torch import load
 
-        path = self.out / 'run' / FILE
-        if not path.exists():
+        found = kept(self.out / 'run').newest()
+        if found is None:
             return None
         training = self.fleet.training
         task = load_task(training.task, training.task_options, self.fleet.seed,
                          training.batch_size)
         model = task.model()
-        tensors = load_file(path)
+        tensors = load(found.payload)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(tensors[name])
@@ -352,14 +349,15 @@ class _Run:
         return round(float(task.evaluate(model)), 5)
 
 
-def _read_checkpoint(path: Path) -> tuple[int, bool]:
+def _read_checkpoint(directory: Path) -> tuple[int, bool]:
     import numpy as np
-    from safetensors import safe_open
+    from rog_ps.directory import kept
+    from safetensors.numpy import load
 
-    with safe_open(str(path), 'numpy') as file:
-        meta = json.loads((file.metadata() or {})['rog'])
-        return int(meta['iteration']), all(np.isfinite(file.get_tensor(name)).all()
-                                           for name in file.keys())  # noqa: SIM118
+    found = kept(directory).newest()
+    assert found is not None
+    return int(found.meta['iteration']), all(np.isfinite(values).all()
+                                             for values in load(found.payload).values())
 
 
 @contextmanager

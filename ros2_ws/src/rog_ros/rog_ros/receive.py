@@ -14,17 +14,23 @@ from rog_core.server import ServerMachine
 from rog_core.worker import WorkerMachine
 
 from .convert import from_ros
+from .seal import Side
 
 
-def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, peer: str
-            ) -> list[Action] | None:
+def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, peer: str,
+            keys: tuple[int, Side] | None = None) -> list[Action] | None:
     """Pass a transfer's message to the machine; return its actions, or None if it was refused.
 
-    ``peer``: the sender, a robot's name or `the server`. A refusal is logged, but not of messages
-    from before a restart, which are expected then.
+    ``peer``: the sender, a robot's name or `the server`. ``keys``: number of the session, and the
+    keys that its tags are made with; None: the fleet has no key. A refusal is logged, but not of
+    messages from before a restart, which are expected then.
     """
     try:
         value = from_ros(message)
+        if keys is not None:
+            if value.transfer.incarnation != keys[0]:
+                return []
+            keys[1].check(message)
         who = (peer,) if isinstance(machine, ServerMachine) else ()
         return handler(machine, value)(*who, value, time.monotonic())
     except StaleMessageError:
