@@ -12,7 +12,7 @@ from .errors import RemoteError
 from .operators import operator
 from .plan import Kernel
 from .record import Meta, Special
-from .tensors import from_special, meta_of, pack, unpack
+from .tensors import from_special, meta_of, pack, to_device, to_host, unpack
 
 
 class ContextExecutor:
@@ -24,6 +24,7 @@ class ContextExecutor:
         self.add = context.add
         self.free = context.free
         self.charge = context.charge
+        self.reserve = context.reserve
         self.credit = context.credit
 
     def resolve(self, op: str) -> Kernel:
@@ -37,9 +38,10 @@ class ContextExecutor:
 
     def _call(self, op: str, function: Any) -> Any:
         random = torch.Tag.nondeterministic_seeded in function.tags
-        run = self.context.run
+        run, note = self.context.run, self.context.note
 
         def call(arguments: list[Any], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+            note(op)
             result = run(function, tuple(arguments), keywords) if random else function(
                 *arguments, **keywords)
             if isinstance(result, torch.Tensor):
@@ -64,11 +66,11 @@ class ContextExecutor:
 
     def upload(self, data: Any, meta: Meta) -> torch.Tensor:
         """A new tensor."""
-        return unpack(meta, data).to(self.context.device)
+        return to_device(unpack(meta, data), self.context.device)
 
     def download(self, tensor: torch.Tensor) -> Any:
         """Meta and bytes."""
-        return pack(tensor.cpu())
+        return pack(to_host(tensor))
 
     def meta(self, tensor: torch.Tensor) -> Meta:
         """Meta of a tensor."""

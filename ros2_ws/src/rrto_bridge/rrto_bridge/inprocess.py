@@ -9,7 +9,8 @@ import torch
 
 from .client import Awaited, ClientMachine, Ticket
 from .context import Context
-from .perform import Performer, Weights
+from .perform import Performer
+from .weights import Weights
 
 
 class InProcess:
@@ -17,7 +18,7 @@ class InProcess:
 
     def __init__(self, machine: ClientMachine, limit: int = 1 << 40) -> None:
         self.machine = machine
-        self.performer = Performer(Context(torch.device('cpu'), limit), Weights(limit))
+        self.performer = Performer(Context(torch.device('cpu'), limit), Weights())
 
     def wait(self, ticket: Ticket | Awaited) -> Any:
         """Execute everything up to the ticket's item."""
