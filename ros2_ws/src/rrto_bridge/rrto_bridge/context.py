@@ -11,17 +11,12 @@ from typing import Any
 import torch
 
 from .allow import resolve
+from .checks import prepared
 from .errors import Failed, Missing, OutOfMemory, RemoteError
 from .record import DTOH, HTOD, Meta, Ref, Special
 from .tensors import from_special, meta_of, pack, to_device, to_host, unpack
 
 GIVEN = 'given'  # Special in a result: the k-th tensor argument came back; its meta follows
-
-# Memory as the allocator leaves it may hold another client's values.
-UNINITIALISED = frozenset(('aten.empty.memory_format', 'aten.empty_strided.default',
-                            'aten.empty_like.default', 'aten.new_empty.default',
-                            'aten.new_empty_strided.default', 'aten.empty_permuted.default'))
-
 
 FAILURES = 1024   # calls that failed and whose results somebody may still name
 REACH = 1 << 16   # most tensors that one call makes
@@ -51,6 +46,7 @@ class Context:
         self.used = 0                     # bytes of all storages, and of what was reserved
         self.tensors: dict[int, torch.Tensor] = {}
         self.generator = torch.Generator(device) if generator is None else generator
+        self._calls: dict[str, Callable[..., Any]] = {}
         self._failed: list[tuple[int, Failed]] = []   # first handle of a call, what went wrong
         self._storages: dict[int, list[int]] = {}   # by address: tensors on it, bytes
         self._addresses: dict[int, int] = {}        # by handle
@@ -159,14 +155,12 @@ class Context:
         """
         if op in (HTOD, DTOH):
             raise RemoteError(f'{op} is no operator')
-        function = resolve(op)
+        call = self.prepare(op)
         self.note(op)
         given: list[torch.Tensor] = []
         args = tuple([self._value(a, given) for a in arguments])
         kwargs = {_name(k): self._value(v, given) for k, v in keywords}
-        result = self.run(function, args, kwargs)
-        if op in UNINITIALISED:
-            result.zero_()
+        result = call(*args, **kwargs)
         if 'out' in kwargs:
             self._moved((arguments, keywords))
         made: list[torch.Tensor] = []
@@ -181,22 +175,35 @@ class Context:
             raise
         return described
 
-    def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator on tensors; a random one draws from this client's own generator."""
-        if torch.Tag.nondeterministic_seeded not in function.tags:
-            return function(*args, **kwargs)
-        if any(a.name == 'generator' for a in function._schema.arguments):
-            return function(*args, **{**kwargs, 'generator': self.generator})
-        default = default_generator(self.device)
-        if default is self.generator:
-            return function(*args, **kwargs)
-        before = default.get_state()
-        default.set_state(self.generator.get_state())
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self.generator.set_state(default.get_state())
-            default.set_state(before)
+    def prepare(self, op: str) -> Callable[..., Any]:
+        """What runs an operator; a random one draws from this client's own generator."""
+        found = self._calls.get(op)
+        if found is None:
+            function = resolve(op)
+            found = prepared(function, self.device)
+            if torch.Tag.nondeterministic_seeded in function.tags:
+                found = self._random(found, 'generator' in (a.name for a in
+                                                            function._schema.arguments))
+            self._calls[op] = found
+        return found
+
+    def _random(self, function: Callable[..., Any], takes: bool) -> Callable[..., Any]:
+        own, default = self.generator, default_generator(self.device)
+        if own is default:
+            return function   # it takes none of the client's either: one can not be sent
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if takes:
+                return function(*args, **{**kwargs, 'generator': own})
+            before = default.get_state()
+            default.set_state(own.get_state())
+            try:
+                return function(*args, **kwargs)
+            finally:
+                own.set_state(default.get_state())
+                default.set_state(before)
+
+        return call
 
     def _moved(self, value: Any) -> None:
         """Account again for arguments whose storage an `out=` operator has replaced."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .allow import resolve
-from .context import UNINITIALISED, Context
+from .context import Context
 from .errors import RemoteError
 from .operators import operator
 from .plan import Kernel
@@ -34,19 +34,15 @@ class ContextExecutor:
         names = [a.name for a in function._schema.arguments]
         writes = tuple([names.index(w) for w in facts.writes] + list(facts.writes))
         views = facts.composite or any(r.alias_info for r in function._schema.returns)
-        return Kernel(self._call(op, function), writes, views, not facts.view)
+        return Kernel(self._call(op), writes, views, not facts.view)
 
-    def _call(self, op: str, function: Any) -> Any:
-        random = torch.Tag.nondeterministic_seeded in function.tags
-        run, note = self.context.run, self.context.note
+    def _call(self, op: str) -> Any:
+        run, note = self.context.prepare(op), self.context.note
 
         def call(arguments: list[Any], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
             note(op)
-            result = run(function, tuple(arguments), keywords) if random else function(
-                *arguments, **keywords)
+            result = run(*arguments, **keywords)
             if isinstance(result, torch.Tensor):
-                if op in UNINITIALISED:
-                    result.zero_()
                 return (result,), None
             if isinstance(result, (tuple, list)):
                 return tuple(_flat(result)), None
