@@ -128,6 +128,9 @@ def resolve(name: str) -> Any:
     for argument in op._schema.arguments:
         if not _TYPE.fullmatch(str(argument.type)):
             raise Refused(f'{name} takes {argument.type}, which is no tensor or plain scalar')
+    if not any('Tensor' in str(value.type) for value in (*op._schema.arguments,
+                                                         *op._schema.returns)):
+        raise Refused(f'{name} computes with plain numbers')   # TorchScript's, unchecked
     return op
 
 

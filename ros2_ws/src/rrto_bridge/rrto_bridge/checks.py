@@ -21,14 +21,19 @@ UNINITIALISED = frozenset(('empty', 'empty_strided', 'empty_like', 'empty_permut
                             'new_empty_strided'))
 
 
-def prepared(function: Any, device: torch.device) -> Call:
+def prepared(operator: Any, device: torch.device) -> Call:
     """What is called for an operator: itself if it is safe as it is, else with what makes it so."""
-    base = function._schema.name.removeprefix('aten::')
+    function: Call = operator
+    base = operator._schema.name.removeprefix('aten::')
+    outs = [a.name for a in operator._schema.arguments
+            if a.kwarg_only and a.alias_info and a.alias_info.is_write]
     if device.type != 'cuda' and base in _ELSEWHERE:
         function = _ELSEWHERE[base]
-    check = _CHECKS.get(base) or _CHECKS.get(base.removesuffix('_'))
     if base in UNINITIALISED:
-        return _zeroed(function)
+        function = _zeroed(function)
+    if outs:
+        function = _restoring(function, outs)
+    check = _CHECKS.get(base) or _CHECKS.get(base.removesuffix('_'))
     return function if check is None else _checked(function, check)
 
 
@@ -38,6 +43,22 @@ def _zeroed(function: Call) -> Call:
         whole = made.untyped_storage().nbytes() // made.itemsize   # gaps between elements, too
         made.as_strided((whole,), (1,), 0).zero_()
         return made
+    return call
+
+
+def _restoring(function: Call, outs: list[str]) -> Call:
+    """Where memory for a result is refused PyTorch leaves `out` with a shape that it has not."""
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = [kwargs[name] for name in outs if kwargs.get(name) is not None]
+        before = [(t, t.size(), t.stride(), t.storage_offset())
+                  for out in given for t in (out if isinstance(out, list) else [out])]
+        try:
+            return function(*args, **kwargs)
+        except BaseException:
+            for tensor, size, stride, offset in before:
+                if tensor.size() != size:
+                    tensor.as_strided_(size, stride, offset)
+            raise
     return call
 
 
@@ -102,6 +123,38 @@ def _noise(self: torch.Tensor, noise: torch.Tensor, lower: Any = 0, upper: Any =
           'noise of another shape or type')
 
 
+def _strided(self: torch.Tensor, size: list[int], stride: list[int],
+             storage_offset: int | None = None, **named: Any) -> None:
+    """A view of memory that there is: sizes that overflow 64 bit pass PyTorch's own check."""
+    offset = self.storage_offset() if storage_offset is None else storage_offset
+    _extent(size, stride, offset, self.untyped_storage().nbytes() // self.itemsize)
+
+
+def _scattered(self: torch.Tensor, src: torch.Tensor, size: list[int], stride: list[int],
+               storage_offset: int | None = None, **named: Any) -> None:
+    _strided(self, size, stride, storage_offset)
+
+
+def _made(size: list[int], stride: list[int], *rest: Any, **named: Any) -> None:
+    _extent(size, stride, 0, _MOST)
+
+
+def _made_like(self: torch.Tensor, size: list[int], stride: list[int], *rest: Any, **named: Any
+               ) -> None:
+    _extent(size, stride, 0, _MOST)
+
+
+_MOST = 1 << 58    # elements of any tensor
+
+
+def _extent(size: list[int], stride: list[int], offset: int, elements: int) -> None:
+    _need(len(size) == len(stride) and min(size, default=0) >= 0 and min(stride, default=0) >= 0
+          and offset >= 0, f'a view of {size} with strides {stride} at {offset}')
+    end = offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    _need(0 in size or end <= elements,
+          f'a view of {size} with strides {stride} at {offset} in {elements} elements')
+
+
 def _segments(data: torch.Tensor, reduce: str, *, axis: int = 0, unsafe: bool = False,
               **named: Any) -> None:
     _need(not unsafe, 'segment_reduce(unsafe=True) is not executed on a server')
@@ -138,7 +191,8 @@ _CHECKS: dict[str, Call] = {
     '_batch_norm_with_update': _channels, '_batch_norm_no_update': _no_training,
     '_native_batch_norm_legit_no_training': _no_training, 'native_group_norm': _groups,
     '_fft_c2c': _transform, '_fft_r2c': _transform, '_fft_c2r': _inverse,
-    'rrelu_with_noise': _noise, 'segment_reduce': _segments, 'linalg_lu_solve': _pivots,
+    'as_strided': _strided, 'as_strided_copy': _strided, 'as_strided_scatter': _scattered,
+    'empty_strided': _made, 'new_empty_strided': _made_like, 'rrelu_with_noise': _noise, 'segment_reduce': _segments, 'linalg_lu_solve': _pivots,
     'linalg_ldl_solve': _pairs, '_weight_norm_interface': _norms,
 }
 

@@ -44,6 +44,12 @@ def call(op, *args, **kwargs):
     ('linalg_lu_solve.default', (torch.eye(2), PIVOTS * 9, torch.eye(2)), {}),
     ('linalg_ldl_solve.default', (torch.eye(2), PIVOTS * -9, torch.eye(2)), {}),
     ('_weight_norm_interface.default', (torch.rand(6, 3), torch.rand(2, 1), 0), {}),
+    ('as_strided.default', (SIX, [2**62], [1]), {}),
+    ('as_strided_.default', (torch.ones(6), [-2**31, 3, 0], [1, 0, 0]), {}),
+    ('as_strided_copy.default', (SIX, [2, 2], [2**62, 2**62], 0), {}),
+    ('as_strided_scatter.default', (SIX, SIX, [6], [2], 0), {}),
+    ('empty_strided.default', ([2**31, 2**31], [2**31, 1]), {}),
+    ('new_empty_strided.default', (SIX, [-1, 0], [1, 1]), {}),
 ])
 def test_what_pytorch_does_not_check_is_checked(op, args, kwargs):
     with pytest.raises(ValueError):
@@ -63,6 +69,23 @@ def test_what_pytorch_does_not_check_is_checked(op, args, kwargs):
 def test_what_is_right_gives_what_pytorch_gives(op, args, kwargs):
     torch.testing.assert_close(call(op, *args, **kwargs), resolve(f'aten.{op}')(*args, **kwargs),
                                rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('op', ['ones.out', 'rand.out', 'fft_fftfreq.out'])
+def test_a_result_for_which_there_is_no_memory_leaves_out_as_it_was(op):
+    """PyTorch leaves it with a shape that its memory has not: the next operator reads anything."""
+    out = torch.ones(2, 3)
+    size = (2**62, 1.0) if op.startswith('fft') else ([2**31, 2**31],)
+    with pytest.raises(RuntimeError):
+        call(op, *size, out=out)
+    assert out.shape == (2, 3) and out.tolist() == [[1] * 3] * 2
+
+
+def test_operators_of_plain_numbers_are_refused():
+    """`aten.remainder.int(1, 0)` ends the process."""
+    for name in ('remainder.int', 'floor_divide.int', 'eq.str', 'add.str'):
+        with pytest.raises(Refused):
+            resolve(f'aten.{name}')
 
 
 @pytest.mark.parametrize('name', [
