@@ -126,7 +126,7 @@ def _noise(self: torch.Tensor, noise: torch.Tensor, lower: Any = 0, upper: Any =
 def _strided(self: torch.Tensor, size: list[int], stride: list[int],
              storage_offset: int | None = None, **named: Any) -> None:
     """A view of memory that there is: sizes that overflow 64 bit pass PyTorch's own check."""
-    offset = self.storage_offset() if storage_offset is None else storage_offset
+    offset = int(self.storage_offset()) if storage_offset is None else storage_offset
     _extent(size, stride, offset, self.untyped_storage().nbytes() // self.itemsize)
 
 
