@@ -10,7 +10,8 @@ from .actions import Action, Define, Free, Notice
 from .errors import raise_named
 from .infer import infer
 from .journal import Journal
-from .percall import PerCall, Port, Result
+from .percall import PerCall, Result
+from .port import Port
 from .record import DTOH, HTOD, Call, Meta, Ref
 from .replay import Decision, ReplayClient
 from .search import Search
@@ -82,6 +83,21 @@ class Replaying(PerCall):
             self.replay.freed(handle)
         if self.journal is not None:
             self._dropped.update(handles)
+
+    def synchronize(self) -> None:
+        """Wait until every call is done, those of an open run included."""
+        self._act(self.replay.hasten())
+        super().synchronize()
+
+    def seed(self, seed: int) -> None:
+        """Seed of the random operators; an open run may have drawn from the former one ahead."""
+        self._leave()
+        super().seed(seed)
+
+    def _leave(self) -> None:
+        actions = self.replay.leave()
+        self._note_closed()
+        self._act(actions)
 
     def lost(self) -> list[tuple[Call, Any]]:
         """The server is gone: the calls of the open run."""

@@ -70,10 +70,10 @@ def test_a_program_computes(server):
     program = Program(server, 'a')
     assert program.actions == [Join('a')]
     handle = program.upload(torch.tensor([1.0, 2.0]))
-    described = program.wait(program.machine.issue(
-        Call('aten.add.Tensor', (Ref(handle), Ref(handle))), (), False))
-    assert described == Meta((2,), (1,), 'float32')
-    assert program.download(program.machine.settle(described)).tolist() == [2.0, 4.0]
+    first, ticket = program.machine.issue(
+        Call('aten.add.Tensor', (Ref(handle), Ref(handle))), (), False)
+    assert program.wait(ticket) == Meta((2,), (1,), 'float32')
+    assert program.download(first).tolist() == [2.0, 4.0]
 
 
 def test_programs_do_not_see_each_others_tensors(server):
