@@ -30,7 +30,8 @@ POSTED = 16  # calls that wait before a message is sent although nobody waits fo
 KNOWN = 1 << 16  # results that are remembered
 BLOCK = 1 << 20  # handles that are set aside for a call of which nobody knows how many it makes
 
-FREE, SEED, QUERY, FIND, KEEP = 'free', 'seed', 'query', 'find', 'keep'  # items that are no calls
+# Items that are no calls.
+FREE, SEED, QUERY, FIND, KEEP, MEMORY = 'free', 'seed', 'query', 'find', 'keep', 'memory'
 
 _CHANGING = frozenset(('used', 'free'))   # answers that are not remembered
 
@@ -54,8 +55,8 @@ class Awaited(NamedTuple):
 class ClientMachine:
     """Messages of one program to its server and back; `mode` is one of MODES.
 
-    Handles are given here, before a call is sent, in rising order, and never again: whatever becomes
-    of a call or of its reply, both sides mean the same tensor by a handle.
+    Handles are given here, before a call is sent, in rising order, and never again: whatever
+    becomes of a call or of its reply, both sides mean the same tensor by a handle.
     """
 
     def __init__(self, mode: str) -> None:
@@ -151,6 +152,10 @@ class ClientMachine:
     def synchronize(self) -> Ticket:
         """A reply comes when every call before is done."""
         return self._wait((QUERY, 'synchronize'))
+
+    def memory(self, handle: int) -> Ticket:
+        """What `Context.memory` says of a tensor."""
+        return self._wait((MEMORY, handle))
 
     def find(self, digest: str, meta: Meta) -> tuple[int, Ticket]:
         """Ask for an upload that the server may have kept; the reply says whether it did."""

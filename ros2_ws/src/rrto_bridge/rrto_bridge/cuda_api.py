@@ -163,6 +163,7 @@ def _tensors(device: Device) -> None:
                         ('is_pinned', lambda self, device=None: False),
                         ('data', property(remote.get_data, remote.set_data))):
         setattr(torch.Tensor, name, value)
+    torch.nn.Parameter.__new__ = remote.new_parameter  # type: ignore[method-assign]
     for owner, name in ((torch.Tensor, 'to'), (torch.Tensor, 'cuda'), (torch.nn.Module, 'to'),
                         (torch.nn.Module, 'cuda')):
         setattr(owner, name, _numbered(getattr(owner, name)))
@@ -216,6 +217,17 @@ def _loading(device: Device) -> None:
             return _moved(loaded, moved) if moved else loaded
 
     torch.load = _load
+    save = torch.save
+
+    @functools.wraps(save)
+    def _save(*args: Any, **kwargs: Any) -> Any:
+        remote.Hook.saving.copied = {}
+        try:
+            return save(*args, **kwargs)
+        finally:
+            del remote.Hook.saving.copied
+
+    torch.save = _save
 
 
 def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:

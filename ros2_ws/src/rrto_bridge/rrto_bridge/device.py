@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,11 +23,19 @@ from .moving import carry
 from .operators import COMPOSITE, Operator, operator, overload
 from .percall import PerCall, Result, Unknowing
 from .record import Call, Meta, Ref
-from .remote import NOTHING, RemoteTensor, make, make_view, move, released
+from .remote import CUDA, NOTHING, RemoteTensor, make, make_view, move, released
 from .tensors import NAMES, contiguous, meta_of, pack, special, unpack
 
 OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
 aten = torch.ops.aten
+
+
+class Memory(NamedTuple):
+    """The memory of a tensor: `key` is equal for those that share it, `size` is in bytes."""
+
+    key: int
+    size: int
+    shared: bool     # other tensors that the program holds use it
 
 
 class Device:
@@ -152,6 +160,9 @@ class Device:
         if facts.name in self.local:
             return self._run_here(function, facts, args, kwargs)
         self.collect()
+        if facts.out:
+            for name in facts.writes:
+                self._own(kwargs.get(name))
         given: list[RemoteTensor] = []
         try:
             arguments = tuple([self._argument(a, given, facts) for a in args])
@@ -175,7 +186,7 @@ class Device:
         kind = type(value)
         if kind in _PLAIN:
             return value
-        if kind is list or kind is tuple:
+        if kind is list or kind is tuple or kind is torch.Size:
             return tuple([self._argument(item, given, facts) for item in value])
         if isinstance(value, torch.Tensor):
             remote = self._remote(value, facts)
@@ -196,8 +207,9 @@ class Device:
         if not result.handles:
             return [] if facts.lists else result.value
         flat: list[Any] = []
+        order = given[::-1] if facts.out else given   # `out` is given last, and is what returns
         for handle, meta in zip(result.handles, result.metas, strict=True):
-            known = next((t for t in given if t.handle == handle), None)
+            known = next((t for t in order if t.handle == handle), None)
             if known is not None and meta is not None and meta != meta_of(known):
                 move(known, meta)
             if known is not None or handle is None or meta is None:
@@ -274,16 +286,96 @@ class Device:
     # -- tensors that need no call ---------------------------------------------------------------
 
     def _alias(self, tensor: RemoteTensor) -> RemoteTensor:
+        """Another wrapper of the same tensor. What is aliased exists: see `_empty`."""
+        self._bear(tensor)
         self._shared[tensor.handle] += 1
         return make_view(tensor.handle, meta_of(tensor), tensor)
 
+    def _set(self, target: RemoteTensor, source: RemoteTensor) -> RemoteTensor:
+        """`target` becomes another wrapper of what `source` is."""
+        if target.dtype != source.dtype:
+            raise RuntimeError(f'Could not set tensor of type {source.dtype} to a tensor of type '
+                               f'{target.dtype}')
+        return self._become(target, self._alias(source))
+
+    def _become(self, target: RemoteTensor, other: RemoteTensor) -> RemoteTensor:
+        """`target` becomes what `other` is, which nothing else uses."""
+        target.handle, other.handle = other.handle, target.handle
+        move(target, meta_of(other))
+        return target
+
+    def _own(self, tensor: Any) -> None:
+        """Before its shape may change a tensor gets a handle that its aliases do not have."""
+        if isinstance(tensor, RemoteTensor) and self._shared.get(tensor.handle, 0):
+            self._become(tensor, self.run(aten.alias.default, (tensor,), {}))
+
+    def _resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
+                ) -> RemoteTensor:
+        """A view of the same memory, or a copy in new memory if nothing else uses the old."""
+        size, offset = tuple(size), int(tensor.storage_offset())
+        if size == tuple(tensor.shape) and memory_format is None:
+            return tensor
+        made = torch.empty(size, dtype=tensor.dtype, device='meta',
+                           memory_format=memory_format or torch.contiguous_format)
+        memory = self.memory(tensor)
+        if (offset + made.numel()) * tensor.itemsize <= memory.size:
+            return self._become(tensor, self._strided(tensor, size, made.stride(), offset))
+        if memory.shared:
+            raise RuntimeError('rrto: resize_ to more than its memory is not possible for a tensor '
+                               'that shares it with others; make a new tensor')
+        whole = torch.empty(offset + made.numel(), dtype=tensor.dtype, device=CUDA)
+        count = memory.size // tensor.itemsize
+        if count:
+            old = self._strided(tensor, (count,), (1,), 0)
+            self.run(aten.copy_.default, (self._strided(whole, (count,), (1,), 0), old), {})
+        return self._become(tensor, self._strided(whole, size, made.stride(), offset))
+
+    def _strided(self, tensor: torch.Tensor, *where: Any) -> RemoteTensor:
+        view: RemoteTensor = self.run(aten.as_strided.default, (tensor, *where), {})
+        return view
+
+    def memory(self, tensor: RemoteTensor) -> Memory:
+        """What is known of the memory that holds the values of a tensor: a round trip."""
+        with self.lock:
+            self.collect()
+            self._bear(tensor)
+            key, size, sharers = self._ask('memory', tensor.handle)
+        return Memory(key, size, sharers > 1 or self._shared.get(tensor.handle, 0) > 0)
+
+    def copy(self, tensor: RemoteTensor, copied: dict[int, torch.Tensor], away: bool
+             ) -> torch.Tensor:
+        """A copy, `away`: on this machine. Tensors that share memory share that of their copies.
+
+        `copied`: by key, the copies of memory that tensors share.
+        """
+        with self.lock:
+            memory = self.memory(tensor)
+            count, start = memory.size // tensor.itemsize, int(tensor.storage_offset())
+            if not memory.shared and tensor.numel() == count:
+                return self.download(tensor) if away else self.run(
+                    aten.clone.default, (tensor,), {})
+            if memory.key not in copied:
+                whole = self._strided(tensor, (count,), (1,), 0)
+                copied[memory.key] = self.download(whole) if away else self.run(
+                    aten.clone.default, (whole,), {})
+            flat = copied[memory.key]
+            if flat.dtype != tensor.dtype:
+                flat = flat.view(tensor.dtype)
+            where = tensor.shape, tensor.stride(), start
+            return flat.as_strided(*where) if away else self._strided(flat, *where)
+
     def _empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
-        """An empty tensor; what is copied into it first may make the call needless."""
+        """An empty tensor; what is copied into it first may make the call needless.
+
+        Until it is made on the server (see `_bear`) it has this one wrapper: whatever makes an
+        alias or a view of it has it made first.
+        """
         self._temporary -= 1
         self._unborn[self._temporary] = function, args, kwargs
         return make(self._temporary, meta)
 
     def _bear(self, tensor: RemoteTensor) -> None:
+        """Make a tensor of `_empty` on the server."""
         if tensor.handle in self._unborn:
             function, args, kwargs = self._unborn.pop(tensor.handle)
             facts = operator(function)
@@ -293,7 +385,6 @@ class Device:
             call = Call(facts.name, arguments, keywords)
             handle = self._ask('execute', call, (), False).handles[0]
             assert handle is not None
-            self._shared[handle] += self._shared.pop(tensor.handle, 0)
             tensor.handle = handle
 
     # -- the device itself -----------------------------------------------------------------------
@@ -412,6 +503,19 @@ def _native_batch_norm(on: Device, /, *args: Any) -> Any:
                   else aten.native_batch_norm.default, args, {})
 
 
+def _set_empty(on: Device, /, tensor: RemoteTensor) -> RemoteTensor:
+    return on._set(tensor, torch.empty(0, dtype=tensor.dtype, device=CUDA))  # type: ignore[arg-type]
+
+
+def _set_storage(on: Device, /, *args: Any) -> Any:
+    raise RuntimeError('rrto: no storage of a tensor on the device is here; use set_(tensor)')
+
+
+def _resize_as(on: Device, /, tensor: RemoteTensor, like: torch.Tensor, *,
+               memory_format: Any = None) -> RemoteTensor:
+    return on._resize(tensor, like.shape, memory_format=memory_format)
+
+
 _PLAIN = frozenset((int, float, bool, str, complex, type(None)))
 _HANDLERS: dict[Any, Any] = {
     aten.copy_.default: Device._copy,
@@ -422,5 +526,11 @@ _HANDLERS: dict[Any, Any] = {
     aten.native_batch_norm.default: _native_batch_norm,
     aten.empty.memory_format: _empty_memory_format,
     aten.empty_strided.default: _empty_strided,
+    aten.set_.source_Tensor: Device._set,
+    aten.set_.default: _set_empty,
+    aten.set_.source_Storage: _set_storage,
+    aten.set_.source_Storage_storage_offset: _set_storage,
+    aten.resize_.default: Device._resize,
+    aten.resize_as_.default: _resize_as,
     aten.record_stream.default: lambda device, tensor, stream: None,
 }

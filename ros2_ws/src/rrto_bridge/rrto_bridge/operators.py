@@ -35,6 +35,7 @@ class Operator:
     moves: str          # of an in-place view: the operator that returns the view
     writes: tuple[str, ...]  # names of arguments that it changes
     lists: bool         # it returns one list of tensors
+    out: bool           # it gives what it is to write to (`out=`) the shape of the result
 
 
 @lru_cache(1)
@@ -58,7 +59,8 @@ def operator(function: Any) -> Operator:
         bool(returned) and all(a is not None and not a.is_write for a in returned),
         _functional(name) if torch.Tag.inplace_view in tags else '',
         tuple(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write),
-        len(schema.returns) == 1 and str(schema.returns[0].type) == 'List[Tensor]')
+        len(schema.returns) == 1 and str(schema.returns[0].type) == 'List[Tensor]',
+        any(a.kwarg_only and a.alias_info and a.alias_info.is_write for a in schema.arguments))
 
 
 def _functional(name: str) -> str:

@@ -108,6 +108,11 @@ class PerCall:
         """What the server says about its device."""
         return self.settle(self.machine.query(name))
 
+    def memory(self, handle: int) -> tuple[int, int, int]:
+        """Of the memory of a tensor: a number of its own, bytes, and how many tensors have it."""
+        key, size, sharers = self.settle(self.machine.memory(handle))
+        return key, size, sharers
+
     def synchronize(self) -> None:
         """Wait until every call is done."""
         self.settle(self.machine.synchronize())

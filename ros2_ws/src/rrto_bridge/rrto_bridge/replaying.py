@@ -94,6 +94,11 @@ class Replaying(PerCall):
         self._leave()
         super().seed(seed)
 
+    def memory(self, handle: int) -> tuple[int, int, int]:
+        """Of the memory of a tensor; what an open run made has to be there."""
+        self._leave()
+        return super().memory(handle)
+
     def _leave(self) -> None:
         actions = self.replay.leave()
         self._note_closed()

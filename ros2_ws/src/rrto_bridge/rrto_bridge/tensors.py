@@ -59,7 +59,7 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
     The bytes lie in the order of the storage and are not copied where the tensor is dense already.
     """
     tensor = tensor.detach().resolve_conj().resolve_neg()
-    if not _dense(tensor.shape, tensor.stride()):
+    if not dense(tensor.shape, tensor.stride()):
         tensor = tensor.clone()
     meta = meta_of(tensor)._replace(offset=0)
     flat = tensor.as_strided((tensor.numel(),), (1,))
@@ -70,7 +70,7 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
 def unpack(meta: Meta, data: Any) -> torch.Tensor:
     """A tensor of its own memory from what `pack` gave. Raises RemoteError if they do not fit."""
     dtype = DTYPES.get(meta.dtype)
-    if dtype is None or meta.offset or not _dense(meta.shape, meta.stride):
+    if dtype is None or meta.offset or not dense(meta.shape, meta.stride):
         raise RemoteError(f'{meta} is not the meta of a dense tensor')
     count = math.prod(meta.shape)
     if count * dtype.itemsize != len(data):
@@ -90,7 +90,7 @@ def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:
     return Meta(shape, tuple(reversed(stride)), dtype)
 
 
-def _dense(shape: Any, stride: Any) -> bool:
+def dense(shape: Any, stride: Any) -> bool:
     """Whether elements fill their storage without gap or overlap, in any order of dimensions."""
     if 0 in shape:
         return True
