@@ -31,7 +31,8 @@ KNOWN = 1 << 16  # results that are remembered
 BLOCK = 1 << 20  # handles that are set aside for a call of which nobody knows how many it makes
 
 # Items that are no calls.
-FREE, SEED, QUERY, FIND, KEEP, MEMORY = 'free', 'seed', 'query', 'find', 'keep', 'memory'
+FREE, SEED, QUERY, FIND, KEEP, MEMORY, RANDOM = (
+    'free', 'seed', 'query', 'find', 'keep', 'memory', 'random')
 
 _CHANGING = frozenset(('used', 'free'))   # answers that are not remembered
 
@@ -142,6 +143,10 @@ class ClientMachine:
     def seed(self, seed: int) -> Ticket | None:
         """Seed of the random operators."""
         return self._add((SEED, seed), self.mode == 'rpc')
+
+    def random(self, state: bytes) -> Ticket:
+        """State of the random operators' generator; `state`: the new one, if not empty."""
+        return self._wait((RANDOM, state))
 
     def query(self, name: str) -> Any:
         """What the server knows under `name`, or a Ticket for it."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import remote
+from . import accelerator, remote
 from .device import Device
 from .remote import CUDA
 
@@ -27,7 +27,8 @@ class Properties(NamedTuple):
 class Event:
     """Calls run in the order in which they were made, so an event is done when they are."""
 
-    def __init__(self, device: Device, enable_timing: bool = False) -> None:
+    def __init__(self, device: Device, enable_timing: bool = False, blocking: bool = False,
+                 interprocess: bool = False, external: bool = False) -> None:
         self._device = device
         self._at = 0.0
         self._timed = enable_timing
@@ -97,6 +98,7 @@ def install(device: Device) -> None:
     _tensors(device)
     _loading(device)
     _no_gradients()
+    accelerator.install(device)
     torch.compile = _no_compile
 
 
@@ -143,7 +145,7 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
     stream = Stream()
     return {
         'is_available': constant(True), 'is_initialized': constant(True),
-        '_is_in_bad_fork': constant(False), 'is_bf16_supported': constant(True),
+        '_is_in_bad_fork': lambda: device.forked, 'is_bf16_supported': constant(True),
         'device_count': ask('device_count'), 'current_device': ask('current_device'),
         'get_device_name': ask('name'), 'get_device_capability': ask('capability'),
         'get_device_properties': properties, 'get_arch_list': constant([]),

@@ -104,6 +104,10 @@ class PerCall:
             self.journal.seed = seed
         self.settle(self.machine.seed(seed))
 
+    def random(self, state: bytes) -> bytes:
+        """State of the random operators' generator; `state`: the new one, if not empty."""
+        return bytes(self.settle(self.machine.random(state)))
+
     def query(self, name: str) -> Any:
         """What the server says about its device."""
         return self.settle(self.machine.query(name))

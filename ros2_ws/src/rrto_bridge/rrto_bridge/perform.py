@@ -11,7 +11,7 @@ import torch
 
 from .actions import Value
 from .allow import resolve
-from .client import FIND, FREE, KEEP, MEMORY, QUERY, SEED
+from .client import FIND, FREE, KEEP, MEMORY, QUERY, RANDOM, SEED
 from .context import Context, metas
 from .errors import Missing, OutOfMemory, RemoteError, described
 from .executor import ContextExecutor
@@ -181,6 +181,12 @@ class Performer:
     def _seed(self, seed: int) -> None:
         self.context.seed(seed)
 
+    def _random(self, state: memoryview) -> bytes:
+        generator = self.context.generator
+        if state:
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return bytes(generator.get_state().numpy())
+
     def _query(self, name: str) -> Any:
         return _answer(self.context, name)
 
@@ -192,6 +198,7 @@ _ITEMS: dict[str, tuple[Any, tuple[type, ...]]] = {
     FIND: (Performer._find, (int, Meta, str)),
     FREE: (Performer._free, (tuple,)),
     MEMORY: (Performer._memory, (int,)),
+    RANDOM: (Performer._random, (memoryview,)),
     SEED: (Performer._seed, (int,)),
     QUERY: (Performer._query, (str,)),
 }

@@ -94,6 +94,11 @@ class Replaying(PerCall):
         self._leave()
         super().seed(seed)
 
+    def random(self, state: bytes) -> bytes:
+        """State of the generator; a run may have drawn from it ahead."""
+        self._leave()
+        return super().random(state)
+
     def memory(self, handle: int) -> tuple[int, int, int]:
         """Of the memory of a tensor; what an open run made has to be there."""
         self._leave()
