@@ -96,8 +96,6 @@ def _accelerator() -> None:
     for name, value in answers.items():
         if hasattr(module, name):
             setattr(module, name, value)
-    torch.Stream = lambda *args, **kwargs: cuda.Stream()  # type: ignore[misc,assignment]
-    torch.Event = lambda device=None, **kwargs: cuda.Event(**kwargs)  # type: ignore[misc,assignment]
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -27,9 +27,10 @@ class Properties(NamedTuple):
 class Event:
     """Calls run in the order in which they were made, so an event is done when they are."""
 
-    def __init__(self, device: Device, enable_timing: bool = False, blocking: bool = False,
+    _device: Device
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False,
                  interprocess: bool = False, external: bool = False) -> None:
-        self._device = device
         self._at = 0.0
         self._timed = enable_timing
 
@@ -52,6 +53,14 @@ class Event:
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds between two events."""
         return (end._at - self._at) * 1e3
+
+
+class AnyEvent(Event):
+    """`torch.Event`, which is told its device first."""
+
+    def __init__(self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False,
+                 interprocess: bool = False) -> None:
+        super().__init__(enable_timing, blocking, interprocess)
 
 
 class Stream:
@@ -91,14 +100,16 @@ class Stream:
 
 def install(device: Device) -> None:
     """Patch `torch.cuda`, and the few functions elsewhere that know of CUDA."""
+    Event._device = device
     others = {'_lazy_init': lambda: None, 'Stream': Stream, 'device': _DeviceScope,
-              'Event': functools.partial(Event, device), 'device_of': lambda tensor: _DeviceScope()}
+              'Event': Event, 'device_of': lambda tensor: _DeviceScope()}
     for name, value in (_queries(device) | others).items():
         setattr(torch.cuda, name, value)
     _tensors(device)
     _loading(device)
     _no_gradients()
     accelerator.install(device)
+    torch.Stream, torch.Event = Stream, AnyEvent  # type: ignore[misc,assignment]
     torch.compile = _no_compile
 
 

@@ -11,7 +11,7 @@ import torch
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 # Composite operators that choose a kernel by device: they are sent whole, and the server chooses.
-WHOLE = ('scaled_dot_product_attention', 'gru_cell', 'lstm_cell', 'gru.input', 'gru.data',
+WHOLE = ('scaled_dot_product_attention', 'group_norm', 'gru_cell', 'lstm_cell', 'gru.input', 'gru.data',
          'lstm.input', 'lstm.data', 'rnn_tanh.input', 'rnn_tanh.data', 'rnn_relu.input',
          'rnn_relu.data')
 
