@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import errors
-from .actions import Action, Define, Forget, Value
+from .actions import Action, Value
 from .context import metas
 from .errors import raise_named
 from .infer import infer, sketch
@@ -65,7 +65,7 @@ class ClientMachine:
         self.calls = 0
         self.round_trips = 0
         self._next_handle = 1
-        self._number = 0
+        self._number = self._done = 0          # of the last message, and the last reply
         self._items: list[bytes] = []          # of the message that is being filled
         self._sealed: list[bytes] = []
         self._awaited: set[int] = set()        # numbers of messages
@@ -154,6 +154,11 @@ class ClientMachine:
             return self._known[name]
         return self._wait((QUERY, name), 0, None if name in _CHANGING else name)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether the reply to all that was ever sent is here."""
+        return self._done == self._number and not self._items
+
     def synchronize(self) -> Ticket:
         """A reply comes when every call before is done."""
         return self._wait((QUERY, 'synchronize'))
@@ -172,10 +177,8 @@ class ClientMachine:
         return self._wait((KEEP, handle, meta, data, digest), handle)
 
     def ask(self, action: Action) -> None:
-        """Something of a replay; what the server can begin with goes out at once."""
+        """Something of a replay; `flush` when the server can begin with it."""
         self._items.append(encode(to_item(action)))
-        if not isinstance(action, (Define, Forget)):
-            self._seal(False)
 
     def await_value(self, run: int, index: int) -> Awaited:
         """A value of a replayed run is needed."""
@@ -227,6 +230,7 @@ class ClientMachine:
         if reply[0] not in self._awaited:
             raise errors.RemoteError(f'reply to message {reply[0]}, which is not awaited')
         self._awaited.remove(reply[0])
+        self._done = reply[0]
         if reply[0] in self._forgone:
             self._drop(self._forgone.pop(reply[0]), reply[2])
         else:

@@ -42,6 +42,7 @@ from .port import Port
 from .server import PROTOCOL, SendAck, SendFrame
 from .stream import Frame, Receiver, Sender
 
+SWITCH = 0.0005       # seconds after which a busy program lets the node's thread run
 LINGER = 0.0005       # seconds between messages that nobody waits for
 LOOK = 2.0            # seconds between looks for a server that is back
 MESSAGE = 1 << 32     # most bytes of a reply
@@ -90,6 +91,7 @@ class Link(Port):
         except BaseException:
             self._release()
             raise
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
         self.engine: Any = None              # whose figures the status shows
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._told(self._on_timer))

@@ -25,7 +25,8 @@ from .operators import COMPOSITE, Operator, operator, overload
 from .percall import PerCall, Result, Unknowing
 from .record import Call, Meta, Ref
 from .remote import CUDA, NOTHING, RemoteTensor, make, make_view, move, released
-from .tensors import NAMES, check_device, contiguous, meta_of, pack, special, unpack
+from .tensors import (NAMES, check_device, contiguous, meta_of, ordinary, pack, special,
+                      unpack)
 
 OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
 ROOM = 60    # frames of Python that a call takes at most
@@ -504,7 +505,8 @@ class Device:
                 for item in value:
                     write(item)
 
-        result = function(*[fetch(a) for a in args], **{k: fetch(v) for k, v in kwargs.items()})
+        with ordinary():
+            result = function(*[fetch(a) for a in args], **{k: fetch(v) for k, v in kwargs.items()})
         returned = back(result)
         for name, value in [*zip((a.name for a in function._schema.arguments), args, strict=False),
                             *kwargs.items()]:

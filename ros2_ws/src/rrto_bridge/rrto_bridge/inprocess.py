@@ -12,6 +12,7 @@ from .context import Context
 from .errors import LinkError
 from .perform import Performer, Weights
 from .port import Port
+from .tensors import ordinary
 
 
 class InProcess(Port):
@@ -28,7 +29,8 @@ class InProcess(Port):
     def transmit(self) -> None:
         """Execute what there is."""
         for message in self.machine.outgoing():
-            self._inbox.extend(self.performer.perform(message))
+            with ordinary():
+                self._inbox.extend(self.performer.perform(message))
 
     def receive(self) -> bytes:
         """The next reply."""

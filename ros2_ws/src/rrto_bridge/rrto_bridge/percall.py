@@ -119,7 +119,8 @@ class PerCall:
 
     def synchronize(self) -> None:
         """Wait until every call is done."""
-        self.settle(self.machine.synchronize())
+        if not self.machine.quiet:
+            self.settle(self.machine.synchronize())
 
     def lost(self) -> list[tuple[Call, Any]]:
         """The server is gone: calls that the program takes for made and the journal lacks."""

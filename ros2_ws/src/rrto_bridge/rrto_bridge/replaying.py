@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from .actions import Action, Define, Free, Notice
+from .actions import Action, Define, Free, More, Notice, Start, Switch
 from .errors import raise_named
 from .infer import infer
 from .journal import Journal
@@ -157,6 +157,7 @@ class Replaying(PerCall):
         return value.value, value.metas
 
     def _act(self, actions: list[Action]) -> None:
+        at_once = False    # whether the server can begin with it; then all goes in one message
         for action in actions:
             if isinstance(action, Notice):
                 print(f'rrto: {action.text}', file=sys.stderr)
@@ -165,7 +166,10 @@ class Replaying(PerCall):
                 super().free(list(action.handles))
             else:
                 self.machine.ask(action)
+                at_once = at_once or isinstance(action, (Start, More, Switch))
                 if isinstance(action, Define):
                     self.defined = action.sequence
+        if at_once:
+            self.machine.flush()
         if actions:
             self.port.post()

@@ -67,7 +67,10 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
 
     The bytes lie in the order of the storage and are not copied where the tensor is dense already.
     """
-    tensor = tensor.detach().resolve_conj().resolve_neg()
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        with ordinary():
+            tensor = tensor.resolve_conj().resolve_neg()
     if not dense(tensor.shape, tensor.stride()):
         tensor = tensor.clone()
     meta = meta_of(tensor)._replace(offset=0)
@@ -88,6 +91,19 @@ def unpack(meta: Meta, data: Any) -> torch.Tensor:
         return torch.empty_strided(meta.shape, meta.stride, dtype=dtype)
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)
     return flat.as_strided(meta.shape, meta.stride)
+
+
+def ordinary() -> Any:
+    """Within, tensors of the CPU are computed with as outside of an operator's implementation.
+
+    There PyTorch leaves out what it has done with the operator's own arguments: a tensor that is
+    conjugated or negated in name only would be taken for what it is not.
+    """
+    keys = torch._C.DispatchKey
+    excluded: Any = torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.Conjugate, keys.Negative, keys.ZeroTensor):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:

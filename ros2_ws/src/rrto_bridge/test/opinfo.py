@@ -28,7 +28,7 @@ def operators():
 
 def moved(value, device):
     if isinstance(value, torch.Tensor):
-        return value.detach().to(device)
+        return value.detach().clone().to(device)
     if isinstance(value, dict):
         return {k: moved(v, device) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -77,7 +77,7 @@ def judge(op):
     """'same', 'error' with its text, or 'differs', for an operator."""
     dtype = torch.float32
     if dtype not in op.dtypes:
-        dtype = next(iter(sorted(op.dtypes, key=str)))
+        dtype = next(iter(sorted(op.dtypes, key=str)), None)
     torch.manual_seed(1)
     try:
         samples = list(itertools.islice(op.sample_inputs('cpu', dtype), SAMPLES))

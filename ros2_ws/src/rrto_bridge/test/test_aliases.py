@@ -33,7 +33,7 @@ def from_device(t, device):
 # How a tensor is made, and what gives it its values once it has an alias.
 CREATIONS = {
     'to': (lambda d: BASE.clone().to(d), nothing),
-    'transposed to': (lambda d: BASE.t().clone(memory_format=torch.contiguous_format).t().to(d), nothing),
+    'transposed to': (lambda d: torch.tensor(BASE.t().tolist()).t().to(d), nothing),
     'tensor': (lambda d: torch.tensor(BASE.tolist(), device=d), nothing),
     'zeros': (lambda d: torch.zeros(2, 3, device=d), nothing),
     'computed': (lambda d: BASE.to(d) * 2, nothing),
@@ -143,6 +143,10 @@ MUTATIONS = {
     'scatter': lambda x, d: x.scatter_(0, torch.zeros(x.shape, dtype=torch.int64, device=d), 2),
     'uniform': lambda x, d: nn.init.uniform_(x),
     't_': lambda x, d: x.t_().add_(1),
+    'transpose_': lambda x, d: x.transpose_(0, -1).add_(1),
+    'squeeze_': lambda x, d: x.unsqueeze(0).squeeze_().squeeze_(0).add_(1),
+    'as_strided_': lambda x, d: x.as_strided_((1,), (1,), x.storage_offset()).add_(1),
+    'detach_': lambda x, d: x.detach().detach_().add_(1),
     'unsqueeze_': lambda x, d: x.unsqueeze_(0).mul_(2),
     'set_': lambda x, d: x.set_(OTHER.clone().to(d)).add_(1),
     '.data =': lambda x, d: _data_set(x, OTHER.to(d) * 2).add_(1),
