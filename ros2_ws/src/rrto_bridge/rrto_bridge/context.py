@@ -126,6 +126,22 @@ class Context:
             return Failed(error.kind, error.text)
         return Missing(f'there is no tensor {handle} (its call may have failed)')
 
+    def lay_out(self, handle: int, meta: Meta) -> None:
+        """Give a tensor that nothing else shares another layout: of the same shape and dtype."""
+        tensor = self.tensor(handle)
+        if meta_of(tensor) != meta:
+            self.free(handle)
+            other = torch.empty_strided(meta.shape, meta.stride, dtype=tensor.dtype,
+                                        device=tensor.device)
+            self.add(handle, other.copy_(tensor))
+
+    def memory(self, handle: int) -> tuple[int, int, int]:
+        """Of the memory of a tensor: its first handle, bytes, how many tensors share it."""
+        size = self.tensor(handle).untyped_storage().nbytes()
+        address = self._addresses[handle]
+        sharers = [h for h, other in self._addresses.items() if other == address]
+        return (min(sharers), size, len(sharers)) if size else (handle, 0, 1)
+
     def seed(self, seed: int) -> None:
         """Seed of the random operators of this client."""
         self.generator.manual_seed(seed)

@@ -39,6 +39,10 @@ class Refused(RrtoError):
     """The server does not execute this operator; its name is the message's first word."""
 
 
+class Unsendable(TypeError):
+    """An argument that no message can hold; the operator can still run on this machine."""
+
+
 class OutOfMemory(RrtoError):
     """The server has no memory left for this client."""
 

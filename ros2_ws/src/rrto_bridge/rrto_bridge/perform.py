@@ -9,15 +9,17 @@ from typing import Any
 import torch
 
 from .actions import Value
-from .client import FIND, FREE, KEEP, QUERY, SEED
-from .context import Context
+from .allow import resolve
+from .client import FIND, FREE, KEEP, MEMORY, QUERY, RANDOM, SEED
+from .context import Context, metas
 from .errors import Missing, OutOfMemory, RemoteError, described
 from .executor import ContextExecutor
+from .operators import operator
 from .plan import MAX_STEPS
 from .record import DTOH, HTOD, Meta
 from .replay_server import ReplayServer
 from .requests import KINDS, from_item, value_to_message
-from .tensors import size_of
+from .tensors import dense, size_of
 from .weights import Weights
 from .wire import decode, encode
 
@@ -77,8 +79,8 @@ class Performer:
         """An item has failed; the first failure is told with the next reply."""
         said = described(error)
         self._failure = self._failure or said
-        if type(item) is tuple and len(item) > 1:   # where it says which handles it makes
-            place = 1 if item[0] in _ITEMS else 3
+        if type(item) is tuple and item:   # where it says which handles it makes
+            place = 1 if item[0] in (HTOD, KEEP, FIND) else 3 if item[0] not in _ITEMS else 1 << 30
             self.context.failed(item[place] if place < len(item) else None, *said)
 
     def _value(self, value: Value) -> bytes:
@@ -115,8 +117,21 @@ class Performer:
             raise RemoteError('keywords are no pairs')
         result = self.context.execute(kind, *fields[:3])
         if fields[3:] and fields[3:] != (result,):
-            raise RuntimeError(f'{kind} returned {result}, not {fields[3]} as the client expected')
+            self._conform(kind, fields[2], result, fields[3])
         return result
+
+    def _conform(self, op: str, first: int, made: Any, expected: Any) -> None:
+        """The client goes on with results laid out otherwise: give the same values that layout."""
+        pairs = list(enumerate(metas(made), first))
+        wanted = list(metas(expected))
+        if not operator(resolve(op)).view and _shapes(made) == _shapes(expected):
+            if all(not meta.offset and dense(meta.shape, meta.stride) for meta in wanted):
+                for (handle, _), meta in zip(pairs, wanted, strict=True):
+                    self.context.lay_out(handle, meta)
+                return
+        for handle, _ in pairs:
+            self.context.free(handle)
+        raise RuntimeError(f'{op} returned {made}, not {expected} as the client expected')
 
     def _upload(self, handle: int, meta: Meta, data: Any) -> None:
         self.context.upload(handle, meta, data)
@@ -140,8 +155,17 @@ class Performer:
                 raise RemoteError('a handle is no number')
             self.context.free(handle)
 
+    def _memory(self, handle: int) -> tuple[int, int, int]:
+        return self.context.memory(handle)
+
     def _seed(self, seed: int) -> None:
         self.context.seed(seed)
+
+    def _random(self, state: memoryview) -> bytes:
+        generator = self.context.generator
+        if state:
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return bytes(generator.get_state().numpy())
 
     def _query(self, name: str) -> Any:
         return _answer(self.context, name)
@@ -153,9 +177,18 @@ _ITEMS: dict[str, tuple[Any, tuple[type, ...]]] = {
     DTOH: (Performer._download, (int,)),
     FIND: (Performer._find, (int, Meta, str)),
     FREE: (Performer._free, (tuple,)),
+    MEMORY: (Performer._memory, (int,)),
+    RANDOM: (Performer._random, (memoryview,)),
     SEED: (Performer._seed, (int,)),
     QUERY: (Performer._query, (str,)),
 }
+
+
+def _shapes(described: Any) -> Any:
+    """What an operator returned, without layouts."""
+    if type(described) is Meta:
+        return described.shape, described.dtype
+    return tuple(map(_shapes, described)) if type(described) is tuple else described
 
 
 def _check(kind: str, fields: tuple[Any, ...], types: tuple[type, ...]) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from .errors import RemoteError
+from .errors import RemoteError, Unsendable
 from .record import Meta, Special
 
 DTYPES = {str(d).removeprefix('torch.'): d for d in (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16,
-    torch.int32, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.complex128)}
+    torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+    torch.complex32, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2)}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _FORMATS = {str(f).removeprefix('torch.'): f for f in (
@@ -23,16 +24,24 @@ DEVICE = Special('device', '')  # the server's own; there is no other
 
 
 def special(value: Any) -> Special:
-    """Name of a dtype, memory format, strided layout or the device; TypeError for anything else."""
+    """Name of a dtype, memory format, strided layout or the device; else raises Unsendable."""
     kind = _KINDS.get(type(value))
     name = str(value).removeprefix('torch.')
     if kind == 'device' and value.type == 'cuda':
+        check_device(value)
         return DEVICE
     known: dict[str | None, Any] = {'dtype': DTYPES, 'memory_format': _FORMATS,
                                     'layout': ('strided',)}
     if name not in known.get(kind, ()):
-        raise TypeError(f'{value!r} can not be sent')
+        raise Unsendable(f'{value!r} can not be sent')
     return Special(str(kind), name)
+
+
+def check_device(device: torch.device) -> None:
+    """Raise what CUDA raises for a device that is not there."""
+    if (device.index or 0) > 0:
+        raise RuntimeError(f'CUDA error: invalid device ordinal {device.index}: there is one, '
+                           'cuda:0')
 
 
 def from_special(value: Special, device: torch.device) -> Any:
@@ -46,10 +55,10 @@ def from_special(value: Special, device: torch.device) -> Any:
 
 
 def meta_of(tensor: torch.Tensor) -> Meta:
-    """Meta of a strided tensor; TypeError for a dtype that cannot be sent."""
+    """Meta of a strided tensor; raises Unsendable for another one."""
     name = NAMES.get(tensor.dtype)
     if name is None or tensor.layout is not torch.strided:
-        raise TypeError(f'a tensor of {tensor.dtype}, {tensor.layout} can not be sent')
+        raise Unsendable(f'a tensor of {tensor.dtype}, {tensor.layout} can not be sent')
     return Meta(tuple(tensor.shape), tensor.stride(), name, int(tensor.storage_offset()))
 
 
@@ -58,7 +67,10 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
 
     The bytes lie in the order of the storage and are not copied where the tensor is dense already.
     """
-    tensor = tensor.detach().resolve_conj().resolve_neg()
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        with ordinary():
+            tensor = tensor.resolve_conj().resolve_neg()
     if not dense(tensor.shape, tensor.stride()):
         tensor = tensor.clone()
     meta = meta_of(tensor)._replace(offset=0)
@@ -110,6 +122,19 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     done.record()
     done.synchronize()   # of this copy; what is queued behind it goes on
     return host
+
+
+def ordinary() -> Any:
+    """Within, tensors of the CPU are computed with as outside of an operator's implementation.
+
+    There PyTorch leaves out what it has done with the operator's own arguments: a tensor that is
+    conjugated or negated in name only would be taken for what it is not.
+    """
+    keys = torch._C.DispatchKey
+    excluded: Any = torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.Conjugate, keys.Negative, keys.ZeroTensor):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:

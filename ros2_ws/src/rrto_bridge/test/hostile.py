@@ -103,7 +103,8 @@ class Fuzzer:
         if optional := re.fullmatch(r'Optional\[(.*)\]', kind):
             return None if chance.random() < 0.5 else self.value(optional[1], name)
         if several := re.fullmatch(r'List\[(.*)\]', kind):
-            return tuple(self.value(several[1], name) for _ in range(chance.choice((0, 1, 2, 2, 3))))
+            count = chance.choice((0, 1, 2, 2, 3))
+            return tuple(self.value(several[1], name) for _ in range(count))
         if kind == 'Tensor' and self.fitting:
             return Ref(chance.choice(range(4 + self.rank, FIT + 1, 4)))
         if kind == 'Tensor':

@@ -35,8 +35,8 @@ def upload(to, tensor):
 
 
 def issue(to, op, *arguments, **keywords):
-    result = to.wait(to.machine.issue(Call(op, arguments, tuple(keywords.items())), (), False))
-    return result, to.machine.settle(result)
+    first, ticket = to.machine.issue(Call(op, arguments, tuple(keywords.items())), (), False)
+    return to.wait(ticket), first
 
 
 @pytest.mark.parametrize('name', [

@@ -96,10 +96,10 @@ class Program:
 def test_a_program_computes():
     program = Program()
     handle = program.upload(torch.tensor([1.0, 2.0]))
-    described = program.wait(program.machine.issue(
-        Call('aten.add.Tensor', (Ref(handle), Ref(handle))), (), False))
-    assert described == Meta((2,), (1,), 'float32')
-    assert program.download(program.machine.settle(described)).tolist() == [2.0, 4.0]
+    first, ticket = program.machine.issue(
+        Call('aten.add.Tensor', (Ref(handle), Ref(handle))), (), False)
+    assert program.wait(ticket) == Meta((2,), (1,), 'float32')
+    assert program.download(first).tolist() == [2.0, 4.0]
 
 
 def test_large_messages_and_replies_come_through():
