@@ -162,19 +162,26 @@ class Session:
                      node.create_subscription(msg.Ack, base + 'up_ack', self.on_ack, qos.STREAM)]
         client = node.create_client(srv.Open, f'/rrto/{server}/open')
         assert client.wait_for_service(PATIENCE)
-        opened = threading.Event()
-        asked = OpenRequest(PROTOCOL, program, self.incarnation, torch.__version__,
-                            operators_digest())
-        future = client.call_async(srv.Open.Request(
-            **{name: getattr(asked, name) for name in asked.__slots__}))
-        future.add_done_callback(lambda _: opened.set())
-        assert opened.wait(PATIENCE) and future.result().accepted, future.result()
-        node.destroy_client(client)
         end = time.monotonic() + PATIENCE
+        while not (response := self.open(client)).accepted:   # its last process is still ending
+            assert time.monotonic() < end, response
+            time.sleep(0.05)
+        node.destroy_client(client)
         while not (self.up.get_subscription_count() and self.acks.get_subscription_count()
                    and node.count_publishers(base + 'down')):
             assert time.monotonic() < end, 'no topics'
             time.sleep(0.005)
+
+    def open(self, client):
+        """Ask for a session."""
+        asked = OpenRequest(PROTOCOL, self.program, self.incarnation, torch.__version__,
+                            operators_digest())
+        answered = threading.Event()
+        future = client.call_async(srv.Open.Request(
+            **{name: getattr(asked, name) for name in asked.__slots__}))
+        future.add_done_callback(lambda _: answered.set())
+        assert answered.wait(PATIENCE), 'the server does not answer'
+        return future.result()
 
     def on_frame(self, message):
         with self.changed:
