@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .client import ClientMachine
 from .allow import resolve
+from .client import ClientMachine
 from .errors import LinkError, OutOfMemory, Refused, RrtoError, Unsendable
 from .inprocess import InProcess
 from .match import MISS, compiled
@@ -25,8 +25,7 @@ from .operators import COMPOSITE, Operator, operator, overload
 from .percall import PerCall, Result, Unknowing
 from .record import Call, Meta, Ref
 from .remote import CUDA, NOTHING, RemoteTensor, make, make_view, move, released
-from .tensors import (NAMES, check_device, contiguous, meta_of, ordinary, pack, special,
-                      unpack)
+from .tensors import NAMES, check_device, contiguous, meta_of, ordinary, pack, special, unpack
 
 OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
 ROOM = 60    # frames of Python that a call takes at most
