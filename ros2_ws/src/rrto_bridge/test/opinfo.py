@@ -16,7 +16,8 @@ import torch
 SAMPLES = int(os.environ.get('RRTO_SAMPLES', '3'))   # of each operator
 
 # Values that PyTorch leaves open: memory that is not set, which lstsq's LAPACK routine starts from.
-FREE = frozenset(('linalg.lstsq', 'empty', 'empty_like', 'empty_strided', 'empty_permuted', 'new_empty',
+FREE = frozenset(('linalg.lstsq',
+                  'empty', 'empty_like', 'empty_strided', 'empty_permuted', 'new_empty',
                   'new_empty_strided', 'resize_', 'resize_as_'))
 
 
