@@ -9,15 +9,18 @@ PACKAGES := embedded ros2_ws/src/fleet_env ros2_ws/src/fleet_ros ros2_ws/src/rog
             ros2_ws/src/rrto_bridge launch studies
 FLEET ?= outdoor
 SCHEDULES ?= 10000
+MINUTES ?= 60
+SEED ?= 1
 
-.PHONY: help setup demo test test-all bench lint soak clean
+.PHONY: help setup demo test test-all bench lint soak chaos clean
 
 help:
 	@echo "make setup     install everything into .venv"
 	@echo "make demo      train a fleet of three robots on this machine, and watch (FLEET=indoor|outdoor|FILE)"
 	@echo "make test      the tests of every package that take seconds; under 5 minutes on two cores"
 	@echo "make test-all  build every package with colcon and run all tests"
-	@echo "make soak      the property tests with $(SCHEDULES) schedules (SCHEDULES=N)"
+	@echo "make soak      the property tests with $(SCHEDULES) schedules (SCHEDULES=N), then make chaos"
+	@echo "make chaos     $(MINUTES) minutes of a real fleet that is disturbed on purpose; as root (MINUTES=M SEED=N)"
 	@echo "make bench     measure, and write docs/benchmarks.md"
 	@echo "make lint      ruff and mypy"
 
@@ -44,6 +47,10 @@ test-all: setup
 
 soak: setup
 	ROG_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -q ros2_ws/src/rog_core/test/test_invariants.py
+	@if [ $(MINUTES) = 0 ] || [ $$(id -u) != 0 ]; then echo 'not run: make chaos, as root'; else $(MAKE) chaos; fi
+
+chaos: setup
+	@$(BIN)/rog chaos outdoor --set link.scale=0.25 --minutes $(MINUTES) --seed $(SEED)
 
 bench: setup
 	@$(BIN)/python tools/bench.py

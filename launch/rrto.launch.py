@@ -14,7 +14,6 @@ from launch.event_handlers import OnProcessIO
 from launch_ros.actions import Node
 from launch_ros.substitutions import ExecutableInPackage
 from rog_bringup.arguments import (
-    PATIENCE,
     chosen,
     declared,
     environment,
@@ -25,6 +24,7 @@ from rog_bringup.arguments import (
     robots_and_network,
     value,
 )
+from rog_bringup.ending import TIMES, Ending
 from rrto_bridge.parameters import ServerSettings
 from rrto_bridge.settings import Settings
 
@@ -49,17 +49,18 @@ def generate_launch_description():
 
 def _start(context):
     here = chosen(context, names(context, 'robots'))
-    actions = environment(network(context))
+    reach = network(context)
     options = given(context, _PROGRAM)
     from_flat(Settings, options)  # said before anything is started
-    programs = [_program(name, context, options) for name in here
+    programs = [_program(f'{reach.namespace}/{name}'.strip('/'), context, options) for name in here
                 if name != 'server' and value(context, 'program')]
-    if 'server' not in here:
-        return [*actions, *programs]
-    server = Node(package='rrto_bridge', executable='rrto_server', namespace='rrto',
-                  output='screen', sigterm_timeout=str(PATIENCE),
-                  parameters=given_parameters(ServerSettings, given(context, _SERVER)))
-    return [*actions, _after(server, programs), server]
+    server = None
+    if 'server' in here:
+        server = Node(package='rrto_bridge', executable='rrto_server', output='screen',
+                      namespace=f'{reach.namespace}/rrto', **TIMES,
+                      parameters=given_parameters(ServerSettings, given(context, _SERVER)))
+    actions = [*environment(reach), *Ending(server, programs, run=False).actions()]
+    return [*actions, *([_after(server, programs), server] if server else programs)]
 
 
 def _program(robot, context, options):
@@ -69,7 +70,7 @@ def _program(robot, context, options):
         cmd=[ExecutableInPackage('rrto_bridge', 'rrto_bridge'), '--server', value(context, 'name'),
              '--namespace', robot, *given_options, '--',
              *shlex.split(value(context, 'program'))],
-        name=robot, output='screen', sigterm_timeout=str(PATIENCE))
+        name=robot.replace('/', '_'), output='screen', **TIMES)
 
 
 def _after(server, programs):

@@ -50,7 +50,7 @@ SERVE = {'beside': 'rrto serve --name laptop', 'ready': 'serving as laptop'}
 RUN = {
     'make demo': Short(f'make -C {ROOT} demo FLEET=$PWD/quick.yaml', **TRAINS),
     'make lint': Short(f'make -C {ROOT} lint'),
-    'make soak': Short(f'make -C {ROOT} soak SCHEDULES=8', says=' passed'),
+    'make soak': Short(f'make -C {ROOT} soak SCHEDULES=8 MINUTES=0', says=' passed'),
     'source .venv/bin/activate': Short(f'source {ROOT}/.venv/bin/activate; rog --help',
                                        says='VERB', needs=ROOT / '.venv/bin/activate'),
     'rog fleet up outdoor --sync rsp:4 --minutes 2':
@@ -97,6 +97,11 @@ RUN = {
     'lopinfer serve': Short(until='serving'),
     'lopinfer profile MODEL': Short(f'lopinfer profile {NET} --repeats 1 --out p.json'),
     'lopinfer compare MODEL': Short(f'lopinfer compare {NET}'),
+    'rog doctor': Short('rog doctor --timeout 0', says='lo is up'),
+    'rog doctor outdoor --json': Short('rog doctor quick.yaml --json', says='"what": "server"'),
+    'rog fleet env indoor --profile': Short(says='CycloneDDS'),
+    'eval "$(rog fleet env indoor)"': Short('eval "$(rog fleet env indoor)"; env',
+                                            says='URI=.*"lo"'),
     'lopinfer bench': Short('lopinfer bench resnet18 --requests 2', says='resnet18'),
     'rrto serve --name laptop': Short(until='serving as laptop'),
     'rrto run --server laptop -- python3 app.py': Short(**SERVE, says='^10.0$'),
@@ -108,8 +113,11 @@ RUN = {
 }
 
 ROS = 'needs ROS 2; launch/test starts the same launch files there'
+AS_ROOT = "needs root; rog_cli's tests run it, in short"
 # Beginning of a command -> why it is not run.
 NOT_RUN = {
+    'make chaos': AS_ROOT, 'rog chaos': AS_ROOT, 'rog fleet up outdoor --emulate': AS_ROOT,
+    'rog compare outdoor --real': AS_ROOT,
     'make setup': 'these tests run in what it made',
     'make test': 'these tests are run by it',
     'make bench': 'measures for an hour and overwrites docs/benchmarks.md',

@@ -3,6 +3,7 @@
 import ast
 import re
 import xml.etree.ElementTree as ElementTree
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,31 @@ def test_package_xml_names_what_is_imported(package):
     tree = ElementTree.parse(PLACES[package].parent / 'package.xml')
     named = {element.text for tag in ('depend', 'exec_depend') for element in tree.iter(tag)}
     assert imports(package) <= named
+
+
+# In rog_core a method of another package is tried out in a small fleet, which needs all the rest.
+@pytest.mark.parametrize('package', sorted(PLACES.keys() - {'rog_core'}))
+def test_no_file_imports_one_that_imports_it(package):
+    """Neither directly nor through others, and not inside functions either."""
+    root = PLACES[package]
+    files = {'.'.join([package, *path.relative_to(root).with_suffix('').parts])
+             .removesuffix('.__init__'): path for path in root.rglob('*.py')}
+    graph = {name: set(imported_by(name, path, files)) - {name} for name, path in files.items()}
+    TopologicalSorter(graph).prepare()      # raises CycleError, which names the files
+
+
+def imported_by(name, path, files):
+    """The files of the package that a file imports; those for type checkers only do not count."""
+    tree = ast.parse(path.read_text())
+    unused = {inner for node in ast.walk(tree) if isinstance(node, ast.If)
+              and 'TYPE_CHECKING' in ast.dump(node.test) for inner in ast.walk(node)}
+    own = name.split('.') if path.name == '__init__.py' else name.split('.')[:-1]
+    for node in ast.walk(tree):
+        if node in unused or not isinstance(node, ast.ImportFrom):
+            continue
+        base = [*own[:len(own) - node.level + 1], *(node.module or '').split('.')] if node.level \
+            else (node.module or '').split('.')
+        module = '.'.join(part for part in base if part)
+        for alias in node.names:
+            inner = f'{module}.{alias.name}'
+            yield from (m for m in (inner if inner in files else module,) if m in files)

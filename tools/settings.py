@@ -20,10 +20,11 @@ HEAD = '''\
 Made by `python tools/settings.py > docs/settings.md` from the models that declare the settings.
 
 In a fleet file a setting is a key of its section; `--set` joins section and key by a dot. The ROS
-parameter and the launch argument have the same dotted name, except that those of the section
-`training` have no prefix (`sync`, not `training.sync`). `rog fleet show NAME` prints all settings
-of a fleet, a launch file prints its arguments with `--show-args`, and `ros2 param describe`
-explains a parameter of a running node. The entry of a robot overrides the settings for all robots.
+parameter and the launch argument have the same dotted name, except that those of the sections
+`training` and `network` have no prefix (`sync`, not `training.sync`). `rog fleet show NAME` prints
+all settings of a fleet, a launch file prints its arguments with `--show-args`, and `ros2 param
+describe` explains a parameter of a running node. The entry of a robot overrides the settings for
+all robots.
 '''
 
 def table(title: str, text: str, found: Iterable[Knob], names: str = 'parameter') -> str:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fleet_env.fleet import FleetSettings, NetworkConfig
+from fleet_env.fleet import ReachConfig
 from fleet_env.settings import Settings, Text, arguments, from_flat
-from fleet_ros.environment import dds_environment
+from fleet_ros.environment import dds_environment, where_traffic_goes
 from fleet_ros.parameters import parameters
-from launch.actions import DeclareLaunchArgument, SetEnvironmentVariable
+from launch.actions import DeclareLaunchArgument, LogInfo, SetEnvironmentVariable
 from launch.substitutions import LaunchConfiguration
 from launch_ros.parameter_descriptions import ParameterValue
-
-PATIENCE = 15.0  # s that a process has to end by itself on Ctrl+C
 
 ONLY = DeclareLaunchArgument('only', default_value='', description='start only these, separated '
                              'by commas: server, or names of robots; empty: all')
@@ -30,8 +28,7 @@ def robots_and_network() -> list[DeclareLaunchArgument]:
     return [
         DeclareLaunchArgument('robots', default_value='robot1',
                               description='names of the robots, separated by commas'),
-        ONLY, *declared({name: text for name, text in arguments(FleetSettings).items()
-                         if name in ('network.interface', 'network.domain_id')})]
+        ONLY, *declared(arguments(ReachConfig))]
 
 
 def value(context: Any, argument: str) -> str:
@@ -53,10 +50,9 @@ def chosen(context: Any, robots: Sequence[str]) -> list[str]:
     return [name for name in there if not only or name in only]
 
 
-def network(context: Any) -> NetworkConfig:
+def network(context: Any) -> ReachConfig:
     """What `robots_and_network` say of DDS; SettingError if it cannot be."""
-    return from_flat(FleetSettings, given(context, ('network.interface', 'network.domain_id'))
-                     ).network
+    return from_flat(ReachConfig, given(context, arguments(ReachConfig)))
 
 
 def given(context: Any, names: Iterable[str]) -> dict[str, Text]:
@@ -64,9 +60,10 @@ def given(context: Any, names: Iterable[str]) -> dict[str, Text]:
     return {name: Text(text) for name in names if (text := value(context, name))}
 
 
-def environment(network: NetworkConfig) -> list[Any]:
-    """The actions that confine DDS to this network."""
-    return [SetEnvironmentVariable(*item) for item in dds_environment(network).items()]
+def environment(network: ReachConfig) -> list[Any]:
+    """The actions that confine DDS to this network, and say so."""
+    return [*(SetEnvironmentVariable(*item) for item in dds_environment(network).items()),
+            LogInfo(msg=where_traffic_goes(network))]
 
 
 def typed(values: Mapping[str, Any]) -> list[dict[str, Any]]:

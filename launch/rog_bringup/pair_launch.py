@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_env.settings import Settings, arguments
+from fleet_env.settings import Settings, Text, arguments
 from launch.actions import OpaqueFunction
 from launch_ros.actions import Node
 
 from launch import LaunchDescription
 from rog_bringup.arguments import (
-    PATIENCE,
     chosen,
     declared,
     environment,
@@ -21,6 +20,7 @@ from rog_bringup.arguments import (
     network,
     robots_and_network,
 )
+from rog_bringup.ending import TIMES, Ending
 
 _SHARED = ('link.', 'link_epoch')  # an emulated link is the same on both sides
 
@@ -55,16 +55,21 @@ def pair_launch(pair: Pair) -> LaunchDescription:
 
 
 def _start(context: Any, pair: Pair) -> list[Any]:
+    reach = network(context)
+    place = reach.namespace + pair.robot_settings.model_fields['server'].default
+
     def node(side: str, namespace: str, model: type[Settings]) -> Node:
         names = pair.arguments(side)
         texts = given(context, names.values())
-        parameters = given_parameters(model, {name: texts[argument] for name, argument in
-                                              names.items() if argument in texts})
+        values = {name: texts[argument] for name, argument in names.items() if argument in texts}
+        if side == 'robot':
+            values.setdefault('server', Text(place))
         return Node(package=pair.package, executable=getattr(pair, side), namespace=namespace,
-                    output='screen', parameters=parameters, sigterm_timeout=str(PATIENCE))
+                    output='screen', parameters=given_parameters(model, values), **TIMES)
 
-    namespace = pair.robot_settings.model_fields['server'].default
-    return [*environment(network(context)),
-            *(node('server', namespace, pair.server_settings) if name == 'server'
-              else node('robot', name, pair.robot_settings)
-              for name in chosen(context, names(context, 'robots')))]
+    here = chosen(context, names(context, 'robots'))
+    server = node('server', place, pair.server_settings) if 'server' in here else None
+    robots = [node('robot', f'{reach.namespace}/{name}', pair.robot_settings)
+              for name in here if name != 'server']
+    return [*environment(reach), *Ending(server, robots, run=False).actions(),
+            *([server] if server else []), *robots]

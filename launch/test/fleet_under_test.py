@@ -65,10 +65,11 @@ class Fleet:
 
     # -- processes
 
-    def start(self, *names, label='', folders=(), **parameters):
+    def start(self, *names, label='', folders=(), namespace='', **parameters):
         """Start processes; ``parameters`` replace those of the fleet file.
 
-        ``folders``: where these processes, and no others, find modules.
+        ``folders``: where these processes, and no others, find modules; ``namespace``: of the
+        fleet that they belong to.
         """
         for name in names:
             if name == 'server':
@@ -80,7 +81,8 @@ class Fleet:
             with self.log_path(label or name).open('ab') as log:
                 self.processes[label or name] = subprocess.Popen(
                     [sys.executable, '-m', MODULES.get(name, 'rog_worker.main'), '--ros-args', '-r',
-                     f'__ns:=/{"rog" if name == "server" else name}', '--params-file', str(file)],
+                     f'__ns:={namespace}/{"rog" if name == "server" else name}',
+                     '--params-file', str(file)],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                     env=environment(self.domain, HERE, *folders))
 

@@ -22,7 +22,7 @@ def test_a_fleet_trains_to_the_end(tmp_path):
     ('sync:=foo', "synchronisation method 'foo' is unknown"),
     ('pace:=fast', 'training.pace must be a number'),
     ('minutes:=-1', 'minutes is -1'),
-    ('network.chunk_bytes:=1', 'network.chunk_bytes is 1 B; it must be'),
+    ('chunk_bytes:=1', 'network.chunk_bytes is 1 B; it must be'),
     ('link.emulate:=maybe', 'link.emulate must be true or false'),
     ('fleet:=nowhere', "no fleet is called 'nowhere'"),
     ('only:=robot9', 'only:=robot9 names robot9; there are server, robot1'),

@@ -35,7 +35,7 @@ def test_two_robots_answer_images_with_the_server_and_end_cleanly(tmp_path):
 @pytest.mark.parametrize('argument, message', [
     ('only:=robot9', 'only:=robot9 names robot9; there are server, robot1'),
     ('height:=tall', "height must be a whole number, not 'tall'"),
-    ('network.interface:=nowhere', "network.interface is 'nowhere'"),
+    ('interface:=nowhere', "network.interface is 'nowhere'"),
 ])
 def test_a_bad_argument_ends_it_before_anything_is_started(tmp_path, argument, message):
     check_refused(Launched(tmp_path, FILE, argument), message)

@@ -36,7 +36,7 @@ def test_programs_of_two_robots_replay_on_the_server_and_end_cleanly(tmp_path):
     ('only:=robot9', 'only:=robot9 names robot9; there are server, robot1'),
     ('mode:=fast', "mode is 'fast'; it must be one of replay, async, cached, rpc"),
     ('memory:=much', "memory must be a whole number, not 'much'"),
-    ('network.interface:=nowhere', "network.interface is 'nowhere'"),
+    ('interface:=nowhere', "network.interface is 'nowhere'"),
 ])
 def test_a_bad_argument_ends_it_before_anything_is_started(tmp_path, argument, message):
     check_refused(Launched(tmp_path, FILE, argument), message)

@@ -11,7 +11,7 @@ import fleet_env
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / 'docs' / 'settings.md'
-AT = '    domain_id: int = _('  # the first setting of `network`
+AT = '    chunk_bytes: int = _('  # a setting of `network`
 LINE = "    hops: int = _(2, 'most hops of a packet', 'nodes', ge=1, le=9)\n"
 PLACES = '''
 import runpy, sys
@@ -27,28 +27,28 @@ from rog_ros.parameters import ServerSettings, WorkerSettings, server_parameters
 fleet = read_fleet('fleet.yaml')
 assert fleet.network.hops == 5, 'in a fleet file'
 assert 'hops: 5' in explained_fleet(fleet) and 'most hops of a packet' in explained_fleet(fleet)
-assert server_parameters(fleet, 0.0, '')['network.hops'] == 5, 'handed to a node'
+assert server_parameters(fleet, 0.0, '')['hops'] == 5, 'handed to a node'
 
-rclpy.init(args=['--ros-args', '-p', 'network.hops:=7'])
+rclpy.init(args=['--ros-args', '-p', 'hops:=7'])
 for model in (ServerSettings, WorkerSettings):
     node = Node(model.__name__.lower())
     assert declare(node, model).network.hops == 7, 'as a ROS parameter'
-    said = node.describe_parameter('network.hops')
+    said = node.describe_parameter('hops')
     assert said.description == 'most hops of a packet [nodes]'
     assert (said.integer_range[0].from_value, said.integer_range[0].to_value) == (1, 9)
     node.destroy_node()
 rclpy.shutdown()
 
-text = arguments(FleetSettings)['network.hops']
+text = arguments(FleetSettings)['hops']
 assert text == ('most hops of a packet (a whole number, at least 1 and at most 9 nodes; '
                 'default 2)')
 if sys.argv[2] == 'launch':
     from rog_bringup.fleet_launch import fleet_launch
     known = {a.name: a for a in fleet_launch('indoor').get_launch_arguments()}
-    assert text in known['network.hops'].description, 'as a launch argument'
+    assert text in known['hops'].description, 'as a launch argument'
 
 assert main(['sim', 'fleet.yaml', '--set', 'network.hops=10']) == 2, 'by --set'
-assert '| `network.hops` |' in runpy.run_path(sys.argv[1])['page'](), 'on the page'
+assert '| `network.hops` | `hops` |' in runpy.run_path(sys.argv[1])['page'](), 'on the page'
 '''
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from fleet_env.trace import read_trace
-from lopinfer_node import evaluate
+from lopinfer_node.planning import evaluate
 from rog_studies import lopinfer_published as published
 
 DATA = Path(__file__).resolve().parents[3] / 'shared/data'
@@ -25,8 +25,8 @@ def row(graph, table, costs, trace):
             'foreseen_ms': round(foreseen.mean * 1e3, 1)}
 
 
-def measure(model, traces):
-    graph, device, server = published.load(DATA / f'lop_profiles/{model}.csv')
+def measure(model, traces, pictures):
+    graph, device, server = published.load(DATA / f'lop_profiles/{model}.csv', pictures=pictures)
     costs = evaluate.costs_of(graph, device, server)
     began = time.monotonic()
     tables = evaluate.tables(graph, costs)
@@ -44,12 +44,14 @@ def measure(model, traces):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--models', nargs='+', default=published.MODELS, choices=published.MODELS)
+    parser.add_argument('--pictures', action='store_true', help='inputs of one byte per colour')
     arguments = parser.parse_args()
     if not DATA.is_dir():
         print(json.dumps({'bench': 'published', 'skipped': f'{DATA} is not here'}))
         return
     traces = {link: read_trace(DATA / f'traces/lop_{link}.txt') for link in published.LATENCIES}
-    print(json.dumps({'bench': 'published', **{m: measure(m, traces) for m in arguments.models}}))
+    print(json.dumps({'bench': 'published', **{
+        m: measure(m, traces, arguments.pictures) for m in arguments.models}}))
 
 
 if __name__ == '__main__':

@@ -8,6 +8,7 @@ Mbit/s) to .78 (30 to 60 Mbit/s); transfers spend their time on slow links.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,8 @@ def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: floa
     fleet = FleetConfig(
         name='published', robots=(), seed=seed, minutes=minutes, training=training,
         channel=ChannelConfig(shared=False))
-    fleet = changed(fleet, network={'chunk_bytes': 65000, 'chunk_time': .02})
+    fleet = changed(fleet, network={'chunk_bytes': 65000, 'chunk_time': .02},
+                    server={'patience': math.inf})
     robots = []
     between = [start + PUBLISHED_STARTS[1] // 2 for start in PUBLISHED_STARTS]
     for worker, start in enumerate([*PUBLISHED_STARTS, *between][:workers], start=1):

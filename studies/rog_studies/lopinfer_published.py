@@ -30,16 +30,16 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from lopinfer_node import footprint
 from lopinfer_node.errors import ProfileError
-from lopinfer_node.footprint import Footprint
-from lopinfer_node.graph import Graph, Kind, Node
-from lopinfer_node.profile import Profile
+from lopinfer_node.model import footprint
+from lopinfer_node.model.footprint import Footprint
+from lopinfer_node.model.graph import Graph, Kind, Node
+from lopinfer_node.planning.profile import Profile
 
 # 170 us reproduce the published device-only means of all six models (VGG 86.9 ms for 87, ConvNeXt
 # 207 for 198, ResNet 87.5 for 87, DenseNet 73 for 75, KAPAO 389 for 397, AGRNav 774 for 782) where
@@ -78,11 +78,13 @@ class _Row:
 
 
 def load(path: str | Path, device_launch: float = DEVICE_LAUNCH,
-         server_launch: float = SERVER_LAUNCH) -> Published:
+         server_launch: float = SERVER_LAUNCH, pictures: bool = False) -> Published:
     """Read one published profile, e.g. VGG19_BN.csv.
 
     :param device_launch: seconds in which the robot's processor launches one operator.
     :param server_launch: the same on the server.
+    :param pictures: the model takes bytes and makes its own float32 of them, see
+        `lopinfer_node.model.pictures`; the published inputs are float32.
     :raises ProfileError: an unknown model, or a file that is not as published; names the line.
     """
     path = Path(path)
@@ -91,7 +93,10 @@ def load(path: str | Path, device_launch: float = DEVICE_LAUNCH,
     lines = _lines(path)
     try:
         rows = _rows(lines)
-        graph = Graph(list(_nodes(rows, path.stem)), path.stem)
+        nodes = list(_nodes(rows, path.stem))
+        if pictures:
+            nodes = [replace(n, itemsize=1) if n.kind is Kind.INPUT else n for n in nodes]
+        graph = Graph(nodes, path.stem)
         times = np.array([[float(r['device_ms']), float(r['server_ms'])] for r in lines]).T / 1e3
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ProfileError(f'{path}: not as published: {error!r}') from error

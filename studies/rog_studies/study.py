@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -140,4 +141,6 @@ def _simulate(fleet: FleetConfig, out: Path, progress: Callable[[float], None],
               server_every: float) -> Summary:
     from rog_sim.simulation import simulate  # brings in torch, which the parent does without
 
-    return simulate(fleet, out, progress, server_every)
+    # The papers know no robot that the others do not wait for.
+    patient = changed(fleet, server={'patience': math.inf})
+    return simulate(patient, out, progress, server_every)

@@ -9,11 +9,11 @@ from fleet_env.trace import read_trace
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from lopinfer_node import evaluate
 from lopinfer_node.cli.main import main
 from lopinfer_node.errors import ProfileError
-from lopinfer_node.plan import Plan, check
-from lopinfer_node.table import BANDWIDTHS
+from lopinfer_node.planning import evaluate
+from lopinfer_node.planning.plan import Plan, check
+from lopinfer_node.planning.table import BANDWIDTHS
 from rog_studies import lopinfer_published as published
 
 SHARED = Path(__file__).resolve().parents[3] / 'shared/data'
@@ -96,7 +96,7 @@ def windows_in_order(torchvision_models, name):
 @needs_files
 @pytest.mark.parametrize('model', TORCHVISION)
 def test_windows_are_those_of_torchvision(models, torchvision_models, model):
-    from lopinfer_node.footprint import window
+    from lopinfer_node.model.footprint import window
     expected = windows_in_order(torchvision_models, TORCHVISION[model])
     nodes = [n for n in models[model].graph.nodes if n.op in ('conv2d', 'max_pool2d', 'avg_pool2d')]
     assert [n.op for n in nodes] == [e[0] for e in expected]

@@ -46,6 +46,8 @@ class TrainingConfig(Settings):
     traffic: str = _('', 'published model whose bytes and rows the model trained here stands for '
                          'on the air (virtual time only); empty for its own', empty=True,
                      pattern=r'^([a-z0-9][a-z0-9._-]*)?$', form='convmlp-m, or empty')
+    checksums: bool = _(False, 'log a checksum of the rows after every transfer to a robot, there '
+                               'and at the server, which must agree; rog chaos compares them')
     importance_magnitude: float = _(1.0, "weight f1 of a gradient's magnitude in the importance of "
                                          'its row', ge=0.0)
     importance_age: float = _(1.0, "weight f2 of the age in a row's importance", ge=0.0)
@@ -87,11 +89,36 @@ class HeartbeatConfig(Settings):
         return self
 
 
-class NetworkConfig(Settings):
+class ReachConfig(Settings):
+    """Where the traffic of a fleet goes, and whom it meets there."""
+
+    interface: str = _('lo', 'network interface of the machine; lo keeps everything on it, '
+                             'whatever the environment says')
+    domain_id: int = _(-1, 'DDS domain; -1: what ROS_DOMAIN_ID says, else 0', ge=-1, le=232)
+    peers: str = _('', 'addresses of machines, separated by commas, that are asked directly: for '
+                       'networks that do not carry multicast', empty=True,
+                   pattern=r'^[A-Za-z0-9.:_%-]*( *, *[A-Za-z0-9.:_%-]+)*$',
+                   form='10.0.0.2, laptop.local')
+    namespace: str = _('', "namespace of the fleet, before those of its server and robots: fleets "
+                           'with different ones do not meet in one domain', empty=True,
+                       pattern=r'^(/[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*)*$', form='/blue')
+
+    @property
+    def peer_list(self) -> list[str]:
+        """The addresses of the peers."""
+        return [peer.strip() for peer in self.peers.split(',') if peer.strip()]
+
+    @model_validator(mode='after')
+    def _reachable(self) -> 'ReachConfig':
+        if self.peers and self.interface == 'lo':
+            raise ValueError(f'has peers {self.peers}, which cannot be reached over lo; '
+                             'name the interface that leads to them')
+        return self
+
+
+class NetworkConfig(ReachConfig):
     """DDS, and the size of messages."""
 
-    domain_id: int = _(0, 'DDS domain', ge=0, le=232)
-    interface: str = _('lo', 'network interface of the machine; lo keeps everything on it')
     chunk_bytes: int = _(14000, 'most bytes in one chunk of rows', 'B', ge=256, le=65000)
     chunk_time: float = _(0.004, 'time that a chunk takes on the link; longer: fewer messages, '
                                  'but more is lost when the link fades', 's', ge=0.0005, le=1.0)
@@ -102,8 +129,14 @@ class ServerConfig(Settings):
 
     device: str = _('cpu', "device that holds the server's rows", **DEVICE)
     checkpoint_every: float = _(10.0, 'time between checkpoints; 0 for none', 's', ge=0.0)
+    patience: float = _(0.0, 'time without progress after which the others do not wait for a robot '
+                             'any more; 0: four times what an iteration of the fleet takes, at '
+                             'least heartbeat.limit; inf: they wait however long it takes', 's',
+                        ge=0.0, allow_inf_nan=True)
     drain_limit: float = _(5.0, 'longest time that the exact final model may take to reach a robot '
                                 'at the end of a run', 's', gt=0.0)
+    stop_limit: float = _(60.0, 'longest time that the end of a run may take; robots that have not '
+                                'finished by then are given up', 's', gt=0.0)
 
 
 class StragglerConfig(Settings):

@@ -13,6 +13,7 @@ another. :mod:`fleet_env.summary` describes ``summary.json``.
 """
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -100,7 +101,7 @@ class Status(Event):
 class Fault(Event):
     """Something went wrong, and the run goes on."""
 
-    what: str = _('a short name: peer_lost, rejoined, refused, link_down, ...')
+    what: str = _('a short name: peer_lost, rejoined, retired, returned, given_up, ...')
     detail: str = _('for people: what happened and what was done', default='')
 
 
@@ -132,14 +133,20 @@ class RunWriter:
                               str(self.path)) from error
 
     def write(self, event: Event) -> None:
-        """Append ``event`` as one line, in one write."""
+        """Append ``event`` as one line, in one write; a line that does not fit is not there.
+
+        :raises RecordError: when the disk is full, or fails.
+        """
         fields = {key: _to_json(value) for key, value in dataclasses.asdict(event).items()}
         line = {'kind': type(event).__name__.lower(), **fields}
         data = json.dumps(line, allow_nan=False).encode() + b'\n'
-        written = os.write(self._file, data)
-        if written != len(data):
-            raise RecordError(f'only {written} of {len(data)} bytes were written; is the disk '
-                              'full?', str(self.path))
+        try:
+            written = os.write(self._file, data)
+            if written != len(data):  # the next line must not continue this one
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise RecordError(f'cannot be written: {error.strerror}', str(self.path)) from error
 
     def close(self) -> None:
         """Close the file; nothing is buffered, so nothing is lost without it."""

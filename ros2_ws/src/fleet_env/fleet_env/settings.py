@@ -25,6 +25,7 @@ _BOUNDS = {'ge': 'at least', 'gt': 'greater than', 'le': 'at most', 'lt': 'less 
 _KINDS = {str: 'text', bool: 'true or false', int: 'a whole number', float: 'a number',
           dict: 'a mapping of keys to values', tuple: 'a list'}
 _Path = tuple[str | int, ...]
+_WITHOUT_PREFIX = ('training', 'network')  # sections whose settings go by their own names
 
 
 def setting(default: Any, description: str, unit: str = '', *, form: str = '', empty: bool = False,
@@ -122,8 +123,9 @@ class Knob(NamedTuple):
 
 
 def parameter_name(path: Iterable[Any]) -> str:
-    """Name of a setting on the graph and in a launch: training's own name, else section.name."""
-    return '.'.join(str(key) for key in path if key != 'training') or 'training'
+    """Name of a setting on the graph and in a launch: section.name, of some sections the name."""
+    keys = [str(key) for key in path]
+    return '.'.join(keys[keys[0] in _WITHOUT_PREFIX and len(keys) > 1:])
 
 
 def knobs(model: type[Settings], path: tuple[str, ...] = (), default: Settings | None = None

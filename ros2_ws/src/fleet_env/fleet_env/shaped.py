@@ -25,6 +25,7 @@ class ShapedLink:
                  epoch: float = 0.0) -> None:
         self.latency = latency
         self.start = time.monotonic() - (time.time() - epoch if epoch else 0.0)  # of the trace
+        self._trace = trace
         self._bucket = TokenBucket(trace, self.start) if trace is not None else None
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
@@ -37,8 +38,24 @@ class ShapedLink:
         limited = link.trace or link.rate
         return cls(link_trace(link) if limited else None, link.latency, epoch)
 
-    def send(self, nbytes: int, publish: Callable[[], None], now: float) -> None:
-        """Call ``publish`` once the link has carried ``nbytes``."""
+    def hold(self) -> None:
+        """Carry everything at once until `begin`."""
+        self._bucket = None
+
+    def begin(self, start: float) -> None:
+        """Let the trace begin at this time, monotonic seconds; only the first call counts."""
+        if self._bucket is None and self._trace is not None:
+            self.start, self._bucket = start, TokenBucket(self._trace, start)
+
+    def send(self, nbytes: int, publish: Callable[[], None], now: float, lossy: bool = False
+             ) -> None:
+        """Call ``publish`` once the link has carried ``nbytes``.
+
+        ``lossy``: a message that is sent while the link is dead is lost, as on a radio; otherwise
+        it waits, as in a reliable connection.
+        """
+        if lossy and self.is_dead(now):
+            return
         if self._bucket is None and not self.latency:
             publish()
             return
@@ -54,6 +71,10 @@ class ShapedLink:
     def deadline(self) -> float:
         """Time at which `release` has something to do; infinity: never."""
         return self._queue[0][0] if self._queue else math.inf
+
+    def is_dead(self, now: float) -> bool:
+        """Whether the link carries nothing now, in either direction."""
+        return self.rate(now) == 0.0
 
     def rate(self, now: float) -> float:
         """Rate now, Mbit/s; NaN for a real link, and for an unlimited one."""

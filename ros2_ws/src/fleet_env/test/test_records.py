@@ -2,12 +2,14 @@
 
 import json
 import math
+import resource
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fleet_env.errors import RecordError
 from fleet_env.records import (
     EVENTS,
+    RUN_FILE,
     SCHEMA,
     Evaluation,
     Fault,
@@ -141,3 +143,25 @@ def test_a_summary_that_is_no_json_is_refused(tmp_path):
     (tmp_path / 'summary.json').write_text('{')
     with pytest.raises(RecordError, match='cannot be read'):
         read_summary(tmp_path)
+
+
+def test_a_line_for_which_the_disk_has_no_room_is_refused_and_not_half_there(tmp_path):
+    event = Fault(1.0, 'robot1', 'peer_lost', 'x' * 100)
+    with RunWriter(tmp_path) as writer:
+        writer.write(event)
+        room = writer.path.stat().st_size + 10
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        try:
+            with pytest.raises(RecordError, match='cannot be written'):
+                writer.write(event)  # ten bytes fit
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        writer.write(event)
+    assert read_run(tmp_path) == [event, event]
+
+
+def test_a_full_disk_is_a_record_error(tmp_path):
+    (tmp_path / RUN_FILE).symlink_to('/dev/full')
+    with RunWriter(tmp_path) as writer, pytest.raises(RecordError, match='No space left'):
+        writer.write(Fault(1.0, 'robot1', 'peer_lost'))

@@ -53,3 +53,23 @@ def test_latency_is_added_to_what_the_link_takes():
     link, out = ShapedLink(TRACE, latency=0.2), []
     link.send(1000, lambda: out.append(1), link.start)
     assert link.deadline == pytest.approx(link.start + 0.2 + 0.001)
+
+
+def test_what_may_be_lost_is_lost_on_a_dead_link_and_does_not_wait():
+    link, out = ShapedLink(TRACE), []
+    assert not link.is_dead(link.start + 0.5) and link.is_dead(link.start + 1.5)
+    link.send(10, lambda: out.append('lost'), link.start + 1.5, lossy=True)
+    assert math.isinf(link.deadline)
+    link.send(10, lambda: out.append('late'), link.start + 1.5)
+    drain(link, link.start + 3)
+    assert out == ['late']
+
+
+def test_a_link_that_is_held_is_unlimited_until_its_trace_begins():
+    link, out = ShapedLink(TRACE), []
+    link.hold()
+    link.send(10 ** 9, lambda: out.append(1), 0.0, lossy=True)
+    assert out == [1] and math.isnan(link.rate(0.0))
+    link.begin(100.0)
+    link.begin(200.0)  # the trace goes on where it is
+    assert link.rate(100.5) == 8.0 and link.is_dead(101.5) and link.rate(102.5) == 4.0

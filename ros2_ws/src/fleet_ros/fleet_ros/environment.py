@@ -1,30 +1,86 @@
-"""The DDS environment of a fleet, the same for rclpy and for `embedded/`."""
+"""Where the traffic of a fleet goes: the one place that turns its settings into variables of DDS.
+
+The same for rclpy and for `embedded/`, and whatever the user's environment says: setup.bash of
+ROS 2 exports a discovery range of its own, which must not carry a fleet off this machine.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
+from xml.sax.saxutils import quoteattr
 
 from fleet_env.errors import FleetFileError
-from fleet_env.fleet import NetworkConfig
+from fleet_env.fleet import ReachConfig
+
+LOOPBACK = 'lo'
+_CYCLONE = 'rmw_cyclonedds_cpp'
+# What docs/network.md explains, each with a measurement or a source.
+_ON_THE_AIR = ('<AllowMulticast>spdp</AllowMulticast><MaxMessageSize>1400B</MaxMessageSize>'
+               '<MaxRexmitMessageSize>1400B</MaxRexmitMessageSize>')
+_DISCOVERY = '<SPDPInterval>1s</SPDPInterval><LeaseDuration>30s</LeaseDuration>'
+_BUFFERS = '<Internal><SocketReceiveBufferSize min="default" max="10MB"/></Internal>'
 
 
-def dds_environment(network: NetworkConfig) -> dict[str, str]:
-    """Return the variables to set: domain, and the interface that DDS is confined to.
+def is_loopback(network: ReachConfig) -> bool:
+    """Whether all traffic of a fleet with these settings stays on this machine."""
+    return network.interface == LOOPBACK
 
-    What the user's own environment says wins. `lo` keeps everything on this machine. Raises
-    `FleetFileError` when there is no such interface.
+
+def domain_of(network: ReachConfig) -> int:
+    """The DDS domain: that of the settings, else ROS_DOMAIN_ID, else 0."""
+    if network.domain_id >= 0:
+        return network.domain_id
+    text = os.environ.get('ROS_DOMAIN_ID', '').strip()
+    return int(text) if text.isdigit() else 0
+
+
+def cyclone_profile(network: ReachConfig) -> str:
+    """Return the configuration of Cyclone DDS, for CYCLONEDDS_URI or, in a file, for anybody."""
+    interface = f'<Interfaces><NetworkInterface name={quoteattr(network.interface)}'
+    peers = ''.join(f'<Peer address={quoteattr(peer)}/>' for peer in network.peer_list)
+    if is_loopback(network):
+        general = f'{interface} multicast="false"/></Interfaces><AllowMulticast>false' \
+                  '</AllowMulticast>'
+        discovery = ''
+    else:
+        general = f'{interface}/></Interfaces>{_ON_THE_AIR}'
+        discovery = f'<Discovery>{_DISCOVERY}' + f'<Peers>{peers}</Peers>' * bool(peers) \
+            + '</Discovery>'
+    return (f'<CycloneDDS><Domain><General>{general}</General>{discovery}{_BUFFERS}'
+            '</Domain></CycloneDDS>')
+
+
+def dds_environment(network: ReachConfig) -> dict[str, str]:
+    """Return the variables of a process in this fleet; they replace what the user has set.
+
+    :raises FleetFileError: when this machine has no such interface.
     """
-    name = network.interface
-    known = [interface for _, interface in socket.if_nameindex()]
-    if name not in known:
-        raise FleetFileError(f"network.interface is '{name}', which this machine does not have; "
-                             f"it has {', '.join(known)}")
-    wanted = {'ROS_DOMAIN_ID': str(network.domain_id)}
-    if name == 'lo':
-        wanted['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
-    elif 'CYCLONEDDS_URI' not in os.environ:
-        wanted['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'SUBNET'
-        wanted['CYCLONEDDS_URI'] = ('<CycloneDDS><Domain><General><Interfaces><NetworkInterface '
-                                    f'name="{name}"/></Interfaces></General></Domain></CycloneDDS>')
-    return {key: value for key, value in wanted.items() if not os.environ.get(key)}
+    known = [name for _, name in socket.if_nameindex()]
+    if network.interface not in known:
+        raise FleetFileError(f"network.interface is '{network.interface}', which this machine does "
+                             f'not have; it has {", ".join(known)}')
+    return {
+        'ROS_DOMAIN_ID': str(domain_of(network)),
+        'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST' if is_loopback(network) else 'SUBNET',
+        'ROS_LOCALHOST_ONLY': '',  # where it is 1 it wins over the range
+        'ROS_STATIC_PEERS': '',    # the profile has them
+        'CYCLONEDDS_URI': cyclone_profile(network)}
+
+
+def where_traffic_goes(network: ReachConfig, environ: Mapping[str, str] | None = None) -> str:
+    """Return the sentence about it that every start prints."""
+    environ = os.environ if environ is None else environ
+    domain = f'DDS domain {domain_of(network)}'
+    domain += f', namespace {network.namespace}' * bool(network.namespace)
+    if is_loopback(network):
+        text = f'traffic stays on this machine ({LOOPBACK}, {domain})'
+    else:
+        peers = f', peers {", ".join(network.peer_list)}' * bool(network.peer_list)
+        text = f'traffic LEAVES this machine on {network.interface} ({domain}{peers})'
+    rmw = environ.get('RMW_IMPLEMENTATION', '')
+    if environ.get('AMENT_PREFIX_PATH') and rmw != _CYCLONE and not is_loopback(network):
+        text += (f'; RMW_IMPLEMENTATION is {rmw or "not set"}: only {_CYCLONE} keeps to the '
+                 'interface')
+    return text

@@ -12,7 +12,8 @@ class LinkSettings(Settings):
 
     link: LinkConfig = LinkConfig(trace='')
     link_epoch: float = setting(0.0, 'wall-clock time at which the trace of an emulated link '
-                                     'begins, the same on both sides', 's', ge=0.0)
+                                     'begins, the same on both sides; 0: when the nodes start, or '
+                                     'for ROG when the training begins', 's', ge=0.0)
 
     def shaped_link(self) -> ShapedLink:
         """Return the link that these settings describe.

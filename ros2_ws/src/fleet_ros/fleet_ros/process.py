@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from types import FrameType
 from typing import Any
 
 import rclpy
@@ -14,20 +12,34 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
+from .ending import Interruption, end_with_launcher, ignore_signals, leave_at_exit
 
-def run(build: Callable[[], Any], serve: Callable[[Any], int],
+
+def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         arguments: Sequence[str] | None, packages: Collection[str]) -> int:
     """Build a node, serve it, and return the exit code of the process.
 
     ``build`` imports what takes long (PyTorch), so that Ctrl+C is as clean before as it is later.
-    Errors with which ``packages``, or rclpy, name a fault of the user are one line.
+    Errors with which ``packages``, or rclpy, name a fault of the user are one line. Without
+    ``arguments`` this is the program of the process, which ends with it.
     """
+    code = _run(build, serve, arguments, packages)
+    if arguments is None:
+        leave_at_exit(code)
+    return code
+
+
+def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
+         arguments: Sequence[str] | None, packages: Collection[str]) -> int:
     ours = {'rclpy', 'fleet_ros', 'fleet_env', *packages}
+    end_with_launcher()
+    interruption = Interruption()
     try:
         # Signals are left to us, so that Ctrl+C can end a run in order.
         rclpy.init(args=None if arguments is None else list(arguments),
                    signal_handler_options=SignalHandlerOptions.NO)
-        node = build()
+        with interruption.raised():
+            node = build()
     except KeyboardInterrupt:
         return _end(0)  # before the run has begun: nothing to put in order
     except Exception as error:
@@ -35,7 +47,7 @@ def run(build: Callable[[], Any], serve: Callable[[Any], int],
             traceback.print_exc()
         return _end(fail(_sentence(error, ours)))
     try:
-        return serve(node)
+        return serve(node, interruption)
     finally:
         node.destroy_node()
         _end(0)
@@ -55,29 +67,20 @@ def _sentence(error: Exception, ours: Collection[str]) -> str:
 
 def _end(code: int) -> int:
     rclpy.try_shutdown()
-    # At exit Python restores the default handlers, and only then are libraries torn down: a Ctrl+C
-    # meanwhile must not turn a clean end into a death by signal.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     return code
 
 
-def spin_until(node: Node, done: Callable[[], bool], interrupt: Callable[[], None]) -> None:
-    """Spin until ``done``; the first SIGINT or SIGTERM calls ``interrupt``, the second ends it."""
+def spin_until(node: Node, done: Callable[[], bool], interruption: Interruption,
+               interrupt: Callable[[], None] = lambda: None) -> None:
+    """Spin until ``done``; the first signal calls ``interrupt``, the second ends it."""
     executor = SingleThreadedExecutor()
     executor.add_node(node)
-    seen: list[int] = []
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
     handled = False
     try:
-        while not done() and len(seen) < 2:
+        while not done() and not interruption.at_once:
             executor.spin_once(timeout_sec=0.1)
-            if seen and not handled:
+            if interruption and not handled:
                 handled = True
                 interrupt()
     except ExternalShutdownException:

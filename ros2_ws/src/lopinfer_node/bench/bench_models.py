@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
-from lopinfer_node.baselines import BASELINES  # noqa: E402
-from lopinfer_node.measure import measure  # noqa: E402
-from lopinfer_node.model import trace  # noqa: E402
-from lopinfer_node.table import plan_table  # noqa: E402
-from lopinfer_node.timeline import Costs, Link, estimate  # noqa: E402
+from lopinfer_node.model.traced import trace  # noqa: E402
+from lopinfer_node.planning.baselines import BASELINES  # noqa: E402
+from lopinfer_node.planning.table import plan_table  # noqa: E402
+from lopinfer_node.planning.timeline import Costs, Link, estimate  # noqa: E402
+from lopinfer_node.runtime.measure import measure  # noqa: E402
 from models import SIDES, named  # noqa: E402
 
 LATENCY, SPEED = 0.002, 10

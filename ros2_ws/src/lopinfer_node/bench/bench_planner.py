@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
+from exact import plan_exact  # noqa: E402
 from graphs import chain, dense, random_costs, random_graph, residual, work_costs  # noqa: E402
-from lopinfer_node import compiled  # noqa: E402
-from lopinfer_node.baselines import BASELINES  # noqa: E402
-from lopinfer_node.compiled import kernel  # noqa: E402
-from lopinfer_node.exact import plan_exact  # noqa: E402
-from lopinfer_node.loss import Search, plan_loss  # noqa: E402
-from lopinfer_node.table import plan_table  # noqa: E402
-from lopinfer_node.timeline import Link, estimate  # noqa: E402
+from lopinfer_node.planning import compiled  # noqa: E402
+from lopinfer_node.planning.baselines import BASELINES  # noqa: E402
+from lopinfer_node.planning.compiled import kernel  # noqa: E402
+from lopinfer_node.planning.loss import Search, plan_loss  # noqa: E402
+from lopinfer_node.planning.table import plan_table  # noqa: E402
+from lopinfer_node.planning.timeline import Link, estimate  # noqa: E402
 
 LATENCY = 0.005
 NETWORKS = {'chain': (chain, 0.087, 0.008, 2e-5), 'residual': (residual, 0.06, 0.01, 1e-5),

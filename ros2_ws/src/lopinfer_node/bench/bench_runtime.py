@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
-from lopinfer_node.measure import measure  # noqa: E402
-from lopinfer_node.model import trace  # noqa: E402
-from lopinfer_node.rig import Rig, private_domain  # noqa: E402
+from lopinfer_node.cli.rig import Rig, private_domain  # noqa: E402
+from lopinfer_node.model.traced import trace  # noqa: E402
+from lopinfer_node.runtime.measure import measure  # noqa: E402
 from models import named  # noqa: E402
 
 METHODS = ('server-only', 'dsccs', 'lopinfer')

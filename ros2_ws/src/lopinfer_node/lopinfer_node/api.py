@@ -18,11 +18,12 @@ from rclpy.context import Context
 from rclpy.node import Node
 from torch.utils import _pytree as pytree
 
-from .client import OPEN, Report
-from .client_shell import Client, ClientOptions
 from .errors import ModelError
-from .model import trace
-from .planner import TablePlanner
+from .model.trace import untouched
+from .model.traced import trace
+from .ros.client_shell import Client, ClientOptions
+from .runtime.client import OPEN, Report
+from .runtime.planner import TablePlanner
 
 _tracing = threading.Lock()  # torch patches itself while it traces
 
@@ -39,17 +40,19 @@ class OffloadedModel:
         self._reason = ''
         self._robot, self._options = robot, options
         self._client: Client | None = None
-        self._structure: Any = None
+        self._inputs: Any = None    # how tensors are nested in arguments and results
+        self._outputs: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One inference."""
+        kwargs = dict(sorted(kwargs.items()))  # in whichever order they were given
         if self._client is None and not self._reason:
             self.connect(*args, **kwargs)
-        leaves = pytree.tree_leaves((args, kwargs))
-        if self._client is None or not self._fits(leaves):
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        if self._client is None or structure != self._inputs or not self._fits(leaves):
             with torch.no_grad():
                 return self.model(*args, **kwargs)
-        return pytree.tree_unflatten(list(self._client.infer(leaves)), self._structure)
+        return pytree.tree_unflatten(list(self._client.infer(leaves)), self._outputs)
 
     def _fits(self, leaves: list[Any]) -> bool:
         assert self._client is not None
@@ -60,6 +63,7 @@ class OffloadedModel:
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
         """Trace the model with these example inputs and look for the server, in the background."""
+        kwargs = dict(sorted(kwargs.items()))
         try:
             with _tracing:
                 traced = trace(self.model, *args, **kwargs)
@@ -67,8 +71,10 @@ class OffloadedModel:
             self._reason = str(error)
             warnings.warn(f'{error}; it runs whole on this machine', stacklevel=3)
             return
-        with torch.no_grad():
-            self._structure = pytree.tree_flatten(self.model(*args, **kwargs))[1]
+        self._inputs = pytree.tree_flatten((args, kwargs))[1]
+        with untouched(self.model), torch.no_grad():
+            copies = pytree.tree_map(torch.clone, (args, kwargs))   # the model may write into them
+            self._outputs = pytree.tree_flatten(self.model(*copies[0], **copies[1]))[1]
         self._context = Context()  # our own: the program may use rclpy or not, before and after
         rclpy.init(context=self._context)
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)

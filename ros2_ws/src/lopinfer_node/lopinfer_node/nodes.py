@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fleet_ros.ending import Interruption
 from fleet_ros.process import fail, run, spin_until
 
 PACKAGES = ('lopinfer_node',)
@@ -21,17 +22,18 @@ def client_main(args: Sequence[str] | None = None) -> int:
 
 
 def _build_server() -> Any:
-    from .server_node import ServerNode
+    from .ros.server_node import ServerNode
     return ServerNode()
 
 
 def _build_client() -> Any:
-    from .client_node import ClientNode
+    from .ros.client_node import ClientNode
     return ClientNode()
 
 
-def _serve(node: Any) -> int:
+def _serve(node: Any, interruption: Interruption) -> int:
     stopped: list[bool] = []
-    spin_until(node, lambda: bool(stopped or node.error), lambda: stopped.append(True))
+    spin_until(node, lambda: bool(stopped or node.error), interruption,
+               lambda: stopped.append(True))
     node.close()
     return fail(node.error) if node.error else 0

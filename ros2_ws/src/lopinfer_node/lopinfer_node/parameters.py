@@ -9,10 +9,11 @@ from fleet_env.fleet import DEVICE
 from fleet_env.settings import setting
 from fleet_ros.link import LinkSettings
 
-from .client import Settings
-from .planner import LOSS, METHODS
-from .recording import Recording
-from .server import Limits
+from .model.pictures import MEAN, STD
+from .runtime.client import Settings
+from .runtime.planner import LOSS, METHODS
+from .runtime.recording import Recording
+from .runtime.server import Limits
 
 
 class NodeSettings(LinkSettings):
@@ -44,9 +45,8 @@ class ClientSettings(NodeSettings, Settings):
     pretrained: bool = setting(False, 'whether to download trained weights')
     height: int = setting(224, "rows of the model's input; images are scaled to it", ge=1, le=8192)
     width: int = setting(224, "columns of the model's input", ge=1, le=8192)
-    mean: tuple[float, ...] = setting((0.485, 0.456, 0.406), 'subtracted from each channel, which '
-                                                             'is 0 to 1')
-    std: tuple[float, ...] = setting((0.229, 0.224, 0.225), 'each channel is then divided by it')
+    mean: tuple[float, ...] = setting(MEAN, 'subtracted from each channel, which is 0 to 1')
+    std: tuple[float, ...] = setting(STD, 'each channel is then divided by it')
     server: str = setting('/lopinfer', 'namespace of the server')
     method: Literal[METHODS] = setting(LOSS, 'how the plans are made')  # type: ignore[valid-type]
     slowdown: float = setting(1.0, 'emulate a slower robot: computing takes so many times as long; '

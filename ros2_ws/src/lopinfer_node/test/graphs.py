@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from lopinfer_node import footprint as fp
-from lopinfer_node.graph import Graph, Kind, Node
-from lopinfer_node.timeline import Costs, Link
+from lopinfer_node.model import footprint as fp
+from lopinfer_node.model.graph import Graph, Kind, Node
+from lopinfer_node.planning.timeline import Costs, Link
 
 
 @dataclass

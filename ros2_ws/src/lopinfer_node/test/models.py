@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 import torch.nn.functional as F
-from lopinfer_node.zoo import load
+from lopinfer_node.model.zoo import load
 from torch import nn
 
 # Name -> side of the square input at which tests run it: small, but no feature map vanishes.

@@ -8,9 +8,9 @@ the result.
 from dataclasses import dataclass
 
 import numpy as np
-from lopinfer_node.footprint import identity, whole, window
-from lopinfer_node.graph import Graph, Kind, Node
-from lopinfer_node.plan import DEVICE, Plan
+from lopinfer_node.model.footprint import identity, whole, window
+from lopinfer_node.model.graph import Graph, Kind, Node
+from lopinfer_node.planning.plan import DEVICE, Plan
 
 PRIME = 1_000_003
 

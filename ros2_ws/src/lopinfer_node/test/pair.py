@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from lopinfer_node.execute import Program
-from lopinfer_node.graph import Graph
-from lopinfer_node.model import Traced
-from lopinfer_node.plan import DEVICE, SERVER, Plan
+from lopinfer_node.model.graph import Graph
+from lopinfer_node.model.traced import Traced
+from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
+from lopinfer_node.runtime.program import Program
 
 
 def run_both(traced: Traced, plan: Plan, inputs: Sequence[torch.Tensor]

@@ -6,11 +6,11 @@ from fleet_testing import examples
 from graphs import chain, random_costs, random_graph, residual, work_costs
 from hypothesis import given
 from hypothesis import strategies as st
-from lopinfer_node.baselines import BASELINES, dsccs, neurosurgeon, spso_ga
-from lopinfer_node.graph import Kind
-from lopinfer_node.mincut import Network
-from lopinfer_node.plan import DEVICE, SERVER, Plan, check
-from lopinfer_node.timeline import Costs, Link, estimate
+from lopinfer_node.model.graph import Kind
+from lopinfer_node.planning.baselines import BASELINES, dsccs, neurosurgeon, spso_ga
+from lopinfer_node.planning.mincut import Network
+from lopinfer_node.planning.plan import DEVICE, SERVER, Plan, check
+from lopinfer_node.planning.timeline import Costs, Link, estimate
 
 SEEDS = st.integers(0, 10**6)
 PROFILE = examples(60)

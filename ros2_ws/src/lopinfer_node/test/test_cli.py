@@ -9,9 +9,9 @@ import pytest
 from fleet_testing import LIMIT, environment, free_domain
 from lopinfer_node.cli.main import main
 from lopinfer_node.errors import ProfileError
-from lopinfer_node.model import trace
-from lopinfer_node.profile import Profile
-from lopinfer_node.table import PlanTable
+from lopinfer_node.model.traced import trace
+from lopinfer_node.planning.profile import Profile
+from lopinfer_node.planning.table import PlanTable
 from runtime_models import small
 
 HERE = Path(__file__).parent

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from lopinfer_node.client import (
+from lopinfer_node.planning.plan import DEVICE, Plan
+from lopinfer_node.runtime.client import (
     CHECKING,
     OPEN,
     OPENING,
@@ -16,9 +17,8 @@ from lopinfer_node.client import (
     PlannedTable,
     Upload,
 )
-from lopinfer_node.plan import DEVICE, Plan
-from lopinfer_node.services import MISSING, PREPARING, READY, REFUSED, OpenReply
-from lopinfer_node.wire import NO_PLAN, NOT_OPEN, PROBE, Ack, Arrivals, Piece, plan_number
+from lopinfer_node.runtime.services import MISSING, PREPARING, READY, REFUSED, OpenReply
+from lopinfer_node.runtime.wire import NO_PLAN, NOT_OPEN, PROBE, Ack, Arrivals, Piece, plan_number
 from numpy_program import Program, expected, small_graph
 
 GRAPH = small_graph()
@@ -51,13 +51,10 @@ def opened(rate=20e6):
 
 def begin(machine, now):
     bin_ = machine.choose(now)
-    program = Program(machine.plans[bin_], DEVICE)
+    program = Program(machine.table.plans[bin_], DEVICE)
     run = program.start(INPUT)
-    machine.begin(bin_, program.steps, run, now)
-    steps = machine.work(now)
-    for position in steps:
-        run.compute(position)
-    return run, machine.on_computed(steps, 0.001, now)
+    execution = machine.begin(bin_, program.steps, run, now)
+    return run, machine.on_computed(execution.compute(machine.work(now)), 0.001, now)
 
 
 @pytest.mark.parametrize(('rate', 'bin_'), [(20e6, 2), (19.8e6, 2), (18e6, 1), (2e6, 1)])
@@ -123,6 +120,32 @@ def test_an_answer_to_a_piece_from_before_the_fallback_does_not_bring_it_back():
     machine.work(2.0)
     answer(machine, pieces, 2.0)
     assert machine.state == CHECKING
+
+
+BETTER = PlannedTable([0.0, 1e6], [Plan.device_only(GRAPH), Plan.server_only(GRAPH)], [0.1, 0.02])
+
+
+def test_a_second_table_is_used_once_the_server_has_it_too():
+    machine = opened()
+    assert machine.on_plans_made(BETTER, 1.0) == [CallSetPlans()]
+    assert machine.state == PLANNING and machine.choose(1.0) is None
+    answer(machine, machine.on_plans_set(READY, '', 1.1), 1.1)
+    assert machine.state == OPEN and machine.choose(1.2) == 1
+
+
+def test_a_table_that_comes_during_a_request_waits_for_its_end():
+    machine = opened()
+    begin(machine, 1.0)
+    assert machine.on_plans_made(BETTER, 1.1) == []
+    assert machine.state == OPEN and machine.table is TABLE
+    assert machine.end(1.2, 1.0) == [CallSetPlans()]
+    assert machine.table is BETTER
+
+
+@pytest.mark.parametrize(('machine', 'why'), [
+    (ClientMachine(5), 'opening: not connected yet'), (opened(1e6), 'at 1.0 MB/s')])
+def test_a_request_that_is_not_shared_says_why(machine, why):
+    assert machine.choose(1.0) is None and why in machine.alone
 
 
 def test_a_late_piece_of_an_abandoned_request_is_acknowledged_and_dropped():

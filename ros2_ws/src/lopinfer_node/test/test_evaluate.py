@@ -10,13 +10,13 @@ from fleet_testing import examples
 from graphs import Builder
 from hypothesis import given
 from hypothesis import strategies as st
-from lopinfer_node import evaluate
-from lopinfer_node.baselines import BASELINES, neurosurgeon
 from lopinfer_node.errors import ProfileError
-from lopinfer_node.plan import Plan
-from lopinfer_node.profile import Profile
-from lopinfer_node.table import BANDWIDTHS
-from lopinfer_node.timeline import Costs, Link, estimate
+from lopinfer_node.planning import evaluate
+from lopinfer_node.planning.baselines import BASELINES, neurosurgeon
+from lopinfer_node.planning.plan import Plan
+from lopinfer_node.planning.profile import Profile
+from lopinfer_node.planning.table import BANDWIDTHS
+from lopinfer_node.planning.timeline import Costs, Link, estimate
 
 SHARED = Path(__file__).resolve().parents[5] / 'shared/data'
 

@@ -3,11 +3,11 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from exact import plan_exact
 from graphs import random_costs, random_graph
-from lopinfer_node.exact import plan_exact
-from lopinfer_node.loss import Search
-from lopinfer_node.plan import Plan, check
-from lopinfer_node.timeline import Costs, Link, estimate
+from lopinfer_node.planning.loss import Search
+from lopinfer_node.planning.plan import Plan, check
+from lopinfer_node.planning.timeline import Costs, Link, estimate
 
 # Not importorskip: with launch_testing's plugin that skips every file of the folder.
 pytestmark = pytest.mark.skipif(find_spec('ortools') is None, reason='ortools is not installed')

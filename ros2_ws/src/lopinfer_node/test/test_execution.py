@@ -8,10 +8,10 @@ from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.errors import RemoteError
-from lopinfer_node.execution import Execution
-from lopinfer_node.outbox import Route
-from lopinfer_node.plan import DEVICE, SERVER
-from lopinfer_node.wire import Piece
+from lopinfer_node.planning.plan import DEVICE, SERVER
+from lopinfer_node.runtime.execution import Execution
+from lopinfer_node.runtime.outbox import Route
+from lopinfer_node.runtime.wire import Piece
 from numpy_program import Program, expected, random_plan, small_graph
 
 GRAPH = small_graph()
@@ -40,9 +40,7 @@ def test_two_sides_that_exchange_what_they_send_get_the_result(random):
         what, which = random.choice(turns)
         if what == 'compute':
             steps = sides[which].runnable()
-            for position in steps:
-                sides[which].run.compute(position)
-            coming += [(1 - which, piece(t, d)) for t, d in sides[which].computed(steps)]
+            coming += [(1 - which, piece(t, d)) for t, d in sides[which].compute(steps)]
         else:
             to, arriving = coming.pop(which)
             assert sides[to].take(arriving)
@@ -58,14 +56,12 @@ def test_no_step_is_computed_between_one_that_sends_and_its_sending(random):
     steps = Program(plan, DEVICE).steps
     while ready := side.runnable():
         assert not any(steps[s].sends for s in ready[:-1])
-        for position in ready:
-            side.run.compute(position)
-        side.computed(ready)
+        side.compute(ready)
 
 
 @pytest.mark.parametrize('other', [{'plan': 78}, {'bin': 4}, {'transfer': 99}])
 def test_a_piece_of_another_plan_is_refused(other):
-    from lopinfer_node.plan import Plan
+    from lopinfer_node.planning.plan import Plan
     plan = Plan.server_only(GRAPH)
     side = execution(SERVER, plan)
     up = next(t for t in plan.transfers if t.source == DEVICE)

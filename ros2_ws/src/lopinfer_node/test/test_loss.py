@@ -6,14 +6,14 @@ from fleet_testing import examples
 from graphs import Builder, chain, dense, random_costs, random_graph, residual, work_costs
 from hypothesis import given
 from hypothesis import strategies as st
-from lopinfer_node import compiled
-from lopinfer_node.baselines import BASELINES
 from lopinfer_node.errors import PlanError, ProfileError
-from lopinfer_node.loss import Search, bounds, plan_loss, positions
-from lopinfer_node.objective import Objective
-from lopinfer_node.plan import DEVICE, SERVER, Plan, check
-from lopinfer_node.table import PlanTable, plan_table
-from lopinfer_node.timeline import Costs, Link, estimate
+from lopinfer_node.planning import compiled
+from lopinfer_node.planning.baselines import BASELINES
+from lopinfer_node.planning.loss import Search, bounds, plan_loss, positions
+from lopinfer_node.planning.objective import Objective
+from lopinfer_node.planning.plan import DEVICE, SERVER, Plan, check
+from lopinfer_node.planning.table import PlanTable, plan_table
+from lopinfer_node.planning.timeline import Costs, Link, estimate
 
 SEEDS = st.integers(0, 10**6)
 PROFILE = examples(40)

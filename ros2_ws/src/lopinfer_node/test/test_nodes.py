@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 import rclpy
 import torch
+from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT, environment, eventually, free_domain
 from lopinfer_node.api import offload, offloaded
-from lopinfer_node.client import PlannedTable
-from lopinfer_node.client_shell import ClientOptions
-from lopinfer_node.plan import Plan
-from lopinfer_node.recording import Recording
+from lopinfer_node.planning.plan import Plan
+from lopinfer_node.ros.client_shell import ClientOptions
+from lopinfer_node.ros.server_shell import Server, ServerOptions
+from lopinfer_node.runtime.client import PlannedTable
+from lopinfer_node.runtime.recording import Recording
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
 from runtime_models import Small, Untraceable
 
 SHAPE = (1, 3, 32, 40)
@@ -57,7 +60,7 @@ def halves(traced, fixed, per_share):
     graph = traced.graph
     whole = np.array([n.is_global or n.extent == 1 for n in graph.nodes])
     cuts = np.where(whole, 0, graph.extents // 2)
-    return PlannedTable([0.0], [Plan.of_cuts(graph, cuts, cuts)], [2.0])
+    yield PlannedTable([0.0], [Plan.of_cuts(graph, cuts, cuts)], [2.0])
 
 
 def same(got, want):
@@ -88,6 +91,53 @@ def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes
         same(shared(torch.ones(SHAPE)), model(torch.ones(SHAPE)))
         other = torch.rand(1, 3, 16, 16)              # not the shape that was traced
         same(shared(other), model(other))
+
+
+def test_a_result_that_can_not_be_read_back_costs_its_request_alone(tmp_path):
+    class FailsOnce:
+        """Stands for a device that reports an error of a computation when its result is read."""
+
+        runs = 0
+
+        def next_run(self):
+            self.runs += 1
+            return self.runs
+
+        def note(self, side, run, what, index, start):
+            if what == 'send' and run == 1:
+                raise RuntimeError('device-side assert')
+    model, x = Small().eval(), torch.rand(SHAPE)
+    context = Context()
+    rclpy.init(context=context)
+    node = Node('lopinfer_server', context=context)
+    server = Server(node, ServerOptions(tmp_path, recording=FailsOnce()))
+    spinning = Spinning(node)
+    try:
+        with offload(model, example=x, options=ClientOptions(halves)) as shared:
+            assert shared.wait(LIMIT)
+            same(shared(x), model(x))
+            assert shared.report.fallbacks == 1
+            eventually(lambda: shared(x) is not None and shared.report.offloaded > 0)
+            same(shared(x), model(x))
+    finally:
+        spinning.close()
+        server.close()
+        node.destroy_node()
+        context.try_shutdown()
+
+
+@pytest.mark.parametrize('names', [('left', 'right'), ('right', 'left')])
+def test_arguments_given_by_name_may_come_in_any_order(names):
+    class Subtract(torch.nn.Module):
+        def forward(self, left, right):
+            return left - right
+    model, inputs = Subtract().eval(), {'left': torch.ones(4, 4), 'right': torch.zeros(4, 4)}
+    with offload(model) as shared:
+        shared(left=inputs['left'], right=inputs['right'])
+        result = shared(**{name: inputs[name] for name in names})
+        assert not shared.reason or 'connected' in shared.reason
+    assert (result == 1).all()
+    result += 1
 
 
 @pytest.mark.long
@@ -160,8 +210,8 @@ def test_two_robots_do_not_mix(processes, tmp_path):
 @pytest.mark.long
 def test_other_weights_are_refused_by_name_where_models_can_not_be_sent(processes, tmp_path):
     model = Small().eval()
-    from lopinfer_node.model import trace
-    from lopinfer_node.store import Store
+    from lopinfer_node.model.traced import trace
+    from lopinfer_node.runtime.store import Store
     Store(tmp_path).add(trace(model, torch.rand(SHAPE)))
     start(processes, 'server', directory=tmp_path, uploads='false')
     with offload(model, example=torch.rand(SHAPE), options=ClientOptions(halves)) as shared:
@@ -195,7 +245,6 @@ def test_the_decorator_gives_the_function_the_shared_model():
 @pytest.mark.long
 def test_the_nodes_answer_an_image_and_end_cleanly(processes, tmp_path):
     from lopinfer_msgs.msg import Result
-    from lopinfer_node.images import image_tensor
     from lopinfer_node.qos import IMAGE, RESULT
     from sensor_msgs.msg import Image
     server = start(processes, 'server', directory=tmp_path)
@@ -203,9 +252,10 @@ def test_the_nodes_answer_an_image_and_end_cleanly(processes, tmp_path):
                    method='server-only')
     image = Image(height=32, width=40, encoding='bgr8', step=120,
                   data=np.random.default_rng(0).integers(0, 256, 32 * 120, np.uint8))
-    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    pixels = torch.from_numpy(np.array(image.data).reshape(32, 40, 3)[:, :, ::-1].copy())
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     with torch.no_grad():
-        wanted = Small().eval()(image_tensor(image, (32, 40), mean, std))
+        wanted = Small().eval()(((pixels / 255 - mean) / std).permute(2, 0, 1)[None])
     context = Context()
     rclpy.init(args=[], context=context)
     node = rclpy.create_node('camera', context=context)

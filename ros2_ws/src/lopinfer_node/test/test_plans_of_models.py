@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from lopinfer_node.errors import PlanError
-from lopinfer_node.model import Traced, trace
-from lopinfer_node.plan import DEVICE, SERVER, Plan, check
+from lopinfer_node.model.traced import Traced, trace
+from lopinfer_node.planning.plan import DEVICE, SERVER, Plan, check
 from models import SIDES, RandomNet, named
 from pair import random_plan, relative_error, run_both
 from torch.utils import _pytree as pytree

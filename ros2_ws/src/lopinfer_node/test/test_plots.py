@@ -8,9 +8,9 @@ from fleet_testing import examples
 from graphs import Builder
 from hypothesis import given
 from hypothesis import strategies as st
-from lopinfer_node import plots
-from lopinfer_node.plan import Plan
-from lopinfer_node.timeline import Costs, Link, estimate
+from lopinfer_node.planning import plots
+from lopinfer_node.planning.plan import Plan
+from lopinfer_node.planning.timeline import Costs, Link, estimate
 
 
 def graph_of(operators):

@@ -8,9 +8,9 @@ from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.errors import ProfileError
-from lopinfer_node.footprint import identity
-from lopinfer_node.graph import Graph, Kind, Node
-from lopinfer_node.profile import Profile, fit
+from lopinfer_node.model.footprint import identity
+from lopinfer_node.model.graph import Graph, Kind, Node
+from lopinfer_node.planning.profile import Profile, fit
 
 COSTS = st.lists(st.floats(0, 10), min_size=1, max_size=8)
 

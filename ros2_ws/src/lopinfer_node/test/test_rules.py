@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 from lopinfer_node.errors import ModelError
-from lopinfer_node.graph import Kind
-from lopinfer_node.model import Traced, divided, trace
-from lopinfer_node.plan import check
-from lopinfer_node.trace import _traced
+from lopinfer_node.model.calls import Weight
+from lopinfer_node.model.graph import Kind
+from lopinfer_node.model.trace import _traced
+from lopinfer_node.model.traced import Traced, divided, trace
+from lopinfer_node.planning.plan import check
+from lopinfer_node.runtime.program import arithmetic
 from operators import Apply, cases
 from pair import random_plan, relative_error, run_both
 from torch.utils import _pytree as pytree
@@ -32,7 +34,7 @@ def test_random_plans_along_every_axis_give_the_result_of_the_module(name):
     axes = [[a for a, n in enumerate(x.shape) if n > 1] for x in inputs]
     for choice in range(max(len(a) for a in axes)):
         chosen = [a[min(choice, len(a) - 1)] for a in axes]
-        again = Traced(traced.name, traced.recording, chosen)
+        again = Traced(traced.name, traced.tape, chosen)
         for _ in range(12):
             plan = random_plan(again.graph, rng)
             check(plan)
@@ -107,10 +109,38 @@ def test_torch_fx_gives_the_same_results_where_export_is_not_used():
                               torch.nn.ReLU(True), torch.nn.Flatten(), torch.nn.Linear(1938, 4))
     net.eval()
     with torch.no_grad():
-        recording = _traced(net, (x,), {})
-    traced = divided('net', recording)
+        tape = _traced(net, (x,), {})
+    traced = divided('net', tape)
     assert any(n.extent > 1 and n.op == 'convolution' for n in traced.graph.nodes)
     rng = np.random.default_rng(3)
     for _ in range(20):
         got, = run_both(traced, random_plan(traced.graph, rng), [x])
         assert relative_error(got, net(x)) < 1e-5
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_part_is_computed_where_its_tensors_are(name):
+    """On the device `meta`, where an operator refuses tensors of another device."""
+    tape = traced_case(name)[2].tape
+    for made in tape.records:
+        made.arguments = pytree.tree_map_only(
+            Weight, lambda w: Weight(w.name, w.tensor.to('meta')), made.arguments,
+            is_leaf=lambda a: isinstance(a, Weight))
+    shapes = [r.shape for r in tape.records if r.overload is None]
+    for axis in range(max(map(len, shapes))):
+        traced = Traced(name, tape, [axis if axis < len(s) and s[axis] > 1 else None
+                                          for s in shapes])
+        for at in traced.calls:
+            compute_a_part(traced, at)
+
+
+def compute_a_part(traced, at):
+    nodes, records = traced.graph.nodes, traced.tape.records
+    lo, hi = nodes[at].extent // 3, (2 * nodes[at].extent + 2) // 3
+    needs = [f.need(lo, hi) for f in nodes[at].footprints]
+    tensors = []
+    for source, (begin, end) in zip(nodes[at].inputs, needs, strict=True):
+        shape = [end - begin if axis == nodes[source].axis else n
+                 for axis, n in enumerate(records[source].shape)]
+        tensors.append(torch.empty(shape, dtype=records[source].dtype, device='meta'))
+    assert arithmetic(traced, at, lo, hi, needs)(*tensors).device.type == 'meta'

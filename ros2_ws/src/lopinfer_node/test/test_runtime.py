@@ -3,7 +3,7 @@
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from lopinfer_node.client import OPEN
+from lopinfer_node.runtime.client import OPEN
 from numpy_program import small_graph
 from virtual import Channel, World
 
@@ -38,6 +38,7 @@ def wait(world, seconds):
 @given(st.integers(0, 2 ** 32), st.integers(1, 3))
 def test_on_a_good_link_every_request_is_shared_and_right(seed, clients):
     world = World(GRAPH, seed, clients=clients)
+    wait(world, 4.0)                    # for the second table of plans, too
     world.run(all_open(world), 10.0)
     infer(world)
     for client in world.clients:

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from lopinfer_node.outbox import Outbox, Route
-from lopinfer_node.plan import DEVICE, SERVER, Plan
-from lopinfer_node.server import (
+from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
+from lopinfer_node.runtime.outbox import Outbox, Route
+from lopinfer_node.runtime.server import (
     Join,
     Leave,
     Limits,
@@ -14,7 +14,7 @@ from lopinfer_node.server import (
     Send,
     ServerMachine,
 )
-from lopinfer_node.services import (
+from lopinfer_node.runtime.services import (
     MISSING,
     PREPARING,
     PROTOCOL,
@@ -24,7 +24,7 @@ from lopinfer_node.services import (
     PlansRequest,
     encode_plans,
 )
-from lopinfer_node.wire import MAX_PIECE, NO_PLAN, NOT_OPEN, OK, Ack, plan_number
+from lopinfer_node.runtime.wire import MAX_PIECE, NO_PLAN, NOT_OPEN, OK, Ack, plan_number
 from numpy_program import Program, expected, small_graph
 
 GRAPH = small_graph()
@@ -73,9 +73,7 @@ def finish(server, now=1.0):
     """Compute all that can be computed; the pieces that are sent."""
     sent = []
     while (work := server.work()) is not None:
-        for position in work.steps:
-            work.execution.run.compute(position)
-        sent += server.on_computed(work, 0.5, now)
+        sent += server.on_computed(work, work.execution.compute(work.steps), 0.5, now)
     return sent
 
 
@@ -117,11 +115,10 @@ def test_a_new_request_replaces_the_former_even_while_that_is_computed():
     for piece in pieces_of([np.arange(12)], 1):
         server.on_piece('robot1', piece, 1.0)
     old = server.work()
-    for position in old.steps:
-        old.execution.run.compute(position)
+    pieces = old.execution.compute(old.steps)
     for piece in pieces_of([np.arange(12) + 5], 2):
         server.on_piece('robot1', piece, 1.0)
-    assert server.on_computed(old, 0.1, 1.0) == []
+    assert server.on_computed(old, pieces, 0.1, 1.0) == []
     assert results(finish(server)) == {'robot1': expected(GRAPH, [np.arange(12) + 5])[0]}
     server.on_piece('robot1', pieces_of([np.arange(12)], 1)[0], 2.0)
     assert server.dropped['late'] == 1 and server.work() is None

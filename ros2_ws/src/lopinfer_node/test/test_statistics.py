@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from lopinfer_node.model import Traced, trace
-from lopinfer_node.plan import Plan, check
-from lopinfer_node.statistics import exchange_statistics
+from lopinfer_node.model.statistics import exchange_statistics
+from lopinfer_node.model.traced import Traced, trace
+from lopinfer_node.planning.plan import Plan, check
 from operators import fn
 from pair import random_plan, relative_error, run_both
 
@@ -22,7 +22,7 @@ MODELS = {
 
 def along_rows(function, inputs):
     traced = trace(fn(function).eval(), *inputs)
-    return Traced(traced.name, traced.recording, [2] * len(inputs))
+    return Traced(traced.name, traced.tape, [2] * len(inputs))
 
 
 @pytest.mark.parametrize('parts', [2, 5])

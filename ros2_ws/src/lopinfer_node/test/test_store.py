@@ -4,7 +4,7 @@ import random
 
 import pytest
 from lopinfer_node.errors import RemoteError
-from lopinfer_node.store import FILES, PART_BYTES, Store, UploadRequest, send_model
+from lopinfer_node.runtime.store import FILES, PART_BYTES, Store, UploadRequest, send_model
 
 DIGEST = 'c' * 64
 

@@ -7,9 +7,9 @@ from fleet_testing import examples
 from graphs import Builder, random_costs, random_graph, random_plan_bounds
 from hypothesis import given
 from hypothesis import strategies as st
-from lopinfer_node import compiled
-from lopinfer_node.plan import DEVICE, SERVER, Plan, check
-from lopinfer_node.timeline import Costs, Link, estimate
+from lopinfer_node.planning import compiled
+from lopinfer_node.planning.plan import DEVICE, SERVER, Plan, check
+from lopinfer_node.planning.timeline import Costs, Link, estimate
 
 SEEDS = st.integers(0, 10**6)
 PROFILE = examples(300)

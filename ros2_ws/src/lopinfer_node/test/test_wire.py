@@ -9,7 +9,8 @@ import pytest
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from lopinfer_node.convert import (
+from lopinfer_node.errors import RemoteError
+from lopinfer_node.ros.convert import (
     ack_of,
     open_of,
     open_to_ros,
@@ -18,16 +19,15 @@ from lopinfer_node.convert import (
     plans_to_ros,
     to_ros,
 )
-from lopinfer_node.errors import RemoteError
-from lopinfer_node.outbox import Outbox, Route
-from lopinfer_node.services import (
+from lopinfer_node.runtime.outbox import Outbox, Route
+from lopinfer_node.runtime.services import (
     OpenRequest,
     PlansRequest,
     decode_plans,
     encode_plans,
     first_difference,
 )
-from lopinfer_node.wire import MAX_PIECE, Ack, Arrivals, Inbox, Piece, bounds, parts_of
+from lopinfer_node.runtime.wire import MAX_PIECE, Ack, Arrivals, Inbox, Piece, bounds, parts_of
 
 FEW = examples(100)
 ROUTE = Route(3, 77, 5)

@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass, replace
 
 import numpy as np
-from lopinfer_node.client import (
+from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
+from lopinfer_node.runtime.client import (
     CallOpen,
     CallSetPlans,
     ClientMachine,
@@ -16,8 +17,7 @@ from lopinfer_node.client import (
     Settings,
     Upload,
 )
-from lopinfer_node.plan import DEVICE, SERVER, Plan
-from lopinfer_node.server import (
+from lopinfer_node.runtime.server import (
     Join,
     Leave,
     Limits,
@@ -27,14 +27,14 @@ from lopinfer_node.server import (
     Send,
     ServerMachine,
 )
-from lopinfer_node.services import (
+from lopinfer_node.runtime.services import (
     PROTOCOL,
     OpenRequest,
     PlansRequest,
     decode_plans,
     encode_plans,
 )
-from lopinfer_node.wire import Ack, Piece
+from lopinfer_node.runtime.wire import Ack, Piece
 from numpy_program import Program, expected, random_plan
 
 DIGEST = 'd' * 64
@@ -132,10 +132,9 @@ class World:
             seconds = self.random.uniform(0, 0.01)
 
             def done():
-                for position in work.steps:
-                    work.execution.run.compute(position)
+                pieces = work.execution.compute(work.steps)
                 self.computing = False
-                self.act(server, server.on_computed(work, seconds, self.now))
+                self.act(server, server.on_computed(work, pieces, seconds, self.now))
             self.later(seconds, server, done)
 
     def receive(self, client, message):
@@ -209,15 +208,15 @@ class Client:
         if bin_ is None:
             self.finish(expected(graph, inputs))
             return
-        program = Program(machine.plans[bin_], DEVICE)
+        program = Program(machine.table.plans[bin_], DEVICE)
         self.run = program.start(inputs)
-        machine.begin(bin_, program.steps, self.run, world.now)
+        self.execution = machine.begin(bin_, program.steps, self.run, world.now)
         self.wake()
 
     def finish(self, outputs):
         self.results.append(outputs)
         self.run = None
-        self.machine.end(self.world.now, self._began)
+        self.act(self.machine.end(self.world.now, self._began))
 
     def receive(self, message):
         take = self.machine.on_piece if isinstance(message, Piece) else self.machine.on_ack
@@ -234,14 +233,16 @@ class Client:
                     PROTOCOL, self.name, machine.incarnation, 'small', DIGEST, ['w'], [7]),
                     world.now), lambda reply: machine.on_open(reply, world.now))
             elif isinstance(action, CallSetPlans):
-                bins, own = encode_plans([p.own for p in machine.plans])
+                bins, own = encode_plans([p.own for p in machine.table.plans])
                 self.call(lambda s: on_plans(s, PlansRequest(
                     self.name, machine.incarnation, DIGEST, bytes(bins), own), world.now),
                     lambda reply: machine.on_plans_set(*reply, world.now))
             elif isinstance(action, MakePlans):
-                world.at(world.now + 0.2, lambda: self.act(machine.on_plans_made(
-                    PlannedTable(
-                        [0.0, 1e6, 2e6, 4e6, 8e6, 16e6], self.plans, [0.05] * 6), world.now)))
+                bins, swapped = [0.0, 1e6, 2e6, 4e6, 8e6, 16e6], [self.plans[0], *self.plans[:0:-1]]
+                for delay, plans in (0.2, self.plans), (world.random.uniform(0.2, 3.0), swapped):
+                    table = PlannedTable(bins, plans, [0.05] * 6)
+                    world.at(world.now + delay, lambda table=table: self.act(
+                        machine.on_plans_made(table, world.now)))
             else:
                 assert isinstance(action, Upload)
                 world.at(world.now + 0.5, self.uploaded)
@@ -285,13 +286,13 @@ class Client:
             world.at(world.now + 0.02, alone)
         elif steps:
             self.computing = True
+            execution = self.execution
             seconds = world.random.uniform(0, 0.01)
 
             def done():
-                for position in steps:
-                    self.run.compute(position)
+                pieces = execution.compute(steps)
                 self.computing = False
-                actions = machine.on_computed(steps, seconds, world.now)
+                actions = machine.on_computed(pieces, seconds, world.now)
                 if machine.finished:
                     self.finish(self.run.outputs())
                 self.act(actions)

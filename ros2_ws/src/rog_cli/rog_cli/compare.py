@@ -1,14 +1,22 @@
-"""`rog compare`: several methods on the same fleet, links and seeds, in virtual time."""
+"""`rog compare`: several methods on the same fleet, links and seeds; virtual time or real nodes."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rog_core.errors import ConfigError
+
+from .emulated_network import check_rights
 from .fleet_options import add_fleet_options, add_runs, at_least_one, chosen_fleet
 from .progress import runs_progress
+
+if TYPE_CHECKING:
+    from rog_sim.jobs import Job
 
 METHODS = 'bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20'
 
@@ -16,7 +24,8 @@ METHODS = 'bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20'
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
     parser = verbs.add_parser(
-        'compare', help='compare synchronisation methods on a fleet, in virtual time')
+        'compare', help='compare synchronisation methods on a fleet, in virtual time or with '
+                       'real nodes')
     add_fleet_options(parser)
     parser.add_argument('--sync', dest='methods', default=METHODS, metavar='A,B,...',
                         help='synchronisation methods (default: %(default)s)')
@@ -25,6 +34,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument('--target', type=_accuracy, metavar='ACC',
                         help='accuracy, 0 to 1, to which times and energies are measured '
                              '(default: the highest that all runs reach)')
+    parser.add_argument('--real', action='store_true', help='real nodes in an emulated network, '
+                        'one run after another, in real time; needs root')
     add_runs(parser, 'compare')
     parser.set_defaults(run=_run)
 
@@ -32,6 +43,11 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 def _run(options: argparse.Namespace) -> int:
     methods = [text.strip() for text in options.methods.split(',') if text.strip()]
     fleet = chosen_fleet(options)
+    if options.real:
+        if options.jobs or options.cluster or fleet.training.traffic:
+            raise ConfigError('--real: runs of real nodes take turns on this machine, and send the '
+                              'rows that they train; leave out --jobs, --cluster and --traffic')
+        check_rights()
     stamp = time.strftime('%Y%m%d-%H%M%S')
     out = options.out or Path('runs') / f'compare-{fleet.name}-{stamp}'
 
@@ -43,7 +59,8 @@ def _run(options: argparse.Namespace) -> int:
         with runs_progress(len(methods) * options.seeds) as progress:
             comparison = compare(fleet, methods, options.seeds, out, options.jobs, progress,
                                  target=options.target, resume=options.resume,
-                                 cluster=options.cluster)
+                                 cluster=options.cluster,
+                                 run=_nodes() if options.real else None)
     except KeyboardInterrupt:
         print(f'rog: stopped; finished runs are kept. Go on with --out {out} --resume',
               file=sys.stderr)
@@ -55,6 +72,25 @@ def _run(options: argparse.Namespace) -> int:
     for path in (out / 'comparison.json', table, *draw_comparison([out])):
         print(path)
     return 0
+
+
+def _nodes() -> Callable[[Job], None]:
+    """Return what does a run with real nodes."""
+    from fleet_ros.ending import Interruption
+    from rog_sim.jobs import RunError
+
+    from .fleet import run_fleet  # brings in rclpy, which virtual time does without
+
+    interruption = Interruption()
+
+    def run(job: Job) -> None:
+        names = ['server', *(robot.name for robot in job.fleet.robots)]
+        code = run_fleet(job.fleet, job.directory.absolute(), names, interruption, emulate=True)
+        if interruption:
+            raise KeyboardInterrupt
+        if code:
+            raise RunError(f'{job.label}, seed {job.fleet.seed}: see {job.directory / "logs"}')
+    return run
 
 
 def _accuracy(text: str) -> float:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import dump_fleet, explained_fleet, load_fleet
 from fleet_env.summary import SUMMARY_FILE, read_summary
-from fleet_ros.environment import dds_environment
+from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
+from fleet_ros.environment import cyclone_profile, dds_environment, where_traffic_goes
 from rog_bringup import FLEETS
 from rog_core.methods import check_method
+from rog_core.warm_up import warm_up
 
+from .emulated_fleet import EmulatedFleet
+from .emulated_network import EmulatedNetwork, check_rights
 from .fleet_options import add_fleet_options, chosen_fleet
-from .processes import FleetProcesses
+from .processes import LINGER, FleetProcesses
 from .view import outcome, watch
 
 
@@ -32,11 +38,31 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                     'server, or names of robots; the others run on other machines, or already')
     up.add_argument('--plain', action='store_true', help='one line per report, no live table')
     up.add_argument('--resume', action='store_true', help='go on from the checkpoint in --out')
+    up.add_argument('--emulate', action='store_true', help='every robot in a network namespace of '
+                    'its own, behind a radio link that replays its trace; needs root')
     up.set_defaults(run=_up)
     show = sub.add_parser('show', help='print a fleet file with every setting written '
                           'out and explained')
     show.add_argument('fleet')
     show.set_defaults(run=_show)
+    env = sub.add_parser('env', help='print the variables of DDS with which ros2 and other '
+                         'programs meet the fleet: eval "$(rog fleet env FLEET)"')
+    env.add_argument('fleet')
+    env.add_argument('--profile', action='store_true', help='print the profile of Cyclone DDS '
+                     'alone, as a file for CYCLONEDDS_URI=file://...')
+    env.set_defaults(run=_env)
+
+
+def _env(options: argparse.Namespace) -> int:
+    network = load_fleet(options.fleet, [FLEETS]).network
+    variables = dds_environment(network)
+    if options.profile:
+        print(cyclone_profile(network))
+        return 0
+    print(f'# {where_traffic_goes(network)}')
+    for name, value in variables.items():
+        print(f'export {name}={shlex.quote(value)}')
+    return 0
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -47,8 +73,14 @@ def _show(options: argparse.Namespace) -> int:
 def _up(options: argparse.Namespace) -> int:
     try:
         fleet = chosen_fleet(options)
-        environment = dds_environment(fleet.network)
         names = _names(fleet, options.only)
+        if options.emulate:
+            if options.only:
+                raise argparse.ArgumentTypeError('--emulate and --only: nothing else can reach the '
+                                                 'emulated network; choose one of them')
+            check_rights()
+        else:  # for the processes and for the live view
+            os.environ.update(dds_environment(fleet.network))
         if 'server' in names:  # robots need not have the method
             check_method(fleet, fleet.capacities)
     except argparse.ArgumentTypeError as error:
@@ -59,32 +91,76 @@ def _up(options: argparse.Namespace) -> int:
     out = options.out or Path('runs') / name
     out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    with_server = 'server' in names
-    if with_server and (out / SUMMARY_FILE).exists() and not options.resume:
+    if 'server' in names and (out / SUMMARY_FILE).exists() and not options.resume:
         print(f'rog: {out} already holds a run; choose another --out, or --resume it',
               file=sys.stderr)
         return 2
-    (out / 'fleet.yaml').write_text(dump_fleet(fleet))
-    os.environ.update(environment)  # for the processes and for the live view
-    with FleetProcesses(fleet, out, names, options.resume) as processes:
-        watch(processes, fleet, plain=options.plain or not sys.stdout.isatty())
-    failed = processes.failures()
-    for name, code in failed.items():
-        print(f'rog: {name} ended with exit code {code}; its log: {processes.log(name)}',
-              file=sys.stderr)
-    if not with_server:
-        return 1 if failed else 0
-    if not (out / SUMMARY_FILE).exists():
-        print(f'rog: the run left no {SUMMARY_FILE}; see {processes.log("server")}',
-              file=sys.stderr)
-        return 1
-    outcome(read_summary(out), fleet)
-    from rog_sim.figures import draw_run
+    code = run_fleet(fleet, out, names, Interruption(), options.resume, options.emulate,
+                     options.plain or not sys.stdout.isatty())
+    leave_at_exit(code)
+    return code
 
-    pictures = draw_run(out)
-    print(f'\nResults in {out}: run.jsonl, {SUMMARY_FILE}, '
-          f'{", ".join(p.name for p in pictures)}, checkpoint.safetensors')
-    return 1 if failed else 0
+
+def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Interruption,
+              resume: bool = False, emulate: bool = False, plain: bool = True) -> int:
+    """Run processes of a fleet here, watch them, say how it ended; return the exit code.
+
+    :param out: directory of the run, which is there; absolute.
+    :param emulate: in an emulated network.
+    """
+    (out / 'fleet.yaml').write_text(dump_fleet(fleet))
+    if not emulate:
+        print(where_traffic_goes(fleet.network), flush=True)
+    with EmulatedNetwork(fleet, out) if emulate else nullcontext() as network:
+        processes = FleetProcesses(fleet, out, names, resume) if network is None else \
+            EmulatedFleet(network, out, names, resume)
+        try:
+            with interruption.raised():
+                warm_up()  # compile once, not in every process at the same time
+                processes.start_all()
+            watch(processes, fleet, interruption, plain)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            _end(processes, interruption)
+    return _result(processes, interruption)
+
+
+def _end(processes: FleetProcesses, interruption: Interruption) -> None:
+    """End the processes: those of a run that is over, and those of one that was interrupted."""
+    if not (interruption or processes.failures()):
+        processes.end(LINGER, ORDERLY, hurry=lambda: interruption)
+        return
+    if interruption:
+        print('stopping the fleet; once more ends it at once', flush=True)
+    processes.ask()
+    processes.end(ORDERLY, hurry=lambda: interruption.at_once)
+
+
+def _result(processes: FleetProcesses, interruption: Interruption) -> int:
+    """Say how it ended, and return the exit code: 128 + n if signal n left something undone."""
+    failed, out = processes.failures(), processes.out
+    for name, code in failed.items():
+        how = 'had to be killed' if name in processes.killed else f'ended with exit code {code}'
+        print(f'rog: {name} {how}: {processes.said(name)}\n'
+              f'rog: its log: {processes.log(name)}', file=sys.stderr)
+    undone = 128 + interruption.number if interruption else 1
+    code = undone if failed or interruption.at_once else 0
+    if 'server' not in processes.names:
+        return code
+    if not (out / SUMMARY_FILE).exists():
+        if not failed:
+            print(f'rog: the run left no {SUMMARY_FILE}; see {processes.log("server")}',
+                  file=sys.stderr)
+        return undone
+    outcome(read_summary(out), processes.fleet)
+    pictures = []
+    if not interruption:
+        from rog_sim.figures import draw_run
+        pictures = [picture.name for picture in draw_run(out)]
+    print(f'\nResults in {out}: {", ".join(["run.jsonl", SUMMARY_FILE, *pictures])}, '
+          'checkpoint.safetensors' + bool(interruption) * f'; `rog plot {out}` draws them')
+    return code
 
 
 def _names(fleet: FleetConfig, only: str | None) -> list[str]:

@@ -7,92 +7,144 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import yaml
 from fleet_env.fleet import FleetConfig
-from rog_core.warm_up import warm_up
-from rog_ros.parameters import server_parameters, worker_parameters
+from fleet_ros.ending import LAST, SIGNALS, launched
+from rog_ros.parameters import SERVER, server_parameters, worker_parameters
+
+LINGER = 10.0  # s that a robot may take to evaluate the final model when the run is over
+_STEP = 0.05   # s between two looks at whether a process has ended
 
 
 class FleetProcesses:
-    """Starts the server and the robots; ends them in order. Logs go to ``out``/logs."""
+    """Starts the server and the robots; ends them in order. Logs go to ``out``/logs.
 
-    def __init__(self, fleet: FleetConfig, out: Path, names: list[str], resume: bool = False
-                 ) -> None:
-        self.fleet, self.out, self.names, self.resume = fleet, out, names, resume
-        self.epoch = time.time()
+    :param names: `server`, and names of robots: those that run on this machine.
+    :param environment: variables that the processes have, and this one need not.
+    """
+
+    def __init__(self, fleet: FleetConfig, out: Path, names: Iterable[str], resume: bool = False,
+                 environment: Mapping[str, str] | None = None) -> None:
+        self.fleet, self.out, self.names, self.resume = fleet, out, list(names), resume
         self.processes: dict[str, subprocess.Popen] = {}
+        self.killed: set[str] = set()
+        self._asked: set[str] = set()
+        self._environment = dict(environment or {})
+
+    # -- starting ---
+
+    def start(self, name: str) -> None:
+        """Start the process of ``server`` or of a robot, again if need be."""
+        command = self.command(name)
+        self.log(name).parent.mkdir(exist_ok=True)
+        with self.log(name).open('ab') as log, self.place(name):
+            # A session of its own: Ctrl+C is for the launcher, who ends the fleet in order.
+            self.processes[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True, env=self.environment(name))
+
+    def start_all(self) -> None:
+        """Start all that run here."""
+        for name in self.names:
+            self.start(name)
+
+    def place(self, name: str) -> AbstractContextManager[object]:
+        """Return within what a process is started: nothing special."""
+        return nullcontext()
+
+    def command(self, name: str) -> list[str]:
+        """Return the command line of a process, and write the file of parameters that it reads."""
+        space = self.fleet.network.namespace
+        if name == 'server':
+            module, namespace = 'rog_ps.main', f'{space}/{SERVER}'
+            parameters = server_parameters(self.fleet, 0.0, str(self.out))
+            parameters['resume'] = self.resume or name in self.processes
+        else:
+            module, namespace = 'rog_worker.main', f'{space}/{name}'
+            parameters = worker_parameters(self.fleet, self.fleet.robot(name), 0.0)
+        return [sys.executable, '-m', module, '--ros-args', '-r', f'__ns:={namespace}',
+                '--params-file', str(self._parameters_file(name, parameters))]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """Return the variables of a process."""
+        # One thread each: the fleet shares this machine, and its robots are small.
+        return {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1', **launched(),
+                **self._environment}
+
+    def _parameters_file(self, name: str, parameters: dict[str, Any]) -> Path:
+        folder = self.out / 'parameters'
+        folder.mkdir(exist_ok=True)
+        path = folder / f'{name}.yaml'
+        path.write_text(yaml.safe_dump({'/**': {'ros__parameters': parameters}}))
+        return path
+
+    # -- watching ---
+
+    def follow(self, status: Any) -> None:
+        """Take note of a `FleetStatus`, or None, while the fleet is watched; there is no need."""
 
     def log(self, name: str) -> Path:
         """Path of a process's log."""
         return self.out / 'logs' / f'{name}.log'
 
-    def start(self, name: str) -> None:
-        """Start the process of ``server`` or of a robot, again if need be."""
-        if name == 'server':
-            resume = self.resume or name in self.processes
-            module, namespace = 'rog_ps.main', '/rog'
-            parameters = server_parameters(self.fleet, self.epoch, str(self.out))
-            parameters['resume'] = resume
-        else:
-            module, namespace = 'rog_worker.main', f'/{name}'
-            parameters = worker_parameters(self.fleet, self.fleet.robot(name), self.epoch)
-        file = self._parameters_file(name, parameters)
-        log = self.log(name).open('ab')
-        self.processes[name] = subprocess.Popen(
-            [sys.executable, '-m', module, '--ros-args', '-r', f'__ns:={namespace}',
-             '--params-file', str(file)], stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True, env=self._environment())
-        log.close()
-
-    def _parameters_file(self, name: str, parameters: dict[str, Any]) -> Path:
-        folder = self.out / 'parameters'
-        folder.mkdir(exist_ok=True)
-        self.log(name).parent.mkdir(exist_ok=True)
-        path = folder / f'{name}.yaml'
-        path.write_text(yaml.safe_dump({'/**': {'ros__parameters': parameters}}))
-        return path
-
-    def _environment(self) -> dict[str, str]:
-        # One thread each: the fleet shares this machine, and its robots are small.
-        return {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1'}
-
-    def __enter__(self) -> FleetProcesses:
-        warm_up()  # compile once, not in every process at the same time
-        for name in self.names:
-            self.start(name)
-        return self
-
-    def stop(self) -> None:
-        """Ask the server to end the run, and the robots on its word; without it, the robots."""
-        asked = ['server'] if 'server' in self.processes else self.names
-        for name in asked:
-            if self.processes[name].poll() is None:
-                self.processes[name].send_signal(signal.SIGINT)
+    def alive(self) -> list[str]:
+        """Names of the processes that have not ended."""
+        return [name for name, process in self.processes.items() if process.poll() is None]
 
     def running(self) -> bool:
         """Whether the run goes on here: the server lives, and at least one robot to train with."""
-        alive = {name: process.poll() is None for name, process in self.processes.items()}
-        server = alive.pop('server', True)
-        return server and (any(alive.values()) or not alive)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.stop()
-        for number, patience in ((None, 10.0), (signal.SIGINT, 5.0), (signal.SIGKILL, 5.0)):
-            until = time.monotonic() + patience
-            for process in self.processes.values():
-                if number is not None and process.poll() is None:
-                    process.send_signal(number)
-                try:
-                    process.wait(max(until - time.monotonic(), 0.01))
-                except subprocess.TimeoutExpired:
-                    continue
+        alive = self.alive()
+        return bool(alive) and ('server' not in self.processes or 'server' in alive) \
+            and (alive != ['server'] or len(self.processes) == 1)
 
     def failures(self) -> dict[str, int]:
-        """Processes that did not end with exit code 0."""
-        return {name: code for name, process in self.processes.items()
-                if (code := process.poll()) not in (0, None)}
+        """Processes that have ended, and neither with exit code 0 nor because they were asked to.
+
+        A server that has failed stands alone: what the robots do without it is no news.
+        """
+        # Before a process has its handlers, the signal that asks it to end is what it dies of.
+        found = {name: code for name, process in self.processes.items()
+                 if (code := process.poll()) not in (0, None)
+                 and not (name in self._asked and -code in SIGNALS)}
+        return {'server': found['server']} if 'server' in found else found
+
+    def said(self, name: str) -> str:
+        """Return the error that a process has ended with, or the last line of its log."""
+        lines = self.log(name).read_text(errors='replace').splitlines()
+        errors = [line.removeprefix('error: ') for line in lines if line.startswith('error: ')]
+        return (errors or [line for line in lines if line.strip()] or [''])[-1]
+
+    # -- ending ---
+
+    def ask(self) -> None:
+        """Ask the server to end the run, and the robots on its word; without it, the robots."""
+        alive = self.alive()
+        self._signal(['server'] if 'server' in alive else alive)
+
+    def end(self, *patience: float, hurry: Callable[[], object] = lambda: False) -> None:
+        """Wait until all have ended, ask those that have not, and kill those that do not obey.
+
+        :param patience: s until they are asked, s until they are asked again, and so on.
+        :param hurry: whether the first of these times is over already.
+        """
+        for index, seconds in enumerate((*patience, LAST)):
+            if index:
+                self._signal(self.alive())
+            until = time.monotonic() + seconds
+            while self.alive() and time.monotonic() < until and not (index == 0 and hurry()):
+                time.sleep(_STEP)
+        for name in self.alive():
+            self.killed.add(name)
+            self.processes[name].kill()
+        for process in self.processes.values():
+            process.wait()
+
+    def _signal(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._asked.add(name)
+            self.processes[name].send_signal(signal.SIGINT)

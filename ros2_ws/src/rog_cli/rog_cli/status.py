@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from fleet_ros.network_options import add_network_options, join_network
+
 from .view import Monitor, show
 
 
@@ -14,9 +16,11 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='print the table once, as soon as there is something to show')
     parser.add_argument('--timeout', type=float, default=10.0, metavar='S',
                         help='seconds to wait for a fleet (default: 10)')
+    add_network_options(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    with Monitor() as monitor:
+    network = join_network(options, quiet=True)
+    with Monitor(network.namespace) as monitor:
         return show(monitor, options.once, options.timeout)

@@ -6,12 +6,14 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import rclpy
 from fleet_env.fleet import FleetConfig
 from fleet_env.summary import Summary
+from fleet_ros.ending import Interruption
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 from rich import box
@@ -20,18 +22,20 @@ from rich.live import Live
 from rich.table import Table
 from rog_msgs.msg import FleetStatus, TrainingStatus
 from rog_ros import qos
+from rog_ros.parameters import SERVER
 
 from .processes import FleetProcesses
 
 COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting': 'yellow',
-          'away': 'red', 'stopped': 'dim'}
+          'retired': 'magenta', 'away': 'red', 'stopped': 'dim'}
 
 
 class Monitor:
     """A node that listens to the status topics of the fleet."""
 
-    def __init__(self) -> None:
-        rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+    def __init__(self, namespace: str = '') -> None:
+        self._namespace = namespace
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self.node = rclpy.create_node(f'rog_status_{os.getpid()}')
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self.node)
@@ -39,14 +43,16 @@ class Monitor:
         self.robots: dict[str, Any] = {}
         self._heard: dict[str, float] = {}
         self._subscribed: set[str] = set()
-        self.node.create_subscription(FleetStatus, '/rog/fleet_status', self._on_fleet, qos.STATUS)
+        self.node.create_subscription(FleetStatus, f'{namespace}/{SERVER}/fleet_status',
+                                      self._on_fleet, qos.STATUS)
 
     def listen(self, robot: str) -> None:
         """Listen to a robot's status."""
         if robot not in self._subscribed:
             self._subscribed.add(robot)
-            self.node.create_subscription(TrainingStatus, f'/{robot}/training_status',
-                                          self._on_robot, qos.STATUS)
+            self.node.create_subscription(
+                TrainingStatus, f'{self._namespace}/{robot}/training_status', self._on_robot,
+                qos.STATUS)
 
     def _on_fleet(self, message: Any) -> None:
         self.fleet = message
@@ -80,6 +86,7 @@ class Monitor:
                        'compute\ns', 'comm\ns', 'stall\ns', 'J'):
             table.add_column(column, justify='right', no_wrap=True)
         known = {r.robot: r for r in fleet.robots} if fleet is not None else {}
+        table.caption, table.caption_justify = '\n'.join(self._causes()), 'left'
         for name in sorted({*self.robots, *known}):
             table.add_row(*self._row(name, self.robots.get(name), known.get(name)))
         return table
@@ -87,9 +94,11 @@ class Monitor:
     @staticmethod
     def _row(name: str, robot: Any, seen: Any) -> list[str]:
         state = robot.state if robot is not None else '?'
-        if seen is not None and seen.state == 'away':
-            state = 'away'
-        text = f'{state} for {seen.waiting_for}' if seen is not None and seen.waiting_for else state
+        if seen is not None and seen.state in ('away', 'retired'):
+            state = seen.state
+        text = state
+        if seen is not None and seen.waiting_for:
+            text = f'{state} for {seen.waiting_for} {seen.waiting_time:.0f} s'
         color = COLORS.get(state, 'white')
         if robot is None:
             return [name, f'[{color}]{text}[/]', *[''] * 10]
@@ -101,6 +110,12 @@ class Monitor:
                 f'{robot.compute_time:.1f}', f'{robot.communicate_time:.1f}',
                 f'{robot.stall_time:.1f}', f'{robot.energy:.0f}']
 
+    def _causes(self) -> list[str]:
+        """Say of each robot why others wait for it, or do not wait any more."""
+        robots = self.fleet.robots if self.fleet is not None else []
+        return [f'{r.robot}: {r.state}, {r.why}' if r.state in ('away', 'retired')
+                else f'{r.robot}: {r.why}' for r in robots if r.why]
+
     def line(self) -> str:
         """Return the state of the fleet in one line."""
         if self.fleet is None:
@@ -109,7 +124,8 @@ class Monitor:
             f'{n}: {r.iteration} {r.state} loss {_number(r.loss, ".3f")} accuracy '
             f'{_number(100 * r.accuracy, ".1f", " %")} rows {r.rows_pushed}/{r.rows_total} '
             f'stall {r.stall_time:.1f} s' for n, r in sorted(self.robots.items()))
-        return f'{self.fleet.elapsed:5.0f} s {self.fleet.sync}   {robots}'
+        return '   '.join([f'{self.fleet.elapsed:5.0f} s {self.fleet.sync}', robots,
+                           *self._causes()])
 
     def __enter__(self) -> Monitor:
         return self
@@ -139,37 +155,43 @@ def show(monitor: Monitor, once: bool, timeout: float) -> int:
         monitor.spin(0.5)
         Console(width=None if sys.stdout.isatty() else 140).print(monitor.table())
         return 0
-    with Live(monitor.table(), refresh_per_second=4) as live:
-        while monitor.fleet.state != 'stopped':
-            monitor.spin(0.25)
-            live.update(monitor.table())
+    show_until(monitor, lambda: monitor.fleet.state == 'stopped', plain=False)
     return 0
 
 
-def watch(processes: FleetProcesses, fleet: FleetConfig, plain: bool) -> None:
-    """Show a fleet that runs on this machine until its run is over; Ctrl+C ends it in order."""
-    with Monitor() as monitor:
+def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interruption,
+          plain: bool) -> None:
+    """Show a fleet that runs on this machine until its run is over, or a signal has come.
+
+    It is over, too, when a robot fails before it has joined: whoever starts a fleet wants to know.
+    """
+    with Monitor(fleet.network.namespace) as monitor:
         for robot in fleet.robots:
             monitor.listen(robot.name)
-        try:
-            if plain:
-                _watch_plain(processes, monitor)
-            else:
-                with Live(monitor.table(), refresh_per_second=4) as live:
-                    while processes.running():
-                        monitor.spin(0.25)
-                        live.update(monitor.table())
-        except KeyboardInterrupt:
-            print('stopping the fleet; Ctrl+C again ends it at once')
-            processes.stop()
-            while processes.running():
-                monitor.spin(0.25)
+
+        def over() -> bool:
+            processes.follow(monitor.fleet)
+            joined = {robot.robot for robot in monitor.fleet.robots} if monitor.fleet else set()
+            return bool(interruption) or not processes.running() \
+                or not joined.issuperset(processes.failures())
+
+        show_until(monitor, over, plain)
 
 
-def _watch_plain(processes: FleetProcesses, monitor: Monitor) -> None:
-    while processes.running():
-        monitor.spin(5.0 if monitor.robots else 1.0)
-        print(monitor.line(), flush=True)
+def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
+    """Show what the monitor hears, as a live table or as a line now and then, until it is over."""
+    if plain:
+        said = time.monotonic()
+        while not over():
+            monitor.spin(0.1)
+            if time.monotonic() - said >= (5.0 if monitor.robots else 1.0):
+                said = time.monotonic()
+                print(monitor.line(), flush=True)
+        return
+    with Live(monitor.table(), refresh_per_second=4) as live:
+        while not over():
+            monitor.spin(0.25)
+            live.update(monitor.table())
 
 
 def outcome(summary: Summary, fleet: FleetConfig) -> None:

@@ -62,16 +62,21 @@ class ServerConfig:
     """Configuration of the server.
 
     ``sync``: the method. ``momentum``: used by methods that keep the momentum on the server.
-    ``heartbeat_limit``: seconds without a heartbeat after which a member is away. ``drain_limit``:
-    seconds that the final model may take. ``capacities``: robot -> computing capacity of the whole
-    fleet in order of rank; empty if the fleet is not known from the beginning.
+    ``heartbeat_limit``: seconds without a heartbeat after which a member is away. ``patience``:
+    seconds without progress after which nobody waits for a member; 0: see
+    `rog_core.patience.longest_pause`. ``drain_limit``: seconds that the final model may take.
+    ``stop_limit``: seconds that the end of the run may take. ``capacities``: robot -> computing
+    capacity of the whole fleet in order of rank; empty if the fleet is not known from the
+    beginning.
     """
 
     transfer: TransferConfig
     sync: str
     momentum: float
     heartbeat_limit: float
+    patience: float
     drain_limit: float
+    stop_limit: float
     capacities: Mapping[str, float]
 
     @classmethod
@@ -79,5 +84,5 @@ class ServerConfig:
            ) -> ServerConfig:
         """Return what the sections ``training``, ``network``, ``heartbeat`` and ``server`` say."""
         return cls(TransferConfig.of(settings, traffic), settings.training.sync,
-                   settings.training.momentum, settings.heartbeat.limit,
-                   settings.server.drain_limit, dict(capacities))
+                   settings.training.momentum, settings.heartbeat.limit, settings.server.patience,
+                   settings.server.drain_limit, settings.server.stop_limit, dict(capacities))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -53,8 +54,8 @@ class Loopback:
         partition = partition_of(shapes, transfer.granularity, transfer.codec)
         zeros = np.zeros(partition.elements, np.float32)
         server = ServerMachine(partition, zeros, 1, ServerConfig(
-            transfer, sync, team.momentum, heartbeat_limit=3.0, drain_limit=1.0,
-            capacities=team.capacities))
+            transfer, sync, team.momentum, heartbeat_limit=3.0, patience=math.inf,
+            drain_limit=1.0, stop_limit=math.inf, capacities=team.capacities))
         return cls(server, [
             WorkerMachine(name, k, Accumulator(partition, zeros.copy()), transfer)
             for k, name in enumerate(team.capacities, start=2)])

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .messages import Kind, Receipt, RegisterResponse
+from .messages import Chunk, Kind, Receipt, RegisterResponse
 from .methods.base import Standing
 from .mirror import Mirror
-from .states import AWAY, DONE, JOINING, MEMBER, STOPPED
+from .states import AWAY, COUNTED, DONE, JOINING, MEMBER, PLACE, STOPPED
 from .steps import Gradient, Step
 from .transfer.link import LinkEstimate
 from .transfer.receiver import Receiver
 from .transfer.sender import Sender
+
+USUAL = 10  # a gradient that takes so many times longer than usual is no progress any more
 
 
 @dataclass
@@ -49,10 +51,32 @@ class Member:
     pushed: float = math.nan  # time of its last push, s
     period: float = math.nan  # running mean of the seconds between two pushes
     loss: float = math.nan   # of its last batch
+    place: str = COUNTED     # see `rog_core.states.PLACE`
+    early: list[Chunk] = field(default_factory=list)  # of a push, before its pull's receipt
+    progress: float = math.nan  # time at which it last made progress, s
+    computes: float = math.nan  # time since when it computes its present gradient; NaN: it does not
+    usual: float = math.nan  # seconds that a gradient takes it, as a rule
 
     def move(self, event: str) -> None:
         """Change the state as `rog_core.states.MEMBER` says."""
         self.state = MEMBER.after(self.state, event)
+
+    def take_place(self, event: str) -> None:
+        """Change the place as `rog_core.states.PLACE` says."""
+        self.place = PLACE.after(self.place, event)
+
+    def advance(self, now: float, computes: bool = False) -> None:
+        """Note that it makes progress; ``computes``: it begins to compute."""
+        if not math.isnan(self.computes):
+            taken = now - self.computes
+            # One that evaluates now and then is slow as a rule.
+            self.usual = taken if math.isnan(self.usual) else max(taken, 0.9 * self.usual)
+        self.progress, self.computes = now, now if computes else math.nan
+
+    def as_usual(self, now: float, least: float) -> bool:
+        """Whether its gradient takes less than `USUAL` times its usual time, or ``least``, s."""
+        usual = math.inf if math.isnan(self.usual) else self.usual
+        return now - self.computes <= USUAL * max(usual, least)
 
     @property
     def standing(self) -> Standing:

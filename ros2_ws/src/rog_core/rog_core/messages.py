@@ -208,4 +208,13 @@ class Stop:
     error: str = ''
 
 
-Action = Send | Compute | Stop
+@dataclass(frozen=True)
+class Notice:
+    """Action: record, and tell people, what has become of a robot; ``what`` is one word."""
+
+    robot: str
+    what: str
+    detail: str
+
+
+Action = Send | Compute | Stop | Notice

@@ -10,6 +10,8 @@ import numpy as np
 from .member import Member
 from .methods import Method
 
+ITERATIONS = 4  # of the fleet, for which it waits for a member that makes no progress
+
 
 def mta_time(members: Sequence[Member]) -> float:
     """Return the MTA time: how long the slowest member needed for its last minimum (MTA)."""
@@ -21,6 +23,18 @@ def budget(member: Member, members: Sequence[Member]) -> float:
     iterations = [m.iteration for m in members]
     straggler = member.iteration == min(iterations) < max(iterations)
     return 0.0 if straggler else mta_time(members)
+
+
+def longest_pause(members: Sequence[Member], patience: float, least: float) -> float:
+    """Return how long the fleet waits for a member that makes no progress.
+
+    ``patience`` itself; if it is 0, `ITERATIONS` times the median time from push to push, and at
+    least ``least``.
+    """
+    periods = [m.period for m in members if not math.isnan(m.period)]
+    if patience or not periods:
+        return patience or least
+    return max(ITERATIONS * float(np.median(periods)), least)
 
 
 def patience(member: Member, members: Sequence[Member], method: Method) -> float:

@@ -3,7 +3,9 @@
 Source: ROG, Section IV-A, Algorithm 2; joining and leaving robots are our addition. A `Member`
 stands for one robot; its states and events are the table `rog_core.states.MEMBER`. A robot that
 registers again becomes a new member. Only members that are waiting, pulling, training or draining
-are active: staleness, the mean of the pushes and the MTA time are computed over them.
+are active: staleness, the mean of the pushes and the MTA time are computed over them. A member that
+others wait for and that makes no progress is *retired* (the table `rog_core.states.PLACE`): it is
+not active until its next push has arrived, though all its transfers go on.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from .messages import (
     Chunk,
     End,
     Kind,
+    Notice,
     Receipt,
     RegisterRequest,
     RegisterResponse,
@@ -36,12 +39,15 @@ from .methods import Method, Team
 from .methods.base import Model, Standing
 from .mirror import Mirror
 from .partition import RowPartition
+from .patience import longest_pause
 from .pull import Pull, final_of, pull_of, snapshot_of
 from .states import (
     AWAY,
+    COUNTED,
     DRAINING,
     JOINING,
     PULLING,
+    RETIRED,
     RUNNING,
     SERVER,
     STOPPING,
@@ -53,6 +59,8 @@ from .transfer.receiver import Receiver
 from .transfer.sender import Sender
 
 ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)  # see the module
+BUSY = (JOINING, PULLING, TRAINING)  # it is its turn to do something
+EARLY = 64  # chunks of a push that are kept while the receipt of the pull before it is awaited
 
 
 class ServerMachine:
@@ -77,6 +85,9 @@ class ServerMachine:
         self.restarted = False     # from a checkpoint, and no robot has registered yet
         self.missed_at = math.inf  # after a restart: until then expected robots are waited for
         self.missing: frozenset[str] = frozenset()
+        self.patience = longest_pause((), config.patience, config.heartbeat_limit)  # seconds, now
+        self.waited_for: set[str] = set()  # robots that others wait for
+        self.stop_by = math.inf    # who has not finished by then is given up
 
     @property
     def method(self) -> Method:
@@ -155,21 +166,29 @@ class ServerMachine:
                         Mirror(self.partition, self.master),
                         np.zeros(self.partition.rows, np.int64),
                         np.zeros(self.partition.rows, np.int64), self.method.row_bound, now,
-                        link, attempt)
+                        link, attempt, progress=now)
         self.members[robot] = member
         self.aggregation.forget(robot, len(self.active()))
         return member
 
-    def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan
-                     ) -> list[Action]:
+    def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan,
+                     computing: bool = False) -> list[Action]:
         """Handle a heartbeat of a robot. One that is away must register again; see `is_member`.
 
-        ``loss``: of its last batch; NaN if unknown.
+        ``loss``: of its last batch; NaN if unknown. ``computing``: whether it computes a gradient;
+        this is progress, unless it takes far longer than usual.
         """
         member = self.members.get(robot)
-        if member is not None and member.incarnation == incarnation and member.alive:
-            member.heard, member.loss = now, loss
-        return []
+        if member is None or member.incarnation != incarnation or not member.alive:
+            return []
+        silent, member.heard, member.loss = now - member.heard, now, loss
+        if computing and member.as_usual(now, self.patience):
+            member.progress = now
+        back = member.place == RETIRED or silent > self.config.heartbeat_limit / 2
+        if member.sender is None or not back or math.isinf(self.patience):
+            return []
+        member.sender.wake(now)
+        return self._poll(member, now)
 
     def on_leave(self, robot: str, incarnation: int, now: float) -> list[Action]:
         """Handle a worker's message that it stops."""
@@ -190,7 +209,7 @@ class ServerMachine:
 
     def active(self) -> list[Member]:
         """Return the members that take part in training; see the module."""
-        return [m for m in self.members.values() if m.state in ACTIVE]
+        return [m for m in self.members.values() if m.state in ACTIVE and m.place == COUNTED]
 
     def _start_iteration(self, bound: float) -> int:
         """Highest iteration at which a new member neither delays others nor must wait itself."""
@@ -215,9 +234,13 @@ class ServerMachine:
             assert member.push.receipt is not None
             return [Send(robot, member.push.receipt)]
         if member.state != TRAINING:
+            member.push.check(chunk.transfer)
+            if member.state == PULLING and len(member.early) < EARLY:
+                member.early.append(chunk)  # it has overtaken the receipt of the pull
             return []
         ack, rows = member.push.on_chunk(chunk)
         if rows is not None:
+            member.advance(now)
             self.aggregation.take(member, rows, len(self.active()))
         if ack is None:
             return []
@@ -243,6 +266,7 @@ class ServerMachine:
         receipt, taken = closed
         actions: list[Action] = [Send(robot, receipt)]
         if taken is not None:
+            member.advance(now)
             member.push_mta = end.mta_duration
             actions += self._pushed(member, taken, now)
         return actions
@@ -252,8 +276,21 @@ class ServerMachine:
         member.move('pushed')
         member.bound, member.since = member.granted_bound, now
         member.has_pushed(now)
+        actions = self._take_back(member)
         self.aggregation.pushed(member, self._fleet(), now)
-        return self._release(now)
+        return [*actions, *self._release(now)]
+
+    def _take_back(self, member: Member) -> list[Action]:
+        """Let a retired member be active again; its iteration delays no other member."""
+        if member.place != RETIRED:
+            return []
+        start = self._start_iteration(self.method.bound)
+        member.iteration = max(member.iteration, start)
+        np.maximum(member.versions, start, out=member.versions)
+        self._count_slowest(member)
+        member.bound = self.method.row_bound
+        member.take_place('return')
+        return [Notice(member.robot, 'returned', f'at iteration {member.iteration}')]
 
     def _close_push(self, member: Member, taken: np.ndarray) -> None:
         assert member.push.transfer is not None
@@ -278,19 +315,22 @@ class ServerMachine:
         """Start the pull of every waiting member that the method lets go on."""
         active = self.active()
         fleet = self._fleet()
-        gone = {name for name, m in self.members.items() if not m.alive}
+        self.patience = longest_pause(active, self.config.patience, self.config.heartbeat_limit)
+        gone = {name for name, m in self.members.items() if not m.alive or m.place == RETIRED}
         self.aggregation.settle(fleet, frozenset(gone | (self.missing - self.members.keys())))
         if self.stopping:
             return self._drain(now)
         # A member keeps a tighter bound from its next push on; until then the old bound holds.
         least = max((m.bound for m in active if self.method.by_row), default=0.0)
         actions: list[Action] = []
+        self.waited_for = set()
         for member in active:
             if member.state == WAITING:
                 member.waiting_for = self.method.held_up_by(member.robot, fleet, least)
                 if not member.waiting_for:
                     self.method.on_wait(member.robot, now - member.since)
                     actions += self._start_pull(member, now)
+                self.waited_for.update(member.waiting_for)
         return actions
 
     def _start_pull(self, member: Member, now: float) -> list[Action]:
@@ -306,6 +346,7 @@ class ServerMachine:
 
     def _transfer(self, member: Member, pull: Pull, now: float) -> list[Action]:
         member.attempt += 1
+        member.advance(now)
         transfer = TransferId(member.incarnation ^ self.incarnation, pull.kind, member.iteration,
                               member.attempt)
         member.sender = Sender(transfer, self._partition_of(pull.kind), pull.plan, pull.codec,
@@ -317,7 +358,10 @@ class ServerMachine:
         member = self._member(robot)
         if member is None or member.sender is None:
             return []
+        before = member.sender.arrived
         member.sender.on_ack(ack, now)
+        if member.sender.arrived > before:
+            member.advance(now)
         return self._poll(member, now)
 
     def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:
@@ -327,6 +371,7 @@ class ServerMachine:
             return []
         sender, member.sender = member.sender, None
         kind = sender.transfer.kind
+        member.advance(now, computes=kind in (Kind.PULL, Kind.ANCHOR))
         if kind in (Kind.SNAPSHOT, Kind.FINAL):
             return self._stored(member, sender, now)
         complete = self._partition_of(kind).rows_complete(sender.taken())
@@ -336,7 +381,18 @@ class ServerMachine:
         member.pulled_at[complete] = member.iteration
         member.pull_mta = sender.mta_duration
         member.move('pulled')
-        return []
+        return self._catch_up(member, now)
+
+    def _catch_up(self, member: Member, now: float) -> list[Action]:
+        """Take the chunks of the push that have overtaken the receipt of the pull."""
+        chunks, member.early = member.early, []
+        return [action for chunk in chunks for action in self._on_early(member.robot, chunk, now)]
+
+    def _on_early(self, robot: str, chunk: Chunk, now: float) -> list[Action]:
+        try:
+            return self.on_chunk(robot, chunk, now)
+        except RemoteProtocolError:
+            return []  # as if it had been lost; the receipt is none the worse for it
 
     def _stored(self, member: Member, sender: Sender, now: float) -> list[Action]:
         """Handle the receipt of model values: the final model, or the snapshot of a new member."""
@@ -354,7 +410,7 @@ class ServerMachine:
         member.pulled_at = pulled_at
         member.since, member.bound = now, self.method.row_bound
         member.move('enter')
-        return self._release(now)
+        return [*self._take_back(member), *self._release(now)]
 
     # -- control ---------------------------------------------------------------------------------
 
@@ -370,7 +426,9 @@ class ServerMachine:
         """End the run: every worker finishes its push, then receives the final model."""
         if self.stopping:
             return []
-        self.state = SERVER.after(self.state, 'stop')
+        self.state, self.stop_by = SERVER.after(self.state, 'stop'), now + self.config.stop_limit
+        for member in self.members.values():
+            member.progress = now  # each has as long as it may pause
         return [*self._drain(now), *self._finish()]
 
     def _drain(self, now: float) -> list[Action]:
@@ -380,7 +438,7 @@ class ServerMachine:
         as they are.
         """
         living = [m for m in self.members.values() if m.alive]
-        if any(m.state in (JOINING, PULLING, TRAINING) for m in living):
+        if any(m.state in BUSY for m in living):
             return []
         self.aggregation.flush(len(living))
         actions: list[Action] = []
@@ -425,8 +483,12 @@ class ServerMachine:
         if lost:
             self.missed_at, self.missing = math.inf, self.method.expected
         for member in self.members.values():
-            if member.alive and now >= member.heard + self.config.heartbeat_limit:
+            if member.alive and now >= min(member.heard + self.config.heartbeat_limit,
+                                           self.stop_by):
                 self._drop(member, 'silent')
+                lost = True
+            elif now >= self._retires_at(member):
+                actions += self._retire(member, now)
                 lost = True
             elif member.alive and member.sender is not None and now >= member.sender.deadline:
                 actions += self._poll(member, now)
@@ -439,10 +501,30 @@ class ServerMachine:
         """Time at which `on_time` is due; infinity: never."""
         return min([self.missed_at, *map(self.deadline_of, self.members)])
 
+    def _retires_at(self, member: Member) -> float:
+        """Time until which it must make progress: others wait for it."""
+        if math.isinf(self.patience) or not member.alive:
+            return math.inf
+        if self.stopping:  # to be given up is worse than to be retired
+            limit = max(self.patience, self.config.heartbeat_limit)
+            return math.inf if member.state == WAITING else member.progress + limit
+        waited = member.state in BUSY and member.place == COUNTED \
+            and member.robot in self.waited_for
+        return member.progress + self.patience if waited else math.inf
+
+    def _retire(self, member: Member, now: float) -> list[Action]:
+        detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
+        if self.stopping:
+            self._drop(member, 'silent')
+            return [Notice(member.robot, 'given_up', f'{detail}; the run ends without it')]
+        member.take_place('retire')
+        return [Notice(member.robot, 'retired', f'{detail}; the others go on')]
+
     def deadline_of(self, robot: str) -> float:
         """Time at which `on_time` is due for this robot; infinity: never."""
         member = self._member(robot)
         if member is None:
             return math.inf
-        silent = member.heard + self.config.heartbeat_limit
+        silent = min(member.heard + self.config.heartbeat_limit, self.stop_by,
+                     self._retires_at(member))
         return silent if member.sender is None else min(silent, member.sender.deadline)

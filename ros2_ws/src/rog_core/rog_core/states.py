@@ -20,6 +20,8 @@ PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'
 # A robot, as the server sees it; also joining, waiting, pulling and stopped, as above.
 TRAINING, DRAINING, AWAY = 'training', 'draining', 'away'
+# Whether the others wait for it.
+COUNTED, RETIRED = 'counted', 'retired'
 # The server itself.
 RUNNING, STOPPING = 'running', 'stopping'
 # A transfer, at its sender and at its receiver.
@@ -97,6 +99,12 @@ MEMBER = Table('a member', {
     STOPPED: {},
 }, frozenset({'enter', 'pulled', 'pushed', 'drained', 'leave'}))
 
+# A table of its own, because what a retired robot has under way goes on.
+PLACE = Table('a place', {
+    COUNTED: {'retire': RETIRED},
+    RETIRED: {'return': COUNTED},
+})
+
 SERVER = Table('a server', {
     RUNNING: {'stop': STOPPING},
     STOPPING: {},
@@ -114,4 +122,4 @@ RECEIVER = Table('a received transfer', {
     CLOSED: {'begin': OPEN},
 }, frozenset({'begin', 'end'}))
 
-TABLES = (WORKER, GRADIENT, MEMBER, SERVER, SENDER, RECEIVER)
+TABLES = (WORKER, GRADIENT, MEMBER, PLACE, SERVER, SENDER, RECEIVER)

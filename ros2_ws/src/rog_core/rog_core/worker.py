@@ -157,6 +157,16 @@ class WorkerMachine:
         self._move('lost', now)
         return self._register(now)
 
+    def on_contact(self, now: float) -> list[Action]:
+        """Handle the first word of the server after a silence: what waits is sent again at once."""
+        if self.state == REGISTERING:
+            self._register_interval = REGISTER_INTERVAL
+            return self._register(now)
+        if self.state != PUSHING or self.push is None:
+            return []
+        self.push.wake(now)
+        return self._poll(now)
+
     # -- computing and pushing -------------------------------------------------------------------
 
     def on_gradient(self, gradient: Array, sgd: SgdConfig, now: float) -> list[Action]:
@@ -333,6 +343,9 @@ class WorkerMachine:
     def _go_on(self, command: Command, now: float) -> list[Action]:
         if self.state == JOINING:
             self.pushed_at[:] = command.next_iteration - 1
+        elif command.step.additive and command.next_iteration > self.iteration + 1:
+            # It was retired: the iterations that it skips count for all its rows.
+            self.pushed_at += command.next_iteration - 1 - self.iteration
         self._move('granted', now)
         if self.command.step.additive != command.step.additive:
             self.accumulator.clear()  # gradients of the old step cannot be added to the new one

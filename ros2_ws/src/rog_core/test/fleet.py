@@ -23,6 +23,7 @@ from rog_core.messages import (
     Compute,
     End,
     Kind,
+    Notice,
     Receipt,
     RegisterRequest,
     Send,
@@ -69,11 +70,13 @@ class Fleet:
     """
 
     def __init__(self, seed, robots=3, sync='rsp:3', codec='onebit', loss=0.0, duplicate=0.0,
-                 delay=0.02, rate=1e6, heartbeat_limit=1.0, momentum=0.5, capacities=()):
+                 delay=0.02, rate=1e6, heartbeat_limit=1.0, momentum=0.5, capacities=(),
+                 patience=math.inf):
         self.rng = random.Random(seed)
         self.partition = partition_of(SHAPES[codec], 'row', codec)
         self.codec, self.loss, self.duplicate, self.delay = codec, loss, duplicate, delay
         self.sync, self.heartbeat_limit, self.rate = sync, heartbeat_limit, rate
+        self.patience = patience         # the server's, s
         self.momentum = momentum         # the server's
         self.capacities = {f'robot{k}': value for k, value in enumerate(capacities)}
         self.team = Team(self.capacities, codec, momentum)
@@ -87,6 +90,8 @@ class Fleet:
         self.lives = (self.rng.getrandbits(64) for _ in itertools.count())
         self.counts: Counter = Counter()
         self.dead_links: set[str] = set()
+        self.deaf_links: set[str] = set()  # they carry heartbeats and nothing else
+        self.unheard: set[str] = set()     # robots without a link at the last heartbeat
         self.free_at: dict = {}          # (robot, towards the server) -> when the link is free
         self.history: list = []          # messages that were carried, to be replayed
         self.lost = np.zeros(self.partition.elements)   # gradients that died with a robot or server
@@ -109,11 +114,23 @@ class Fleet:
         self.server = ServerMachine(
             self.partition, master, next(self.lives),
             server_config(self.sync, self.codec, CHUNK, heartbeat_limit=self.heartbeat_limit,
-                          momentum=self.momentum, capacities=self.capacities))
+                          momentum=self.momentum, capacities=self.capacities,
+                          patience=self.patience))
         self.server.aggregation = self.update = SummingAggregation(
             self.sync, self.server.model, self.team)
         if state is not None:
             self.server.load_state(state)
+        take, server = self.server.on_chunk, self.server
+
+        def on_chunk(name, chunk, now):  # the machine itself calls it for chunks that were early
+            self.update.last_ids = None
+            actions = take(name, chunk, now)
+            if self.update.last_ids is not None:
+                life = chunk.transfer.incarnation ^ server.incarnation
+                self.applied_chunks.add((life, chunk.transfer, chunk.sequence))
+                self.versions.applied(server.members[name], chunk, self.update.last_ids)
+            return actions
+        self.server.on_chunk = on_chunk
 
     def checkpoint(self):
         """What a server writes to disk, and what had been applied by then."""
@@ -152,6 +169,12 @@ class Fleet:
     def kill_robot(self, name):
         self.counts['kill'] += self.robots[name].alive
         self.robots[name].alive = False
+
+    def fall_deaf(self, name, seconds):
+        """The link carries heartbeats and nothing else, then it is whole again."""
+        self.counts['deaf'] += 1
+        self.deaf_links.add(name)
+        self.at(seconds, lambda: self.deaf_links.discard(name))
 
     def fade(self, name, seconds):
         """The link is dead for longer than the heartbeat limit, then it is back."""
@@ -240,20 +263,26 @@ class Fleet:
     def heartbeat(self):
         for name, robot in self.robots.items():
             if not robot.alive or name in self.dead_links:
+                self.unheard.add(name)
                 continue
             machine, server = robot.machine, self.server
+            if name in self.unheard and self.patience < math.inf:
+                self.unheard.discard(name)
+                self.act(name, machine.on_contact(self.now), robot)
             leaves = machine.state == STOPPED
             if leaves:
                 self.act(None, server.on_leave(name, machine.incarnation, self.now))
             else:
-                server.on_heartbeat(name, machine.incarnation, self.now, self.rng.random())
+                self.act(None, server.on_heartbeat(
+                    name, machine.incarnation, self.now, self.rng.random(),
+                    machine.state == COMPUTING))
             known = server.is_member(name, machine.incarnation)
             self.act(name, machine.on_server_status(server.incarnation, known, self.now), robot)
         self.at(0.1, self.heartbeat)
 
     def carry(self, robot, towards_server, nbytes, deliver):
         """Move a message: queued, lost, late, doubled, out of order."""
-        if robot in self.dead_links or self.rng.random() < self.loss:
+        if robot in self.dead_links | self.deaf_links or self.rng.random() < self.loss:
             self.counts['lost'] += 1
             return
         key = (robot, towards_server)
@@ -290,9 +319,20 @@ class Fleet:
             elif isinstance(action, Compute):
                 self.counts['computed ahead'] += robot.machine.state == PUSHING
                 self.compute(robot, action)
+            elif isinstance(action, Notice):
+                self.notice(action)
             elif isinstance(action, Stop):
                 assert not action.error, action.error
                 self.stopped = self.stopped or side is None
+
+    def notice(self, notice):
+        self.counts[notice.what] += 1
+        member = self.server.members[notice.robot]
+        if notice.what == 'retired':
+            self.counts[f'retired while {member.state}'] += 1
+        elif notice.what == 'returned':  # as if it had just joined
+            self.versions.forget(member)
+            self.staleness.forget(member)
 
     def send(self, side, action, robot):
         message, server = action.message, self.server
@@ -334,13 +374,7 @@ class Fleet:
 
     def deliver_to_server(self, name, message):
         handle = handler(self.server, message)
-        self.update.last_ids = None
         self.act(None, self.guard(lambda: handle(name, message, self.now)))
-        if self.update.last_ids is not None:
-            session = message.transfer.incarnation
-            life = session ^ self.server.incarnation
-            self.applied_chunks.add((life, message.transfer, message.sequence))
-            self.versions.applied(self.server.members[name], message, self.update.last_ids)
         self.counts['rejected ack'] += isinstance(message, Ack) and bool(self.errors)
 
     def register(self, message, robot):

@@ -23,8 +23,13 @@ class Versions:
                              np.full(self.partition.segments, member.iteration)))
         return self.members[-1]
 
+    def forget(self, member):
+        """It was retired and is back: its rows count from now on."""
+        self.members = [known for known in self.members if known[0] is not member]
+
     def applied(self, member, chunk, ids):
-        self.entry(member)[2][ids] = chunk.transfer.iteration
+        versions = self.entry(member)[2]
+        versions[ids] = np.maximum(versions[ids], chunk.transfer.iteration)
 
     def check(self, member):
         """The server never takes a row for newer than its oldest segment."""
@@ -79,6 +84,9 @@ class Staleness:
             if pull and self.granted.get(member.robot, (None, 0))[0] != pull:
                 bounds = [self.complied[m.incarnation] for m in active]
                 self.granted[member.robot] = pull, max([present, *bounds])
+
+    def forget(self, member):
+        self.members.pop(member.incarnation, None)
 
     def check(self, robot, iteration, fleet):
         """Compare the iteration with every row of every member; returns the number of members."""

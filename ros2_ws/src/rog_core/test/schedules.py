@@ -3,6 +3,7 @@
 ROG_SCHEDULES sets the number of schedules (default 80; `make soak` runs 10,000).
 """
 
+import math
 import os
 
 from fleet import Fleet
@@ -17,10 +18,10 @@ SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early',
          'rsp:auto:2:9+pipeline+sparse', 'gsgm', 'gsgm:3', 'local:3']
 EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # with codec raw only
 CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1']
-EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'blackout', 'slow', 'fast', 'sync',
-          'replay', 'corrupt', 'checkpoint', 'crash']
+EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'gap', 'deaf', 'blackout', 'slow',
+          'fast', 'sync', 'replay', 'corrupt', 'checkpoint', 'crash']
 NETWORK = {'loss': [0.0, 0.05, 0.3], 'duplicate': [0.0, 0.2], 'delay': [0.001, 0.02, 0.2],
-           'rate': [2e4, 1e5, 1e6]}
+           'rate': [2e4, 1e5, 1e6], 'patience': [math.inf, 0.0, 0.6]}
 
 
 def play(fleet, events, syncs=None, slow=5e3):
@@ -43,6 +44,10 @@ def play(fleet, events, syncs=None, slow=5e3):
             fleet.dead_links.discard(name)
         elif event == 'fade':
             fleet.fade(name, fleet.heartbeat_limit + seconds)
+        elif event == 'gap':  # of any length, from a lost message to several limits
+            fleet.fade(name, fleet.heartbeat_limit * seconds ** 3)
+        elif event == 'deaf':
+            fleet.fall_deaf(name, 2 * fleet.heartbeat_limit * seconds)
         elif event == 'blackout':
             fleet.black_out(names if number == 3 else [name], 100 * seconds)
         elif event == 'slow':
@@ -66,6 +71,7 @@ def play(fleet, events, syncs=None, slow=5e3):
 def check_end(fleet, seconds=12):
     """The faults end: everybody who lives must get on, and at the end hold the master rows."""
     fleet.dead_links.clear()
+    fleet.deaf_links.clear()
     fleet.loss, fleet.rate = 0.0, 1e6
     fleet.run(seconds)
     living = [r for r in fleet.robots.values() if r.alive]

@@ -26,6 +26,7 @@ def coded(sync, seed=3, codec='raw', momentum=0.0, capacities=CAPACITIES, **netw
 def check_progress(fleet, seconds=12):
     """The faults end: everybody who lives gets on, and at the end holds the master rows."""
     fleet.dead_links.clear()
+    fleet.deaf_links.clear()
     fleet.loss, fleet.rate = 0.0, 1e6
     fleet.run(seconds)
     living = [robot for robot in fleet.robots.values() if robot.alive]

@@ -45,13 +45,15 @@ def test_invariants_hold_in_any_schedule(seed, robots, method, network, events):
 EVERYTHING = [('run', 0, 1.0), ('checkpoint', 0, 0.5), ('crash', 0, 1.5), ('sync', 1, 1.0),
               ('fade', 1, 1.5), ('run', 0, 1.5), ('slow', 0, 1.5), ('replay', 0, 0.5),
               ('corrupt', 0, 0.3), ('kill', 2, 1.5), ('restart', 2, 1.5), ('fast', 0, 1.0),
-              ('sync', 3, 1.0), ('blackout', 0, 0.5), ('run', 0, 1.5), ('corrupt', 0, 0.5),
-              ('replay', 0, 0.5)]
+              ('sync', 3, 1.0), ('gap', 0, 0.9), ('deaf', 1, 1.5), ('deaf', 0, 1.5),
+              ('gap', 1, 0.5), ('run', 0, 1.5), ('blackout', 0, 0.5), ('run', 0, 1.5),
+              ('corrupt', 0, 0.5), ('replay', 0, 0.5)]
 MUST_HAPPEN = ['lost', 'duplicated', 'partial', 'crash that lost updates', 'kill', 'fade',
                'set_sync', 'replayed', 'stale', 'corrupt refused', 'mirror checked',
                'mirror checked behind', 'conservation checked', 'versions checked',
                'staleness checked', 'model checked', 'compute', 'final model checked',
-               'computed ahead', 'ternary', 'resumed', 'blackout']
+               'computed ahead', 'ternary', 'resumed', 'blackout', 'deaf', 'retired while pulling',
+               'retired while training', 'returned']
 
 
 @pytest.mark.long
@@ -60,7 +62,7 @@ def test_the_schedules_do_what_they_claim():
     counts, seen = Counter(), set()
     for seed, sync in enumerate(['rsp:4', 'rsp:2', 'ssp:2', 'rsp:20+pipeline+sparse']):
         for codec in CODECS:
-            fleet = Fleet(seed, 3, sync, codec, loss=0.1, duplicate=0.1, rate=5e4)
+            fleet = Fleet(seed, 3, sync, codec, loss=0.1, duplicate=0.1, rate=5e4, patience=0.6)
             keeps = 'sparse' in sync  # its method, so that it does what only this one does
             with watched() as changes:
                 play(fleet, [event for event in EVERYTHING if not (keeps and event[0] == 'sync')])

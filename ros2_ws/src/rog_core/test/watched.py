@@ -12,8 +12,9 @@ from rog_core.transfer.sender import Sender
 from rog_core.worker import WorkerMachine
 
 TABLE_OF = {(WorkerMachine, 'state'): states.WORKER, (WorkerMachine, 'gradient'): states.GRADIENT,
-            (Member, 'state'): states.MEMBER, (ServerMachine, 'state'): states.SERVER,
-            (Sender, 'state'): states.SENDER, (Receiver, 'state'): states.RECEIVER}
+            (Member, 'state'): states.MEMBER, (Member, 'place'): states.PLACE,
+            (ServerMachine, 'state'): states.SERVER, (Sender, 'state'): states.SENDER,
+            (Receiver, 'state'): states.RECEIVER}
 
 
 class _State:

@@ -6,7 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fleet_ros.process import run, spin_until
+from fleet_ros.ending import Interruption
+from fleet_ros.process import fail, run, spin_until
+
+from .lookout import Lookout
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -15,21 +18,23 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _build() -> Any:
+    lookout = Lookout()  # before the imports, which take as long as DDS needs to find others
     import torch
     from rog_core.warm_up import warm_up
 
     from .node import ParameterServerNode
 
+    lookout.close()
     torch.set_num_threads(1)
     node = ParameterServerNode()
     warm_up()  # compiling while robots wait for an answer would look like a dead server
     return node
 
 
-def _serve(node: Any) -> int:
-    spin_until(node, lambda: node.done, lambda: node.request_stop('interrupted'))
+def _serve(node: Any, interruption: Interruption) -> int:
+    spin_until(node, lambda: node.done, interruption, node.interrupt)
     node.finish()  # at once, if the user would not wait for the robots
-    return 0
+    return fail(node.error) if node.error else 0
 
 
 if __name__ == '__main__':

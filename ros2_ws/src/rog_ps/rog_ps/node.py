@@ -24,11 +24,12 @@ from rog_core.arrays import on_device, to_host
 from rog_core.config import ServerConfig
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.flat import flatten, rows_of, trainable
-from rog_core.messages import Ack, Action, Chunk, End, Send, Stop
+from rog_core.messages import Ack, Action, Chunk, End, Notice, Send, Stop
 from rog_core.methods import check_method
 from rog_core.patience import mta_time
+from rog_core.report import why
 from rog_core.server import ServerMachine
-from rog_core.states import AWAY
+from rog_core.states import AWAY, COMPUTING, RETIRED
 from rog_msgs.msg import (
     FleetStatus,
     RobotStatus,
@@ -40,9 +41,10 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync
 from rog_ros import qos
-from rog_ros.convert import payload_bytes, request_from_ros, response_to_ros, to_ros
-from rog_ros.parameters import ServerSettings, declare_robots, robot_name
-from rog_ros.receive import receive
+from rog_ros.convert import from_ros, payload_bytes, request_from_ros, response_to_ros, to_ros
+from rog_ros.parameters import SERVER, ServerSettings, declare_robots, fleet_namespace, robot_name
+from rog_ros.receive import checksum_of, receive
+from rog_ros.servers import gives_way, is_there, refusal, this_process, this_version
 from rog_tasks.task import Task, load_task
 from std_srvs.srv import Trigger
 
@@ -56,7 +58,7 @@ class _Peer:
 
     def __init__(self, node: ParameterServerNode, robot: str, link: ShapedLink) -> None:
         self.link = link
-        base = f'/{robot}/'
+        base = f'{fleet_namespace(node.get_namespace())}/{robot}/'
         self.out: dict[type, Any] = {
             Chunk: node.create_publisher(RowChunk, base + 'pull', qos.CHUNK),
             Ack: node.create_publisher(RowAck, base + 'push_ack', qos.CHUNK),
@@ -74,14 +76,14 @@ class _Peer:
     def send(self, value: Any, now: float) -> None:
         publisher = self.out.get(type(value), self.receipts)
         message = to_ros(value)
-        self.link.send(payload_bytes(value), lambda: publisher.publish(message), now)
+        self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
 
 class ParameterServerNode(Node):
     """Carries out the actions of the server machine; writes records and checkpoints."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__('parameter_server', namespace='/rog', **options)
+        super().__init__('parameter_server', namespace=f'/{SERVER}', **options)
         self.settings = settings = declare(self, ServerSettings)
         # Before the task is loaded, which takes seconds, and before anything is written.
         robots = declare_robots(self, settings.robots)
@@ -90,7 +92,9 @@ class ParameterServerNode(Node):
         training = settings.training
         check_method(settings, self._capacities)
         self.done = False
+        self.error = ''                    # why it ended, if not in order
         self.reason = 'finished'
+        self._born = time.monotonic()
         self.out = Path(settings.out) if settings.out else None
         self._refuse_former_run()
         self._peers: dict[str, _Peer] = {}
@@ -107,6 +111,7 @@ class ParameterServerNode(Node):
         self._recorder = self._build_recorder()
         self._status = self.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
+        self.create_subscription(FleetStatus, 'fleet_status', self._on_other, qos.STATUS)
         for robot in self._links:
             self._peer(robot)
         self.create_service(Register, 'register', self._on_register)
@@ -175,6 +180,10 @@ class ParameterServerNode(Node):
             link = self._links.get(robot)
             shaped = ShapedLink() if link is None else ShapedLink.from_config(
                 link, self.settings.link_epoch)
+            if not self.settings.link_epoch:
+                shaped.hold()  # until the training begins
+                if self.elapsed:
+                    shaped.begin(time.monotonic() - self.elapsed)
             self._peers[robot] = _Peer(self, robot, shaped)
         return self._peers[robot]
 
@@ -202,7 +211,10 @@ class ParameterServerNode(Node):
         answer, actions = self.machine.on_register(wanted, now)
         if answer.accepted:
             self._peer(wanted.robot)
-            self._began = self._began or now
+            if self._began is None:
+                self._began = now
+                for peer in self._peers.values():
+                    peer.link.begin(now - self.elapsed)
             self.get_logger().info(f'{wanted.robot} joins at iteration {answer.iteration}')
             if wanted.robot in self._away:
                 self._away.discard(wanted.robot)
@@ -216,22 +228,42 @@ class ParameterServerNode(Node):
 
     def on_message(self, robot: str, message: Any) -> None:
         """Handle a message of a transfer."""
+        member = self.machine.members.get(robot)
+        sender = None if member is None else member.sender
         actions = receive(self.machine, message, self.get_logger(), robot)
         if actions is None:
             self._dropped += 1
-        else:
-            self._act(actions)
+            return
+        if self.settings.training.checksums and isinstance(message, TransferReceipt) \
+                and member is not None and sender is not None and member.sender is not sender:
+            self.get_logger().info(checksum_of(from_ros(message), member.mirror.rows))
+        self._act(actions)
 
     def on_status(self, robot: str, message: Any) -> None:
         """Handle a robot's status: a heartbeat, which is recorded and may say that it stops."""
         now = time.monotonic()
         if message.robot != robot or not self.machine.is_member(robot, message.incarnation):
+            if robot in self._away:
+                self._publish_status()  # its link is back: let it know at once that it is away
             return  # another robot of this name, or one that must register again
         self._record(lambda recorder: recorder.status(self.elapsed, message))
         if message.state == 'stopped':
             self._act(self.machine.on_leave(robot, message.incarnation, now))
         else:
-            self._act(self.machine.on_heartbeat(robot, message.incarnation, now, message.loss))
+            self._act(self.machine.on_heartbeat(robot, message.incarnation, now, message.loss,
+                                                message.state == COMPUTING))
+
+    def _on_other(self, message: Any) -> None:
+        """Handle the status of a server at the same place, which may be our own."""
+        mine = self.elapsed, self.machine.incarnation
+        if self.done or message.incarnation == mine[1] or not is_there(message):
+            return
+        if gives_way(mine, message, time.monotonic() - self._born):
+            self.error, self.done = refusal(message, self.get_namespace()), True
+        else:
+            self.get_logger().error(
+                f'there is a second parameter server at {self.get_namespace()}: {message.host}; '
+                'robots stay with the one that has accepted them', throttle_duration_sec=5.0)
 
     def _on_time(self) -> None:
         now = time.monotonic()
@@ -266,6 +298,10 @@ class ParameterServerNode(Node):
         for action in actions:
             if isinstance(action, Send):
                 self._peers[action.robot].send(action.message, now)
+            elif isinstance(action, Notice):
+                self.get_logger().warning(f'{action.robot} {action.what}: {action.detail}')
+                self._fault(action.robot, action.what, action.detail)
+                self._publish_status()
             elif isinstance(action, Stop):
                 # The robots still evaluate the final model; their last status ends the record.
                 self._finish_by = min(self._finish_by, now + 2 * self.settings.heartbeat.limit)
@@ -280,6 +316,13 @@ class ParameterServerNode(Node):
         self.get_logger().info(f'stopping: {reason}')
         self._act(self.machine.stop(time.monotonic()))
         self._publish_status()
+
+    def interrupt(self) -> None:
+        """End the run, because the user asks for it; at once if it is ending already."""
+        if self.machine.stopping:
+            self.finish()
+        else:
+            self.request_stop('interrupted')
 
     def _all_final(self) -> bool:
         if math.isinf(self._finish_by) or self._recorder is None:
@@ -373,18 +416,23 @@ class ParameterServerNode(Node):
         machine = self.machine
         active = machine.active()
         message = FleetStatus(
-            incarnation=machine.incarnation, sync=str(machine.method),
+            incarnation=machine.incarnation, host=this_process(), version=this_version(),
+            sync=str(machine.method),
             model=machine.partition.digest,
             state='stopped' if self.done else 'stopping' if machine.stopping else 'training',
             rows_total=machine.partition.rows, fastest=machine.iteration,
             slowest=min((m.slowest for m in active), default=0),
             mta=machine.method.sending().minimum, mta_time=float(mta_time(active)),
-            elapsed=float(self.elapsed))
+            patience=float(machine.patience), elapsed=float(self.elapsed))
         message.robots = [RobotStatus(
-            robot=m.robot, state=STATES.get(m.state, m.state), iteration=m.iteration,
+            robot=m.robot, iteration=m.iteration,
+            state=RETIRED if m.alive and m.place == RETIRED else STATES.get(m.state, m.state),
             slowest_row=m.slowest, rows_pushed=m.rows_pushed, rows_pulled=m.rows_pulled,
             heartbeat_age=float(now - m.heard), mta_duration=float(max(m.push_mta, m.pull_mta)),
-            bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for))
+            bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for),
+            waiting_time=float(now - m.since) if m.waiting_for else 0.0,
+            idle=float(now - m.progress),
+            why=why(m, machine.iteration, m.robot in machine.waited_for, now))
             for m in machine.members.values()]
         message.header.stamp = self.get_clock().now().to_msg()
         self._status.publish(message)

@@ -24,6 +24,8 @@ from rog_core.steps import step_of
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
 
+STATUS_BYTES = 300  # of a robot's status, which is its heartbeat, on the air
+
 
 def _octets(data: Any) -> array.array:
     out = array.array('B')
@@ -90,8 +92,10 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
                        message.stop, message.patience, sending, message.ahead, step))
 
 
-def payload_bytes(message: Chunk | Ack | End | Receipt) -> int:
+def payload_bytes(message: Chunk | Ack | End | Receipt | RegisterRequest) -> int:
     """Bytes that a message takes on the air, without what DDS and UDP add."""
+    if isinstance(message, RegisterRequest):
+        return STATUS_BYTES + sum(16 + len(name) for name, _ in message.parameters)
     if isinstance(message, Chunk):
         return HEADER_BYTES + message.ids.size + message.values.size
     return HEADER_BYTES + (len(message.taken) if isinstance(message, Receipt) else 0)

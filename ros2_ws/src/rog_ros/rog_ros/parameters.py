@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from fleet_env.fleet import Computer, FleetConfig, FleetSettings, LinkConfig, RobotConfig
+from fleet_env.fleet import (
+    Computer,
+    FleetConfig,
+    FleetSettings,
+    LinkConfig,
+    ReachConfig,
+    RobotConfig,
+)
 from fleet_env.fleet_file import link_trace
 from fleet_env.settings import changed, setting
 from fleet_ros.link import LinkSettings
@@ -13,7 +20,10 @@ from fleet_ros.parameters import declare, parameters
 from rclpy.node import Node
 from rog_core.errors import ConfigError
 
-_ELSEWHERE = ('channel', 'codec_pace', 'traffic', 'network.domain_id', 'network.interface')
+_ELSEWHERE = ('channel', 'codec_pace', 'traffic', *ReachConfig.model_fields)
+
+
+SERVER = 'rog'  # name of the parameter server's namespace, which no robot may have
 
 
 class WorkerSettings(LinkSettings, Computer, FleetSettings):
@@ -53,7 +63,8 @@ def worker_parameters(fleet: FleetConfig, robot: RobotConfig, epoch: float) -> d
     return parameters(WorkerSettings(**_sections(fleet) | {
         'training': changed(fleet.training, pace=robot.pace), 'link': robot.link,
         'power': robot.power, 'stragglers': robot.stragglers, 'capacity': robot.capacity,
-        'rank': fleet.rank(robot.name), 'world': len(fleet.robots), 'link_epoch': epoch}))
+        'rank': fleet.rank(robot.name), 'world': len(fleet.robots), 'link_epoch': epoch,
+        'server_namespace': f'{fleet.network.namespace}/{SERVER}'}))
 
 
 def server_parameters(fleet: FleetConfig, epoch: float, out: str) -> dict[str, Any]:
@@ -87,6 +98,11 @@ def declare_robots(node: Node, names: tuple[str, ...]) -> dict[str, RobotEntry]:
         if entry.link.emulate and (entry.link.trace or entry.link.rate):
             link_trace(entry.link)  # is there, and can be read
     return robots
+
+
+def fleet_namespace(server: str) -> str:
+    """Return what stands before the namespaces of server and robots: '/blue' of '/blue/rog'."""
+    return server.rstrip('/').rpartition('/')[0]
 
 
 def robot_name(name: Any) -> str:

@@ -1,13 +1,15 @@
-"""Passes messages of a topic to the state machine."""
+"""Passes messages of a topic to the state machine, and says what a transfer has left there."""
 
 from __future__ import annotations
 
 import time
+import zlib
 from typing import Any
 
+from rog_core.arrays import Array, to_host
 from rog_core.dispatch import handler
 from rog_core.errors import RemoteProtocolError, StaleMessageError
-from rog_core.messages import Action
+from rog_core.messages import Action, Receipt
 from rog_core.server import ServerMachine
 from rog_core.worker import WorkerMachine
 
@@ -30,3 +32,14 @@ def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, p
     except RemoteProtocolError as error:
         logger.warning(f'dropped a message of {peer}: {error}', throttle_duration_sec=5.0)
         return None
+
+
+def checksum_of(receipt: Receipt, rows: Array) -> str:
+    """Return the line that both sides log when a transfer to a robot is closed.
+
+    It names the transfer and the ``rows`` that the robot holds from then on: its own, and the copy
+    of them at the server (`training.checksums`).
+    """
+    t = receipt.transfer
+    return (f'checksum of {t.incarnation:x}/{t.kind}/{t.iteration}/{t.attempt}: '
+            f'{zlib.crc32(to_host(rows).tobytes()):08x}')

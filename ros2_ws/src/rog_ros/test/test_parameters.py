@@ -19,6 +19,7 @@ from rog_ros.parameters import (
     ServerSettings,
     WorkerSettings,
     declare_robots,
+    fleet_namespace,
     server_parameters,
     worker_parameters,
 )
@@ -27,7 +28,8 @@ FLEET = FleetConfig(name='team', robots=(RobotConfig(name='robot1'), RobotConfig
 
 # Settings that no node parameter carries, and why.
 ELSEWHERE = {
-    'network.domain_id': 'ROS_DOMAIN_ID', 'network.interface': 'the configuration of DDS',
+    'domain_id': 'ROS_DOMAIN_ID', 'interface': 'the configuration of DDS', 'peers': 'the same',
+    'namespace': 'the namespaces of the nodes',
     'channel.shared': 'virtual time only', 'codec_pace': 'virtual time only',
     'traffic': 'virtual time only'}
 CHANGED = {
@@ -51,6 +53,12 @@ def parameters(fleet):
 def test_a_setting_reaches_a_node(knob):
     changed = with_overrides(FLEET, {'.'.join(knob.path): other(knob)})
     assert parameters(changed) != parameters(FLEET)
+
+
+def test_a_robot_finds_the_server_of_its_own_fleet():
+    _, worker = parameters(with_overrides(FLEET, {'network.namespace': '/blue/team'}))
+    assert worker['server_namespace'] == '/blue/team/rog'
+    assert fleet_namespace('/blue/team/rog') == '/blue/team' and fleet_namespace('/rog') == ''
 
 
 def test_what_a_robot_alone_has_reaches_its_node_and_the_server():
@@ -100,7 +108,7 @@ def test_what_a_node_reads_is_what_the_fleet_file_says(node_of):
     for knob in declared(WorkerSettings):
         if knob.path[0] == 'training':
             assert getattr(read.training, knob.name) == getattr(fleet.training, knob.name)
-    limits = node.describe_parameter('network.chunk_bytes')
+    limits = node.describe_parameter('chunk_bytes')
     assert '[B]' in limits.description and limits.integer_range[0].to_value == 65000
     assert limits.read_only and '256' in limits.additional_constraints
     node = node_of(server)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fleet_env.fleet import FleetConfig
@@ -12,7 +12,7 @@ from rog_core.errors import ConfigError
 from rog_core.methods import check_method
 
 from .comparison import Comparison, compare_runs, write_comparison
-from .jobs import Job, RunDone, Simulate, run_jobs
+from .jobs import Job, RunDone, Simulate, run_in_turn, run_jobs
 from .measure import Run, read_run_measures
 
 
@@ -20,7 +20,7 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
             workers: int | None = None, progress: RunDone | None = None,
             target: float | None = None, times: Sequence[float] | None = None,
             resume: bool = False, simulate: Simulate | None = None,
-            cluster: str | None = None) -> Comparison:
+            cluster: str | None = None, run: Callable[[Job], None] | None = None) -> Comparison:
     """Run every method with every seed and write ``comparison.json`` into ``out``.
 
     A run goes to ``out/<method>/seed<k>``; its seeds are those from ``fleet.seed`` on.
@@ -28,6 +28,7 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
     :param methods: for example ``['bsp', 'rsp:4']``; all are checked before anything runs.
     :param seeds: number of seeds, at least 1.
     :param target: accuracy, 0 to 1, see `compare_runs`; so is ``times``, in s.
+    :param run: does one run, in place of virtual time; they take turns.
     :raises ConfigError: for an unknown method; and, with `RunError`, as `run_jobs`, which says what
         the other parameters are.
     """
@@ -36,7 +37,10 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
             raise ConfigError(f"method '{method}' stands in the list twice")
     variants = {method: with_overrides(fleet, {'training.sync': method}) for method in methods}
     jobs = jobs_of(variants, seeds, out)
-    run_jobs(jobs, workers, progress, resume, simulate, cluster)
+    if run is None:
+        run_jobs(jobs, workers, progress, resume, simulate, cluster)
+    else:
+        run_in_turn(jobs, run, progress, resume)
     return collect(jobs, out, target, times)
 
 

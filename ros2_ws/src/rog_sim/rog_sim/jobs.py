@@ -104,6 +104,21 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
                 tell(due[index].label, due[index].fleet.seed)
 
 
+def run_in_turn(jobs: Sequence[Job], run: Callable[[Job], None], progress: RunDone | None = None,
+                resume: bool = False) -> None:
+    """Do all that are due, one after another, by ``run``, which leaves its files in the directory.
+
+    The other parameters, and errors, are those of `run_jobs`.
+    """
+    due = _due(jobs, resume)
+    for job in jobs:
+        if job in due:
+            job.directory.mkdir(parents=True, exist_ok=True)
+            run(job)
+        if progress is not None:
+            progress(job.label, job.fleet.seed)
+
+
 def _due(jobs: Sequence[Job], resume: bool) -> list[Job]:
     """Return the jobs that must run, their directories empty."""
     due = []

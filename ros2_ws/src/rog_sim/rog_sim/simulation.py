@@ -33,11 +33,13 @@ from rog_core.messages import (
     Action,
     Chunk,
     Compute,
+    Notice,
     RegisterRequest,
     Send,
     TransferId,
 )
 from rog_core.server import ServerMachine
+from rog_core.states import COMPUTING
 from rog_tasks.task import Task, load_task
 
 from .processes import GradientProcesses
@@ -96,6 +98,8 @@ class Simulation:
                        for rank, config in enumerate(fleet.robots)}
         self._latency = {config.name: config.link.latency for config in fleet.robots}
         self._away: set[str] = set()
+        self._unheard: set[str] = set()
+        self._patient = math.isinf(fleet.server.patience)  # no robot is ever retired
         self.channel = Channel(links, fleet.channel.shared)
         self._waiting: set[tuple[str, TransferId, int]] = set()  # chunks that wait for the air
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -190,9 +194,15 @@ class Simulation:
         for name, robot in self.robots.items():
             if self._heard(name):
                 machine = robot.machine
-                self._serve(server.on_heartbeat(name, machine.incarnation, self.now, robot.loss))
+                if name in self._unheard and not self._patient:
+                    self._act(robot, machine.on_contact(self.now))
+                self._serve(server.on_heartbeat(name, machine.incarnation, self.now, robot.loss,
+                                                machine.state == COMPUTING))
                 known = server.is_member(name, machine.incarnation)
                 self._act(robot, machine.on_server_status(server.incarnation, known, self.now))
+        self._unheard = {name for name in self.robots if not self._heard(name)}
+        if not self._patient:
+            self._server_time()  # who waits for whom decides how long each may pause
         away = {m.robot for m in server.members.values() if m.state == 'away'}
         for name in sorted(away ^ self._away):
             what = 'peer_lost' if name in away else 'rejoined'
@@ -210,6 +220,8 @@ class Simulation:
             if isinstance(action, Send):
                 touched.add(action.robot)
                 self._send(action.robot, False, action.message)
+            elif isinstance(action, Notice):
+                self._recorder.fault(self.now, action.robot, action.what, action.detail)
         for name in sorted(touched):
             self._set_alarm(name, self.server.deadline_of(name), self._server_time)
 

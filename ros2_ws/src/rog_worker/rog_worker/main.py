@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from fleet_ros.ending import Interruption
 from fleet_ros.process import fail, run, spin_until
 
-LINGER = 1.0  # seconds in which the last receipt is repeated if it is asked for again
+LINGER = 1.0  # s in which the last receipt is repeated, or a gradient may still be computed
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -30,7 +32,7 @@ def _build() -> Any:
     return node
 
 
-def _serve(node: Any) -> int:
+def _serve(node: Any, interruption: Interruption) -> int:
     from rog_core.errors import RogError
     from rog_tasks.errors import TaskError
 
@@ -46,21 +48,28 @@ def _serve(node: Any) -> int:
             node.error = str(error)
         except Exception as error:
             node.error = f'the task failed: {type(error).__name__}: {error}'
-            raise
+            if not stop.is_set():  # else the node may be gone, which is what went wrong
+                raise
         finally:
             finished.set()
 
+    leave_at = math.inf
+
     def interrupt() -> None:
+        nonlocal leave_at
+        leave_at = time.monotonic() + LINGER
         stop.set()
         node.leave()
 
     threading.Thread(target=compute, name='training', daemon=True).start()
-    spin_until(node, finished.is_set, interrupt)
+    spin_until(node, lambda: finished.is_set() or time.monotonic() >= leave_at, interruption,
+               interrupt)
     node.report(state='stopped')
     if not stop.is_set() and not node.error:
         until = time.monotonic() + LINGER
-        spin_until(node, lambda: time.monotonic() >= until, lambda: None)
-    return fail(node.error) if node.error else 0
+        spin_until(node, lambda: time.monotonic() >= until, interruption)
+    error = '' if stop.is_set() else node.error
+    return fail(error) if error else 0
 
 
 if __name__ == '__main__':

@@ -23,7 +23,7 @@ from rclpy.node import Node
 from rog_core.arrays import Array
 from rog_core.config import SgdConfig
 from rog_core.errors import ConfigError
-from rog_core.messages import Ack, Action, Chunk, Compute, End, RegisterRequest, Send, Stop
+from rog_core.messages import Ack, Action, Chunk, Compute, End, Receipt, RegisterRequest, Send, Stop
 from rog_core.states import REGISTERING, STOPPED
 from rog_core.worker import WorkerMachine
 from rog_msgs.msg import (
@@ -36,10 +36,18 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register
 from rog_ros import qos
-from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros, to_ros
-from rog_ros.parameters import WorkerSettings, robot_name
-from rog_ros.receive import receive
+from rog_ros.convert import (
+    STATUS_BYTES,
+    payload_bytes,
+    request_to_ros,
+    response_from_ros,
+    to_ros,
+)
+from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
+from rog_ros.receive import checksum_of, receive
+from rog_ros.servers import Loyalty, this_process, this_version
 
+CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
 
 
@@ -58,6 +66,8 @@ class WorkerNode(Node):
         self._dropped = 0                     # messages refused
         self._silent_until = 0.0              # end of an emulated drop-out
         self._server_heard = time.monotonic()
+        self._status_waits = False            # for the emulated link
+        self._loyalty = Loyalty(self.settings.heartbeat.limit)
         self._request: Any = None
         self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
@@ -65,6 +75,8 @@ class WorkerNode(Node):
         self._began = False                   # it has been granted an iteration
         self._computed: tuple[Array, SgdConfig] | None = None  # for the machine
         self._link = self.settings.shaped_link()
+        if not self.settings.link_epoch:
+            self._link.hold()                 # until the training begins
         self._meter = open_meter(self.settings.power, time.monotonic())
         server = self.settings.server_namespace
         self._out: dict[type, Any] = {
@@ -87,7 +99,8 @@ class WorkerNode(Node):
         self.create_timer(1.0, self._diagnose)
 
     def _robot_name(self) -> str:
-        name = self.get_namespace().strip('/')
+        fleet = fleet_namespace(self.settings.server_namespace)
+        name = self.get_namespace().removeprefix(fleet + '/').strip('/')
         if not name:
             raise ConfigError("the worker has no namespace, which is its robot's name; give it "
                               'one, for example --ros-args -r __ns:=/robot1')
@@ -140,6 +153,8 @@ class WorkerNode(Node):
         self._link.release(now)
         if self.machine is not None:
             self._act(self.machine.on_time(now))
+        else:
+            self._alarm.set(self._link.deadline)
 
     def _on_message(self, message: Any) -> None:
         if self.machine is None or self._silent:
@@ -151,23 +166,44 @@ class WorkerNode(Node):
             self._act(actions)
 
     def _on_fleet(self, message: Any) -> None:
-        if self._silent:
+        now = time.monotonic()
+        if self._silent or self._link.is_dead(now):  # dead in both directions
             return
-        self._server_heard = time.monotonic()
+        if not self._is_of_ours(message.incarnation, now):
+            self.get_logger().warning(
+                f'there is a second parameter server at {self.settings.server_namespace}: '
+                f'{message.host}; this robot stays with the one that has accepted it',
+                throttle_duration_sec=5.0)
+            return
+        if message.elapsed:
+            self._link.begin(now - message.elapsed)
+        silent, self._server_heard = now - self._server_heard, now
         if self.machine is None:
             return
+        if silent > CONTACT * self.settings.heartbeat.period:
+            self.report()  # so that the server knows it at once, too
+            self._act(self.machine.on_contact(now))
         mine = [r for r in message.robots if r.robot == self.robot]
         known = bool(mine) and mine[0].state != 'away'
-        self._act(self.machine.on_server_status(message.incarnation, known, time.monotonic()))
+        self._act(self.machine.on_server_status(message.incarnation, known, now))
+
+    def _is_of_ours(self, incarnation: int, now: float) -> bool:
+        machine = self.machine
+        if machine is None or not machine.server:
+            return True
+        return self._loyalty.listens(incarnation == machine.server, now)
 
     def _on_registered(self, future: Any) -> None:
-        if future is not self._request or self.machine is None or self._silent:
-            return  # the answer to an earlier request, or a lost one (emulated drop-out)
+        if future is not self._request or self.machine is None or self._silent \
+                or self._link.is_dead(time.monotonic()):
+            return  # the answer to an earlier request, or a lost one (emulated)
         if future.exception() is not None:
             self.get_logger().warning(f'registration failed: {future.exception()}; trying again')
             return
         response = response_from_ros(future.result())
         now = time.monotonic()
+        if response.accepted and not self._is_of_ours(response.incarnation, now):
+            return  # a second server was quicker; the machine asks again
         if response.accepted:
             self._refused_since = math.inf
         else:
@@ -183,12 +219,16 @@ class WorkerNode(Node):
     # -- actions ---
 
     def _act(self, actions: list[Action]) -> None:
+        assert self.machine is not None
         now = time.monotonic()
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
-                self._send_registration(action.message)
+                self._send_registration(action.message, now)
             elif isinstance(action, Send):
                 self._send(action.message, now)
+                if self.settings.training.checksums and isinstance(action.message, Receipt):
+                    rows = self.machine.accumulator.weights
+                    self.get_logger().info(checksum_of(action.message, rows))
             elif isinstance(action, Compute):
                 if not self._began:  # energy counts as times do, from the first grant on
                     self._began = True
@@ -198,7 +238,6 @@ class WorkerNode(Node):
             elif isinstance(action, Stop):
                 self.error = action.error
                 self._grant(None)
-        assert self.machine is not None
         self._meter.enter(self.machine.activity, now)
         self._alarm.set(min(self.machine.deadline, self._link.deadline))
 
@@ -207,11 +246,13 @@ class WorkerNode(Node):
             return
         publisher = self._out.get(type(value), self._receipts)
         message = to_ros(value)
-        self._link.send(payload_bytes(value), lambda: publisher.publish(message), now)
+        self._link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
-    def _send_registration(self, request: RegisterRequest) -> None:
-        if self._silent:
-            return
+    def _send_registration(self, request: RegisterRequest, now: float) -> None:
+        if not self._silent:
+            self._link.send(payload_bytes(request), lambda: self._call(request), now, lossy=True)
+
+    def _call(self, request: RegisterRequest) -> None:
         if not self._register.service_is_ready():
             self.get_logger().info('waiting for the parameter server at '
                                    f'{self.settings.server_namespace}', throttle_duration_sec=5.0)
@@ -237,10 +278,23 @@ class WorkerNode(Node):
         return time.monotonic() < self._silent_until
 
     def report(self, state: str = '') -> None:
-        """Publish the status; it is also the heartbeat."""
+        """Publish the status; it is also the heartbeat, so it travels over the link as data do."""
+        now = time.monotonic()
+        if state:  # the last word: the process may end before its turn comes
+            if not self._link.is_dead(now):
+                self._publish_status(state)
+        elif not self._status_waits:  # else the newest is on its way: it says what is true then
+            self._status_waits = not self._link.is_dead(now)
+            self._link.send(STATUS_BYTES, self._publish_status, now, lossy=True)
+            self._alarm.set(min(self._link.deadline,
+                                math.inf if self.machine is None else self.machine.deadline))
+
+    def _publish_status(self, state: str = '') -> None:
+        self._status_waits = False
         now = time.monotonic()
         machine = self.machine
         message = TrainingStatus(robot=self.robot, incarnation=self.incarnation,
+                                 host=this_process(), version=this_version(),
                                  state=state or REGISTERING, loss=self.loss,
                                  accuracy=self.accuracy, evaluated_at=self.evaluated_at,
                                  link_rate=self._link.rate(now), power=self._meter.power(now),

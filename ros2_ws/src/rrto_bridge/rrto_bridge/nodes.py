@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fleet_ros.ending import Interruption
 from fleet_ros.process import run, spin_until
 
 
@@ -18,9 +19,10 @@ def _build_server() -> Any:
     return ServerNode()
 
 
-def _serve(node: Any) -> int:
+def _serve(node: Any, interruption: Interruption) -> int:
     stopped: list[bool] = []
-    spin_until(node, lambda: bool(stopped), lambda: stopped.append(True))
+    spin_until(node, lambda: bool(stopped), interruption,
+               lambda: stopped.append(True))
     node.close()
     return 0
 

@@ -9,10 +9,10 @@ import time
 import numpy as np
 import torch
 
-from .. import zoo
-from ..model import trace
-from ..rig import Rig, private_domain
+from ..model import zoo
+from ..model.traced import trace
 from .choice import measured, positive
+from .rig import Rig, private_domain
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:

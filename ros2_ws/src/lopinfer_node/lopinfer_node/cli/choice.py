@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .. import zoo
 from ..errors import ProfileError
-from ..evaluate import costs_of
-from ..graph import Graph
-from ..measure import measure
-from ..model import Traced, trace
-from ..profile import Profile
-from ..timeline import Costs
+from ..model import zoo
+from ..model.graph import Graph
+from ..model.traced import Traced, trace
+from ..planning.evaluate import costs_of
+from ..planning.profile import Profile
+from ..planning.timeline import Costs
+from ..runtime.measure import measure
 
 MODEL_HELP = ('a model of torchvision or timm, package.module:factory, or a published profile '
               '(a .csv file)')

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from fleet_env.trace import LinkTrace, read_trace
 
-from ..evaluate import replay, tables
-from ..graph import Graph
-from ..plan import Plan
-from ..plots import draw_bandwidth, draw_breakdown
-from ..table import BANDWIDTHS
-from ..timeline import Costs, Link, estimate
+from ..model.graph import Graph
+from ..planning.evaluate import replay, tables
+from ..planning.plan import Plan
+from ..planning.plots import draw_bandwidth, draw_breakdown
+from ..planning.table import BANDWIDTHS
+from ..planning.timeline import Costs, Link, estimate
 from .choice import above_zero, add_machines, add_model, print_table, problem
 
 SHOWN = (0, 1, 2, 3, 5, 8, 12, 20, 30)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from .. import zoo
-from ..model import trace
-from ..plots import draw_measured
-from ..rig import Measured, Rig, private_domain
+from ..model import zoo
+from ..model.traced import trace
+from ..planning.plots import draw_measured
 from .choice import MODEL_HELP, above_zero, bandwidths, measured, positive, print_table, shape
+from .rig import Measured, Rig, private_domain
 
 METHODS = ('device-only', 'server-only', 'dsccs', 'lopinfer')
 DELAY = 0.002   # seconds per direction of the emulated link

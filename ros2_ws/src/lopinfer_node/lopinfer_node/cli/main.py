@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fleet_env.errors import TraceError
+from fleet_env.errors import SettingError, TraceError
 
 from ..errors import LopinferError
 from . import bench, compare, demo, plan, profile, serve
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
-    except (LopinferError, TraceError, OSError) as error:
+    except (LopinferError, SettingError, TraceError, OSError) as error:
         print(f'lopinfer: {error}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -6,13 +6,13 @@ import argparse
 import time
 from pathlib import Path
 
-from ..baselines import BASELINES
-from ..graph import Graph, Kind
-from ..objective import Objective
-from ..plan import DEVICE, SERVER, Plan
-from ..plots import View, draw_timeline
-from ..table import plan_table
-from ..timeline import Costs, Link, estimate
+from ..model.graph import Graph, Kind
+from ..planning.baselines import BASELINES
+from ..planning.objective import Objective
+from ..planning.plan import DEVICE, SERVER, Plan
+from ..planning.plots import View, draw_timeline
+from ..planning.table import plan_table
+from ..planning.timeline import Costs, Link, estimate
 from .choice import (
     above_zero,
     add_machines,

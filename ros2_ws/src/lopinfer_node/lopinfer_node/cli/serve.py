@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from fleet_ros.network_options import add_network_options, join_network
+
 from ..nodes import server_main
 from .choice import positive
 
@@ -19,10 +21,12 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help="threads that compute (default: PyTorch's own choice)")
     parser.add_argument('--name', default='lopinfer', metavar='NAMESPACE',
                         help='namespace of the server (default: lopinfer)')
+    add_network_options(parser, without=['namespace'])
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
+    join_network(options)
     parameters = {'models': options.models, 'device': options.device,
                   'threads': options.threads or 0}
     arguments = ['--ros-args', '-r', f'__ns:=/{options.name.strip("/")}']

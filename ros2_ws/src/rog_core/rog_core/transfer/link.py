@@ -69,6 +69,10 @@ class LinkEstimate:
         self.backoff = 1.0
         self.rate += ((self.delivered - delivered_then) / elapsed - self.rate) / 8
 
+    def is_back(self) -> None:
+        """Handle the first word of a peer that was silent: what was lost can be sent again now."""
+        self.backoff = 1.0
+
     def timed_out(self, now: float) -> None:
         """Handle a chunk that was not acknowledged in time: halve the rate, double the time-out.
 

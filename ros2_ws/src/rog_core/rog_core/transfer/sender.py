@@ -134,6 +134,15 @@ class Sender:
         self.receipt = Receipt(self.transfer, self._fresh, taken)
         self.state = SENDER.after(self.state, event)
 
+    def wake(self, now: float) -> None:
+        """Send again at once what a dead link has lost, because the peer is heard again."""
+        self.link.is_back()
+        for _, order, sent in self._expiry:
+            if sent.on_way(order):
+                self._give_up(sent)
+        self._expiry.clear()
+        self._resend_end, self._end_interval = now, max(self.link.timeout, 0.2)
+
     def poll(self, now: float) -> list[Chunk | End]:
         """Return the messages to send now. Call it after every event and at `deadline`."""
         if self.state == SENDING:
@@ -170,6 +179,11 @@ class Sender:
         while self._expiry and not self._expiry[0][2].on_way(self._expiry[0][1]):
             heapq.heappop(self._expiry)
         return self._expiry[0][0] if self._expiry else math.inf
+
+    @property
+    def arrived(self) -> int:
+        """Chunks that are known to have arrived."""
+        return self._arrived
 
     # -- outcome ---------------------------------------------------------------------------------
 

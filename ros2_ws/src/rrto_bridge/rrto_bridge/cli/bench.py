@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fleet_env.errors import FleetEnvError
+from fleet_env.fleet import ReachConfig
 from fleet_env.settings import from_flat
+from fleet_ros.environment import dds_environment
 
 from ..settings import Settings
 from .run import own_server, program_environment
@@ -38,6 +40,7 @@ def add_parser(verbs: Any) -> None:
 
 def call(options: Any) -> int:
     """Run the verb: prints one line of JSON per mode and link."""
+    os.environ.update(dds_environment(ReachConfig()))  # whatever is set, it stays here
     try:
         for _, link in _links(options):
             from_flat(Settings, link).shaped_link()

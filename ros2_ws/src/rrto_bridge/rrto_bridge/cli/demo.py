@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+from fleet_env.fleet import ReachConfig
+from fleet_ros.environment import dds_environment
 
 from .bench import emulated, measure
 
@@ -15,6 +19,7 @@ def add_parser(verbs: Any) -> None:
 
 def call(options: Any) -> int:
     """Run the verb."""
+    os.environ.update(dds_environment(ReachConfig()))  # whatever is set, it stays here
     print('A network of 50 layers on a server behind an emulated link of 10 ms round trip;\n'
           'milliseconds per inference:', flush=True)
     for mode, _, figures in measure('small', 32, 20, [emulated(10.0, 1000.0)]):

@@ -7,6 +7,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from fleet_env.errors import SettingError
+from fleet_ros.ending import end_with_launcher
+
 from . import bench, demo, run, serve, status
 
 
@@ -18,10 +21,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for module in (run, serve, status, demo, bench):
         module.add_parser(verbs)
     options = parser.parse_args(arguments)
+    end_with_launcher()
     # So that a server that was started for this command ends with it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         return int(options.call(options))
+    except SettingError as error:
+        print(f'rrto: {error}', file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
 

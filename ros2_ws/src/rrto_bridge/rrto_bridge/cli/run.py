@@ -17,6 +17,8 @@ from typing import Any
 
 from fleet_env.errors import FleetEnvError
 from fleet_env.settings import Text, changed, from_flat, knobs
+from fleet_ros.ending import launched
+from fleet_ros.network_options import add_network_options, join_network
 
 from ..settings import Settings
 
@@ -31,6 +33,7 @@ def add_parser(verbs: Any) -> None:
         parser.add_argument('--' + re.sub('[._]', '-', knob.name), dest=knob.name,
                             metavar='X',
                             help=knob.help.replace('%', '%%'))
+    add_network_options(parser, without=['namespace'])  # that of the program's node is above
     parser.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND')
     parser.set_defaults(call=call)
 
@@ -49,6 +52,7 @@ def call(options: Any) -> int:
         settings = from_flat(Settings, {key: Text(text) for key, text in vars(options).items()
                                         if isinstance(text, str)}, '--')
         settings.shaped_link()
+        join_network(options, quiet=True)
     except FleetEnvError as error:
         print(f'rrto: {error}', file=sys.stderr)
         return 2
@@ -102,7 +106,7 @@ def own_server(**parameters: float | str) -> Iterator[str]:
     process = subprocess.Popen(
         [sys.executable, '-m', 'rrto_bridge.nodes', '--ros-args', *settings, '--log-level',
          'error'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        start_new_session=True)
+        start_new_session=True, env={**os.environ, **launched()})
     # A session of its own: Ctrl+C is the program's business.
     try:
         end = time.monotonic() + START_LIMIT

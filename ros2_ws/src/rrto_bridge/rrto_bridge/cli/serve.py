@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fleet_ros.network_options import add_network_options, join_network
+
 
 def add_parser(verbs: Any) -> None:
     """Declare the verb."""
@@ -15,11 +17,13 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument('--lease', type=float, metavar='SECONDS',
                         help='silence after which a program is forgotten')
     parser.add_argument('--threads', type=int, help='threads that compute')
+    add_network_options(parser, without=['namespace'])
     parser.set_defaults(call=call)
 
 
 def call(options: Any) -> int:
     """Run the verb."""
+    join_network(options)
     from ..nodes import server_main
     given = [(k, getattr(options, k))
              for k in ('name', 'device', 'memory', 'programs', 'lease', 'threads')]

@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from fleet_ros.network_options import add_network_options, join_network
+
 SECONDS = 2.0   # for which statuses are collected
 
 
 def add_parser(verbs: Any) -> None:
     """Declare the verb."""
     parser = verbs.add_parser('status', help='show the servers and their programs')
+    add_network_options(parser, without=['namespace'])
     parser.set_defaults(call=call)
 
 
 def call(options: Any) -> int:
     """Run the verb."""
+    join_network(options, quiet=True)
     import rclpy
     from rclpy.node import Node
     from rrto_msgs import msg

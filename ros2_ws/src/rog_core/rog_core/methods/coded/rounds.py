@@ -55,6 +55,7 @@ class Coded(Holding):
         self._round = 1
         self._received: list[int] = []  # in the order in which they came
         self._late: list[str] = []
+        self._broken: set[str] = set()  # robots whose push, while they were gone, was dropped
 
     @classmethod
     def by_default(cls, written: Written) -> frozenset[str]:
@@ -91,6 +92,7 @@ class Coded(Holding):
 
     def on_join(self, robot: str) -> list[Due]:
         """See `Method.on_join`."""
+        self._broken.discard(robot)
         if self._rank[robot] in self._received:
             self._received.remove(self._rank[robot])
         return [Discard((robot,))]
@@ -109,6 +111,7 @@ class Coded(Holding):
     def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
         """See `Method.dues`."""
         lost = self._ranks(gone).difference(self._received)
+        self._broken.update(self._named(lost))
         out: list[Due] = []
         if self._late or lost:
             out.append(Discard((*self._late, *self._named(lost))))
@@ -173,7 +176,9 @@ class Coded(Holding):
 
     def close(self, robot: str, complete: bool, fleet: Fleet, now: float) -> list[Due]:
         """See `Method.close`: an incomplete push is dropped."""
-        if not complete and self.in_time(robot, fleet[robot].iteration):
+        broken = robot in self._broken
+        self._broken.discard(robot)
+        if broken or not complete and self.in_time(robot, fleet[robot].iteration):
             return self.on_join(robot)
         return super().close(robot, complete, fleet, now)
 

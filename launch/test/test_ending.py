@@ -1,0 +1,118 @@
+"""However a fleet is ended, nothing of it is left, and its results are there."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fleet_env.summary import read_summary
+from fleet_testing import Lines, environment, eventually, free_domain
+from fleet_under_test import HERE, write_fleet
+
+MARK = 'ROG_TEST_ENDING'
+
+
+class Launcher:
+    """`rog fleet up` with everything that it starts, which a variable marks."""
+
+    def __init__(self, folder, *options, **fleet):
+        self.out = folder / 'out'
+        self.mark = f'{MARK}={folder}'
+        file = write_fleet(folder, **fleet)
+        self.lines = Lines(subprocess.Popen(
+            [sys.executable, '-m', 'rog_cli.main', 'fleet', 'up', str(file), '--plain', '--out',
+             str(self.out), *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env=environment(free_domain(), HERE, **{MARK: str(folder)})))
+
+    def left(self):
+        """Process ids of what the launcher has started, or is."""
+        return [int(path.parent.name) for path in Path('/proc').glob('[0-9]*/environ')
+                if self.mark.encode() in _read(path)]
+
+    def ended(self):
+        code, text = self.lines.ended()
+        eventually(lambda: not self.left(), lambda: f'nothing is left, but {self.left()}\n{text}')
+        return code, text
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except OSError:  # it ended meanwhile, or is a zombie
+        return b''
+
+
+@pytest.mark.parametrize('number', [
+    signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.long)
+                      for n in (signal.SIGINT, signal.SIGHUP))])
+def test_a_signal_ends_the_fleet_and_its_results_are_written(tmp_path, number):
+    launcher = Launcher(tmp_path)
+    launcher.lines.wait('robot1: [1-9]')
+    launcher.lines.process.send_signal(number)
+    code, text = launcher.ended()
+    assert code == (128 + number if 'had to be killed' in text else 0), text
+    assert read_summary(launcher.out).notes['reason'] == 'interrupted'
+    assert 'Traceback' not in text + ''.join(
+        path.read_text() for path in (launcher.out / 'logs').iterdir())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_ends_it_at_once_and_is_its_exit_code(tmp_path, number):
+    launcher = Launcher(tmp_path)
+    launcher.lines.wait('robot1: [1-9]')
+    launcher.lines.process.send_signal(number)
+    launcher.lines.wait('stopping the fleet')
+    while launcher.lines.process.poll() is None:  # signals that come at once are one
+        launcher.lines.process.send_signal(number)
+        try:
+            launcher.lines.process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            pass
+    code, _ = launcher.ended()
+    assert code in (0, 128 + number)  # 0: it had ended in order before
+    assert read_summary(launcher.out).sync == 'rsp:4'
+
+
+@pytest.mark.long
+def test_a_signal_before_the_run_begins_ends_it_too(tmp_path):
+    launcher = Launcher(tmp_path)
+    launcher.lines.wait('waiting for the parameter server')
+    launcher.lines.process.send_signal(signal.SIGTERM)
+    code, text = launcher.ended()
+    assert code in (0, 128 + signal.SIGTERM) and 'Traceback' not in text
+    assert (code == 0) == (launcher.out / 'summary.json').exists()
+
+
+@pytest.mark.long
+def test_what_a_launcher_has_started_ends_with_it_even_by_kill_9(tmp_path):
+    launcher = Launcher(tmp_path)
+    launcher.lines.wait('robot1: [1-9]')
+    launcher.lines.process.kill()
+    assert launcher.ended()[0] == -signal.SIGKILL
+    assert read_summary(launcher.out).notes['reason'] == 'interrupted'
+
+
+@pytest.mark.long
+def test_a_server_that_does_not_start_ends_it_with_the_servers_own_words(tmp_path):
+    first = Launcher(tmp_path, '--minutes', '0.02')
+    assert first.ended()[0] == 0
+    checkpoint = first.out / 'checkpoint.safetensors'
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    code, text = Launcher(tmp_path, '--resume').ended()
+    assert code == 1
+    said = re.search('rog: server ended with exit code 1: (.*)', text)
+    assert said and 'checkpoint' in said[1], text
+    assert 'rog: robot' not in text  # it is not the robots' fault
+
+
+@pytest.mark.long
+def test_a_robot_that_does_not_start_ends_it_with_the_robots_own_words(tmp_path):
+    code, text = Launcher(tmp_path, '--set', 'training.device=cuda:7').ended()
+    assert code == 1
+    assert re.search("rog: robot. ended with exit code 1: .*'cuda:7', which cannot be used", text)
+
+

@@ -1,0 +1,165 @@
+"""The radio of an emulated network: frames of real nodes on the channel of virtual time. Sans-I/O.
+
+Between the air of :class:`fleet_env.channel.Channel`, which robots share, and the receiver stands
+what else a link does: delay, jitter, loss, duplicates, reordering, and no link at all.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fleet_env.channel import Channel
+from fleet_env.errors import SettingError
+from fleet_env.trace import LinkTrace
+
+AT_BASE = 1000.0  # Mbit/s, of a link whose trace has not begun
+QUEUE_BYTES = 1_500_000  # that may wait for the air in one direction: 1000 frames, as in Linux
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a robot's link does to frames, in both directions, beside its rate.
+
+    :raises SettingError: for a value that is not finite, negative, or no probability.
+    """
+
+    linked: bool = True      # False: out of range; whatever is sent, or waits, is lost
+    delay: float = 0.0       # s, of every frame
+    jitter: float = 0.0      # s, at most added to it, drawn uniformly; frames keep their order
+    loss: float = 0.0        # probability that a frame is lost; it has taken its air time
+    duplicate: float = 0.0   # probability that a frame arrives twice
+    reorder: float = 0.0     # probability that a frame is held back until later ones have passed
+    reorder_time: float = 0.05  # s, how long it is held back
+
+    def __post_init__(self) -> None:
+        for name in ('delay', 'jitter', 'reorder_time'):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise SettingError(f'{name} is {value}; it must be a time of at least 0 s',
+                                   path=(name,))
+        for name in ('loss', 'duplicate', 'reorder'):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise SettingError(f'{name} is {value}; it must be a probability, 0 to 1',
+                                   path=(name,))
+
+
+@dataclass
+class Counters:
+    """One direction of a robot's link since the start."""
+
+    frames: int = 0         # that came out of it
+    bytes: int = 0          # that the air has carried
+    refused: int = 0        # frames that found no link, or a full queue
+    lost: int = 0           # frames that were on the air and are lost
+    busy: float = 0.0       # s during which frames waited for, or were on, the air
+
+
+class Radio:
+    """Says when each frame comes out of a robot's link.
+
+    Until `begin` every link has the rate `AT_BASE`: robots get the model before they drive out, as
+    in virtual time, where they hold it from the start.
+
+    :param traces: robot -> rate of its link, Mbit/s; while it is 0, what is sent is lost.
+    :param conditions: robot -> its conditions at the start; none: a perfect link.
+    :param shared: all robots share the air.
+    :param seed: of losses, jitter, duplicates and reordering.
+    """
+
+    def __init__(self, traces: Mapping[str, LinkTrace],
+                 conditions: Mapping[str, Conditions] | None = None, shared: bool = True,
+                 seed: int = 0) -> None:
+        self.conditions = {name: Conditions() for name in traces} | dict(conditions or {})
+        self._traces, self._shared = dict(traces), shared
+        self._channel = Channel(dict.fromkeys(traces, LinkTrace([0.0], [AT_BASE])),
+                                max_backlog=QUEUE_BYTES)
+        self._start = math.inf
+        self._random = random.Random(seed)
+        flows = [(name, uplink) for name in traces for uplink in (True, False)]
+        self._counters = {flow: Counters() for flow in flows}
+        self._since = dict.fromkeys(flows, math.inf)   # when the flow began to be busy
+        self._last = dict.fromkeys(flows, -math.inf)   # when its last ordinary frame comes out
+        self._out: list[tuple[float, int, str, bool, bytes]] = []
+        self._order = itertools.count()
+
+    def begin(self, now: float) -> None:
+        """Let the traces begin; what is on the air comes out at once."""
+        if self._start < math.inf:
+            return
+        while (left := self._channel.deadline) < math.inf:
+            for robot, uplink, frame in self._channel.pop(left):
+                self._leave(robot, uplink, frame, now)
+        self._start = now
+        self._channel = Channel(self._traces, self._shared, now, QUEUE_BYTES)
+
+    def take(self, robot: str, uplink: bool, frame: bytes, now: float) -> None:
+        """Send a frame over a robot's link, ``uplink`` or towards the robot."""
+        self._run(now)
+        flow = robot, uplink
+        linked = self.conditions[robot].linked and self._channel.rate_at(robot, now) > 0
+        if not linked or not self._channel.offer(robot, uplink, len(frame), frame, now):
+            self._counters[flow].refused += 1
+        elif self._since[flow] == math.inf:
+            self._since[flow] = now
+
+    def release(self, now: float) -> list[tuple[str, bool, bytes]]:
+        """Return (robot, uplink, frame) of what has come out by ``now``, in order."""
+        self._run(now)
+        out = []
+        while self._out and self._out[0][0] <= now:
+            _, _, robot, uplink, frame = heapq.heappop(self._out)
+            self._counters[robot, uplink].frames += 1
+            out.append((robot, uplink, frame))
+        return out
+
+    @property
+    def deadline(self) -> float:
+        """Time at which `release` has something to do; infinity: never."""
+        return min(self._channel.deadline, self._out[0][0] if self._out else math.inf)
+
+    def report(self, now: float) -> dict[str, Any]:
+        """Return per robot the counters of both directions, and what its link offers it alone.
+
+        Amounts count from the start, `capacity_mbit` from `begin`: Mbit, bytes, frames, seconds.
+        """
+        self._run(now)
+        report: dict[str, Any] = {}
+        for (robot, uplink), counters in self._counters.items():
+            values = asdict(counters)
+            values['busy'] += max(now - self._since[robot, uplink], 0.0)
+            mbit = self._traces[robot].carried(max(now - self._start, 0.0))
+            entry = report.setdefault(robot, {'capacity_mbit': mbit, **asdict(
+                self.conditions[robot])})
+            entry['uplink' if uplink else 'downlink'] = values
+        return report
+
+    def _run(self, now: float) -> None:
+        while (left := self._channel.deadline) <= now:
+            for robot, uplink, frame in self._channel.pop(left):
+                self._leave(robot, uplink, frame, left)
+
+    def _leave(self, robot: str, uplink: bool, frame: bytes, now: float) -> None:
+        """Let a frame come off the air at ``now``."""
+        flow, conditions, draw = (robot, uplink), self.conditions[robot], self._random.random
+        counters = self._counters[flow]
+        counters.bytes += len(frame)
+        if not self._channel.backlog_bytes(robot, uplink):
+            counters.busy += now - self._since[flow]
+            self._since[flow] = math.inf
+        if not conditions.linked or (conditions.loss and draw() < conditions.loss):
+            counters.lost += 1
+            return
+        at = max(now + conditions.delay + conditions.jitter * draw(), self._last[flow])
+        if conditions.reorder and draw() < conditions.reorder:
+            at += conditions.reorder_time
+        else:
+            self._last[flow] = at
+        for _ in range(1 + (conditions.duplicate > 0 and draw() < conditions.duplicate)):
+            heapq.heappush(self._out, (at, next(self._order), robot, uplink, frame))

@@ -1,0 +1,86 @@
+"""Real nodes with the environment of a fleet, in a network namespace with a second interface."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from fleet_env.fleet import ReachConfig
+
+# The network that a user would not like to talk on; IPv6 is off because the kernel talks there.
+SETUP = '''
+sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1 || exit 77
+ip link set lo up && ip link add wlan9 type veth peer name air9 || exit 77
+ip address add 10.9.0.1/24 dev wlan9 && ip link set wlan9 up multicast $MULTICAST || exit 77
+ip link set air9 up || exit 77
+exec "$@"
+'''
+NODES = '''
+import os, sys, time
+from fleet_env.fleet import ReachConfig
+from fleet_ros.environment import dds_environment
+os.environ.update(dds_environment(ReachConfig.model_validate_json(sys.argv[1])))
+import rclpy
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from std_msgs.msg import String
+
+def sent():
+    line, = [line for line in open('/proc/net/dev') if 'wlan9:' in line]
+    return int(line.split(':')[1].split()[9])
+
+before, got = sent(), []
+contexts = [Context(), Context()]
+for context in contexts:
+    rclpy.init(args=[], context=context)
+nodes = [Node(f'n{n}', context=context) for n, context in enumerate(contexts)]
+publisher = nodes[0].create_publisher(String, 'words', 10)
+nodes[1].create_subscription(String, 'words', got.append, 10)
+executor = SingleThreadedExecutor(context=contexts[1])
+executor.add_node(nodes[1])
+end = time.monotonic() + 60
+while not got and time.monotonic() < end:
+    publisher.publish(String(data='hello'))
+    executor.spin_once(timeout_sec=0.1)
+print(len(got) > 0, sent() - before)
+sys.stdout.flush()
+os._exit(0)
+'''
+
+
+def heard_and_sent(network, multicast='on', **environment):
+    """Whether two nodes meet, and how many packets they send on wlan9."""
+    if shutil.which('unshare') is None or shutil.which('ip') is None:
+        pytest.skip('needs unshare and ip')
+    done = subprocess.run(
+        ['unshare', '-rn', 'sh', '-c', SETUP, 'sh', sys.executable, '-c', NODES,
+         network.model_dump_json()], text=True, capture_output=True, timeout=120,
+        env={**os.environ, 'MULTICAST': multicast, **environment})
+    if done.returncode in (1, 77) and 'Traceback' not in done.stderr:
+        pytest.skip(f'network namespaces are not allowed here: {done.stderr.strip()}')
+    assert done.returncode == 0, done.stderr
+    heard, packets = done.stdout.split()
+    return heard == 'True', int(packets)
+
+
+@pytest.mark.parametrize('environment', [
+    {'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
+    pytest.param({'ROS_STATIC_PEERS': '10.9.0.2'}, marks=pytest.mark.long)],
+    ids=['SUBNET', 'peers'])
+def test_on_this_machine_means_on_this_machine(environment):
+    assert heard_and_sent(ReachConfig(), **environment) == (True, 0)
+
+
+@pytest.mark.long
+def test_on_an_interface_means_on_that_interface():
+    heard, packets = heard_and_sent(ReachConfig(interface='wlan9'), ROS_LOCALHOST_ONLY='1',
+                                    ROS_AUTOMATIC_DISCOVERY_RANGE='LOCALHOST')
+    assert heard and packets > 0
+
+
+@pytest.mark.long
+def test_peers_meet_where_there_is_no_multicast():
+    heard, _ = heard_and_sent(ReachConfig(interface='wlan9', peers='10.9.0.1'), 'off')
+    assert heard

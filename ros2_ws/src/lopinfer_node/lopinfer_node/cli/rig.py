@@ -1,0 +1,168 @@
+"""A robot and a server on one machine with an emulated link: for the demo and the benches.
+
+The server is a process of its own, the robot is this process; each computes on one thread. Real
+DDS between them, the link's rate and delay from the token bucket that fleets use too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fleet_env.fleet import ReachConfig
+from fleet_env.shaped import ShapedLink
+from fleet_env.trace import LinkTrace
+from fleet_ros.ending import launched
+from fleet_ros.environment import dds_environment
+from torch.utils import _pytree as pytree
+
+from ..api import OffloadedModel
+from ..errors import RemoteError
+from ..planning.profile import Profile
+from ..ros.client_shell import ClientOptions
+from ..runtime.planner import TablePlanner
+
+SERVER = 'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())'
+START = 120.0       # seconds that a server has to load, measure and accept plans
+WARM_UP = 2         # requests
+DEVICE_ONLY = 'device-only'
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Requests of one method.
+
+    `latency` (requests,), `estimate` of the plan, medians of `device`, `server`, `transfer` and
+    `overlap`, all in seconds; `offloaded` requests used the server; `error`: largest difference
+    from the unsplit model's output, relative to its largest element.
+    """
+
+    method: str
+    latency: np.ndarray
+    estimate: float
+    offloaded: int
+    error: float
+    device: float
+    server: float
+    transfer: float
+    overlap: float
+
+    @property
+    def median(self) -> float:
+        """Median latency, seconds."""
+        return float(np.median(self.latency))
+
+
+class Rig:
+    """Server and link stay while `measure` tries one method after the other.
+
+    ``rate`` in bytes/s in each direction, None for loopback as it is; ``latency`` in s. The robot
+    computes ``slowdown`` times as slowly as it could.
+    """
+
+    def __init__(self, model: torch.nn.Module, example: torch.Tensor, rate: float | None,
+                 latency: float = 0.0, folder: Path | None = None,
+                 slowdown: float = 1.0) -> None:
+        self.model, self.example = model, example
+        self.rate, self.latency = rate, latency
+        with torch.no_grad():
+            self.want: list[torch.Tensor] = pytree.tree_leaves(model(example))
+        self._folder = folder
+        self.slowdown = slowdown
+        self._process: subprocess.Popen[bytes] | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Rig:
+        if self._folder is None:
+            self._temporary = tempfile.TemporaryDirectory()
+            self._folder = Path(self._temporary.name)
+        parameters: dict[str, Any] = {'directory': self._folder, 'threads': 1}
+        if self.rate is not None:
+            parameters |= {'link.rate': self.rate * 8e-6, 'link.latency': float(self.latency)}
+        arguments = [a for name, value in parameters.items() for a in ('-p', f'{name}:={value}')]
+        self._process = subprocess.Popen(
+            [sys.executable, '-c', SERVER, '--ros-args', '--log-level', 'warn',
+             '-r', '__ns:=/lopinfer', *arguments], env=dict(os.environ))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(10.0)
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def measure(self, method: str, profile: Profile, requests: int, delay: float) -> Measured:
+        """Share `requests` inferences by the plans of one method.
+
+        ``profile``: of the slowed robot. ``delay`` of the link per direction that plans expect, s.
+        """
+        with self.robot(TablePlanner(method, profile, latency=delay), method) as shared:
+            alone = float(profile.whole.sum())
+            return measure(shared, self.example, self.want, method, requests, alone)
+
+    @contextmanager
+    def robot(self, planner: TablePlanner, name: str) -> Iterator[OffloadedModel]:
+        """A robot that is connected and has measured the link."""
+        link = ShapedLink() if self.rate is None else \
+            ShapedLink(LinkTrace([0.0], [self.rate * 8e-6]), self.latency)
+        shared = OffloadedModel(self.model, name.replace('-', '_'),
+                                ClientOptions(planner, link=link, slowdown=self.slowdown))
+        shared.connect(self.example)
+        try:
+            if not shared.wait(START):
+                raise RemoteError(f'the server is not ready after {START:g} s: '
+                                  f'{shared.reason or "it does not answer"}')
+            yield shared
+        finally:
+            shared.close()
+
+
+def measure(shared: OffloadedModel, example: torch.Tensor, want: Sequence[torch.Tensor],
+            method: str, requests: int, alone: float) -> Measured:
+    """Run requests one after the other, after a few that do not count.
+
+    ``alone``: expected seconds of the robot alone.
+    """
+    rows: list[Sequence[float]] = []
+    estimate, offloaded, error = float('nan'), 0, 0.0
+    for turn in range(WARM_UP + requests):
+        before = time.perf_counter()
+        got = shared(example)
+        seconds = time.perf_counter() - before
+        report = shared.report
+        assert report is not None
+        error = max(error, *(float((g - w).abs().max() / w.abs().max())
+                             for g, w in zip(pytree.tree_leaves(got), want, strict=True)))
+        if turn == WARM_UP - 1:
+            offloaded = report.offloaded
+        if turn >= WARM_UP:
+            rows.append((seconds, report.device, report.server, report.transfer, report.overlap))
+            estimate = alone if np.isnan(report.estimate) else report.estimate
+    assert report is not None
+    table = np.array(rows)
+    return Measured(method, table[:, 0], estimate, report.offloaded - offloaded,
+                    error, *(float(x) for x in np.median(table[:, 1:], 0)))
+
+
+@contextmanager
+def private_domain() -> Iterator[None]:
+    """Keep DDS on loopback, in a domain of this process's own unless the user chose one."""
+    chosen = os.environ.get('ROS_DOMAIN_ID') or str(1 + os.getpid() % 100)
+    before = dict(os.environ)
+    os.environ.update({**dds_environment(ReachConfig()), 'ROS_DOMAIN_ID': chosen, **launched()})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

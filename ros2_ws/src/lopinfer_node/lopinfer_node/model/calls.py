@@ -1,0 +1,207 @@
+"""One call of an ATen operator in a traced model, and how it may be divided.
+
+A rule (package `rules`) looks at a call and says along which axis its result may be divided, what
+intervals of its inputs an output interval needs, and which arithmetic computes just that interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ..errors import ModelError
+from .footprint import Footprint, Interval, identity, whole
+
+Arithmetic = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that depends on the model's inputs: node `index`, divided along `axis`."""
+
+    index: int
+    shape: tuple[int, ...]
+    axis: int | None = None
+
+    @property
+    def extent(self) -> int:
+        """Number of indices along the axis; 1 for a tensor that is not divided."""
+        return 1 if self.axis is None else self.shape[self.axis]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant tensor of the model, by name."""
+
+    name: str
+    tensor: torch.Tensor = field(compare=False, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        return tuple(self.tensor.shape)
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a call is divided.
+
+    `axis` of the result, None if it is computed whole or not at all; one footprint for each of
+    `Call.values`; `part(lo, hi, needs)` returns the arithmetic of the output interval [lo, hi)
+    from inputs that are just the intervals `needs`. None stands for the call itself on slices.
+    """
+
+    axis: int | None
+    footprints: tuple[Footprint, ...]
+    part: Callable[[int, int, Sequence[Interval]], Arithmetic] | None = None
+    is_global: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """`overload(**arguments)`; `pick` selects one of several results, None for a single one."""
+
+    overload: torch._ops.OpOverload
+    arguments: dict[str, Any]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pick: int | None = None
+
+    @property
+    def op(self) -> str:
+        """Operator without namespace and overload: `conv2d`."""
+        return self.overload.overloadpacket.__name__
+
+    @cached_property
+    def values(self) -> tuple[Value, ...]:
+        """The tensors that this call takes, each once, in the order of the operator's schema."""
+        found: dict[int, Value] = {}
+        for name in (a.name for a in self.overload._schema.arguments):
+            argument = self.arguments.get(name)
+            for item in argument if isinstance(argument, (list, tuple)) else (argument,):
+                if isinstance(item, Value):
+                    found.setdefault(item.index, item)
+        return tuple(found.values())
+
+    def bind(self, /, **changes: Any) -> Arithmetic:
+        """A function of the tensors `values` (whole or slices) that makes the call.
+
+        `changes` replace arguments; a replacement may hold values and weights too.
+        """
+        position = {value.index: i for i, value in enumerate(self.values)}
+        arguments = {**self.arguments, **changes}
+        schema = self.overload._schema.arguments
+        plain = [arguments.get(a.name, a.default_value)
+                 for a in schema if not a.kwarg_only]
+        keywords = {a.name: _constant(arguments[a.name]) for a in schema
+                    if a.kwarg_only and a.name in arguments}
+        holes: list[tuple[int, int]] = []
+        lists: list[tuple[int, list[int | Any]]] = []
+        for at, argument in enumerate(plain):
+            if isinstance(argument, Value):
+                holes.append((at, position[argument.index]))
+            elif isinstance(argument, (list, tuple)) and any(isinstance(a, Value)
+                                                             for a in argument):
+                lists.append((at, [position[a.index] if isinstance(a, Value) else _constant(a)
+                                   for a in argument]))
+            else:
+                plain[at] = _constant(argument)
+        return self._bound(plain, keywords, holes, lists)
+
+    def _bound(self, plain: list[Any], keywords: dict[str, Any], holes: list[tuple[int, int]],
+               lists: list[tuple[int, list[Any]]]) -> Arithmetic:
+        target, pick = self.overload, self.pick
+
+        def run(*tensors: torch.Tensor) -> Any:
+            arguments = list(plain)
+            for at, source in holes:
+                arguments[at] = tensors[source]
+            for at, items in lists:
+                arguments[at] = [tensors[i] if type(i) is int else i for i in items]
+            result = target(*arguments, **keywords)
+            return result if pick is None else result[pick]
+
+        return run
+
+
+def _constant(argument: Any) -> Any:
+    if isinstance(argument, Weight):
+        return argument.tensor
+    if isinstance(argument, (list, tuple)):
+        return [_constant(a) for a in argument]
+    return argument
+
+
+def indivisible(call: Call, is_global: bool | None = None) -> Division:
+    """Computed whole, from whole inputs; global unless every input is whole already."""
+    if is_global is None:
+        is_global = any(v.extent > 1 for v in call.values)
+    return Division(None, tuple(whole(1, v.extent) for v in call.values), None, is_global)
+
+
+def along(call: Call, axis: int, same: Sequence[Value] = ()) -> list[Footprint]:
+    """Footprints of a result divided along `axis`: `same` by index, all other inputs whole."""
+    extent = call.shape[axis]
+    return [identity(extent) if value in same else whole(extent, value.extent)
+            for value in call.values]
+
+
+Rule = Callable[[Call], Division]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators by name (`conv2d` for every overload of `aten::conv2d`)."""
+    def register(function: Rule) -> Rule:
+        for name in names:
+            if name in RULES or name in WHOLE:
+                raise ValueError(f'operator {name} has a rule already, {function.__name__} would '
+                                 'be the second')
+            RULES[name] = function
+        return function
+    return register
+
+
+# Without a rule of their own: always whole. Pure functions of tensors, safe to run for a client.
+WHOLE = frozenset((
+    'argmin', 'argsort', 'bincount', 'cdist', 'cummax', 'cumprod', 'diag_embed',
+    'diagonal', 'einsum', 'fft_fft2', 'flip', 'gather', 'grid_sampler', 'grid_sampler_2d',
+    'index', 'index_add', 'index_put', 'index_select', 'kthvalue', 'max_unpool2d', 'median',
+    'native_group_norm', 'group_norm', 'instance_norm', 'nonzero_static', 'repeat_interleave',
+    'roll', 'rot90', 'scatter', 'scatter_add', 'select_scatter', 'slice_scatter', 'sort', 'take',
+    'topk', 'tril', 'triu', 'upsample_bicubic2d', 'affine_grid_generator', 'im2col', 'col2im',
+    'unfold', 'as_strided', 'repeat', 'tile', 'cross', 'linalg_vector_norm',
+    '_adaptive_avg_pool3d', '_upsample_bicubic2d_aa', '_upsample_bilinear2d_aa', 'lstm', 'gru'))
+
+
+def divide(call: Call) -> Division:
+    """Apply the operator's rule. ModelError for operators that are not known to be safe."""
+    if call.overload.namespace != 'aten' or call.overload._schema.is_mutable:
+        raise ModelError(f'operator {call.overload} is not a pure ATen operator')
+    if _random(call):
+        raise ModelError(f'operator {call.overload} is random: robot and server would differ')
+    found = RULES.get(call.op)
+    if found is None:
+        if call.op not in WHOLE:
+            raise ModelError(f'operator {call.overload} is not among those that may be sent to a '
+                             'server')
+        return indivisible(call)
+    if all(value.axis is None for value in call.values):
+        return indivisible(call, call.op in SINGLE_ROW_GLOBAL)
+    return found(call)
+
+
+def _random(call: Call) -> bool:
+    if torch.Tag.nondeterministic_seeded not in call.overload.tags:
+        return False
+    if call.op in ('dropout', 'lstm', 'gru'):
+        return bool(call.arguments.get('train', True))
+    return call.op != 'scaled_dot_product_attention'
+
+
+# With a single row there is nothing to divide: Table 4.1 counts these as global.
+SINGLE_ROW_GLOBAL = frozenset(('linear', 'addmm', 'flatten', 'mm', 'matmul'))

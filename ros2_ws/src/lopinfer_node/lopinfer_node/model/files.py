@@ -1,0 +1,143 @@
+"""A traced model on disk and on the wire: graph.json and weights.safetensors, never a pickle.
+
+graph.json: {"version", "name", "inputs": [{"shape", "dtype", "axis", "place"}], "calls": [{"op",
+"arguments", "shape", "dtype", "place", "pick"}], "outputs": [...]}. Tensors in arguments are
+{"v": record} for a result and {"w": name} for a weight. Reading trusts nothing: operators come
+from an allow-list, and every shape is computed again before the model is accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ..errors import ModelError
+from . import rules  # noqa: F401 - registers the rules
+from .calls import RULES, WHOLE, Weight
+from .text import KINDS, VERSION, as_json
+from .trace import Record, Ref, Tape
+from .traced import Traced
+
+GRAPH, WEIGHTS = 'graph.json', 'weights.safetensors'
+
+
+def save(traced: Traced, directory: Path) -> None:
+    """Write both files; weights that share memory are written once each."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / GRAPH).write_text(as_json(traced.name, traced.axes, traced.tape))
+    save_file({k: v.detach().cpu().contiguous().clone() for k, v in traced.parameters.items()},
+              str(directory / WEIGHTS))
+
+
+def load(directory: Path, device: str = 'cpu') -> Traced:
+    """Read and check both files, weights to `device`. ModelError says what does not fit."""
+    try:
+        document = json.loads((directory / GRAPH).read_text())
+        weights = load_file(str(directory / WEIGHTS), device)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f'{directory}: this is not a traced model: {error}') from error
+    try:
+        return _read(document, weights, torch.device(device))
+    except ModelError as error:
+        raise ModelError(f'{directory / GRAPH}: {error}') from None
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+        raise ModelError(f'{directory / GRAPH}: {type(error).__name__}: {error}') from error
+
+
+def _read(document: dict[str, Any], weights: dict[str, torch.Tensor],
+          device: torch.device) -> Traced:
+    if document['version'] != VERSION:
+        raise ModelError(f'version {document["version"]}, this program reads version {VERSION}')
+    tape = Tape(weights=weights)
+    records = tape.records
+    for entry in document['inputs']:
+        records.append(Record(None, {}, _shape(entry), _dtype(entry['dtype']), entry['place']))
+    shadows = [torch.empty(r.shape, dtype=r.dtype, device='meta') for r in records]
+    for entry in document['calls']:
+        arguments = {str(k): _decode(a, len(records), weights, device)
+                     for k, a in entry['arguments'].items()}
+        made = Record(_overload(entry['op']), arguments, _shape(entry), _dtype(entry['dtype']),
+                      str(entry['place']), entry['pick'])
+        shadows.append(_check(made, shadows))
+        records.append(made)
+    tape.outputs = [_decode(o, len(records), weights, device) for o in document['outputs']]
+    axes = [entry['axis'] for entry in document['inputs']]
+    for axis, made in zip(axes, records, strict=False):
+        if axis is not None and not 0 <= axis < len(made.shape):
+            raise ModelError(f'input {made.place} has no axis {axis}')
+    return Traced(str(document['name']), tape, axes)
+
+
+def _check(made: Record, shadows: list[torch.Tensor]) -> torch.Tensor:
+    """Run the call on tensors without memory: its shape and type have to be as declared."""
+    assert made.overload is not None
+
+    def shadow(a: Any) -> Any:
+        if isinstance(a, list):
+            return [shadow(i) for i in a]
+        if isinstance(a, Ref):
+            return shadows[a.index]
+        return a.tensor.to('meta') if isinstance(a, Weight) else a
+    schema = made.overload._schema.arguments
+    plain = [shadow(made.arguments.get(a.name, a.default_value)) for a in schema
+             if not a.kwarg_only]
+    keywords = {a.name: shadow(made.arguments[a.name]) for a in schema
+                if a.kwarg_only and a.name in made.arguments}
+    result = made.overload(*plain, **keywords)
+    result = result if made.pick is None else result[made.pick]
+    if tuple(result.shape) != made.shape or result.dtype != made.dtype:
+        raise ModelError(f'{made.place}: {made.overload} gives {result.dtype} '
+                         f'{list(result.shape)}, the file says {made.dtype} {list(made.shape)}')
+    return result
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    parts = str(name).split('.')
+    if len(parts) != 3 or parts[0] != 'aten' or parts[1] not in RULES and parts[1] not in WHOLE:
+        raise ModelError(f'operator {name} is not among those that a server runs')
+    return getattr(getattr(torch.ops.aten, parts[1]), parts[2])
+
+
+def _shape(entry: dict[str, Any]) -> tuple[int, ...]:
+    shape = tuple(entry['shape'])
+    if not all(type(n) is int and n >= 0 for n in shape) or math.prod(shape) > 1 << 31:
+        raise ModelError(f'{entry["place"]}: {shape} is no shape')
+    return shape
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ModelError(f'{name} is no type of tensors')
+    return dtype
+
+
+def _decode(argument: Any, records: int, weights: dict[str, torch.Tensor],
+            device: torch.device) -> Any:
+    if isinstance(argument, list):
+        return [_decode(a, records, weights, device) for a in argument]
+    if not isinstance(argument, dict):
+        return argument
+    (kind, value), = argument.items()
+    if kind == 'v':
+        if type(value) is not int or not 0 <= value < records:
+            raise ModelError(f'record {value} does not exist yet')
+        return Ref(value)
+    if kind == 'w':
+        if value not in weights:
+            raise ModelError(f'weight {value} is missing')
+        return Weight(value, weights[value])
+    if kind == 'float':
+        return float(value)
+    if kind == 'device':
+        return device
+    found = getattr(torch, str(value), None)
+    if kind not in KINDS or not isinstance(found, KINDS[kind]):
+        raise ModelError(f'{argument} is not known')
+    return found

@@ -1,0 +1,131 @@
+"""The graph of a model: operators, what they need of each other, and how large their tensors are.
+
+Only what planning needs; nothing here imports torch. `trace.py` makes one from a model,
+`published.py` from the published profiles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+
+from ..errors import ModelError
+from .footprint import Footprint
+
+
+class Kind(Enum):
+    """What a node stands for."""
+
+    INPUT = 'input'        # the model's inputs; whole on the robot
+    OPERATOR = 'operator'
+    OUTPUT = 'output'      # the model's outputs; needed whole on the robot
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator and the tensor it makes.
+
+    `axis` is the one along which the tensor may be divided, None if it may not: then its extent is
+    1 and it is computed whole or not at all. `inputs` are producers' indices, each once,
+    `footprints` has one entry for each. `is_global`: an output index needs a whole input of more
+    than one index (thesis 4.4.1); such an operator is never computed twice.
+    """
+
+    index: int
+    name: str
+    kind: Kind
+    op: str
+    inputs: tuple[int, ...]
+    footprints: tuple[Footprint, ...]
+    shape: tuple[int, ...]
+    itemsize: int = 4
+    axis: int | None = None
+    is_global: bool = False
+    place: str = ''        # where in the model: "features.3.conv (VGG)"
+
+    @property
+    def extent(self) -> int:
+        """Number of indices along the axis."""
+        return 1 if self.axis is None else self.shape[self.axis]
+
+    @cached_property
+    def bytes(self) -> int:
+        """Size of the whole tensor."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.itemsize
+
+    @property
+    def bytes_per_index(self) -> int:
+        """Size of one index along the axis."""
+        return self.bytes // self.extent
+
+
+class Graph:
+    """Nodes in topological order, checked once: inputs come before their consumers."""
+
+    def __init__(self, nodes: Sequence[Node], name: str = 'model') -> None:
+        self.nodes = tuple(nodes)
+        self.name = name
+        for index, node in enumerate(self.nodes):
+            self._check(index, node)
+        self.inputs = [n.index for n in self.nodes if n.kind is Kind.INPUT]
+        self.outputs = [n.index for n in self.nodes if n.kind is Kind.OUTPUT]
+        if not self.inputs or not self.outputs:
+            raise ModelError(f'{name}: a model needs at least one input tensor and one output')
+
+    def _check(self, index: int, node: Node) -> None:
+        where = f'{self.name}: operator {node.name} ({node.op})'
+        if node.index != index:
+            raise ModelError(f'{where} has index {node.index} at position {index}')
+        if len(node.inputs) != len(node.footprints) or len(set(node.inputs)) != len(node.inputs):
+            raise ModelError(f'{where} needs one footprint for each of its inputs')
+        for source, footprint in zip(node.inputs, node.footprints, strict=True):
+            if not 0 <= source < index:
+                raise ModelError(f'{where} takes an input that is not computed before it')
+            if len(footprint.starts) != node.extent \
+                    or footprint.extent != self.nodes[source].extent:
+                raise ModelError(f'{where} has a footprint of {len(footprint.starts)} x '
+                                 f'{footprint.extent} on {node.extent} x '
+                                 f'{self.nodes[source].extent} indices')
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For each node the nodes that take its tensor."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for node in self.nodes:
+            for source in node.inputs:
+                found[source].append(node.index)
+        return tuple(tuple(f) for f in found)
+
+    @cached_property
+    def extents(self) -> np.ndarray:
+        """Extent of each node, int64 of shape (nodes,)."""
+        return np.array([n.extent for n in self.nodes], np.int64)
+
+    @cached_property
+    def input_bytes(self) -> int:
+        """Bytes of the model's inputs together."""
+        return sum(self.nodes[i].bytes for i in self.inputs)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of everything a plan depends on: who needs what of whom, and the shapes."""
+        state = hashlib.sha256()
+        for n in self.nodes:
+            state.update(repr((n.op, n.kind.value, n.inputs, n.shape, n.itemsize, n.axis,
+                               n.is_global)).encode())
+            for f in n.footprints:
+                state.update(f.starts.tobytes() + f.ends.tobytes())
+        return state.hexdigest()
+
+    def counts(self) -> tuple[int, int]:
+        """Numbers of local and of global operators (Table 4.1)."""
+        operators = [n for n in self.nodes if n.kind is Kind.OPERATOR]
+        return sum(not n.is_global for n in operators), sum(n.is_global for n in operators)

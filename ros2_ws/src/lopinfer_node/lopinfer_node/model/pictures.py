@@ -1,0 +1,40 @@
+"""Models that take pictures as bytes, as cameras give them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import zoo
+from .traced import Traced, trace
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)   # of ImageNet, which most models expect
+
+
+class OfImages(torch.nn.Module):
+    """A model that takes pictures as they are, uint8 (n, 3, rows, columns), and normalises them.
+
+    Each channel becomes (x / 255 - mean) / std. So one byte of a colour crosses the link, not the
+    four bytes of the same number in float32; results are equal.
+    """
+
+    def __init__(self, model: torch.nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer('mean', torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer('std', torch.tensor(std).view(1, -1, 1, 1))
+        self.eval()
+
+    def forward(self, image: torch.Tensor) -> Any:
+        """The model's results."""
+        return self.model((image.float() / 255 - self.mean) / self.std)
+
+
+def traced_of_images(name: str, size: tuple[int, int], pretrained: bool = False,
+                     mean: Sequence[float] = MEAN, std: Sequence[float] = STD,
+                     device: torch.device | str = 'cpu') -> Traced:
+    """The model of this name (see `zoo.load`) for one picture of ``size`` (rows, columns)."""
+    model = OfImages(zoo.load(name, pretrained), mean, std).to(device)
+    return trace(model, torch.zeros(1, 3, *size, dtype=torch.uint8, device=device))

@@ -1,0 +1,179 @@
+"""Global operators by exchange of sufficient statistics (the thesis's future work, 4.7).
+
+An operator that aggregates over the divided axis needs all of it on one side. Written as partial
+aggregates of stretches of the axis and their combination, each side aggregates what it has and
+only the statistics cross: sums for a mean, maximum and sum of exponentials for a softmax, and for
+attention also the partial results (as in FlashAttention). The new calls are ordinary operators,
+so planner, checker and runtime know nothing of it. Results differ from the model's by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .calls import Call, Value, Weight
+from .trace import Record, Ref, Tape
+from .traced import Traced
+
+aten = torch.ops.aten
+
+
+def exchange_statistics(traced: Traced, parts: int = 4) -> Traced:
+    """The same model, whose softmaxes, means and attentions over the divided axis are in `parts`.
+
+    More parts let the planner cut at more places, at the price of more operators.
+    """
+    if parts < 2:
+        raise ValueError('at least two parts are needed for something to exchange')
+    return Traced(traced.name, _Rewriter(traced, parts).run(), traced.axes)
+
+
+class _Rewriter:
+    def __init__(self, traced: Traced, parts: int) -> None:
+        self.traced, self.parts = traced, parts
+        self.out = Tape(weights=dict(traced.parameters))
+        self.shadows: list[torch.Tensor] = []
+        self.moved: dict[int, Ref] = {}
+        self.place = ''
+
+    def run(self) -> Tape:
+        for index, made in enumerate(self.traced.tape.records):
+            self.place = made.place
+            if made.overload is None:
+                self.moved[index] = self._append(made, torch.empty(made.shape, dtype=made.dtype,
+                                                                   device='meta'))
+                continue
+            call, node = self.traced.calls[index], self.traced.graph.nodes[index]
+            rewrite = REWRITES.get(call.op)
+            found = rewrite(self, call) if rewrite and node.is_global and call.pick is None \
+                else None
+            self.moved[index] = found or self._copy(made)
+        self.out.outputs = [self.moved[o.index] if isinstance(o, Ref) else o
+                            for o in self.traced.tape.outputs]
+        return self.out
+
+    def _copy(self, made: Record) -> Ref:
+        def moved(a: Any) -> Any:
+            if isinstance(a, list):
+                return [moved(i) for i in a]
+            return self.moved[a.index] if isinstance(a, Ref) else a
+        copy = Record(made.overload, {k: moved(a) for k, a in made.arguments.items()}, made.shape,
+                      made.dtype, made.place, made.pick)
+        return self._append(copy, torch.empty(made.shape, dtype=made.dtype, device='meta'))
+
+    def _append(self, made: Record, shadow: torch.Tensor) -> Ref:
+        self.out.records.append(made)
+        self.shadows.append(shadow)
+        return Ref(len(self.shadows) - 1)
+
+    def emit(self, overload: torch._ops.OpOverload, *arguments: Any, **keywords: Any) -> Ref:
+        """Append a call; its shape and type are found on tensors without memory."""
+        def shadow(a: Any) -> Any:
+            if isinstance(a, Ref):
+                return self.shadows[a.index]
+            return a.tensor.to('meta') if isinstance(a, Weight) else a
+        names = [a.name for a in overload._schema.arguments]
+        result = overload(*(shadow(a) for a in arguments),
+                          **{k: shadow(a) for k, a in keywords.items()})
+        bound = {**dict(zip(names, arguments, strict=False)), **keywords}
+        return self._append(Record(overload, bound, tuple(result.shape), result.dtype, self.place),
+                            result)
+
+    def stretches(self, value: Ref, axis: int) -> list[Ref]:
+        """`value` in parts along `axis`."""
+        extent = self.shadows[value.index].shape[axis]
+        ends = [extent * (i + 1) // self.parts for i in range(self.parts)]
+        return [self.emit(aten.slice.Tensor, value, axis, a, b)
+                for a, b in zip([0, *ends], ends, strict=False) if a < b]
+
+    def joined(self, parts: Sequence[Ref], overload: torch._ops.OpOverload) -> Ref:
+        total = parts[0]
+        for part in parts[1:]:
+            total = self.emit(overload, total, part)
+        return total
+
+    def of(self, value: Any) -> Ref:
+        return self.moved[value.index]
+
+
+def _mean(w: _Rewriter, call: Call) -> Ref | None:
+    """Sums of stretches, added, over the number of elements."""
+    value = call.values[0]
+    rank = len(value.shape)
+    dims = [d % rank for d in call.arguments.get('dim') or range(rank)]
+    kept = bool(call.arguments.get('keepdim', False))
+    return _averaged(w, value, dims, kept)
+
+
+def _pool(w: _Rewriter, call: Call) -> Ref | None:
+    """Adaptive average pooling to a single place."""
+    value = call.values[0]
+    rank, spatial = len(value.shape), len(call.arguments['output_size'])
+    if any(n != 1 for n in call.arguments['output_size']):
+        return None
+    return _averaged(w, value, list(range(rank - spatial, rank)), True)
+
+
+def _averaged(w: _Rewriter, value: Value, dims: list[int], kept: bool) -> Ref | None:
+    if value.axis not in dims or value.extent < w.parts:
+        return None
+    count = 1
+    for d in dims:
+        count *= value.shape[d]
+    sums = [w.emit(aten.sum.dim_IntList, part, dims, kept)
+            for part in w.stretches(w.of(value), value.axis)]
+    return w.emit(aten.div.Scalar, w.joined(sums, aten.add.Tensor), count)
+
+
+def _softmax(w: _Rewriter, call: Call) -> Ref | None:
+    """Maximum over all stretches, exponentials, their sum over all stretches."""
+    value = call.values[0]
+    axis = value.axis
+    if axis is None or call.arguments['dim'] % len(value.shape) != axis or value.extent < w.parts:
+        return None
+    x = w.of(value)
+    largest = w.joined([w.emit(aten.amax.default, part, [axis], True)
+                        for part in w.stretches(x, axis)], aten.maximum.default)
+    e = w.emit(aten.exp.default, w.emit(aten.sub.Tensor, x, largest))
+    total = w.joined([w.emit(aten.sum.dim_IntList, part, [axis], True)
+                      for part in w.stretches(e, axis)], aten.add.Tensor)
+    return w.emit(aten.div.Tensor, e, total)
+
+
+def _attention(w: _Rewriter, call: Call) -> Ref | None:
+    """Attention over stretches of the keys, combined by their maxima and sums."""
+    names = ('query', 'key', 'value')
+    if any(not isinstance(call.arguments[n], Value) for n in names) \
+            or call.arguments.get('attn_mask') is not None or call.arguments.get('is_causal') \
+            or call.arguments.get('enable_gqa') or call.arguments['key'].extent < w.parts:
+        return None
+    query, key, value = (call.arguments[n] for n in names)
+    axis = len(key.shape) - 2
+    if key.axis != axis or value.axis != axis:
+        return None
+    scale = call.arguments.get('scale') or query.shape[-1] ** -0.5
+    q = w.emit(aten.mul.Scalar, w.of(query), scale)
+    partial = []
+    for k, v in zip(w.stretches(w.of(key), axis), w.stretches(w.of(value), axis), strict=True):
+        scores = w.emit(aten.matmul.default, q, w.emit(aten.transpose.int, k, -2, -1))
+        largest = w.emit(aten.amax.default, scores, [-1], True)
+        e = w.emit(aten.exp.default, w.emit(aten.sub.Tensor, scores, largest))
+        partial.append((largest, w.emit(aten.sum.dim_IntList, e, [-1], True),
+                        w.emit(aten.matmul.default, e, v)))
+    top = w.joined([m for m, _, _ in partial], aten.maximum.default)
+    sums, results = [], []
+    for largest, total, result in partial:
+        factor = w.emit(aten.exp.default, w.emit(aten.sub.Tensor, largest, top))
+        sums.append(w.emit(aten.mul.Tensor, total, factor))
+        results.append(w.emit(aten.mul.Tensor, result, factor))
+    return w.emit(aten.div.Tensor, w.joined(results, aten.add.Tensor),
+                  w.joined(sums, aten.add.Tensor))
+
+
+REWRITES: dict[str, Callable[[_Rewriter, Call], Ref | None]] = {
+    'mean': _mean, 'adaptive_avg_pool1d': _pool, 'adaptive_avg_pool2d': _pool,
+    'adaptive_avg_pool3d': _pool, 'softmax': _softmax, '_softmax': _softmax,
+    'scaled_dot_product_attention': _attention}

@@ -1,0 +1,59 @@
+"""A tape as JSON text: the file `graph.json` and the digest of a model are made of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import ModelError
+from .calls import Weight
+from .trace import Ref, Tape
+
+VERSION = 1   # of the format
+
+KINDS: dict[str, type] = {'dtype': torch.dtype, 'layout': torch.layout,
+                          'memory_format': torch.memory_format}
+
+
+def as_json(name: str, axes: Sequence[int | None], tape: Tape) -> str:
+    """The graph file's text, the same for the same model."""
+    calls, inputs = [], []
+    divided = iter(axes)
+    for made in tape.records:
+        common = {'shape': list(made.shape), 'dtype': name_of(made.dtype), 'place': made.place}
+        if made.overload is None:
+            inputs.append({**common, 'axis': next(divided)})
+        else:
+            calls.append({**common, 'op': str(made.overload), 'pick': made.pick, 'arguments': {
+                k: _encode(a) for k, a in made.arguments.items()}})
+    return json.dumps({'version': VERSION, 'name': name, 'inputs': inputs, 'calls': calls,
+                       'outputs': [_encode(o) for o in tape.outputs]},
+                      separators=(',', ':'), sort_keys=True)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix('torch.')
+
+
+def _encode(argument: Any) -> Any:
+    if isinstance(argument, Ref):
+        return {'v': argument.index}
+    if isinstance(argument, Weight):
+        return {'w': argument.name}
+    if isinstance(argument, (list, tuple)):
+        return [_encode(a) for a in argument]
+    if isinstance(argument, torch.device):
+        return {'device': 'model'}
+    for kind, of in KINDS.items():
+        if isinstance(argument, of):
+            return {kind: str(argument).removeprefix('torch.')}
+    if isinstance(argument, float) and not math.isfinite(argument):
+        return {'float': str(argument)}
+    if argument is None or isinstance(argument, (bool, int, float, str)):
+        return argument
+    raise ModelError(f'an argument of type {type(argument).__name__} can not be written down')

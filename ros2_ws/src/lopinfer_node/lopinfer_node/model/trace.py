@@ -1,0 +1,456 @@
+"""From a `torch.nn.Module` to a list of ATen calls, all of whose results are single tensors.
+
+torch.export first, torch.fx where that fails. In-place operators become pure ones, constants are
+folded, lists of tensors become slices, so that what comes after sees one plain vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import operator
+import re
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import ModelError
+from .calls import Weight
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Result of record `index`."""
+
+    index: int
+
+
+@dataclass
+class Record:
+    """One call, or one of the model's inputs (`overload` None).
+
+    `arguments` hold `Ref` and `Weight` where tensors stand; `pick` selects one of several results.
+    """
+
+    overload: torch._ops.OpOverload | None
+    arguments: dict[str, Any]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    place: str = ''
+    pick: int | None = None
+
+
+@dataclass
+class Tape:
+    """Records in topological order; `outputs` refer to records or hold constant tensors."""
+
+    records: list[Record] = field(default_factory=list)
+    outputs: list[Ref | Weight] = field(default_factory=list)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), '<')
+
+
+class _Aliased(Exception):
+    """An in-place operator writes through a view: the graph has to be made functional first."""
+
+
+def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
+           structure: pytree.TreeSpec) -> Tape:
+    """Trace `model`, called with `inputs` put back into `structure` = ((args), {kwargs}).
+
+    Raises ModelError with the reason and the place in the model.
+    """
+    training = [name or 'the model' for name, m in model.named_modules() if m.training]
+    if training:
+        raise ModelError(f'{training[0]} is in training mode: call model.eval() first')
+    _refuse_hooks(model)
+    args, kwargs = pytree.tree_unflatten(list(inputs), structure)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        try:
+            return _exported(model, args, kwargs)
+        except ModelError:
+            raise
+        except Exception as error:  # torch.export raises many kinds
+            reason = error
+        try:
+            return _traced(model, args, kwargs)
+        except ModelError:
+            raise
+        except Exception:
+            raise ModelError(f'{type(model).__name__} can not be traced: {_place(reason)}'
+                             ) from reason
+
+
+@contextlib.contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Take back what the model's own code stores in its modules while the block runs.
+
+    Attributes, and lists, dictionaries and sets in them, hold the same objects afterwards; tensors
+    that are not parameters have their values again. Without it a model that keeps a result, such
+    as a cache, would keep a tensor of the tracer, which has no values.
+    """
+    containers: dict[int, tuple[Any, Any]] = {}
+    tensors: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
+    todo: list[Any] = [vars(module) for module in model.modules()]
+    while todo:
+        value = todo.pop()
+        if type(value) in (dict, list, set, OrderedDict) and id(value) not in containers:
+            containers[id(value)] = value, value.copy()
+            todo += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+            tensors[id(value)] = value, value.detach().clone(), value._version
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for value, former in containers.values():
+            _restore(value, former)
+        with torch.no_grad():
+            for tensor, before, version in tensors.values():
+                if tensor._version != version:
+                    tensor.data = before
+
+
+def _restore(value: Any, former: Any) -> None:
+    """Give a container its former items; one that did not change is not written at all."""
+    if isinstance(value, dict):
+        for key in value.keys() - former.keys():
+            del value[key]
+        value.update({k: v for k, v in former.items() if k not in value or value[k] is not v})
+    elif len(value) != len(former) or any(a is not b for a, b in zip(value, former, strict=True)):
+        value.clear()
+        value.extend(former) if isinstance(value, list) else value.update(former)
+
+
+def _refuse_hooks(model: torch.nn.Module) -> None:
+    """A hook may do anything beside computing, for example keep a result; on a server it can't."""
+    for name, module in model.named_modules():
+        for hook in module._forward_hooks.values():
+            raise ModelError(f'{name or "the model"} has the forward hook '
+                             f'{getattr(hook, "__qualname__", hook)}, which would not be called '
+                             'for what the server computes; remove it')
+
+
+def _place(error: Exception) -> str:
+    """First line of what torch said, and the innermost line of code outside torch."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
+    at, frame = '', error.__traceback__
+    while frame is not None:
+        path = frame.tb_frame.f_code.co_filename
+        if not path.startswith(_NOT_THE_USERS):
+            at = f' ({path}:{frame.tb_lineno}, in {frame.tb_frame.f_code.co_name})'
+        frame = frame.tb_next
+    return f'{type(error).__name__}: {text}{at}'
+
+
+def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tape:
+    with _quiet('torch.fx.experimental.symbolic_shapes'):
+        program = torch.export.export(model, args, kwargs, strict=False)
+    try:
+        return _Reader(program.graph_module, _sources(program)).read()
+    except _Aliased:
+        program = program.run_decompositions({})
+        signature = program.graph_signature
+        for changed in signature.buffers_to_mutate.values():
+            raise ModelError(f'the model changes {changed} when it runs: a request would depend '
+                             'on the one before') from None
+        results = [s.kind.name == 'USER_OUTPUT' for s in signature.output_specs]
+        return _Reader(program.graph_module, _sources(program)).read(results)
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """What PyTorch logs and prints of a failure is for its developers; the exception says it."""
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _sources(program: Any) -> dict[str, Weight | str]:
+    """For each placeholder the weight it stands for, or 'input', or 'constant'."""
+    found: dict[str, Weight | str] = {}
+    for spec in program.graph_signature.input_specs:
+        kind = spec.kind.name
+        if kind == 'USER_INPUT':
+            found[spec.arg.name] = 'constant' if hasattr(spec.arg, 'value') else 'input'
+        elif kind in ('PARAMETER', 'BUFFER', 'CONSTANT_TENSOR'):
+            tensor = program.state_dict.get(spec.target)
+            tensor = program.constants[spec.target] if tensor is None else tensor
+            found[spec.arg.name] = Weight(spec.target, tensor.detach())
+        else:
+            raise ModelError(f'the model holds {spec.target}, a {kind.lower()} that can not be '
+                             'sent to a server')
+    return found
+
+
+def _traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tape:
+    from torch.fx import symbolic_trace
+    from torch.fx.experimental.proxy_tensor import make_fx
+    plain = symbolic_trace(model)
+    state = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+
+    def run(weights: dict[str, torch.Tensor], *inputs: torch.Tensor) -> Any:
+        a, k = pytree.tree_unflatten(list(inputs), structure)
+        return torch.func.functional_call(plain, weights, a, k)
+
+    graph = make_fx(run, tracing_mode='fake', _allow_non_fake_inputs=True)(state, *leaves)
+    names = [n.name for n in graph.graph.nodes if n.op == 'placeholder']
+    weights: list[Weight | str] = [Weight(k, v.detach()) for k, v in state.items()]
+    return _Reader(graph, dict(zip(names, weights + ['input'] * len(leaves), strict=True))).read()
+
+
+class _Reader:
+    """Reads one fx graph of ATen calls into records."""
+
+    def __init__(self, module: torch.fx.GraphModule, sources: Mapping[str, Weight | str]) -> None:
+        self.module = module
+        self.sources = sources
+        self.out = Tape()
+        self.env: dict[torch.fx.Node, Any] = {}
+        self.storage: dict[int, int] = {}   # record -> group of records that may share memory
+        self.order = {node: i for i, node in enumerate(module.graph.nodes)}
+
+    def read(self, results: Sequence[bool] | None = None) -> Tape:
+        """Read it all; `results` says which outputs are the model's, default all."""
+        for node in self.module.graph.nodes:
+            if node.op == 'placeholder':
+                self._placeholder(node)
+            elif node.op == 'get_attr':
+                self.env[node] = self._attribute(node)
+            elif node.op == 'call_function':
+                try:
+                    self._call(node)
+                except ModelError as error:
+                    raise ModelError(f'{error}{_line_of(node)}') from None
+            elif node.op == 'output':
+                leaves = pytree.tree_leaves(node.args[0])
+                for leaf, result in zip(leaves, results or [True] * len(leaves), strict=True):
+                    if result:
+                        self._output(leaf)
+        return _live(self.out)
+
+    def _output(self, leaf: Any) -> None:
+        value = self.env[leaf] if isinstance(leaf, torch.fx.Node) else leaf
+        if not isinstance(value, (Ref, Weight)):
+            raise ModelError(f'the model returns {value!r}: only tensors can be returned')
+        self.out.outputs.append(value)
+
+    def _placeholder(self, node: torch.fx.Node) -> None:
+        source = self.sources[node.name]
+        if isinstance(source, Weight):
+            self.env[node] = source
+        elif source == 'input':
+            example = node.meta['val']
+            self.env[node] = self._add(Record(None, {}, tuple(example.shape), example.dtype,
+                                              node.name))
+
+    def _attribute(self, node: torch.fx.Node) -> Weight:
+        value: Any = self.module
+        for name in str(node.target).split('.'):
+            value = getattr(value, name)
+        if not isinstance(value, torch.Tensor):
+            raise ModelError(f'{node.target} is control flow that depends on data: it can not be '
+                             'divided')
+        return Weight(str(node.target), value.detach())
+
+    def _add(self, made: Record, shares: int | None = None) -> Ref:
+        if any(type(n) is not int for n in made.shape):
+            raise ModelError(f'{made.place}: the shape of the result of {made.overload} depends on '
+                             'the data, and a plan is made for one shape')
+        self.out.records.append(made)
+        index = len(self.out.records) - 1
+        self.storage[index] = index if shares is None else self.storage[shares]
+        return Ref(index)
+
+    def _call(self, node: torch.fx.Node) -> None:
+        place = _module_of(node)
+        target = node.target
+        if target is operator.getitem:
+            self.env[node] = self._item(node)
+            return
+        if not isinstance(target, torch._ops.OpOverload):
+            raise _Aliased if 'wrap_with' in str(target) else ModelError(
+                f'{place}: {target} is not an operator on tensors; control flow that depends on '
+                'data can not be divided')
+        if not target._schema.returns or '_assert' in target.overloadpacket.__name__:
+            return
+        bound = self._bound(node, target)
+        name = target.overloadpacket.__name__
+        if name in ('dropout', 'dropout_', 'feature_dropout', 'alpha_dropout'):
+            self.env[node] = bound['input'] if 'input' in bound else bound['self']
+            return
+        if target._schema.is_mutable:
+            self._in_place(node, target, bound, place)
+            return
+        if not any(isinstance(a, Ref) for a in pytree.tree_leaves(
+                list(bound.values()), is_leaf=lambda a: isinstance(a, (Ref, Weight)))):
+            self.env[node] = self._folded(node, target, bound)
+            return
+        example = node.meta['val']
+        if isinstance(example, (list, tuple)):
+            self.env[node] = (target, bound, place, example)   # its items become records
+            return
+        self.env[node] = self._add(Record(target, bound, tuple(example.shape), example.dtype,
+                                          place), _alias(target, bound))
+
+    def _bound(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> dict[str, Any]:
+        """Arguments by name, with `Ref` and `Weight` for tensors, defaults left out."""
+        names = [a.name for a in target._schema.arguments]
+        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+        def resolve(a: Any) -> Any:
+            if isinstance(a, torch.fx.Node):
+                return self.env[a]
+            if isinstance(a, (list, tuple)):
+                return [resolve(i) for i in a]
+            return a
+        return {name: resolve(a) for name, a in given.items()}
+
+    def _folded(self, node: torch.fx.Node, target: torch._ops.OpOverload,
+                bound: dict[str, Any]) -> Any:
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            raise ModelError(f'{_module_of(node)}: {target} is random: robot and server would '
+                             'differ')
+
+        def real(a: Any) -> Any:
+            if isinstance(a, list):
+                return [real(i) for i in a]
+            return a.tensor if isinstance(a, Weight) else a
+        names = {a.name: a.kwarg_only for a in target._schema.arguments}
+        plain = [real(a) for name, a in bound.items() if not names[name]]
+        result = target(*plain, **{name: real(a) for name, a in bound.items() if names[name]})
+        if isinstance(result, torch.Tensor):
+            return Weight(f'folded.{node.name}', result.contiguous())
+        return [Weight(f'folded.{node.name}.{i}', r.contiguous()) for i, r in enumerate(result)]
+
+    def _item(self, node: torch.fx.Node) -> Any:
+        owner, index = node.args
+        assert isinstance(owner, torch.fx.Node) and isinstance(index, int)
+        source = self.env[owner]
+        if isinstance(source, list):
+            return source[index]
+        target, bound, place, example = source
+        name = target.overloadpacket.__name__
+        shape, dtype = tuple(example[index].shape), example[index].dtype
+        value = bound.get('self')
+        if name in ('chunk', 'split', 'split_with_sizes', 'unsafe_chunk', 'unsafe_split',
+                    'tensor_split') and isinstance(value, Ref):
+            dim = bound.get('dim', 0) % len(shape)
+            start = sum(e.shape[dim] for e in example[:index])
+            cut = {'self': value, 'dim': dim, 'start': start, 'end': start + shape[dim]}
+            return self._add(Record(torch.ops.aten.slice.Tensor, cut, shape, dtype, place),
+                             value.index)
+        if name == 'unbind' and isinstance(value, Ref):
+            one = {'self': value, 'dim': bound.get('dim', 0), 'index': index}
+            return self._add(Record(torch.ops.aten.select.int, one, shape, dtype, place),
+                             value.index)
+        return self._add(Record(target, bound, shape, dtype, place, index))
+
+    def _in_place(self, node: torch.fx.Node, target: torch._ops.OpOverload,
+                  bound: dict[str, Any], place: str) -> None:
+        """`y = x.relu_()`: from here on x is y. Writing through a view needs a functional graph.
+
+        What is written into the model's input stays inside: the caller's tensor is left alone.
+        """
+        written = bound.get('input', bound.get('self'))
+        if isinstance(written, Weight):
+            raise ModelError(f'{place}: {target} changes {written.name}: a request would depend on '
+                             'the one before')
+        pure = _pure(target)
+        if pure is None or not isinstance(written, Ref):
+            raise _Aliased
+        group = self.storage[written.index]
+        for other, value in self.env.items():
+            if isinstance(value, Ref) and value != written \
+                    and self.storage[value.index] == group \
+                    and any(self.order[user] > self.order[node] for user in other.users):
+                raise _Aliased
+        example = node.meta['val']
+        made = self._add(Record(pure, bound, tuple(example.shape), example.dtype, place))
+        for other, value in list(self.env.items()):
+            if value == written:
+                self.env[other] = made
+        self.env[node] = made
+
+
+def _alias(target: torch._ops.OpOverload, bound: dict[str, Any]) -> int | None:
+    """The record whose memory the result may share, by the operator's schema."""
+    if all(r.alias_info is None for r in target._schema.returns):
+        return None
+    return next((bound[a.name].index for a in target._schema.arguments
+                 if a.alias_info is not None and isinstance(bound.get(a.name), Ref)), None)
+
+
+def _pure(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The operator that returns what this one writes into its first argument."""
+    name = target.overloadpacket.__name__
+    with contextlib.suppress(AttributeError):
+        packet = getattr(torch.ops.aten, name.rstrip('_'))
+        return getattr(packet, target._overloadname)
+    return None
+
+
+def _module_of(node: torch.fx.Node) -> str:
+    """`layer1.0.conv1 (Conv2d)`: the innermost module that made this node."""
+    stack: Iterator[tuple[str, Any]] = iter((node.meta.get('nn_module_stack') or {}).values())
+    path, kind = '', ''
+    for path, kind in stack:  # noqa: B007 - the last one counts
+        pass
+    name = (kind if isinstance(kind, str) else getattr(kind, '__name__', '')).rpartition('.')[2]
+    return f'{path or "model"} ({name})' if name else node.name
+
+
+def _line_of(node: torch.fx.Node) -> str:
+    """The line of the user's code that made this node, in brackets; empty if it is not known."""
+    lines = re.findall(r'File "(.*?)", line (\d+), in (\S+)', node.meta.get('stack_trace') or '')
+    return ' ({}:{}, in {})'.format(*lines[-1]) if lines else ''
+
+
+def _live(tape: Tape) -> Tape:
+    """Leave out what no output depends on; inputs stay. Collect the weights that are used."""
+    records = tape.records
+    needed = {o.index for o in tape.outputs if isinstance(o, Ref)}
+    for index in range(len(records) - 1, -1, -1):
+        if index in needed or records[index].overload is None:
+            needed.add(index)
+            needed.update(r.index for r in _leaves(records[index]) if isinstance(r, Ref))
+    order = sorted(needed, key=lambda i: (records[i].overload is not None, i))
+    place = {old: new for new, old in enumerate(order)}
+
+    def moved(a: Any) -> Any:
+        if isinstance(a, list):
+            return [moved(i) for i in a]
+        return Ref(place[a.index]) if isinstance(a, Ref) else a
+    kept = []
+    for old in order:
+        r = records[old]
+        kept.append(Record(r.overload, {k: moved(a) for k, a in r.arguments.items()}, r.shape,
+                           r.dtype, r.place, r.pick))
+    out = Tape(kept, [moved(o) for o in tape.outputs])
+    for w in (leaf for r in kept for leaf in _leaves(r) if isinstance(leaf, Weight)):
+        out.weights[w.name] = w.tensor
+    for o in out.outputs:
+        if isinstance(o, Weight):
+            out.weights[o.name] = o.tensor
+    return out
+
+
+def _leaves(made: Record) -> list[Any]:
+    return pytree.tree_leaves(list(made.arguments.values()),
+                              is_leaf=lambda a: isinstance(a, (Ref, Weight)))

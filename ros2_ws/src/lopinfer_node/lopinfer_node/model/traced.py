@@ -1,0 +1,188 @@
+"""A traced model: its graph for planning and its calls for running; no Python of the user's.
+
+`trace` makes one from a module, `files.load` from two files that a robot may send to a server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import ModelError
+from . import rules  # noqa: F401 - registers the rules
+from .calls import Call, Division, Value, Weight, divide
+from .footprint import whole
+from .graph import Graph, Kind, Node
+from .text import as_json
+from .trace import Record, Ref, Tape, record, untouched
+
+MAX_CHOICES = 64
+
+
+class Traced:
+    """A model as calls of pure operators, and the graph along the axes of its inputs.
+
+    `axes`: the axis along which each input is divided, None for an input that stays whole.
+    """
+
+    def __init__(self, name: str, tape: Tape, axes: Sequence[int | None]) -> None:
+        self.name = name
+        self.tape = tape
+        self.axes = tuple(axes)
+        self.divisions: dict[int, Division] = {}
+        self.calls: dict[int, Call] = {}
+        self.graph = self._build()
+
+    @property
+    def inputs(self) -> list[Record]:
+        """Records of the model's inputs, in order."""
+        return [r for r in self.tape.records if r.overload is None]
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """Constant tensors by name."""
+        return self.tape.weights
+
+    @cached_property
+    def fingerprints(self) -> dict[str, bytes]:
+        """Eight bytes for each constant tensor: name, type, shape and content."""
+        return {name: fingerprint(name, tensor)
+                for name, tensor in sorted(self.tape.weights.items())}
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the graph, the calls and the weights: equal models give equal results."""
+        state = hashlib.sha256(as_json(self.name, self.axes, self.tape).encode())
+        for mark in self.fingerprints.values():
+            state.update(mark)
+        return state.hexdigest()
+
+    def _build(self) -> Graph:
+        values: list[Value] = []
+        nodes: list[Node] = []
+        axes = iter(self.axes)
+        for index, made in enumerate(self.tape.records):
+            size = made.dtype.itemsize
+            if made.overload is None:
+                axis = next(axes)
+                nodes.append(Node(index, made.place or f'input{index}', Kind.INPUT, 'input', (), (),
+                                  made.shape, size, axis))
+                values.append(Value(index, made.shape, axis))
+                continue
+            call = Call(made.overload, {k: _valued(a, values) for k, a in made.arguments.items()},
+                        made.shape, made.dtype, made.pick)
+            try:
+                division = divide(call)
+            except ModelError as error:
+                raise ModelError(f'{self.name}: {made.place}: {error}') from None
+            self.calls[index], self.divisions[index] = call, division
+            nodes.append(Node(index, f'{call.op}_{index}', Kind.OPERATOR, call.op,
+                              tuple(v.index for v in call.values), division.footprints, made.shape,
+                              size, division.axis, division.is_global, made.place))
+            values.append(Value(index, made.shape, division.axis))
+        for output in dict.fromkeys(o.index for o in self.tape.outputs if isinstance(o, Ref)):
+            value, made = values[output], self.tape.records[output]
+            nodes.append(Node(len(nodes), f'output_{output}', Kind.OUTPUT, 'output', (output,),
+                              (whole(1, value.extent),), made.shape, made.dtype.itemsize))
+        return Graph(nodes, self.name)
+
+    def check_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Raise ModelError unless each input has the shape and type that was traced."""
+        if len(inputs) != len(self.inputs):
+            raise ModelError(f'{self.name} takes {len(self.inputs)} tensors, got {len(inputs)}')
+        for given, wanted in zip(inputs, self.inputs, strict=True):
+            if tuple(given.shape) != wanted.shape or given.dtype != wanted.dtype:
+                raise ModelError(
+                    f'{self.name}: input {wanted.place} was traced as {wanted.dtype} '
+                    f'{list(wanted.shape)}, got {given.dtype} {list(given.shape)}')
+
+    def run(self, known: dict[int, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The model's results from tensors by node that are ``known`` whole: at least the inputs.
+
+        What the results need beside them is computed, and added to ``known``.
+        """
+        wanted = [o.index for o in self.tape.outputs if isinstance(o, Ref)]
+        needed: set[int] = set()
+        for node in range(len(self.graph) - 1, -1, -1):
+            if (node in wanted or node in needed) and node not in known:
+                needed.add(node)
+                needed.update(self.graph.nodes[node].inputs)
+        with torch.inference_mode():
+            for node in sorted(needed - known.keys()):
+                call = self.calls[node]
+                known[node] = call.bind()(*(known[v.index] for v in call.values))
+        return self.outputs(known.__getitem__)
+
+    def outputs(self, whole: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The model's results, given whole tensors by node.
+
+        Copies: the caller may write into its results, and those of inference mode refuse it.
+        """
+        return tuple((o.tensor if isinstance(o, Weight) else whole(o.index)).clone()
+                     for o in self.tape.outputs)
+
+
+def fingerprint(name: str, tensor: torch.Tensor) -> bytes:
+    """Eight bytes by which both sides compare one weight."""
+    state = hashlib.blake2b(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode(),
+                            digest_size=8)
+    state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return state.digest()
+
+
+def _valued(argument: Any, values: Sequence[Value]) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return [_valued(a, values) for a in argument]
+    return values[argument.index] if isinstance(argument, Ref) else argument
+
+
+def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
+          **kwargs: Any) -> Traced:
+    """Trace `model` as called with these example inputs; shapes are fixed from here on.
+
+    The axes of the inputs are chosen so that most operators can be divided. With `verify` the
+    traced calls are run once and compared with the model. The model is left as it was, whatever
+    its code does. Raises ModelError with the reason and the place in the model.
+    """
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise ModelError(f'{type(model).__name__}: all inputs have to be tensors')
+    with untouched(model):
+        traced = divided(type(model).__name__, record(model, leaves, structure))
+        if verify:
+            _verify(model, traced, args, kwargs, leaves)
+    return traced
+
+
+def _verify(model: torch.nn.Module, traced: Traced, args: Any, kwargs: Any,
+            leaves: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        copies = pytree.tree_map(torch.clone, (args, kwargs))   # the model may write into them
+        wanted = pytree.tree_leaves(model(*copies[0], **copies[1]))
+        results = traced.run(dict(zip(traced.graph.inputs, leaves, strict=True)))
+        for got, want in zip(results, wanted, strict=True):
+            if got.shape != want.shape or not torch.allclose(got, want, 1e-3, 1e-4,
+                                                             equal_nan=True):
+                raise ModelError(f'{traced.name}: the traced operators do not give the model\'s '
+                                 'result; does it depend on something beside its inputs?')
+
+
+def divided(name: str, tape: Tape) -> Traced:
+    """The model along the axes by which most of its graph can be divided; the outermost of equals.
+
+    Outermost, because slices of it are the largest contiguous pieces of memory.
+    """
+    shapes = [r.shape for r in tape.records if r.overload is None]
+    options: list[list[int | None]] = [[a for a, n in enumerate(shape) if n > 1] or [None]
+                                       for shape in shapes]
+    choices = itertools.islice(itertools.product(*options), MAX_CHOICES)
+
+    def divisible(traced: Traced) -> int:
+        return sum(n.extent > 1 for n in traced.graph.nodes if n.kind is Kind.OPERATOR)
+    return max((Traced(name, tape, axes) for axes in choices), key=divisible)

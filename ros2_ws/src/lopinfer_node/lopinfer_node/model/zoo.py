@@ -1,0 +1,74 @@
+"""Models by name: torchvision, timm, or `package.module:factory`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import torch
+
+from ..errors import ModelError
+
+IMAGE = (1, 3, 224, 224)
+_KEPT: list[Any] = []   # definitions of operators are taken back with their library object
+
+
+def load(name: str, pretrained: bool = False) -> torch.nn.Module:
+    """The model, in eval mode. ModelError says what was looked for and where."""
+    torch.manual_seed(0)   # untrained weights are the same on robot and server
+    if ':' in name:
+        return _factory(name)
+    found = _torchvision(name, pretrained) or _timm(name, pretrained)
+    if found is None:
+        raise ModelError(f'there is no model {name!r} in torchvision or timm; your own is '
+                         'package.module:factory')
+    return found.eval()
+
+
+def _factory(name: str) -> torch.nn.Module:
+    module, _, attribute = name.partition(':')
+    try:
+        made = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f'{name}: {error}') from error
+    if not isinstance(made, torch.nn.Module):
+        raise ModelError(f'{name} returns {type(made).__name__}, not a torch.nn.Module')
+    return made.eval()
+
+
+def torchvision() -> Any:
+    """The package torchvision, or None.
+
+    With PyTorch's CPU build its C++ library does not load, and its import fails for want of two
+    schemas; the models that we use do without the library.
+    """
+    try:
+        return importlib.import_module('torchvision')
+    except ModuleNotFoundError:
+        return None
+    except RuntimeError:
+        _KEPT.append(library := torch.library.Library('torchvision', 'DEF'))
+        for op in ('nms', 'qnms'):
+            library.define(f'{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
+        return importlib.import_module('torchvision')
+
+
+def _torchvision(name: str, pretrained: bool) -> torch.nn.Module | None:
+    package = torchvision()
+    if package is None or name not in package.models.list_models():
+        return None
+    builder = package.models.get_model_builder(name)
+    options: dict[str, Any] = {'weights': 'DEFAULT' if pretrained else None}
+    if 'weights_backbone' in inspect.signature(builder).parameters:
+        options['weights_backbone'] = None   # else an untrained model downloads its backbone
+    return builder(**options)
+
+
+def _timm(name: str, pretrained: bool) -> torch.nn.Module | None:
+    torchvision()   # timm imports it
+    try:
+        timm = importlib.import_module('timm')
+    except ModuleNotFoundError:
+        return None
+    return timm.create_model(name, pretrained=pretrained) if timm.is_model(name) else None

@@ -1,0 +1,348 @@
+"""Plans as two cuts per operator, evaluated in microseconds: what the search runs on.
+
+A graph and its costs become flat arrays once; the kernels release the GIL and are cached on disk.
+A candidate is a pair of int64 arrays (nodes,): `most`, the device computes nothing at or after it,
+and `least`, the server computes nothing before it. `settle` turns them into cuts: going backwards,
+each side computes what its own consumers need (halos included) within its bound; what lies beyond
+the bound crosses the link. So bounds say only where something crosses, and every pair of bounds is
+a valid plan. For a global operator they are (extent, extent), on the device, or (0, 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numba
+import numpy as np
+from fleet_env.power import PowerModel
+
+from ..model.graph import Graph, Kind
+from .plan import DEVICE, SERVER
+from .timeline import Costs, Link
+
+INPUT, OPERATOR, OUTPUT = 0, 1, 2
+_KINDS = {Kind.INPUT: INPUT, Kind.OPERATOR: OPERATOR, Kind.OUTPUT: OUTPUT}
+_Function = TypeVar('_Function', bound=Callable[..., Any])
+
+
+def kernel(function: _Function) -> _Function:
+    """Compile, cached on disk, without the GIL."""
+    return cast(_Function, numba.njit(cache=True, nogil=True, error_model='numpy')(function))
+
+
+class Problem(NamedTuple):
+    """Graph, costs, link and objective as the kernels see them.
+
+    Edges of node v are `first[v]:first[v + 1]`; edge e comes from `source[e]`, its footprint of
+    output index i is [starts[table[e] + i], ends[table[e] + i]), of the whole output
+    [lowest[e], highest[e]). `last_use[v]`: the last consumer of v, -1 if there is none.
+    `stays[v]`: the tensor may not cross. `slope`: seconds per index, `message` per transfer.
+    `weight` in s/J and `deadline` in s are the objective's.
+    """
+
+    kind: np.ndarray
+    extent: np.ndarray
+    row_bytes: np.ndarray
+    whole: np.ndarray
+    first: np.ndarray
+    source: np.ndarray
+    table: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    lowest: np.ndarray
+    highest: np.ndarray
+    last_use: np.ndarray
+    stays: np.ndarray
+    fixed: np.ndarray
+    slope: np.ndarray
+    rate: np.ndarray
+    latency: float
+    message: float
+    watts: np.ndarray
+    weight: float
+    deadline: float
+
+
+class Work(NamedTuple):
+    """Scratch and results of an evaluation; all (2, nodes): [0] device, [1] server.
+
+    `cut`: device_to and server_from. `lo`, `hi`: hull of what a side's consumers need. `crosses`:
+    whether a part is sent, `sent_from`, `sent_to`, `arrival` when, all by the *source*. `begin`,
+    `end` of computations. Times are stale where there is nothing. `cause`: -1 if an operator
+    waited for the processor, else the node whose transfer it waited for; `queue`: the same for
+    transfers, -1 if they waited for their producer. `previous`: the operator that ran before on
+    that side, -1 if none.
+    """
+
+    cut: np.ndarray
+    lo: np.ndarray
+    hi: np.ndarray
+    crosses: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    sent_from: np.ndarray
+    sent_to: np.ndarray
+    arrival: np.ndarray
+    cause: np.ndarray
+    queue: np.ndarray
+    previous: np.ndarray
+
+
+@lru_cache(maxsize=8)
+def _flat(graph: Graph) -> dict[str, np.ndarray]:
+    tables, first, source, table, offset = [], [0], [], [], 0
+    for node in graph.nodes:
+        for producer, footprint in zip(node.inputs, node.footprints, strict=True):
+            source.append(producer)
+            table.append(offset)
+            offset += node.extent
+            tables.append((footprint.starts, footprint.ends))
+        first.append(len(source))
+    return {
+        'kind': np.array([_KINDS[n.kind] for n in graph.nodes], np.int64),
+        'extent': graph.extents,
+        'row_bytes': np.array([n.bytes_per_index for n in graph.nodes], np.int64),
+        'whole': np.array([n.is_global for n in graph.nodes]),
+        'first': np.array(first, np.int64),
+        'source': np.array(source, np.int64),
+        'table': np.array(table, np.int64),
+        'starts': np.concatenate([s for s, _ in tables]).astype(np.int32),
+        'ends': np.concatenate([e for _, e in tables]).astype(np.int32),
+        'lowest': np.array([s[0] for s, _ in tables], np.int64),
+        'highest': np.array([e[-1] for _, e in tables], np.int64),
+        'last_use': np.array([max(c, default=-1) for c in graph.consumers], np.int64),
+    }
+
+
+def problem(graph: Graph, costs: Costs, link: Link, power: PowerModel | None = None,
+            weight: float = 0.0, deadline: float = np.inf, small_transfers: bool = True) -> Problem:
+    """Flat arrays of a graph; what depends on the graph alone is made once."""
+    power = power or PowerModel()
+    large = [small_transfers and n.bytes > graph.input_bytes for n in graph.nodes]
+    return Problem(
+        **_flat(graph), stays=np.array(large), fixed=costs.fixed,
+        slope=costs.per_share / graph.extents, rate=np.array([link.up, link.down], np.float64),
+        latency=float(link.latency), message=float(link.message),
+        watts=np.array([power.computing, power.communicating, power.stalled]),
+        weight=float(weight), deadline=float(deadline))
+
+
+def work(nodes: int) -> Work:
+    """Scratch for one thread."""
+    types = {'crosses': np.bool_, **dict.fromkeys(('begin', 'end', 'sent_from', 'sent_to',
+                                                   'arrival'), np.float64)}
+    return Work(**{name: np.zeros((2, nodes), types.get(name, np.int64)) for name in Work._fields})
+
+
+@kernel
+def settle(p, w, most, least, as_is):
+    """Cuts and needs from bounds, into `w`; False if a global tensor would have to cross.
+
+    `as_is`: the bounds are the cuts, nothing is derived or restricted.
+    """
+    for v in range(len(p.kind)):
+        w.lo[0, v] = w.lo[1, v] = p.extent[v]
+        w.hi[0, v] = w.hi[1, v] = 0
+    for v in range(len(p.kind) - 1, -1, -1):
+        n = p.extent[v]
+        to, start = most[v], least[v]
+        if p.kind[v] != OPERATOR:
+            to = start = n
+        elif not as_is:
+            if p.whole[v]:
+                side = DEVICE if to > 0 else SERVER
+                if p.stays[v] and w.lo[1 - side, v] < w.hi[1 - side, v]:
+                    return False
+            else:
+                to, start = _cuts(n, w.hi[DEVICE, v], w.lo[SERVER, v], to, start, p.stays[v])
+        w.cut[DEVICE, v], w.cut[SERVER, v] = to, start
+        for e in range(p.first[v], p.first[v + 1]):
+            u, t = p.source[e], p.table[e]
+            if to > 0:
+                _widen(w, DEVICE, u, p.lowest[e],
+                       p.highest[e] if to == n else p.ends[t + to - 1])
+            if start < n:
+                _widen(w, SERVER, u, p.lowest[e] if start == 0 else p.starts[t + start],
+                       p.highest[e])
+    return True
+
+
+@kernel
+def _cuts(n, need_to, need_from, most, least, stays):
+    """Device_to and server_from of one operator: what each side needs, within the bounds."""
+    to, start = need_to, need_from
+    if not stays:
+        to, start = min(to, most), max(start, least)
+    if start <= to:
+        return to, start
+    if start > need_from:      # what the server shall get, the device has to compute
+        return start, start
+    if to < need_to:           # and the other way round
+        return to, to
+    # Nobody needs [to, start), but a plan covers everything.
+    between = min(start, least) if to == 0 and start < n else min(start, max(to, most))
+    return between, between
+
+
+@kernel
+def _widen(w, side, u, lo, hi):
+    if lo < hi:
+        w.lo[side, u] = min(w.lo[side, u], lo)
+        w.hi[side, u] = max(w.hi[side, u], hi)
+
+
+@kernel
+def crossing(w, source, v):
+    """The interval of v that crosses from `source`; empty if lo >= hi."""
+    if source == DEVICE:
+        return w.lo[SERVER, v], min(w.hi[SERVER, v], w.cut[SERVER, v])
+    return max(w.lo[DEVICE, v], w.cut[DEVICE, v]), w.hi[DEVICE, v]
+
+
+@kernel
+def schedule(p, w):
+    """Times of everything, from the cuts and needs in `w`: (latency s, bytes, computing s)."""
+    free = np.zeros(2)
+    busy_to = np.zeros(2)
+    latest = np.full(2, -1)
+    sent = np.full(2, -1)
+    latency = 0.0
+    crossed = 0
+    computing = 0.0
+    for v in range(len(p.kind)):
+        if p.kind[v] != OPERATOR:
+            _pass(p, w, v, latest[DEVICE])
+            if p.kind[v] == OUTPUT:
+                latency = max(latency, w.end[DEVICE, v])
+        for side in range(2):
+            length = w.cut[DEVICE, v] if side == DEVICE else p.extent[v] - w.cut[SERVER, v]
+            if length == 0 or p.kind[v] != OPERATOR:
+                continue
+            ready, cause = _ready(p, w, side, v)
+            seconds = p.fixed[side, v] + p.slope[side, v] * length
+            computing += seconds
+            w.begin[side, v] = max(ready, free[side])
+            w.cause[side, v] = cause if ready > free[side] else -1
+            w.previous[side, v] = latest[side]
+            w.end[side, v] = free[side] = w.begin[side, v] + seconds
+            latest[side] = v
+        for side in range(2):
+            lo, hi = crossing(w, side, v)
+            w.crosses[side, v] = lo < hi
+            if lo >= hi:
+                continue
+            size = (hi - lo) * p.row_bytes[v]
+            crossed += size
+            w.queue[side, v] = sent[side] if busy_to[side] > w.end[side, v] else -1
+            w.sent_from[side, v] = max(busy_to[side], w.end[side, v])
+            w.sent_to[side, v] = busy_to[side] = w.sent_from[side, v] + p.message \
+                + size / p.rate[side] if p.rate[side] > 0 else np.inf
+            w.arrival[side, v] = busy_to[side] + p.latency
+            sent[side] = v
+    return latency, crossed, computing
+
+
+@kernel
+def _ready(p, w, side, v):
+    """When the transfers that v waits for have arrived, and the last one's node; 0, -1 if none."""
+    ready, cause = 0.0, -1
+    for e in range(p.first[v], p.first[v + 1]):
+        u = p.source[e]
+        if not w.crosses[1 - side, u] or w.arrival[1 - side, u] < ready:
+            continue
+        t, n = p.table[e], p.extent[v]
+        if side == DEVICE:
+            lo, hi = p.lowest[e], p.ends[t + w.cut[DEVICE, v] - 1]
+            remote = hi > w.cut[DEVICE, u]
+        else:
+            lo, hi = p.starts[t + w.cut[SERVER, v]], p.ends[t + n - 1]
+            remote = lo < w.cut[SERVER, u]
+        if lo < hi and remote:
+            ready, cause = w.arrival[1 - side, u], u
+    return ready, cause
+
+
+@kernel
+def _pass(p, w, v, latest):
+    """An input or an output: there as soon as all of it is, for nobody computes it."""
+    ready, cause = _ready(p, w, DEVICE, v)
+    local = 0.0
+    for e in range(p.first[v], p.first[v + 1]):
+        if w.cut[DEVICE, p.source[e]] > 0:
+            local = max(local, w.end[DEVICE, p.source[e]])
+    w.begin[DEVICE, v] = w.end[DEVICE, v] = max(ready, local)
+    w.cause[DEVICE, v] = cause if ready > local else -1
+    w.previous[DEVICE, v] = latest if p.kind[v] == OUTPUT else -1
+
+
+@kernel
+def _next(begin, end, used, i, now):
+    """First span that is not over, whether it is on, and when that changes."""
+    while i < len(begin) and (not used[i] or end[i] <= now):
+        i += 1
+    if i == len(begin):
+        return i, False, np.inf
+    if begin[i] <= now:
+        return i, True, end[i]
+    return i, False, begin[i]
+
+
+@kernel
+def energy(p, w, latency):
+    """Energy of the device until the result, J; after `schedule`."""
+    if not np.isfinite(latency):
+        return np.inf
+    nodes = len(p.kind)
+    ran = np.zeros(nodes, np.bool_)
+    for v in range(nodes):
+        ran[v] = p.kind[v] == OPERATOR and w.cut[DEVICE, v] > 0
+    i = j = k = 0
+    now = total = 0.0
+    while now < latency:
+        i, computing, a = _next(w.begin[DEVICE], w.end[DEVICE], ran, i, now)
+        j, up, b = _next(w.sent_from[DEVICE], w.sent_to[DEVICE], w.crosses[DEVICE], j, now)
+        k, down, c = _next(w.sent_from[SERVER], w.sent_to[SERVER], w.crosses[SERVER], k, now)
+        then = min(min(a, b), min(c, latency))
+        state = 0 if computing else 1 if up or down else 2
+        total += p.watts[state] * (then - now)
+        now = then
+    return total
+
+
+@kernel
+def evaluate(p, w, most, least, as_is):
+    """(score, bytes, computing s, latency s): lower is better, in that order; infinite if invalid.
+
+    Score: latency + weight * energy; with a deadline the energy, far above it when it is missed.
+    """
+    if not settle(p, w, most, least, as_is):
+        return np.inf, 0, 0.0, np.inf
+    latency, crossed, computing = schedule(p, w)
+    score = latency
+    if p.deadline < np.inf:
+        score = energy(p, w, latency) if latency <= p.deadline else 1e9 * (1 + latency)
+    elif p.weight > 0:
+        score += p.weight * energy(p, w, latency)
+    return score, crossed, computing, latency
+
+
+@kernel
+def critical(p, w, on_path):
+    """Mark the operators whose computation or transfer the result waited for; after `schedule`."""
+    on_path[:] = False
+    v, side = -1, DEVICE
+    for u in range(len(p.kind)):
+        if p.kind[u] == OUTPUT and (v < 0 or w.end[DEVICE, u] > w.end[DEVICE, v]):
+            v = u
+    while v >= 0:
+        on_path[v] = True
+        if w.cause[side, v] < 0:
+            v = w.previous[side, v]
+            continue
+        v, side = w.cause[side, v], 1 - side
+        while w.queue[side, v] >= 0:
+            on_path[v] = True
+            v = w.queue[side, v]
+        on_path[v] = True

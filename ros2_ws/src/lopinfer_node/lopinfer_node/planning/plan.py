@@ -1,0 +1,191 @@
+"""Plans: which interval of every operator each side computes, and what then crosses the link.
+
+A plan may run only after `check` has proved from the footprints that every operator finds all it
+needs (thesis 4.4.2 and 4.4.3). Transfers are not stored: both sides derive the same list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..errors import PlanError
+from ..model.footprint import EMPTY, Interval
+from ..model.graph import Graph, Kind
+
+DEVICE, SERVER = 0, 1
+SIDES = ('device', 'server')
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One piece of a tensor that crosses the link as soon as it is computed.
+
+    `index` is its position in `Plan.transfers`, the same on both sides.
+    """
+
+    index: int
+    node: int
+    source: int            # DEVICE or SERVER
+    lo: int
+    hi: int
+    bytes: int
+
+
+class Plan:
+    """Placement of every operator: `own[side, node]` is the interval [lo, hi) that side computes.
+
+    int64 of shape (2, nodes, 2); (0, 0) where a side computes nothing. Inputs are owned by the
+    device, outputs too; both are computed by nobody.
+    """
+
+    def __init__(self, graph: Graph, own: np.ndarray) -> None:
+        own = np.asarray(own, np.int64)
+        if own.shape != (2, len(graph), 2):
+            raise PlanError(f'{graph.name}: a plan has intervals of shape (2, {len(graph)}, 2), '
+                            f'not {own.shape}')
+        empty = own[..., 0] >= own[..., 1]
+        self.graph = graph
+        self.own = np.where(empty[..., None], 0, own)
+        self.own.setflags(write=False)
+
+    @classmethod
+    def of_cuts(cls, graph: Graph, device_to: np.ndarray, server_from: np.ndarray) -> Plan:
+        """The device computes [0, device_to), the server [server_from, extent), per node.
+
+        Valid for every pair with server_from <= device_to, if each global operator is on one side:
+        what one side lacks the other has. Ends and starts at inputs and outputs are set here.
+        """
+        fixed = np.array([n.kind is not Kind.OPERATOR for n in graph.nodes])
+        own = np.zeros((2, len(graph), 2), np.int64)
+        own[DEVICE, :, 1] = np.where(fixed, graph.extents, device_to)
+        own[SERVER, :, 0] = np.where(fixed, graph.extents, server_from)
+        own[SERVER, :, 1] = graph.extents
+        return cls(graph, own)
+
+    @classmethod
+    def device_only(cls, graph: Graph) -> Plan:
+        """Everything on the robot."""
+        return cls.of_cuts(graph, graph.extents, graph.extents)
+
+    @classmethod
+    def server_only(cls, graph: Graph) -> Plan:
+        """Everything on the server."""
+        zero = np.zeros(len(graph), np.int64)
+        return cls.of_cuts(graph, zero, zero)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and np.array_equal(self.own, other.own)
+
+    def __hash__(self) -> int:
+        return hash(self.own.tobytes())
+
+    def interval(self, side: int, node: int) -> Interval:
+        """What `side` computes of an operator."""
+        return int(self.own[side, node, 0]), int(self.own[side, node, 1])
+
+    @cached_property
+    def needs(self) -> np.ndarray:
+        """Hull of what each side's consumers need of every tensor; (2, nodes, 2), int64."""
+        needs = np.zeros_like(self.own)
+        for node in self.graph.nodes:
+            for side in (DEVICE, SERVER):
+                lo, hi = self.interval(side, node.index)
+                for source, footprint in zip(node.inputs, node.footprints, strict=True):
+                    start, end = footprint.need(lo, hi)
+                    if start == end:
+                        continue
+                    old = needs[side, source]
+                    if old[0] == old[1]:
+                        old[:] = start, end
+                    else:
+                        old[:] = min(old[0], start), max(old[1], end)
+        needs.setflags(write=False)
+        return needs
+
+    def missing(self, side: int, node: int) -> Iterator[Interval]:
+        """The at most two intervals that `side` needs of a tensor and does not compute."""
+        (lo, hi), (start, end) = self.needs[side, node], self.own[side, node]
+        if start == end:
+            if lo < hi:
+                yield int(lo), int(hi)
+            return
+        if lo < min(hi, start):
+            yield int(lo), int(min(hi, start))
+        if end < hi:
+            yield int(max(lo, end)), int(hi)
+
+    @cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Everything that crosses the link, in the order in which its producers run."""
+        found: list[Transfer] = []
+        for node in self.graph.nodes:
+            for source in (DEVICE, SERVER):
+                for lo, hi in self.missing(1 - source, node.index):
+                    found.append(Transfer(len(found), node.index, source, lo, hi,
+                                          (hi - lo) * node.bytes_per_index))
+        return tuple(found)
+
+    def held(self, side: int, node: int) -> Interval:
+        """Interval of a tensor that `side` has once its transfers have arrived.
+
+        What it computes and, where that is not enough, what its consumers need.
+        """
+        lo, hi = self.interval(side, node)
+        start, end = (int(x) for x in self.needs[side, node])
+        if lo == hi:
+            return start, end
+        return (lo, hi) if start == end else (min(lo, start), max(hi, end))
+
+    @property
+    def digest(self) -> bytes:
+        """Eight bytes by which both sides know that they run the same plan of the same graph."""
+        return hashlib.sha256(self.graph.digest.encode() + self.own.tobytes()).digest()[:8]
+
+
+def check(plan: Plan, small_transfers: bool = False) -> None:
+    """Prove a plan valid, or raise PlanError naming the operator and the interval.
+
+    Checked: intervals inside their tensors; whole coverage; indivisible operators whole; global
+    operators on exactly one side; inputs and outputs on the device alone; every interval that a
+    side needs is computed there or by the other side. With `small_transfers` also the
+    transmission-efficiency rule: no tensor larger than the model's input crosses the link.
+    """
+    graph = plan.graph
+    for side, index in np.argwhere((plan.own[..., 0] < 0) | (plan.own[..., 1] > graph.extents)):
+        node, (lo, hi) = graph.nodes[index], plan.interval(side, index)
+        raise PlanError(f'{graph.name}: operator {node.name} ({node.op}) at index {index}: the '
+                        f'{SIDES[side]} computes [{lo}, {hi}) of {node.extent}')
+    for node in graph.nodes:
+        where = f'{graph.name}: operator {node.name} ({node.op}) at index {node.index}'
+        own = [plan.interval(side, node.index) for side in (DEVICE, SERVER)]
+        if node.kind is not Kind.OPERATOR and own != [(0, node.extent), EMPTY]:
+            raise PlanError(f'{where}: an {node.kind.value} belongs to the device, whole')
+        gap = _gap(own, node.extent)
+        if gap is not None:
+            raise PlanError(f'{where}: nobody computes [{gap[0]}, {gap[1]})')
+        if node.is_global and EMPTY not in own:
+            raise PlanError(f'{where}: a global operator belongs to one side, not to both')
+        for side in (DEVICE, SERVER):
+            for lo, hi in plan.missing(side, node.index):
+                start, end = own[1 - side]
+                if lo < start or hi > end:
+                    raise PlanError(f'{where}: the {SIDES[side]} needs [{lo}, {hi}), the '
+                                    f'{SIDES[1 - side]} computes only [{start}, {end})')
+                if small_transfers and node.bytes > graph.input_bytes:
+                    raise PlanError(f'{where}: [{lo}, {hi}) of a tensor larger than the input '
+                                    f'would cross the link')
+
+
+def _gap(own: list[Interval], extent: int) -> Interval | None:
+    """The first interval of [0, extent) that no side computes."""
+    covered = 0
+    for lo, hi in sorted(i for i in own if i != EMPTY):
+        if lo > covered:
+            return covered, lo
+        covered = max(covered, hi)
+    return (covered, extent) if covered < extent else None

@@ -1,0 +1,155 @@
+"""What every operator of a model costs on one machine: a file that machines can exchange.
+
+An operator that computes the share s of its extent (0 < s <= 1) takes `fixed + per_share * s`
+seconds. Small kernels are nearly all `fixed`: half of them costs as much as the whole, so a share
+alone does not describe them.
+
+A profile file is one JSON object:
+
+    format      "lopinfer-profile"
+    version     1
+    digest      graph.Graph.digest of the model, 64 hex digits
+    model       name of the model, for people
+    machine     what it was measured on, for people
+    torch       version of PyTorch, or "" if unknown
+    names       one operator name per node of the graph
+    fixed       one number >= 0 per node, seconds
+    per_share   one number >= 0 per node, seconds
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ProfileError
+from ..model.graph import Graph
+
+FORMAT, VERSION = 'lopinfer-profile', 1
+_TEXTS = ('digest', 'model', 'machine', 'torch')
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Costs of the operators of one graph on one machine.
+
+    :param digest: `Graph.digest` of the graph it belongs to.
+    :param model: name of the model.
+    :param machine: what it was measured on.
+    :param torch: version of PyTorch, '' if unknown.
+    :param names: one name per node.
+    :param fixed: (nodes,) float64, seconds an operator takes however little it computes.
+    :param per_share: (nodes,) float64, further seconds for the whole extent.
+    :raises ProfileError: a cost is missing, negative or not finite.
+    """
+
+    digest: str
+    model: str
+    machine: str
+    torch: str
+    names: tuple[str, ...]
+    fixed: np.ndarray
+    per_share: np.ndarray
+
+    def __post_init__(self) -> None:
+        for field in ('fixed', 'per_share'):
+            costs = np.array(getattr(self, field), np.float64)
+            if costs.shape != (len(self.names),):
+                raise ProfileError(f'{field}: {costs.shape} costs for {len(self.names)} names; '
+                                   f'one for each is needed')
+            bad = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
+            if len(bad):
+                raise ProfileError(f'{field}: {costs[bad[0]]} s for operator '
+                                   f'{self.names[bad[0]]}; a cost is finite and at least 0')
+            costs.setflags(write=False)
+            object.__setattr__(self, field, costs)
+
+    @property
+    def whole(self) -> np.ndarray:
+        """(nodes,) seconds of each operator computed whole."""
+        return self.fixed + self.per_share
+
+    def check(self, graph: Graph) -> None:
+        """Raise ProfileError unless this is a profile of `graph`."""
+        if self.digest != graph.digest:
+            raise ProfileError(f'the profile of {self.model} ({self.machine}, {len(self.names)} '
+                               f'nodes) does not belong to {graph.name} ({len(graph)} nodes): '
+                               f'their digests differ; profile this model again')
+
+    def save(self, path: str | Path) -> None:
+        """Write the file that this module describes."""
+        state = {'format': FORMAT, 'version': VERSION,
+                 **{field: getattr(self, field) for field in _TEXTS},
+                 'names': list(self.names), 'fixed': self.fixed.tolist(),
+                 'per_share': self.per_share.tolist()}
+        Path(path).write_text(json.dumps(state, indent=1) + '\n', encoding='utf-8')
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read and check a profile file.
+
+        :raises ProfileError: naming the file, the field and what to do.
+        """
+        try:
+            state = json.loads(Path(path).read_text(encoding='utf-8'))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ProfileError(f'{path}: cannot be read: {error}; write one with '
+                               f'`lopinfer profile`') from error
+        try:
+            return cls(**_checked(state))
+        except (ProfileError, OverflowError) as error:
+            raise ProfileError(f'{path}: {error}') from error
+
+
+def _checked(state: Any) -> dict[str, Any]:
+    """Return the constructor's arguments from parsed JSON, types checked."""
+    if not isinstance(state, dict) or state.get('format') != FORMAT:
+        raise ProfileError(f'format: not {FORMAT}; write one with `lopinfer profile`')
+    if state.get('version') != VERSION:
+        raise ProfileError(f'version: {state.get("version")}, this program reads {VERSION}; '
+                           f'profile again')
+    found: dict[str, Any] = {}
+    for field in _TEXTS:
+        found[field] = state.get(field)
+        if not isinstance(found[field], str):
+            raise ProfileError(f'{field}: a text is needed; profile again')
+    for field, type_, what in (('names', str, 'texts'), ('fixed', (int, float), 'numbers'),
+                               ('per_share', (int, float), 'numbers')):
+        values = state.get(field)
+        if not isinstance(values, list) \
+                or not all(isinstance(v, type_) and not isinstance(v, bool) for v in values):
+            raise ProfileError(f'{field}: a list of {what} is needed; profile again')
+        found[field] = values
+    found['names'] = tuple(found['names'])
+    return found
+
+
+def fit(shares: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Fit `fixed + per_share * share` by least squares, both at least 0, all nodes at once.
+
+    :param shares: (samples, 1) or (samples, nodes), shares of the extent, above 0.
+    :param seconds: (samples, nodes), what they took, finite and at least 0.
+    :returns: fixed and per_share, (nodes,) float64 each, seconds. A node measured at one share
+        only is all fixed: nothing says that less would be cheaper.
+    :raises ValueError: wrong shapes, no samples, or values out of range.
+    """
+    t = np.asarray(seconds, np.float64)
+    s = np.asarray(shares, np.float64)
+    if t.ndim != 2 or not len(t) or s.shape not in (t.shape, (len(t), 1)):
+        raise ValueError(f'shares {s.shape} and seconds {t.shape} must be (samples, 1 or nodes) '
+                         f'and (samples, nodes)')
+    if not (np.isfinite(s).all() and np.isfinite(t).all() and (s > 0).all() and (t >= 0).all()):
+        raise ValueError('shares must be above 0, seconds at least 0, all finite')
+    s = np.broadcast_to(s, t.shape)
+    mean_s, mean_t = s.mean(0), t.mean(0)
+    spread = ((s - mean_s) ** 2).sum(0)
+    slope = ((s - mean_s) * (t - mean_t)).sum(0) / np.where(spread > 0, spread, 1)
+    slope = np.maximum(np.where(spread > 0, slope, 0.0), 0.0)   # never cheaper for more work
+    through_zero = (s * t).sum(0) / (s * s).sum(0)
+    below = mean_t - slope * mean_s < 0
+    slope = np.where(below, through_zero, slope)
+    return np.where(below, 0.0, mean_t - slope * mean_s), slope

@@ -1,0 +1,152 @@
+"""A plan for every bandwidth, made before the robot drives (thesis 4.4.4).
+
+Planning for one bandwidth helps its neighbours: every third bin is searched from the start, every
+plan is then tried at every other bin, and the best is refined there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from fleet_env.power import PowerModel
+
+from ..errors import PlanError, ProfileError
+from ..model.graph import Graph
+from .loss import Search
+from .objective import Objective
+from .plan import Plan, check
+from .timeline import Costs, Link
+
+FORMAT = 'lopinfer plan table 1'
+ANCHORS = 3            # every so many bins get a beam search, the others start from these
+BANDWIDTHS = tuple(k * 1e6 for k in range(31))
+EFFORT = 1_500_000     # evaluations times operators that refine a bin: about 0.1 s
+LEAST = 5000           # evaluations, however large the graph
+
+
+class PlanTable(Sequence[Plan]):
+    """Plans by bandwidth in bytes/s, ascending; the first is for everything below the second.
+
+    The file is JSON: `format`, `graph` (the graph's digest), `bandwidths` (bytes/s), `latency`
+    (s), `plans` (different plans: `Plan.own` as a flat list of integers, (2, nodes, 2) in row-major
+    order), `bins` (for each bandwidth the position in `plans`).
+    """
+
+    def __init__(self, graph: Graph, bandwidths: Sequence[float], latency: float,
+                 plans: Sequence[Plan]) -> None:
+        if not len(bandwidths) or len(bandwidths) != len(plans) or bandwidths[0] < 0 \
+                or not all(a < b for a, b in zip(bandwidths, bandwidths[1:], strict=False)):
+            raise PlanError(f'{graph.name}: a table has one plan per bandwidth, ascending')
+        self.graph = graph
+        self.bandwidths = tuple(float(b) for b in bandwidths)
+        self.latency = latency
+        self.plans = tuple(plans)
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @overload
+    def __getitem__(self, index: int) -> Plan: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Plan]: ...
+
+    def __getitem__(self, index: int | slice) -> Plan | Sequence[Plan]:
+        return self.plans[index]
+
+    def bin(self, bandwidth: float) -> int:
+        """The bin of a measured bandwidth (bytes/s): the greatest that it reaches."""
+        return max(0, int(np.searchsorted(self.bandwidths, bandwidth, 'right')) - 1)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, at once or not at all."""
+        different = list(dict.fromkeys(self.plans))
+        number = {plan: k for k, plan in enumerate(different)}
+        text = json.dumps({
+            'format': FORMAT, 'graph': self.graph.digest, 'bandwidths': self.bandwidths,
+            'latency': self.latency, 'plans': [p.own.ravel().tolist() for p in different],
+            'bins': [number[p] for p in self.plans]}, separators=(',', ':'))
+        unfinished = Path(f'{os.fspath(path)}.tmp')
+        unfinished.write_text(text)
+        unfinished.replace(path)
+
+    @classmethod
+    def load(cls, graph: Graph, path: str | os.PathLike[str]) -> PlanTable:
+        """Read a file and prove every plan valid for `graph`.
+
+        :raises ProfileError: for a file that can't be read, is damaged, or is another model's.
+        """
+        try:
+            state = json.loads(Path(path).read_text())
+        except (OSError, ValueError) as error:
+            raise ProfileError(f'{path}: no plan table: {error}') from error
+        if not isinstance(state, dict) or state.get('format') != FORMAT:
+            raise ProfileError(f'{path}: no plan table: its format is not "{FORMAT}"')
+        if state.get('graph') != graph.digest:
+            raise ProfileError(f'{path}: made for another model than {graph.name}; plan again')
+        try:
+            return cls._of_state(graph, state)
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            raise ProfileError(f'{path}: a damaged plan table: {error!r}') from error
+
+    @classmethod
+    def _of_state(cls, graph: Graph, state: dict[str, Any]) -> PlanTable:
+        plans = []
+        for own in state['plans']:
+            if not all(type(x) is int for x in own):
+                raise ValueError('intervals are integers')
+            plan = Plan(graph, np.array(own, np.int64).reshape(2, len(graph), 2))
+            check(plan)
+            plans.append(plan)
+        bins = state['bins']
+        if not all(type(k) is int and 0 <= k < len(plans) for k in bins):
+            raise ValueError('a bin without a plan')
+        latency = float(state['latency'])
+        if not 0 <= latency < float('inf'):
+            raise ValueError(f'a latency of {latency} s')
+        return cls(graph, [float(b) for b in state['bandwidths']], latency,
+                   [plans[k] for k in bins])
+
+
+def plan_table(graph: Graph, costs: Costs, bandwidths: Sequence[float] = BANDWIDTHS,
+               latency: float = 0.0, objective: Objective | None = None, seed: int = 0,
+               evaluations: int | None = None, power: PowerModel | None = None,
+               small_transfers: bool = True, workers: int | None = None,
+               message: float = 0.0) -> PlanTable:
+    """Plan every bandwidth (bytes/s, both directions; ascending).
+
+    The same seed gives the same table, however many `workers` (threads; default: one per core).
+    `latency` and `message` are the link's, s. `evaluations` is the refinement of each bin; by
+    default the more, the smaller the graph. No plan is worse than a baseline at its bandwidth.
+    """
+    workers = workers or len(os.sched_getaffinity(0))
+    half = (evaluations or max(LEAST, EFFORT // len(graph))) // 2
+    bins = range(len(bandwidths))
+    with ThreadPoolExecutor(workers) as pool:
+
+        def start(k: int) -> Search:
+            found = Search(graph, costs, Link(bandwidths[k], bandwidths[k], latency, message),
+                           objective, power, small_transfers)
+            if k % ANCHORS == 0:
+                found.construct()
+                found.refine(seed, half)
+            return found
+
+        searches = list(pool.map(start, bins))
+        bests = [s.best for s in searches]
+
+        def finish(k: int) -> Plan:
+            searches[k].offer(bests)
+            searches[k].refine(seed + 1, half)
+            return searches[k].plan()
+
+        plans = list(pool.map(finish, bins))
+        different = list(dict.fromkeys(plans))
+        chosen = pool.map(lambda k: min((plans[k], *different), key=searches[k].score), bins)
+        return PlanTable(graph, bandwidths, latency, list(chosen))

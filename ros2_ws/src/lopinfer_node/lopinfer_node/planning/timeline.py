@@ -1,0 +1,260 @@
+"""What one inference costs under a plan: schedule, latency, critical path, overlap, energy.
+
+The thesis's event-driven simulator (4.4.3). Each processor runs its operators in topological order
+and each direction of the link sends in the order in which producers finish, which is the same
+order; so one pass over the operators gives the exact schedule. `compiled.py` does the same for the
+search, faster and for cuts only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from fleet_env.power import PowerModel
+
+from ..model.graph import Graph, Kind
+from .plan import DEVICE, SERVER, SIDES, Plan, Transfer
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of every operator on either side: `fixed + per_share * share of its extent`.
+
+    Both float64 of shape (2, nodes), finite and not negative; inputs and outputs cost nothing
+    whatever stands there. A side that computes nothing of an operator pays nothing for it.
+
+    :raises ValueError: for other shapes or values.
+    """
+
+    fixed: np.ndarray
+    per_share: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ('fixed', 'per_share'):
+            value = np.asarray(getattr(self, name), np.float64)
+            if value.ndim != 2 or len(value) != 2:
+                raise ValueError(f'{name} has shape (2, nodes), not {value.shape}')
+            if not (np.isfinite(value).all() and (value >= 0).all()):
+                raise ValueError(f'{name} has seconds that are negative or not finite')
+            object.__setattr__(self, name, value)
+        if self.fixed.shape != self.per_share.shape:
+            raise ValueError('fixed and per_share speak of different numbers of operators')
+
+
+@dataclass(frozen=True)
+class Link:
+    """Rates in bytes/s, 0 where nothing can cross; latency in s, which does not occupy the link.
+
+    `message`: seconds that a transfer costs beyond its bytes, at both ends together.
+    """
+
+    up: float
+    down: float
+    latency: float = 0.0
+    message: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not all(np.isfinite(x) and x >= 0
+                   for x in (self.up, self.down, self.latency, self.message)):
+            raise ValueError(f'no link has {self}')
+
+    def seconds(self, source: int, size: int) -> float:
+        """How long `size` bytes from side `source` occupy the link; infinite at rate 0."""
+        rate = self.up if source == DEVICE else self.down
+        return size / rate + self.message if rate > 0 else float('inf')
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One stretch of the critical path, seconds; a transfer lasts until it has arrived.
+
+    `transfer` is the index in `Plan.transfers`, -1 for a computation; `side` computes or sends.
+    """
+
+    side: int
+    node: int
+    start: float
+    end: float
+    transfer: int = -1
+
+    def __str__(self) -> str:
+        what = f'transfer {self.transfer}' if self.transfer >= 0 else 'compute'
+        return (f'{SIDES[self.side]} {what} of operator {self.node}: '
+                f'{self.start:.6f} to {self.end:.6f} s')
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Schedule of one inference, seconds from the arrival of the input; J.
+
+    `start`, `end`: float64 (2, nodes), NaN where a side computes nothing. `transfers`: one row
+    (queued, start, end, arrival) per `Plan.transfers`. `overlap`: seconds in which at least two of
+    device, server, up and down are busy. `hidden`: share of the time in which the link is busy
+    that lies behind computation. `energy` is the device's. Latency and energy are infinite where
+    something would have to cross a link that carries nothing.
+    """
+
+    plan: Plan
+    start: np.ndarray
+    end: np.ndarray
+    transfers: np.ndarray
+    latency: float
+    overlap: float
+    hidden: float
+    energy: float
+    critical_path: tuple[Segment, ...] = field(repr=False)
+
+    def computing(self, side: int) -> float:
+        """Seconds in which a side computes."""
+        return float(np.nansum(self.end[side] - self.start[side]))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that cross the link, both directions."""
+        return sum(t.bytes for t in self.plan.transfers)
+
+
+def estimate(graph: Graph, plan: Plan, costs: Costs, link: Link,
+             power: PowerModel | None = None) -> Timeline:
+    """Timeline of one inference; `plan` must be valid (`plan.check`)."""
+    schedule = _Schedule(graph, plan, costs, link)
+    latency = schedule.latency
+    busy, length = _busy(schedule, latency)
+    return Timeline(plan, schedule.start, schedule.end, schedule.rows, latency,
+                    float(length[busy.sum(0) >= 2].sum()), _hidden(busy, length),
+                    _energy(busy, length, latency, power or PowerModel()),
+                    schedule.critical_path())
+
+
+class _Schedule:
+    """One pass over the operators."""
+
+    def __init__(self, graph: Graph, plan: Plan, costs: Costs, link: Link) -> None:
+        if costs.fixed.shape[1] != len(graph):
+            raise ValueError(f'{graph.name} has {len(graph)} operators, its costs '
+                             f'{costs.fixed.shape[1]}')
+        self.graph, self.plan, self.costs, self.link = graph, plan, costs, link
+        self.start = np.full((2, len(graph)), np.nan)
+        self.end = np.full((2, len(graph)), np.nan)
+        self.rows = np.zeros((len(plan.transfers), 4))
+        # Who somebody waited for, for the critical path: a node or a transfer, or nobody.
+        self.waited: dict[tuple[int, int], int | None] = {}
+        self.before: dict[tuple[int, int], int | None] = {}
+        self.queue: dict[int, int | None] = {}
+        self.of_node: dict[int, list[Transfer]] = {}
+        for transfer in plan.transfers:
+            self.of_node.setdefault(transfer.node, []).append(transfer)
+        self._free = [0.0, 0.0]
+        self._latest: list[int | None] = [None, None]
+        self._sent: list[int | None] = [None, None]
+        for node in graph.nodes:
+            for side in (DEVICE, SERVER):
+                if plan.own[side, node.index, 0] < plan.own[side, node.index, 1]:
+                    self._compute(side, node.index)
+            for transfer in self.of_node.get(node.index, ()):
+                self._send(transfer)
+        self.latency = float(max(self.end[DEVICE, o] for o in graph.outputs))
+
+    def _compute(self, side: int, index: int) -> None:
+        node, (lo, hi) = self.graph.nodes[index], self.plan.interval(side, index)
+        ready, cause = 0.0, None
+        local = 0.0
+        for source, footprint in zip(node.inputs, node.footprints, strict=True):
+            need = footprint.need(lo, hi)
+            for transfer in self.of_node.get(source, ()):
+                arrival = self.rows[transfer.index, 3]
+                if transfer.source != side and transfer.lo < need[1] and need[0] < transfer.hi \
+                        and arrival >= ready:
+                    ready, cause = arrival, transfer.index
+            if not np.isnan(self.end[side, source]):
+                local = max(local, self.end[side, source])
+        if node.kind is not Kind.OPERATOR:
+            # Nobody computes these, so they wait for what they need and not for the processor.
+            self.start[side, index] = self.end[side, index] = max(ready, local)
+            self.before[side, index] = self._latest_of(side, node.inputs)
+            self.waited[side, index] = cause if ready > local else None
+            return
+        free = self._free[side]
+        self.waited[side, index] = cause if ready > free else None
+        self.before[side, index] = self._latest[side]
+        self.start[side, index] = begin = max(ready, free)
+        seconds = self.costs.fixed[side, index] \
+            + self.costs.per_share[side, index] * (hi - lo) / node.extent
+        self.end[side, index] = self._free[side] = begin + seconds
+        self._latest[side] = index
+
+    def _latest_of(self, side: int, nodes: tuple[int, ...]) -> int | None:
+        done = [n for n in nodes if not np.isnan(self.end[side, n])]
+        return max(done, key=lambda n: float(self.end[side, n]), default=None)
+
+    def _send(self, transfer: Transfer) -> None:
+        source, queued = transfer.source, self.end[transfer.source, transfer.node]
+        previous = self._sent[source]
+        free = 0.0 if previous is None else self.rows[previous, 2]
+        self.queue[transfer.index] = previous if free > queued else None
+        begin = max(queued, free)
+        end = begin + self.link.seconds(source, transfer.bytes)
+        self.rows[transfer.index] = queued, begin, end, end + self.link.latency
+        self._sent[source] = transfer.index
+
+    def critical_path(self) -> tuple[Segment, ...]:
+        """From the last output backwards: who was each waiting for? Without empty stretches."""
+        if not np.isfinite(self.latency):
+            return ()
+        side = DEVICE
+        node: int | None = max(self.graph.outputs, key=lambda o: float(self.end[DEVICE, o]))
+        path: list[Segment] = []
+        while node is not None:
+            path.append(Segment(side, node, float(self.start[side, node]),
+                                float(self.end[side, node])))
+            cause = self.waited.get((side, node))
+            if cause is None:
+                node = self.before.get((side, node))
+                continue
+            end = float(self.rows[cause, 3])
+            while True:
+                transfer, begin = self.plan.transfers[cause], float(self.rows[cause, 1])
+                side, node = transfer.source, transfer.node
+                path.append(Segment(side, node, begin, end, cause))
+                previous = self.queue[cause]
+                if previous is None:
+                    break
+                cause, end = previous, begin
+        return tuple(s for s in reversed(path) if s.end > s.start)
+
+
+def _busy(schedule: _Schedule, latency: float) -> tuple[np.ndarray, np.ndarray]:
+    """Who of (device, server, up, down) is busy in each stretch between two events, and how long.
+
+    bool (4, stretches), float64 (stretches,) seconds; nothing of what happens after the result.
+    """
+    if not np.isfinite(latency):
+        return np.zeros((4, 0), bool), np.zeros(0)
+    spans = []
+    for side in (DEVICE, SERVER):
+        ran = ~np.isnan(schedule.start[side])
+        spans.append(np.stack((schedule.start[side, ran], schedule.end[side, ran])))
+    sources = np.array([t.source for t in schedule.plan.transfers], np.int64)
+    spans += [schedule.rows[sources == side, 1:3].T for side in (DEVICE, SERVER)]
+    spans = [np.minimum(s, latency) for s in spans]
+    times = np.unique(np.concatenate([s.ravel() for s in spans] + [np.array([0.0, latency])]))
+    middle = (times[1:] + times[:-1]) / 2
+    busy = np.stack([np.searchsorted(np.sort(s[0]), middle) > np.searchsorted(np.sort(s[1]), middle)
+                     for s in spans])
+    return busy, np.diff(times)
+
+
+def _hidden(busy: np.ndarray, length: np.ndarray) -> float:
+    sending = busy[2] | busy[3]
+    total = float(length[sending].sum())
+    return float(length[sending & (busy[0] | busy[1])].sum()) / total if total > 0 else 0.0
+
+
+def _energy(busy: np.ndarray, length: np.ndarray, latency: float, power: PowerModel) -> float:
+    if not np.isfinite(latency):
+        return latency
+    computing = float(length[busy[0]].sum())
+    communicating = float(length[~busy[0] & (busy[2] | busy[3])].sum())
+    return computing * power.computing + communicating * power.communicating \
+        + (latency - computing - communicating) * power.stalled

@@ -1,0 +1,89 @@
+"""The client as a ROS 2 node: images in, results out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import torch
+from fleet_ros.device import torch_device
+from fleet_ros.parameters import declare
+from lopinfer_msgs.msg import Result
+from rclpy.node import Node
+from sensor_msgs.msg import Image
+
+from .. import qos
+from ..errors import LopinferError
+from ..model.pictures import traced_of_images
+from ..parameters import ClientSettings
+from ..runtime.planner import TablePlanner
+from .client_shell import Client, ClientOptions
+from .images import image_tensor, result_message
+
+
+class ClientNode(Node):
+    """Topic `image` in, topic `lopinfer/result` out; of images that wait only the newest counts.
+
+    `parameters.ClientSettings` says what can be set.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__('lopinfer_client', **options)
+        self.error = ''              # why it ended, if not cleanly
+        self.settings = s = declare(self, ClientSettings)
+        if s.threads:
+            torch.set_num_threads(s.threads)
+        self.size = (s.height, s.width)
+        self._device = torch_device(s.device)
+        traced = traced_of_images(s.model, self.size, s.pretrained, s.mean, s.std, self._device)
+        self.client = Client(self, traced, ClientOptions(
+            TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
+            s, s.shaped_link(), recording=s.open_recording(), slowdown=s.slowdown))
+        self._newest: tuple[Any, float] | None = None   # image, and when it came
+        self._there = threading.Condition()
+        self._closing = False
+        self._results = self.create_publisher(Result, 'lopinfer/result', qos.RESULT)
+        self.create_subscription(Image, 'image', self._on_image, qos.IMAGE)
+        self._thread = threading.Thread(target=self._run, name='inference', daemon=True)
+        self._thread.start()
+        self.get_logger().info(f'{s.model}: waiting for images')
+
+    def close(self) -> None:
+        """Stop the threads."""
+        with self._there:
+            self._closing = True
+            self._there.notify()
+        self._thread.join()
+        self.client.close()
+
+    def _on_image(self, image: Any) -> None:
+        with self._there:
+            self._newest = image, time.monotonic()
+            self._there.notify()
+
+    def _run(self) -> None:
+        try:
+            while (newest := self._next()) is not None:
+                self._infer(*newest)
+        except Exception as error:
+            self.error = f'inference failed: {type(error).__name__}: {error}'
+            raise
+
+    def _next(self) -> tuple[Any, float] | None:
+        with self._there:
+            self._there.wait_for(lambda: self._newest is not None or self._closing)
+            newest, self._newest = self._newest, None
+            return None if self._closing else newest
+
+    def _infer(self, image: Any, came: float) -> None:
+        try:
+            x = image_tensor(image, self.size)
+        except LopinferError as error:
+            self.get_logger().warning(str(error), throttle_duration_sec=5.0)
+            return
+        before = self.client.machine.report.offloaded
+        outputs = self.client.infer((x.to(self._device),))
+        self._results.publish(result_message(
+            outputs, image.header, time.monotonic() - came,
+            self.client.machine.report.offloaded > before))

@@ -1,0 +1,325 @@
+"""The client's shell: `ClientMachine` on the topics of a ROS 2 node, and the robot's computing.
+
+Three threads meet at one lock: the executor (messages, time), whoever calls `infer` (computing and
+sending what it has computed), and one for what takes long (planning, compiling, sending the model).
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fleet_env.jetson import open_meter
+from fleet_env.power import PowerModel
+from fleet_env.shaped import ShapedLink
+from fleet_ros.alarm import Alarm
+from lopinfer_msgs import msg, srv
+from rclpy.node import Node
+
+from .. import qos
+from ..errors import LopinferError, RemoteError
+from ..model.files import save
+from ..model.traced import Traced
+from ..planning.plan import DEVICE, Plan
+from ..runtime.client import (
+    Action,
+    CallOpen,
+    CallSetPlans,
+    ClientMachine,
+    MakePlans,
+    PlannedTable,
+    Settings,
+    Upload,
+)
+from ..runtime.execution import AnyRun, Execution
+from ..runtime.program import Program
+from ..runtime.recording import Recording, recorded
+from ..runtime.services import PROTOCOL, OpenRequest, PlansRequest, encode_plans, number
+from ..runtime.slow import slowed
+from ..runtime.store import UploadReply, UploadRequest, send_model
+from ..runtime.wire import Ack, Piece
+from .convert import (
+    ack_of,
+    byte_array,
+    open_to_ros,
+    piece_of,
+    plans_to_ros,
+    reply_of,
+    to_ros,
+)
+
+UPLOAD_LIMIT = 10.0  # seconds for one part of the model
+
+Planner = Callable[[Traced, np.ndarray, np.ndarray], Iterable[PlannedTable]]
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass
+class ClientOptions:
+    """``planner(traced, fixed, per_share)``: tables for a server with this profile.
+
+    Each is used until the next one is made.
+    """
+
+    planner: Planner
+    server: str = '/lopinfer'
+    settings: Settings = field(default_factory=Settings)
+    link: ShapedLink = field(default_factory=ShapedLink)
+    power: PowerModel = field(default_factory=PowerModel)
+    recording: Recording | None = None
+    slowdown: float = 1.0
+
+
+class Client:
+    """Runs inferences of one model, shared with the server where that is faster.
+
+    ``node``: any node of the robot, spun by somebody; its namespace is the robot's name.
+    """
+
+    def __init__(self, node: Node, traced: Traced, options: ClientOptions) -> None:
+        self.node = node
+        self.traced = traced
+        self._digest = traced.digest            # takes long with many weights
+        self.robot = self.node.get_namespace().strip('/')
+        self.machine = ClientMachine(secrets.randbits(63), options.settings)
+        self.options = options
+        self._changed = threading.Condition()   # guards machine and link
+        self._turn = threading.Lock()           # one inference at a time
+        self._link = options.link
+        self._ready: list[Piece | Ack] = []     # has left the link, is to be published
+        self._meter = open_meter(options.power, time.monotonic())
+        self._alone = self._program(Plan.device_only(traced.graph))
+        self._jobs = ThreadPoolExecutor(1, 'lopinfer')
+        self._call: Any = None                  # client and future of the last service call
+        self._closing = False
+        self._up = node.create_publisher(msg.Piece, 'lopinfer/up', qos.PIECE)
+        self._acks = node.create_publisher(msg.Ack, 'lopinfer/down_ack', qos.PIECE)
+        self._status = node.create_publisher(msg.InferenceStatus, 'lopinfer/status', qos.STATUS)
+        node.create_subscription(msg.Piece, 'lopinfer/down', self._on_piece, qos.PIECE)
+        node.create_subscription(msg.Ack, 'lopinfer/up_ack', self._on_ack, qos.PIECE)
+        self._open = node.create_client(srv.Open, options.server + '/open')
+        self._upload = node.create_client(srv.Upload, options.server + '/upload')
+        self._set_plans = node.create_client(srv.SetPlans, options.server + '/set_plans')
+        self._alarm = Alarm(node, self._on_time)
+        self._alarm.set(time.monotonic())
+        node.create_timer(1.0, self.report)
+
+    def close(self) -> None:
+        """Stop the threads; call it before the node is destroyed."""
+        self._closing = True
+        self._alarm.close()
+        self._jobs.shutdown(cancel_futures=True)
+
+    def _program(self, plan: Plan) -> Any:
+        program = recorded(Program(self.traced, plan, DEVICE), DEVICE, self.options.recording)
+        return slowed(program, self.options.slowdown)
+
+    # -- one inference ---------------------------------------------------------------------------
+
+    def infer(self, inputs: Sequence[torch.Tensor]) -> Tensors:
+        """Outputs of the model; from any thread but the executor's."""
+        with self._turn:
+            started = time.monotonic()
+            with self._changed:
+                bin_ = self.machine.choose(started)
+                begun = None if bin_ is None else self._begin(bin_, inputs)
+            try:
+                if begun is not None:
+                    return self._shared(*begun)
+                self.node.get_logger().info(f'{self.traced.name}: not shared; {self.machine.alone}',
+                                            throttle_duration_sec=10.0)
+                return self._run_alone(inputs)
+            finally:
+                self._step(lambda now: self.machine.end(now, started))
+                self._meter.enter('stalled', time.monotonic())
+
+    def _run_alone(self, inputs: Sequence[torch.Tensor]) -> Tensors:
+        self._meter.enter('computing', time.monotonic())
+        run = self._alone.start(inputs)
+        for position in range(len(self._alone.steps)):
+            run.compute(position)
+        return run.outputs()
+
+    def _begin(self, bin_: int, inputs: Sequence[torch.Tensor]) -> tuple[AnyRun, Execution]:
+        program = self.machine.table.programs[bin_]
+        run = program.start(inputs)
+        return run, self.machine.begin(bin_, program.steps, run, time.monotonic())
+
+    def _shared(self, run: AnyRun, execution: Execution) -> Tensors:
+        while True:
+            steps = self._next_steps()
+            if steps is None:
+                self._meter.enter('computing', time.monotonic())
+                return run.finish_alone()
+            began = time.monotonic()
+            self._meter.enter('computing', began)
+            pieces = execution.compute(steps)
+            self._step(partial(self.machine.on_computed, pieces, time.monotonic() - began))
+            if self.machine.finished:
+                return run.outputs()
+
+    def _next_steps(self) -> range | None:
+        """Wait until there is something to compute; None: finish alone."""
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                steps = self.machine.work(now)
+                if steps is None:
+                    self._set_alarm()
+                if steps is None or steps:
+                    return steps
+                self._meter.enter('communicating', now)
+                self._changed.wait(self.machine.limit - now)
+
+    def wait_until(self, done: Callable[[], bool], limit: float) -> bool:
+        """Wait until ``done()`` or the time ``limit``; returns ``done()``."""
+        with self._changed:
+            return self._changed.wait_for(done, limit - time.monotonic())
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def _on_piece(self, message: Any) -> None:
+        self._step(lambda now: self.machine.on_piece(piece_of(message), now))
+
+    def _on_ack(self, message: Any) -> None:
+        self._step(lambda now: self.machine.on_ack(ack_of(message), now))
+
+    def _on_time(self) -> None:
+        self._step(self.machine.on_time)
+
+    def _step(self, event: Callable[[float], Sequence[Action]]) -> None:
+        """Hand an event to the machine, do what it wants, and look whether a request goes on.
+
+        Messages are published outside the lock: the kernel takes its time, and often the processor.
+        """
+        with self._changed:
+            now = time.monotonic()
+            self._act(event(now), now)
+            if self.machine.changed:
+                self.machine.changed = False
+                self._changed.notify_all()
+            ready = list(self._ready)
+            self._ready.clear()
+        for value in ready:
+            (self._up if isinstance(value, Piece) else self._acks).publish(to_ros(value))
+
+    # -- actions ---------------------------------------------------------------------------------
+
+    def _act(self, actions: Sequence[Action], now: float) -> None:
+        for action in actions:
+            if isinstance(action, (Piece, Ack)):
+                nbytes = len(action.data) if isinstance(action, Piece) else 0
+                self._link.send(nbytes, partial(self._ready.append, action), now)
+            elif isinstance(action, CallOpen):
+                self._ask(self._open, self._open_request, self._on_opened)
+            elif isinstance(action, CallSetPlans):
+                self._ask(self._set_plans, self._plans_request, self._on_plans_set)
+            elif isinstance(action, Upload):
+                self._jobs.submit(self._send_model)
+            elif isinstance(action, MakePlans):
+                self._jobs.submit(self._make_plans, action)
+        self._link.release(now)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        self._alarm.set(min(self.machine.deadline, self._link.deadline))
+
+    def _ask(self, client: Any, request: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+        if not client.service_is_ready():
+            return
+        if self._call is not None:
+            self._call[0].remove_pending_request(self._call[1])
+        future = client.call_async(request())
+        self._call = client, future
+        future.add_done_callback(answer)
+
+    def _open_request(self) -> Any:
+        prints = self.traced.fingerprints
+        return open_to_ros(OpenRequest(
+            PROTOCOL, self.robot, self.machine.incarnation, self.traced.name, self._digest,
+            list(prints), [number(p) for p in prints.values()]))
+
+    def _plans_request(self) -> Any:
+        bins, own = encode_plans([p.own for p in self.machine.table.plans])
+        return plans_to_ros(PlansRequest(self.robot, self.machine.incarnation, self.traced.digest,
+                                         bytes(bins), own))
+
+    def _on_opened(self, future: Any) -> None:
+        if future.exception() is None and future.result() is not None:
+            reply = reply_of(future.result())
+            self._step(lambda now: self.machine.on_open(reply, now))
+            if self.machine.reason:
+                self.node.get_logger().info(f'{self.traced.name}: {self.machine.reason}',
+                                       throttle_duration_sec=5.0)
+
+    def _on_plans_set(self, future: Any) -> None:
+        if future.exception() is None and future.result() is not None:
+            answer = future.result()
+            self._step(lambda now: self.machine.on_plans_set(answer.status, answer.reason, now))
+
+    # -- what takes long -------------------------------------------------------------------------
+
+    def _send_model(self) -> None:
+        reason = ''
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                save(self.traced, Path(folder))
+                send_model(Path(folder), self.traced.digest, self._send_part)
+        except (LopinferError, OSError) as error:
+            reason = str(error)
+        self._step(lambda now: self.machine.on_uploaded(reason, now))
+
+    def _send_part(self, request: UploadRequest) -> UploadReply:
+        if self._closing:
+            raise RemoteError('the client was closed')
+        answer = self._upload.call(srv.Upload.Request(
+            client=self.robot, incarnation=self.machine.incarnation, digest=request.digest,
+            file=request.file, sha256=request.sha256, size=request.size, offset=request.offset,
+            data=byte_array(request.data)), timeout_sec=UPLOAD_LIMIT)
+        if answer is None:
+            raise RemoteError('the server does not answer the upload')
+        return UploadReply(answer.accepted, answer.reason, answer.received, answer.complete)
+
+    def _make_plans(self, action: MakePlans) -> None:
+        try:
+            for table in self.options.planner(self.traced, action.fixed, action.per_share):
+                if self._closing:
+                    return
+                compiled = {plan: self._program(plan) for plan in set(table.plans)}
+                made = replace(table, programs=[compiled[plan] for plan in table.plans])
+                self._step(partial(self.machine.on_plans_made, made))
+        except Exception as error:  # the planner may be the user's; the robot goes on alone
+            self.node.get_logger().error(f'no plans: {type(error).__name__}: {error}')
+
+    # -- status ----------------------------------------------------------------------------------
+
+    def report(self) -> None:
+        """Publish the status."""
+        with self._changed:
+            machine, report, now = self.machine, self.machine.report, time.monotonic()
+            link = machine.outbox.link
+            message = msg.InferenceStatus(
+                model=self.traced.name, state=machine.state,
+                reason=machine.reason or machine.alone,
+                requests=report.requests, offloaded=report.offloaded, fallbacks=report.fallbacks,
+                dropped=sum(machine.dropped.values()), bin=report.bin,
+                bandwidth=link.rate * 8e-6 if link.known else math.nan,
+                round_trip=link.round_trip, estimate=report.estimate, latency=report.latency,
+                device=report.device, server=report.server, transfer=report.transfer,
+                overlap=report.overlap, bytes_up=machine.outbox.bytes_sent,
+                bytes_down=report.bytes_down, power=self._meter.power(now),
+                energy=self._meter.energy(now))
+        message.header.stamp = self.node.get_clock().now().to_msg()
+        message.header.frame_id = self.robot
+        self._status.publish(message)

@@ -1,0 +1,296 @@
+"""The server's shell: `ServerMachine` on the topics of a ROS 2 node, and the server's computing.
+
+Three threads meet at one lock: the executor (messages, services, time), one that computes for all
+clients, and one for what takes long (loading, measuring, checking and compiling plans).
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fleet_env.shaped import ShapedLink
+from fleet_ros.alarm import Alarm
+from lopinfer_msgs import msg, srv
+from rclpy.node import Node
+
+from .. import qos
+from ..errors import LopinferError, ModelError, ProfileError
+from ..model.files import load
+from ..model.traced import Traced
+from ..planning.plan import SERVER, Plan
+from ..planning.profile import Profile
+from ..runtime.measure import machine, measure
+from ..runtime.program import Program
+from ..runtime.recording import Recording, recorded
+from ..runtime.server import (
+    Action,
+    Join,
+    Leave,
+    Limits,
+    Prepare,
+    Prepared,
+    PreparePlans,
+    Send,
+    ServerMachine,
+    Work,
+)
+from ..runtime.services import PlansRequest, decode_plans, number
+from ..runtime.store import Store, UploadRequest
+from ..runtime.wire import Ack, Piece
+from .convert import ack_of, open_of, piece_of, plans_of, reply_to_ros, to_ros
+
+
+@dataclass
+class ServerOptions:
+    """``directory`` of the models, ``device`` that computes; ``link()``: emulated, to a client."""
+
+    directory: Path
+    device: str = 'cpu'
+    measure: Callable[[Traced], Profile] = measure
+    limits: Limits = field(default_factory=Limits)
+    link: Callable[[], ShapedLink] = ShapedLink
+    recording: Recording | None = None
+
+
+class _Topics:
+    """Topics of one client, and the emulated link to it."""
+
+    def __init__(self, server: Server, client: str, link: ShapedLink) -> None:
+        self.link, self.removed = link, False
+        node = server.node
+        base = f'/{client}/lopinfer/' if client else '/lopinfer/'
+        self.down = node.create_publisher(msg.Piece, base + 'down', qos.PIECE)
+        self.acks = node.create_publisher(msg.Ack, base + 'up_ack', qos.PIECE)
+        self.subscriptions = [
+            node.create_subscription(msg.Piece, base + 'up', lambda m: server.on_piece(client, m),
+                                     qos.PIECE),
+            node.create_subscription(msg.Ack, base + 'down_ack', lambda m: server.on_ack(client, m),
+                                     qos.PIECE)]
+
+    def publish(self, value: Piece | Ack) -> None:
+        """Publish on the topic that the value belongs to; nothing once they are removed."""
+        try:
+            (self.down if isinstance(value, Piece) else self.acks).publish(to_ros(value))
+        except Exception:  # rclpy has no common type for a publisher that was destroyed meanwhile
+            if not self.removed:
+                raise
+
+    def remove(self, node: Node) -> None:
+        """Remove the topics."""
+        self.removed = True
+        for publisher in (self.down, self.acks):
+            node.destroy_publisher(publisher)
+        for subscription in self.subscriptions:
+            node.destroy_subscription(subscription)
+
+
+class Server:
+    """Serves models to robots; somebody spins ``node``."""
+
+    def __init__(self, node: Node, options: ServerOptions) -> None:
+        self.node = node
+        self.options = options
+        self.store = Store(options.directory)
+        self.machine = ServerMachine(secrets.randbits(63), self.store.digests(), options.limits)
+        self._changed = threading.Condition()   # guards machine and topics
+        self._models: dict[str, Traced] = {}
+        self._topics: dict[str, _Topics] = {}
+        self._ready: list[tuple[_Topics, Piece | Ack]] = []  # has left its link, to be published
+        self._closing = False
+        self._jobs = ThreadPoolExecutor(1, 'lopinfer')
+        self.node.create_service(srv.Open, '/lopinfer/open', self._on_open)
+        self.node.create_service(srv.Upload, '/lopinfer/upload', self._on_upload)
+        self.node.create_service(srv.SetPlans, '/lopinfer/set_plans', self._on_set_plans)
+        self._alarm = Alarm(node, self._on_time)
+        self._computing = threading.Thread(target=self._compute, name='computing', daemon=True)
+        self._computing.start()
+
+    def close(self) -> None:
+        """Stop the threads; call it before the node is destroyed."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._computing.join()
+        self._alarm.close()
+        self._jobs.shutdown(cancel_futures=True)
+
+    def add(self, traced: Traced) -> None:
+        """Have a model of this machine's own ready."""
+        self.store.add(traced)
+        prints = traced.fingerprints
+        with self._changed:
+            self._act(self.machine.add(traced.name, traced.digest, list(prints),
+                                       [number(p) for p in prints.values()]))
+
+    # -- services --------------------------------------------------------------------------------
+
+    def _on_open(self, request: Any, response: Any) -> Any:
+        with self._changed:
+            reply, actions = self.machine.on_open(open_of(request), time.monotonic())
+            self._act(actions)
+        return reply_to_ros(reply, response)
+
+    def _on_upload(self, request: Any, response: Any) -> Any:
+        if not self.options.limits.uploads:
+            response.reason = 'this server takes no models from its clients'
+            return response
+        reply = self.store.take(UploadRequest(request.digest, request.file, request.sha256,
+                                              request.size, request.offset, bytes(request.data)))
+        if reply.complete:
+            with self._changed:
+                self.machine.on_stored(request.digest)
+        response.accepted, response.reason = reply.accepted, reply.reason
+        response.received, response.complete = reply.received, reply.complete
+        return response
+
+    def _on_set_plans(self, request: Any, response: Any) -> Any:
+        with self._changed:
+            response.status, response.reason, actions = self.machine.on_set_plans(
+                plans_of(request), time.monotonic())
+            self._act(actions)
+        return response
+
+    # -- messages and time -----------------------------------------------------------------------
+
+    def on_piece(self, client: str, message: Any) -> None:
+        """Take a piece from a client's topic."""
+        self._step(lambda now: self.machine.on_piece(client, piece_of(message), now))
+
+    def on_ack(self, client: str, message: Any) -> None:
+        """Take an acknowledgement from a client's topic."""
+        self._step(lambda now: self.machine.on_ack(client, ack_of(message), now))
+
+    def _on_time(self) -> None:
+        self._step(self.machine.on_time)
+
+    def _step(self, event: Callable[[float], Sequence[Action]]) -> None:
+        """Hand an event to the machine, do what it wants, and look whether there is work.
+
+        Messages are published outside the lock: the kernel takes its time, and often the processor.
+        """
+        with self._changed:
+            self._act(event(time.monotonic()))
+            if self.machine.changed:
+                self.machine.changed = False
+                self._changed.notify_all()
+            ready = list(self._ready)
+            self._ready.clear()
+        for topics, value in ready:
+            topics.publish(value)
+
+    # -- actions ---------------------------------------------------------------------------------
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        now = time.monotonic()
+        for action in actions:
+            if isinstance(action, Send):
+                self._send(action, now)
+            elif isinstance(action, Join):
+                self._topics[action.client] = _Topics(self, action.client, self.options.link())
+                self.node.get_logger().info(f'{action.client} joins')
+            elif isinstance(action, Leave):
+                self._topics.pop(action.client).remove(self.node)
+                self.node.get_logger().info(f'{action.client} has gone')
+            elif isinstance(action, Prepare):
+                self._jobs.submit(self._prepare, action.digest)
+            elif isinstance(action, PreparePlans):
+                self._jobs.submit(self._prepare_plans, action.request)
+        for topics in self._topics.values():
+            topics.link.release(now)
+        self._alarm.set(min([self.machine.deadline,
+                             *(t.link.deadline for t in self._topics.values())]))
+
+    def _send(self, action: Send, now: float) -> None:
+        topics, value = self._topics.get(action.client), action.message
+        if topics is not None:
+            nbytes = len(value.data) if isinstance(value, Piece) else 0
+            topics.link.send(nbytes, partial(self._ready.append, (topics, value)), now)
+
+    # -- what takes long -------------------------------------------------------------------------
+
+    def _prepare(self, digest: str) -> None:
+        costs, reason = (np.empty(0), np.empty(0)), ''
+        try:
+            traced = load(self.store.path(digest), self.options.device)
+            if traced.digest != digest:
+                raise ModelError(f'its files are those of {traced.digest}')
+            profile = self._profile(traced)
+            costs = profile.fixed, profile.per_share
+            self._models[digest] = traced
+        except Exception as error:  # whatever is wrong with the model concerns its clients alone
+            reason = f'the model can not be served: {error}'
+            self.node.get_logger().error(reason)
+            self.store.remove(digest)
+        with self._changed:
+            self.machine.on_model(digest, *costs, reason)
+
+    def _profile(self, traced: Traced) -> Profile:
+        """What the model costs here, measured once."""
+        path = self.store.path(traced.digest) / 'profile.json'
+        try:
+            profile = Profile.load(path)
+            if (profile.digest, profile.machine) == (traced.graph.digest, machine()):
+                return profile
+        except ProfileError:
+            pass  # there is none yet, or it is damaged: measure
+        profile = self.options.measure(traced)
+        profile.save(path)
+        return profile
+
+    def _prepare_plans(self, request: PlansRequest) -> None:
+        table, reason = [], ''
+        try:
+            table = prepare_plans(self._models[request.digest], request,
+                                  self.options.recording)
+        except LopinferError as error:
+            reason = str(error)
+        except Exception as error:  # numbers that are no plan; they concern this client alone
+            reason = f'no plan table: {type(error).__name__}: {error}'
+        with self._changed:
+            self.machine.on_plans(request, table, reason)
+
+    # -- computing -------------------------------------------------------------------------------
+
+    def _compute(self) -> None:
+        while (work := self._next_work()) is not None:
+            began = time.monotonic()
+            try:
+                pieces = work.execution.compute(work.steps)
+            except Exception as error:  # one client's model must not end the others' server
+                self.node.get_logger().error(f'{work.client}: {type(error).__name__}: {error}')
+                with self._changed:
+                    self.machine.on_failed(work)
+                continue
+            self._step(partial(self.machine.on_computed, work, pieces, time.monotonic() - began))
+
+    def _next_work(self) -> Work | None:
+        with self._changed:
+            while not self._closing:
+                work = self.machine.work()
+                if work is not None:
+                    return work
+                self._changed.wait()
+        return None
+
+
+def prepare_plans(traced: Traced, request: PlansRequest, recording: Recording | None = None
+                  ) -> list[Prepared]:
+    """Prove the plans of a request valid and make their programs; raises PlanError, RemoteError."""
+    prepared: dict[Plan, Prepared] = {}
+    table = []
+    for own in decode_plans(request.bins, request.own, len(traced.graph)):
+        plan = Plan(traced.graph, own)
+        if plan not in prepared:
+            program = Program(traced, plan, SERVER)
+            prepared[plan] = Prepared(plan, recorded(program, SERVER, recording))
+        table.append(prepared[plan])
+    return table

@@ -1,0 +1,405 @@
+"""The client's protocol: getting a server, using it, doing without it. No I/O, no clock, no thread.
+
+    OPENING -> [UPLOADING ->] PLANNING -> CHECKING -> OPEN
+                                            ^-----------'   fallback, or no answer
+    any -> OPENING: the server does not know us, or is silent for long
+
+Only in OPEN is a request shared; in every other state it runs on the robot alone, so no request
+waits for a server that is known to be gone. CHECKING sends probes until one is answered.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import fleet_env.settings
+import numpy as np
+from fleet_env.settings import setting
+
+from ..errors import RemoteError
+from ..planning.plan import DEVICE, Plan
+from .execution import AnyProgram, AnyRun, AnyStep, Execution
+from .outbox import Outbox, Route
+from .services import MISSING, PREPARING, READY, REFUSED, OpenReply
+from .wire import MAX_PIECE, NO_PLAN, NOT_OPEN, OK, Ack, Arrivals, Buffer, Piece, plan_number
+
+OPENING, UPLOADING, PLANNING, CHECKING, OPEN = (
+    'opening', 'uploading', 'planning', 'checking', 'open')
+
+CALL_LIMIT = 2.0       # seconds after which a call is repeated
+PREPARING_WAIT = 0.2   # seconds until a call is repeated whose answer was to ask again
+CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
+SILENCE = 3.0          # seconds without an answer in CHECKING until the server is opened again
+PROBE_PIECES = 4
+BIN_SLACK = 0.25e6     # bytes/s; a link at the edge of a bin is measured a little below it
+MAX_PENALTY = 30.0     # seconds for which the server is not used after many fallbacks in a row
+
+
+@dataclass(frozen=True)
+class CallOpen:
+    """Call the server's open service."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Send the model's files in the background, then say `on_uploaded`."""
+
+
+@dataclass(frozen=True)
+class MakePlans:
+    """Make the plan table for a server with this profile, then say `on_plans_made`."""
+
+    fixed: np.ndarray
+    per_share: np.ndarray
+
+
+@dataclass(frozen=True)
+class CallSetPlans:
+    """Call the server's set_plans service."""
+
+
+Action = Piece | Ack | CallOpen | Upload | MakePlans | CallSetPlans
+
+
+@dataclass(frozen=True)
+class PlannedTable:
+    """Plans by bandwidth (bytes/s, ascending); the latency expected of each, s (NaN: unknown)."""
+
+    bandwidths: Sequence[float]
+    plans: Sequence[Plan]
+    estimates: Sequence[float]
+    programs: Sequence[AnyProgram] = ()  # of the plans, for the device; for the shell
+
+
+class Settings(fleet_env.settings.Settings):
+    """What a user may set of the protocol.
+
+    ``piece_bytes``: most bytes in one piece; all of it is lost with any of its network packets.
+    """
+
+    probe_period: float = setting(0.5, 'time between measurements of an idle link', 's', ge=0.05,
+                                  le=60.0)
+    probe_bytes: int = setting(64000, 'size of a measurement', 'B', ge=4096, le=240000)
+    deadline: float = setting(0.1, 'time that a request waits for the server beyond what was '
+                                   'expected of it; at least as long as was expected', 's', ge=0.0,
+                              le=60.0)
+    piece_bytes: int = MAX_PIECE
+
+
+@dataclass
+class Report:
+    """Counts since the start; times in s, of the last request."""
+
+    requests: int = 0
+    offloaded: int = 0
+    fallbacks: int = 0
+    bin: int = 0
+    estimate: float = math.nan
+    latency: float = math.nan
+    device: float = 0.0
+    server: float = 0.0
+    transfer: float = 0.0
+    bytes_down: int = 0
+
+    @property
+    def overlap(self) -> float:
+        """Seconds saved because both sides and the link worked side by side."""
+        return max(0.0, self.device + self.server + self.transfer - self.latency)
+
+
+class ClientMachine:
+    """Protocol of one robot and one model. Events return actions; `work` says what to compute."""
+
+    def __init__(self, incarnation: int, settings: Settings | None = None) -> None:
+        self.incarnation = incarnation
+        self.settings = settings or Settings()
+        self.state = OPENING
+        self.reason = 'not connected yet'  # why the server is not used
+        self.alone = ''                    # why the last request was not shared
+        self.report = Report()
+        self.dropped: Counter[str] = Counter()
+        self.outbox = Outbox(incarnation, self.settings.piece_bytes)
+        self.table = PlannedTable((), (), ())
+        self._next_table: PlannedTable | None = None  # waits for the end of a request
+        self._numbers: list[int] = []      # of the plans, in pieces
+        self._arrivals = Arrivals()
+        self._server = 0                   # incarnation
+        self._again = -math.inf            # time of the next call or probe
+        self._heard = -math.inf            # time of the last answer
+        self._probed = -math.inf           # time of the last probe
+        self._checking = 0                 # an answer to this packet or a later one ends CHECKING
+        self._penalties = 0                # fallbacks in a row
+        self._not_before = -math.inf       # the server is not used until then
+        self._number = 0
+        self._request: Execution | None = None
+        self.changed = False               # `work` or `state` may have; whoever looks resets it
+        self._abandoned = False
+        self._limit = math.inf             # time at which the request stops waiting
+        self._sending_since = math.inf
+        self._bytes_down = 0               # of the present request
+
+    # -- connection ------------------------------------------------------------------------------
+
+    def on_open(self, reply: OpenReply, now: float) -> list[Action]:
+        """Take the answer to CallOpen."""
+        if self.state != OPENING:
+            return []
+        self.reason = reply.reason
+        if reply.status == PREPARING:
+            self._again = now + PREPARING_WAIT
+            return []
+        if reply.status == MISSING:
+            self._enter(UPLOADING, 'the server lacks the model')
+            return [Upload()]
+        if reply.status != READY:
+            self._again = now + CALL_LIMIT
+            return []
+        if reply.incarnation != self._server:
+            self._server = reply.incarnation
+            self._arrivals = Arrivals()
+        if reply.planned and self.table.plans:
+            self._check(now, 'no answer yet')
+            return self.on_time(now)
+        self._enter(PLANNING, 'the server has no plans yet')
+        if self.table.plans:
+            self._again = now
+            return self.on_time(now)
+        self._again = math.inf
+        return [MakePlans(reply.fixed, reply.per_share)]
+
+    def on_uploaded(self, reason: str, now: float) -> list[Action]:
+        """The upload is over; ``reason``: why it failed, empty if it did not."""
+        if self.state == UPLOADING:
+            self._enter(OPENING, reason)
+            self._again = now + (CALL_LIMIT if reason else 0.0)
+        return self.on_time(now)
+
+    def on_plans_made(self, table: PlannedTable, now: float) -> list[Action]:
+        """Take a plan table; one that follows another is used from the next request on."""
+        if self._request is not None:
+            self._next_table = table
+            return []
+        self.table, self._next_table = table, None
+        self._numbers = [plan_number(p.digest) for p in table.plans]
+        if self.state in (CHECKING, OPEN):
+            self._enter(PLANNING, 'the server gets better plans')
+        self._again = now
+        return self.on_time(now)
+
+    def on_plans_set(self, status: int, reason: str, now: float) -> list[Action]:
+        """Take the answer to CallSetPlans."""
+        if self.state != PLANNING:
+            return []
+        if status == READY:
+            self._check(now, 'no answer yet')
+            return self.on_time(now)
+        self.reason = reason
+        if status == REFUSED:
+            self._enter(OPENING, reason)
+        self._again = now + (PREPARING_WAIT if status == PREPARING else CALL_LIMIT)
+        return []
+
+    def _enter(self, state: str, reason: str) -> None:
+        self.state, self.reason, self.changed = state, reason, True
+
+    def _check(self, now: float, reason: str) -> None:
+        """Use the server again once it has answered a probe, which is due now."""
+        self._enter(CHECKING, reason)
+        self._checking = self.outbox.next_packet
+        self._heard = self._again = now
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def choose(self, now: float) -> int | None:
+        """Bandwidth bin for a request that begins now; None: the robot alone."""
+        self.report.requests += 1
+        self.alone = self._why_alone(now)
+        return None if self.alone else self._bin()
+
+    def _bin(self) -> int:
+        return max(0, bisect_right(self.table.bandwidths, self.outbox.link.rate + BIN_SLACK) - 1)
+
+    def _why_alone(self, now: float) -> str:
+        """Why a request that begins now runs on the robot alone, empty if it is shared."""
+        if self.state != OPEN:
+            return f'{self.state}: {self.reason}' if self.reason else self.state
+        if now < self._not_before:
+            return (f'the server was late {self._penalties} times in a row; it is used again in '
+                    f'{self._not_before - now:.1f} s')
+        bin_ = self._bin()
+        if any(t.source == DEVICE for t in self.table.plans[bin_].transfers):
+            return ''
+        return (f'at {self.outbox.link.rate / 1e6:.1f} MB/s the plan computes everything on the '
+                'robot: that is the fastest by the measured profiles')
+
+    def begin(self, bin_: int, steps: Sequence[AnyStep], run: AnyRun, now: float) -> Execution:
+        """Begin a request with the plan of a bin; a former one is forgotten.
+
+        Whoever computes hands the steps of `work` to the result's `compute`.
+        """
+        plan = self.table.plans[bin_]
+        self._number += 1
+        self.outbox.clear()
+        route = Route(self._number, self._numbers[bin_], bin_)
+        self._request = Execution(DEVICE, route, steps, plan.transfers, run)
+        self._abandoned = False
+        estimate = self.table.estimates[bin_]
+        known = estimate if math.isfinite(estimate) else 1.0
+        self._limit = now + max(2 * known, known + self.settings.deadline)
+        self._bytes_down = 0
+        report = self.report
+        report.bin, report.estimate = bin_, estimate
+        report.device = report.server = report.transfer = 0.0
+        return self._request
+
+    def work(self, now: float) -> range | None:
+        """Steps to compute now, empty when the request must wait; None: finish it alone."""
+        assert self._request is not None
+        steps = self._request.runnable()
+        if not steps and not self._abandoned and now >= self._limit:
+            self._abandon(now)
+        return None if self._abandoned else steps
+
+    def on_computed(self, pieces: Sequence[tuple[int, Buffer]], seconds: float, now: float
+                    ) -> list[Action]:
+        """Steps of `work` were computed in ``seconds``; ``pieces``: transfers to send."""
+        request = self._request
+        assert request is not None
+        self.report.device += seconds
+        if self._abandoned:
+            return []
+        for transfer, data in pieces:
+            self.outbox.offer(request.route, transfer, data)
+        return self._send(now)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the request has all its outputs."""
+        return self._request is not None and self._request.done
+
+    def end(self, now: float, started: float) -> list[Action]:
+        """The result is there; ``started``: when the request came."""
+        report = self.report
+        report.latency = now - started
+        if self._request is None:      # the robot alone
+            report.bin, report.estimate = 0, math.nan
+            report.device, report.server, report.transfer = report.latency, 0.0, 0.0
+            return []
+        if self._request.done:
+            report.offloaded += 1
+            self._penalties = 0
+        self._note_sending(now)
+        report.transfer += self._bytes_down / self.outbox.link.rate
+        self._request = None
+        self.outbox.clear()
+        return self.on_plans_made(self._next_table, now) if self._next_table is not None else []
+
+    def _abandon(self, now: float) -> None:
+        self._abandoned = True
+        self.report.fallbacks += 1
+        self.outbox.clear()
+        self._not_before = now + min(CHECK_PERIOD * 2 ** self._penalties, MAX_PENALTY)
+        self._penalties += 1
+        if self.state == OPEN:
+            self._check(now, 'the server did not answer in time')
+
+    # -- the link --------------------------------------------------------------------------------
+
+    def on_piece(self, piece: Piece, now: float) -> list[Action]:
+        """Take a piece of the server; late ones are acknowledged, so that it stops, and dropped."""
+        if piece.incarnation != self.incarnation:
+            self.dropped['foreign'] += 1
+            return []
+        try:
+            piece.verify()
+            request = self._request
+            if request is None or self._abandoned or piece.request != request.route.request:
+                self.dropped['late'] += 1
+            elif request.take(piece):
+                self.report.server = piece.busy
+                self.changed = True
+            self._bytes_down += len(piece.data)
+            self.report.bytes_down += len(piece.data)
+        except RemoteError:
+            self.dropped['corrupt'] += 1
+            return []
+        return [self._arrivals.note(piece, now)]
+
+    def on_ack(self, ack: Ack, now: float) -> list[Action]:
+        """Take an acknowledgement of the server."""
+        if ack.incarnation != self.incarnation:
+            self.dropped['foreign'] += 1
+            return []
+        try:
+            self.outbox.on_ack(ack, now)
+        except RemoteError:
+            self.dropped['corrupt'] += 1
+            return []
+        self._heard = now
+        if ack.status in (NOT_OPEN, NO_PLAN) and self.state in (CHECKING, OPEN):
+            if ack.status == NOT_OPEN:
+                self._enter(OPENING, 'the server does not know this client')
+            else:
+                self._enter(PLANNING, 'the server does not have the plans')
+            self._again = self._limit = now
+            return self.on_time(now)
+        if ack.status == OK and self.state == CHECKING and ack.packet >= self._checking \
+                and self.outbox.link.known:
+            self._enter(OPEN, '')
+            self._again = now + self.settings.probe_period
+        return self._send(now)
+
+    def on_time(self, now: float) -> list[Action]:
+        """Do what is due; call it at `deadline`."""
+        actions = self._send(now)   # before a probe, which waits until nothing is on its way
+        if self.state in (OPENING, PLANNING) and now >= self._again:
+            self._again = now + CALL_LIMIT
+            actions.append(CallOpen() if self.state == OPENING else CallSetPlans())
+        elif self.state in (CHECKING, OPEN):
+            self._probe(now)
+        return actions + self._send(now)
+
+    def _probe(self, now: float) -> None:
+        if self.state == CHECKING and now >= self._heard + SILENCE:
+            self._enter(OPENING, 'the server is silent')
+            self._again = now
+            return
+        if now < self._again:
+            return
+        period = self.settings.probe_period if self.state == OPEN else CHECK_PERIOD
+        self._again = now + period
+        if not self.outbox.idle or (self.state == OPEN and self._request is not None):
+            return
+        if self.state == OPEN and self._probed > self._heard:
+            self._check(now, 'the server does not answer')
+        self._probed = now
+        self.outbox.probe(self.settings.probe_bytes, PROBE_PIECES)
+
+    def _send(self, now: float) -> list[Action]:
+        pieces: list[Action] = list(self.outbox.poll(now))
+        self._note_sending(now)
+        return pieces
+
+    def _note_sending(self, now: float) -> None:
+        """Add up the time in which the request's pieces are on their way."""
+        if self._sending_since < now:
+            self.report.transfer += now - self._sending_since
+        busy = self._request is not None and not self.outbox.idle
+        self._sending_since = now if busy else math.inf
+
+    @property
+    def deadline(self) -> float:
+        """Time at which `on_time` has something to do even if nothing arrives."""
+        at = min(self._again, self.outbox.deadline)
+        if self.state == CHECKING:
+            at = min(at, self._heard + SILENCE)
+        return at
+
+    @property
+    def limit(self) -> float:
+        """Time at which the present request stops waiting for the server."""
+        return self._limit

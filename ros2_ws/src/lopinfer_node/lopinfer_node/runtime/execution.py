@@ -1,0 +1,104 @@
+"""One inference on one side: which steps may run, what each sends (thesis Algorithms 6 and 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..errors import RemoteError
+from ..planning.plan import Transfer
+from .outbox import Route
+from .wire import Buffer, Inbox, Piece
+
+
+class AnyStep(Protocol):
+    """One operator of a program, see `program.Step`."""
+
+    @property
+    def waits(self) -> Sequence[int]:
+        """Transfers that must be delivered before."""
+
+    @property
+    def sends(self) -> Sequence[int]:
+        """Transfers that are ready after."""
+
+
+class AnyRun(Protocol):
+    """The tensors of one inference, see `program.Run`; the shell computes its steps."""
+
+    def piece(self, transfer: int) -> Buffer:
+        """Bytes of a transfer whose step has been computed."""
+
+    def deliver(self, transfer: int, data: Buffer) -> None:
+        """Take all bytes of a transfer."""
+
+    def compute(self, position: int) -> None:
+        """Compute the step at this position."""
+
+    @property
+    def outputs(self) -> Callable[[], Any]:
+        """The model's outputs, after the last step of the device."""
+
+    @property
+    def finish_alone(self) -> Callable[[], Any]:
+        """The model's outputs, all that is missing computed here."""
+
+
+class AnyProgram(Protocol):
+    """A plan made ready for one side, see `program.Program`."""
+
+    @property
+    def steps(self) -> Sequence[AnyStep]:
+        """In the order in which they are computed."""
+
+    def start(self, inputs: Any) -> AnyRun:
+        """Begin an inference; ``inputs`` is None on the server."""
+
+
+class Execution:
+    """Progress of one request on ``side``; steps run in order, each once its waits are over."""
+
+    def __init__(self, side: int, route: Route, steps: Sequence[AnyStep],
+                 transfers: Sequence[Transfer], run: AnyRun) -> None:
+        self.route, self.run = route, run
+        self._steps = steps
+        self._position = 0                # steps before it are computed
+        self._delivered: set[int] = set()
+        self._inbox = Inbox({t.index: t.bytes for t in transfers if t.source != side})
+
+    def take(self, piece: Piece) -> bool:
+        """Take a piece; return whether a transfer is now delivered. Raises RemoteError."""
+        if piece.plan != self.route.plan or piece.bin != self.route.bin:
+            raise RemoteError(f'piece of request {piece.request} follows another plan than its '
+                              'request')
+        data = self._inbox.take(piece)
+        if data is None:
+            return False
+        self.run.deliver(piece.transfer, data)
+        self._delivered.add(piece.transfer)
+        return True
+
+    def runnable(self) -> range:
+        """The next steps that need nothing more, up to the first that sends; may be empty."""
+        end = self._position
+        while end < len(self._steps) and self._delivered.issuperset(self._steps[end].waits):
+            end += 1
+            if self._steps[end - 1].sends:
+                break
+        return range(self._position, end)
+
+    def compute(self, steps: range) -> list[tuple[int, Buffer]]:
+        """Compute the steps that `runnable` gave; return the transfers to send with their bytes.
+
+        It takes long, and on a GPU it waits for the bytes to arrive in the host's memory: only one
+        thread calls `runnable` and this, without the lock that guards the machine.
+        """
+        for position in steps:
+            self.run.compute(position)
+        self._position = steps.stop
+        return [(t, self.run.piece(t)) for s in steps for t in self._steps[s].sends]
+
+    @property
+    def done(self) -> bool:
+        """Whether this side has nothing more to compute."""
+        return self._position == len(self._steps)

@@ -1,0 +1,132 @@
+"""Measuring a profile: what each operator of a model costs on this machine."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..model.calls import Arithmetic
+from ..model.graph import Kind
+from ..model.traced import Traced
+from ..planning.profile import Profile, fit
+from .program import arithmetic
+from .slow import Pause
+
+SHARES = (0.25, 0.5, 1.0)
+Progress = Callable[[int, int], None]
+
+
+def measure(traced: Traced, repeats: int = 7, warm_up: int = 2, shares: Sequence[float] = SHARES,
+            progress: Progress | None = None, slowdown: float = 1.0) -> Profile:
+    """Run the model `repeats` times at each share, operator by operator, and fit the medians.
+
+    Every pass goes through the whole model in order, as an inference does, so caches are as warm
+    as they will be. `progress(done, passes)` is called after each pass. `slowdown`: of a robot that
+    is emulated by pauses (`slow.py`), after which caches are colder.
+    """
+    sizes = [_sizes(traced, share) for share in shares]
+    actual = np.array(sizes) / traced.graph.extents
+    seconds = np.zeros((len(shares), len(traced.graph)))
+    passes, done = len(shares) * (warm_up + repeats), 0
+    for row, size in enumerate(sizes):
+        timer = _Pass(traced, size, slowdown)
+        samples = []
+        for turn in range(warm_up + repeats):
+            sample = timer.run()
+            if turn >= warm_up:
+                samples.append(sample)
+            done += 1
+            if progress is not None:
+                progress(done, passes)
+        seconds[row] = np.median(samples, 0)
+    fixed, per_share = fit(actual, seconds)
+    return Profile(traced.graph.digest, traced.name, machine(), torch.__version__,
+                   tuple(n.name for n in traced.graph.nodes), fixed, per_share)
+
+
+def machine() -> str:
+    """Name of the machine, for people."""
+    if torch.cuda.is_available():
+        return f'{torch.cuda.get_device_name()} ({platform.node()})'
+    return f'{platform.machine()}, {torch.get_num_threads()} threads ({platform.node()})'
+
+
+def _sizes(traced: Traced, share: float) -> list[int]:
+    return [max(1, round(n.extent * share)) for n in traced.graph.nodes]
+
+
+class _Pass:
+    """The whole model, each operator computing [0, size) of its result and, untimed, the rest."""
+
+    def __init__(self, traced: Traced, sizes: list[int], slowdown: float) -> None:
+        self.traced, self.slowdown = traced, slowdown
+        graph = traced.graph
+        self.parts: list[tuple[int, Arithmetic, Arithmetic | None, list[tuple[int, int, int]]]] = []
+        for node in graph.nodes:
+            if node.kind is not Kind.OPERATOR:
+                continue
+            size = sizes[node.index]
+            needs = [f.need(0, size) for f in node.footprints]
+            cuts = [(i, lo, hi) for i, (lo, hi) in enumerate(needs)
+                    if (lo, hi) != (0, graph.nodes[node.inputs[i]].extent)]
+            part = arithmetic(traced, node.index, 0, size, needs)
+            rest = traced.calls[node.index].bind() if size < node.extent else None
+            self.parts.append((node.index, part, rest, cuts))
+        self.last_use = {source: n.index for n in graph.nodes for source in n.inputs}
+        self.device = next(iter(traced.parameters.values()), torch.empty(0)).device
+
+    def run(self) -> np.ndarray:
+        """Seconds of every node in one pass, float64 (nodes,)."""
+        graph = self.traced.graph
+        values: dict[int, torch.Tensor] = {}
+        marks: list[tuple[int, Any, Any]] = []
+        pause = Pause(self.slowdown)
+        with torch.inference_mode():
+            for index in graph.inputs:
+                made = self.traced.tape.records[index]
+                values[index] = _random(made.shape, made.dtype, self.device)
+            for index, part, rest, cuts in self.parts:
+                inputs = graph.nodes[index].inputs
+                tensors = [values[i] for i in inputs]
+                begin = self._now()
+                for at, lo, hi in cuts:
+                    axis = graph.nodes[inputs[at]].axis
+                    tensors[at] = tensors[at].narrow(axis or 0, lo, hi - lo)
+                result = part(*tensors)
+                end = self._now()
+                marks.append((index, begin, end))
+                if self.slowdown != 1:
+                    pause.after(end - begin)
+                values[index] = result if rest is None else rest(*(values[i] for i in inputs))
+                for source in inputs:
+                    if self.last_use[source] == index:
+                        del values[source]
+        return self._seconds(marks)
+
+    def _now(self) -> Any:
+        if self.device.type != 'cuda':
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, marks: list[tuple[int, Any, Any]]) -> np.ndarray:
+        found = np.zeros(len(self.traced.graph))
+        if self.device.type == 'cuda':
+            torch.cuda.synchronize()
+        for index, begin, end in marks:
+            found[index] = begin.elapsed_time(end) / 1e3 if self.device.type == 'cuda' \
+                else (end - begin) * self.slowdown
+        return found
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,0 +1,158 @@
+"""Sender of one direction: pieces within a bounded window, again if they are lost.
+
+Topics are best effort and the window is our own: a reliable queue in the middleware would hold what
+a dead link cannot carry, and deliver it, too late, before everything that is sent later. Every
+sending has a packet number of its own (as in QUIC), so an acknowledgement says without doubt which
+one arrived and how long it took.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from ..errors import RemoteError
+from .link import LinkEstimate
+from .wire import MASK_BITS, PROBE, Ack, Buffer, Piece, bounds, parts_of
+
+REORDER = 3  # a piece is lost when one sent that many packets later has arrived
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What all pieces of a request have in common."""
+
+    request: int
+    plan: int
+    bin: int
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """One part of a transfer."""
+
+    route: Route
+    transfer: int
+    part: int
+    parts: int
+    data: Buffer
+    repeat: bool = True     # when it is lost
+    arrived: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """One sending of a part."""
+
+    part: _Part
+    at: float
+    delivered: int          # bytes that had arrived then
+
+
+class Outbox:
+    """Feed it transfers, acknowledgements and time; `poll` returns the pieces to send now."""
+
+    def __init__(self, incarnation: int, piece_bytes: int) -> None:
+        self.incarnation = incarnation
+        self.link = LinkEstimate(piece_bytes)
+        self.busy = 0.0             # goes out with every piece
+        self.bytes_sent = 0
+        self.next_packet = 0
+        self._waiting: deque[_Part] = deque()
+        self._flight: dict[int, _Sent] = {}  # by packet, ascending
+        self._late: dict[int, _Sent] = {}    # the last that counted as lost
+        self.in_flight = 0         # bytes
+
+    def clear(self) -> None:
+        """Nothing of what was offered is sent (again); what is on its way still counts."""
+        self._waiting.clear()
+        for sent in self._flight.values():
+            sent.part.repeat = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is on its way."""
+        return not self._waiting and not self._flight
+
+    def offer(self, route: Route, transfer: int, data: Buffer) -> None:
+        """Send all bytes of one transfer; they must not change until they are acknowledged."""
+        view = memoryview(data).cast('B')
+        parts = parts_of(len(view), self.link.piece_bytes)
+        for part in range(parts):
+            lo, hi = bounds(len(view), part, parts)
+            self._waiting.append(_Part(route, transfer, part, parts, view[lo:hi]))
+
+    def probe(self, nbytes: int, pieces: int) -> None:
+        """Send a train of ``pieces`` that belongs to no request and is never repeated."""
+        for part in range(pieces):
+            self._waiting.append(_Part(Route(0, 0, 0), PROBE, part, pieces,
+                                       bytes(nbytes // pieces), repeat=False))
+
+    def on_ack(self, ack: Ack, now: float) -> None:
+        """Take an acknowledgement; raises RemoteError for one of a packet that was never sent."""
+        if not 0 <= ack.packet < self.next_packet or not math.isfinite(ack.arrived):
+            raise RemoteError(f'acknowledgement of packet {ack.packet} of {self.next_packet}')
+        sent = self._arrive(ack.packet)
+        if sent is not None:
+            self.link.sample(ack.packet, len(sent.part.data), sent.at, sent.delivered, ack.arrived,
+                             now)
+        for k in range(min(ack.mask.bit_length(), MASK_BITS)):
+            if ack.mask >> k & 1:
+                self._arrive(ack.packet - 1 - k)
+        for packet in reversed([p for p in self._flight if p <= ack.packet - REORDER]):
+            self._lose(packet)
+
+    def _arrive(self, packet: int) -> _Sent | None:
+        """Note that a packet has arrived; None: that was known."""
+        sent = self._flight.pop(packet, None)
+        if sent is not None:
+            self.in_flight -= len(sent.part.data)
+        else:
+            sent = self._late.pop(packet, None)
+        if sent is not None:
+            sent.part.arrived = True
+            self.link.delivered += len(sent.part.data)
+        return sent
+
+    def _lose(self, packet: int) -> None:
+        """Count a packet as lost; if its acknowledgement is only late, it will still count."""
+        sent = self._late[packet] = self._flight.pop(packet)
+        if len(self._late) > MASK_BITS:
+            del self._late[next(iter(self._late))]
+        self.in_flight -= len(sent.part.data)
+        if sent.part.repeat:
+            self._waiting.appendleft(sent.part)
+
+    def poll(self, now: float) -> list[Piece]:
+        """Return what to send now. Call it after every event and at `deadline`."""
+        while self._flight:
+            packet, oldest = next(iter(self._flight.items()))
+            if oldest.at + self.link.timeout > now:
+                break
+            self._lose(packet)
+            self.link.timed_out(now)
+        out = []
+        while self._waiting:
+            part = self._waiting[0]
+            if not part.arrived:
+                if self._flight and self.in_flight + len(part.data) > self.link.window_bytes:
+                    break
+                out.append(self._transmit(part, now))
+            self._waiting.popleft()
+        return out
+
+    def _transmit(self, part: _Part, now: float) -> Piece:
+        packet, self.next_packet = self.next_packet, self.next_packet + 1
+        self._flight[packet] = _Sent(part, now, self.link.delivered)
+        self.in_flight += len(part.data)
+        self.bytes_sent += len(part.data)
+        return Piece(self.incarnation, part.route.plan, packet, part.route.request, part.transfer,
+                     part.part, part.parts, part.route.bin, self.busy, part.data).sealed()
+
+    @property
+    def deadline(self) -> float:
+        """Time at which `poll` has something to do even if nothing arrives."""
+        if not self._flight:
+            return math.inf
+        return next(iter(self._flight.values())).at + self.link.timeout

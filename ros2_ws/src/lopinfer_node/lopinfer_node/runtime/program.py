@@ -1,0 +1,203 @@
+"""Running one side's part of a plan: compiled once per plan, then one `Run` per inference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import ModelError, RemoteError
+from ..model.calls import Arithmetic
+from ..model.footprint import Interval
+from ..model.graph import Kind
+from ..model.traced import Traced
+from ..planning.plan import DEVICE, Plan, check
+
+Stretch = tuple[int, int, torch.Tensor]   # [lo, hi) of a tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator on one side, in the order of the graph.
+
+    It may run once the transfers `waits` have been delivered; the transfers `sends` may leave
+    after it. Model inputs are steps without arithmetic.
+    """
+
+    node: int
+    waits: tuple[int, ...]
+    sends: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """Arithmetic of a step: which intervals of which values, and what is done with them."""
+
+    sources: tuple[tuple[int, Interval, int | None], ...]
+    run: Arithmetic | None
+    own: Interval
+    last: tuple[int, ...]      # values that nobody needs after this step
+
+
+def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Interval]
+               ) -> Arithmetic:
+    """What computes [lo, hi) of operator `index` from just the intervals `needs` of its inputs."""
+    node, nodes = traced.graph.nodes[index], traced.graph.nodes
+    call, division = traced.calls[index], traced.divisions[index]
+    whole = (lo, hi) == (0, node.extent) and all(
+        need == (0, nodes[source].extent) for source, need in zip(node.inputs, needs, strict=True))
+    if division.part is None or whole:
+        return call.bind()
+    return division.part(lo, hi, needs)
+
+
+class Program:
+    """What `side` does in every inference under `plan`.
+
+    The plan is proved valid first (`plan.check`), so a program that exists is right.
+    """
+
+    def __init__(self, traced: Traced, plan: Plan, side: int) -> None:
+        check(plan)
+        if plan.graph.digest != traced.graph.digest:
+            raise ModelError(f'the plan is not one of {traced.name}')
+        self.traced, self.plan, self.side = traced, plan, side
+        self.steps: list[Step] = []
+        self._compiled: list[_Compiled] = []
+        arriving: dict[int, list[int]] = {}
+        leaving: dict[int, list[int]] = {}
+        for t in plan.transfers:
+            (leaving if t.source == side else arriving).setdefault(t.node, []).append(t.index)
+        for node in traced.graph.nodes:
+            lo, hi = plan.interval(side, node.index)
+            if lo == hi:
+                continue
+            sources = self._sources(node.index, lo, hi)
+            waits = [t for source, (start, end), _ in sources for t in arriving.get(source, ())
+                     if plan.transfers[t].lo < end and start < plan.transfers[t].hi]
+            self.steps.append(Step(node.index, tuple(waits), tuple(leaving.get(node.index, ()))))
+            run = arithmetic(traced, node.index, lo, hi, [need for _, need, _ in sources]) \
+                if node.kind is Kind.OPERATOR else None
+            self._compiled.append(_Compiled(sources, run, (lo, hi), ()))
+        self._mark_last_uses()
+
+    def _sources(self, index: int, lo: int, hi: int
+                 ) -> tuple[tuple[int, Interval, int | None], ...]:
+        node = self.traced.graph.nodes[index]
+        return tuple((source, footprint.need(lo, hi), self.traced.graph.nodes[source].axis)
+                     for source, footprint in zip(node.inputs, node.footprints, strict=True))
+
+    def _mark_last_uses(self) -> None:
+        """Free intermediate tensors early; inputs stay, a request may have to finish alone."""
+        seen: set[int] = set()
+        nodes = self.traced.graph.nodes
+        for at in range(len(self._compiled) - 1, -1, -1):
+            c = self._compiled[at]
+            last = []
+            for source, _, _ in c.sources:
+                if source not in seen and nodes[source].kind is Kind.OPERATOR \
+                        and nodes[self.steps[at].node].kind is Kind.OPERATOR:
+                    last.append(source)
+                seen.add(source)
+            self._compiled[at] = _Compiled(c.sources, c.run, c.own, tuple(last))
+
+    def start(self, inputs: Sequence[torch.Tensor] | None = None) -> Run:
+        """Begin one inference; the device gives the inputs."""
+        if self.side == DEVICE:
+            self.traced.check_inputs(inputs or ())
+        return Run(self, inputs)
+
+
+class Run:
+    """One inference on one side; `deliver` and `piece` may run beside one `compute`."""
+
+    def __init__(self, program: Program, inputs: Sequence[torch.Tensor] | None) -> None:
+        self.program = program
+        self.graph = program.traced.graph
+        self._stretches: dict[int, list[Stretch]] = {}
+        self._device = next(iter(program.traced.parameters.values()), torch.empty(0)).device
+        if program.side == DEVICE:
+            for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
+                extent = self.graph.nodes[index].extent
+                self._stretches[index] = [(0, extent, tensor.detach())]
+        self._inputs = dict(self._stretches)
+
+    def compute(self, at: int) -> None:
+        """Run step `at`, all of whose waits have been delivered."""
+        compiled = self.program._compiled[at]
+        if compiled.run is not None:
+            with torch.inference_mode():
+                tensors = [self._gather(*source) for source in compiled.sources]
+                result = compiled.run(*tensors)
+            self._stretches.setdefault(self.program.steps[at].node, []).append(
+                (*compiled.own, result))
+        for value in compiled.last:
+            self._stretches.pop(value, None)
+
+    def _gather(self, node: int, need: Interval, axis: int | None) -> torch.Tensor:
+        lo, hi = need
+        stretches = self._stretches.get(node, ())
+        for start, end, tensor in stretches:
+            if start <= lo and hi <= end:
+                if axis is None or (start, end) == need:
+                    return tensor
+                return tensor.narrow(axis, lo - start, hi - lo)
+        if lo == hi:  # nothing is needed: an empty slice of the right shape
+            made = self.program.traced.tape.records[node]
+            shape = [0 if i == axis else n for i, n in enumerate(made.shape)]
+            return torch.empty(shape, dtype=made.dtype, device=self._device)
+        assert axis is not None
+        cuts = []
+        for start, end, tensor in sorted(stretches, key=lambda p: p[0]):
+            start_at = max(lo, start)
+            if start_at < min(hi, end):
+                cuts.append(tensor.narrow(axis, start_at - start, min(hi, end) - start_at))
+                lo = min(hi, end)
+        return torch.cat(cuts, axis)
+
+    def piece(self, transfer: int) -> memoryview:
+        """Contiguous bytes of a transfer that leaves this side; valid once its step has run."""
+        t = self.program.plan.transfers[transfer]
+        with torch.inference_mode():
+            tensor = self._gather(t.node, (t.lo, t.hi), self.graph.nodes[t.node].axis)
+            flat = tensor.contiguous().cpu().reshape(-1).view(torch.uint8)
+        return flat.numpy().data
+
+    def deliver(self, transfer: int, data: Any) -> None:
+        """Take the bytes of a transfer that comes from the other side.
+
+        `data` must stay as it is until the run is over. Raises RemoteError for a wrong length.
+        """
+        t = self.program.plan.transfers[transfer]
+        made = self.program.traced.tape.records[t.node]
+        if len(data) != t.bytes:
+            raise RemoteError(f'transfer {transfer} of {self.program.traced.name} has {t.bytes} '
+                              f'bytes, got {len(data)}')
+        node = self.graph.nodes[t.node]
+        shape = [t.hi - t.lo if i == node.axis else n for i, n in enumerate(made.shape)]
+        tensor = torch.frombuffer(data, dtype=made.dtype).view(shape).to(self._device,
+                                                                         non_blocking=True)
+        self._stretches.setdefault(t.node, []).append((t.lo, t.hi, tensor))
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """The model's results, on the device after the last step."""
+        return self.program.traced.outputs(self._whole)
+
+    def _whole(self, node: int) -> torch.Tensor:
+        n = self.graph.nodes[node]
+        return self._gather(node, (0, n.extent), n.axis)
+
+    def finish_alone(self) -> tuple[torch.Tensor, ...]:
+        """Compute here all that is missing, from the inputs and what is whole already.
+
+        Of a tensor that is here in part only, the whole is computed again.
+        """
+        complete: dict[int, torch.Tensor] = {}
+        for node, stretches in {**self._inputs, **self._stretches}.items():
+            extent = self.graph.nodes[node].extent
+            whole = [t for lo, hi, t in list(stretches) if (lo, hi) == (0, extent)]
+            if whole:
+                complete[node] = whole[0]
+        return self.program.traced.run(complete)

@@ -1,0 +1,87 @@
+"""What one side really did, and when: the measured counterpart of `timeline.Timeline`.
+
+A file of JSON lines: `side` (0 device, 1 server), `run` (counts the side's inferences), `what`
+(`compute` of the step at `index`, `send` or `receive` of the transfer at `index`), `start` and
+`end` in seconds of the machine's monotonic clock, so the files of two processes on one machine fit
+together: a transfer lasts from its `send` to its `receive`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .execution import AnyProgram, AnyRun, AnyStep
+from .wire import Buffer
+
+
+class Recording:
+    """Appends to the file at ``path``; from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open('a', buffering=1)
+        self._lock = threading.Lock()
+        self._runs = 0
+
+    def next_run(self) -> int:
+        """Number of a new inference."""
+        with self._lock:
+            self._runs += 1
+            return self._runs
+
+    def note(self, side: int, run: int, what: str, index: int, start: float) -> None:
+        """Write what began at ``start`` and has ended now."""
+        line = json.dumps({'side': side, 'run': run, 'what': what, 'index': index, 'start': start,
+                           'end': time.monotonic()})
+        with self._lock:
+            self._file.write(line + '\n')
+
+
+class RecordedProgram:
+    """A program whose runs are written down."""
+
+    def __init__(self, program: AnyProgram, side: int, recording: Recording) -> None:
+        self.program, self.side, self.recording = program, side, recording
+
+    @property
+    def steps(self) -> Sequence[AnyStep]:
+        """Those of the program."""
+        return self.program.steps
+
+    def start(self, inputs: Any) -> AnyRun:
+        """Begin an inference."""
+        return _RecordedRun(self.program.start(inputs), self.side, self.recording)
+
+
+class _RecordedRun:
+    """A run, and a line in the file for each call that says when something happened."""
+
+    def __init__(self, run: AnyRun, side: int, recording: Recording) -> None:
+        self.outputs, self.finish_alone = run.outputs, run.finish_alone
+        self._run, self._side, self._recording = run, side, recording
+        self._number = recording.next_run()
+
+    def compute(self, position: int) -> None:
+        start = time.monotonic()
+        self._run.compute(position)
+        self._recording.note(self._side, self._number, 'compute', position, start)
+
+    def piece(self, transfer: int) -> Buffer:
+        start = time.monotonic()
+        data = self._run.piece(transfer)
+        self._recording.note(self._side, self._number, 'send', transfer, start)
+        return data
+
+    def deliver(self, transfer: int, data: Buffer) -> None:
+        start = time.monotonic()
+        self._run.deliver(transfer, data)
+        self._recording.note(self._side, self._number, 'receive', transfer, start)
+
+
+def recorded(program: AnyProgram, side: int, recording: Recording | None) -> AnyProgram:
+    """The program, written down if there is a recording."""
+    return program if recording is None else RecordedProgram(program, side, recording)

@@ -1,0 +1,397 @@
+"""The server's protocol: models, clients with their plan tables, one request of each at a time.
+
+No I/O, no clock, no thread. The server chooses nothing: a request names its plan, and a new request
+of a client replaces the former. What a client says touches that client's session alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from fleet_env.settings import Settings, setting
+
+from ..errors import RemoteError
+from ..planning.plan import DEVICE, SERVER, Plan
+from .execution import AnyProgram, Execution
+from .outbox import Outbox, Route
+from .services import (
+    MISSING,
+    PREPARING,
+    PROTOCOL,
+    READY,
+    REFUSED,
+    OpenReply,
+    OpenRequest,
+    PlansRequest,
+    first_difference,
+)
+from .wire import (
+    MAX_PIECE,
+    NO_PLAN,
+    NOT_OPEN,
+    OK,
+    PROBE,
+    Ack,
+    Arrivals,
+    Buffer,
+    Piece,
+    plan_number,
+)
+
+NAME = re.compile(r'([A-Za-z]\w*(/[A-Za-z]\w*)*)?', re.ASCII)
+TAKE_OVER = 2.0  # seconds of silence after which a name may be used by another life of a client
+
+
+@dataclass(frozen=True)
+class Join:
+    """Create the topics of a client."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Remove the topics of a client."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Load and measure a stored model in the background, then say `on_model`."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
+class PreparePlans:
+    """Check and compile a plan table in the background, then say `on_plans`."""
+
+    request: PlansRequest
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a piece or an acknowledgement to a client."""
+
+    client: str
+    message: Piece | Ack
+
+
+Action = Join | Leave | Prepare | PreparePlans | Send
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan that was checked, and its program for the server."""
+
+    plan: Plan
+    program: AnyProgram
+
+    @cached_property
+    def number(self) -> int:
+        """The plan's digest as pieces carry it."""
+        return plan_number(self.plan.digest)
+
+
+class Limits(Settings):
+    """What one server serves."""
+
+    clients: int = setting(16, 'most robots at a time', ge=1, le=1024)
+    request_bytes: int = 1 << 28   # incoming transfers of one request
+    lease: float = setting(30.0, 'silence after which a robot is forgotten', 's', ge=3.0, le=3600.0)
+    uploads: bool = setting(True, 'whether robots may send models')
+    piece_bytes: int = MAX_PIECE   # of one piece
+
+
+@dataclass
+class _Model:
+    """What is known of a model; ``status`` READY, PREPARING or REFUSED."""
+
+    name: str
+    names: Sequence[str]
+    hashes: Sequence[int]
+    status: int = PREPARING
+    reason: str = ''
+    fixed: np.ndarray = field(default_factory=lambda: np.empty(0))
+    per_share: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass
+class _Session:
+    """One client."""
+
+    client: str
+    incarnation: int
+    digest: str
+    heard: float
+    outbox: Outbox
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    plans: Sequence[Prepared] = ()
+    asked: PlansRequest | None = None   # the table that is being prepared, or was refused
+    refusal: str = ''
+    number: int = 0                     # of the newest request
+    execution: Execution | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Steps of one client's request to compute now."""
+
+    client: str
+    execution: Execution
+    steps: range
+
+
+class ServerMachine:
+    """Protocol of the server. Events return actions; `work` says what to compute.
+
+    ``stored``: digests of the models whose files are there.
+    """
+
+    def __init__(self, incarnation: int, stored: Collection[str] = (),
+                 limits: Limits | None = None) -> None:
+        self.incarnation = incarnation
+        self.limits = limits or Limits()
+        self.dropped: Counter[str] = Counter()
+        self.requests = 0
+        self.changed = False        # `work` may have; whoever looks resets it
+        self._stored = set(stored)
+        self._models: dict[str, _Model] = {}
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # whoever computes goes last
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the clients."""
+        return list(self._sessions)
+
+    # -- models and clients ----------------------------------------------------------------------
+
+    def on_open(self, request: OpenRequest, now: float) -> tuple[OpenReply, list[Action]]:
+        """A client wants a model served."""
+        refusal = self._refusal(request, now)
+        if refusal:
+            return OpenReply(REFUSED, refusal), []
+        model = self._models.get(request.digest)
+        if model is None:
+            if request.digest not in self._stored:
+                return self._missing(request), []
+            return self._preparing(), self.add(request.model, request.digest, request.names,
+                                               request.hashes)
+        if model.status == PREPARING:
+            return self._preparing(), []
+        if model.status == REFUSED:
+            del self._models[request.digest]  # whoever asks again has another try
+            return OpenReply(REFUSED, model.reason), []
+        session, actions = self._join(request, now)
+        return OpenReply(READY, '', self.incarnation, bool(session.plans), model.fixed,
+                         model.per_share), actions
+
+    def add(self, name: str, digest: str, names: Sequence[str], hashes: Sequence[int]
+            ) -> list[Action]:
+        """Have a stored model prepared."""
+        self._stored.add(digest)
+        self._models[digest] = _Model(name, names, hashes)
+        return [Prepare(digest)]
+
+    def _refusal(self, request: OpenRequest, now: float) -> str:
+        session = self._sessions.get(request.client)
+        if not NAME.fullmatch(request.client) or '__' in request.client:
+            return (f"'{request.client}' can't be the name of a client; it is its namespace: "
+                    'letters, digits and single underscores, first a letter, for example robot1')
+        if request.protocol != PROTOCOL:
+            return (f'the server speaks protocol {PROTOCOL}, the client {request.protocol}; '
+                    'install the same release on both')
+        if len(request.names) != len(request.hashes):
+            return f'{len(request.names)} parameters come with {len(request.hashes)} hashes'
+        if session is None and len(self._sessions) >= self.limits.clients:
+            return f'the server has its {self.limits.clients} clients already'
+        if session is not None and session.incarnation != request.incarnation \
+                and now < session.heard + TAKE_OVER:
+            return (f"the name '{request.client}' is in use by another client; give each robot "
+                    'its own namespace')
+        return ''
+
+    def _preparing(self) -> OpenReply:
+        return OpenReply(PREPARING, 'the server loads and measures the model')
+
+    def _missing(self, request: OpenRequest) -> OpenReply:
+        reason = 'the server does not have this model'
+        for other in self._models.values():
+            if other.name == request.model and other.status == READY:
+                difference = first_difference(request.names, request.hashes, other.names,
+                                              other.hashes) or 'the graphs differ'
+                reason = f"the server's {other.name} is another: {difference}"
+        return OpenReply(MISSING if self.limits.uploads else REFUSED, reason)
+
+    def _join(self, request: OpenRequest, now: float) -> tuple[_Session, list[Action]]:
+        session = self._sessions.get(request.client)
+        same = session is not None and (session.incarnation, session.digest) == (
+            request.incarnation, request.digest)
+        if session is not None and same:
+            session.heard = now
+            return session, []
+        fresh = _Session(request.client, request.incarnation, request.digest, now,
+                         Outbox(request.incarnation, self.limits.piece_bytes))
+        self._sessions[request.client] = fresh
+        return fresh, [] if session is not None else [Join(request.client)]
+
+    def on_stored(self, digest: str) -> None:
+        """All files of a model have arrived."""
+        self._stored.add(digest)
+
+    def on_model(self, digest: str, fixed: np.ndarray, per_share: np.ndarray, reason: str = ''
+                 ) -> None:
+        """A model was prepared: its profile, or why it can't be served."""
+        model = self._models[digest]
+        model.status, model.reason = (REFUSED if reason else READY), reason
+        model.fixed, model.per_share = fixed, per_share
+        if reason:
+            self._stored.discard(digest)
+
+    def on_set_plans(self, request: PlansRequest, now: float) -> tuple[int, str, list[Action]]:
+        """A client sends its plan table: status, reason, actions."""
+        session = self._sessions.get(request.client)
+        if session is None or (session.incarnation, session.digest) != (
+                request.incarnation, request.digest):
+            return REFUSED, 'open the model first', []
+        session.heard = now
+        busy = session.asked is not None and not session.plans and not session.refusal
+        if not busy and (session.asked is None or session.asked.bins != request.bins
+                or not np.array_equal(session.asked.own, request.own)):
+            session.asked, session.plans, session.refusal = request, (), ''
+            return PREPARING, 'the plans are being checked and compiled', [PreparePlans(request)]
+        if session.refusal:
+            session.asked = None
+            return REFUSED, session.refusal, []
+        if not session.plans:
+            return PREPARING, 'the plans are being checked and compiled', []
+        return READY, '', []
+
+    def on_plans(self, request: PlansRequest, table: Sequence[Prepared], reason: str = '') -> None:
+        """A plan table was prepared: the plan of each bin, or why it is refused."""
+        session = self._sessions.get(request.client)
+        if session is None or session.asked is not request:
+            return  # another table, or another client, by now
+        for prepared in table:
+            incoming = sum(t.bytes for t in prepared.plan.transfers if t.source == DEVICE)
+            if incoming > self.limits.request_bytes:
+                reason = (f'a plan sends {incoming} bytes to the server, which takes '
+                          f'{self.limits.request_bytes}')
+        session.refusal = reason
+        session.plans = () if reason else tuple(table)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def on_piece(self, client: str, piece: Piece, now: float) -> list[Action]:
+        """Take a piece of a client."""
+        session = self._sessions.get(client)
+        try:
+            piece.verify()
+        except RemoteError:
+            self.dropped['corrupt'] += 1
+            return []
+        if session is None or piece.incarnation != session.incarnation:
+            self.dropped['foreign'] += 1
+            return [Send(client, Ack(piece.incarnation, piece.packet, 0, now, NOT_OPEN))]
+        session.heard = now
+        try:
+            status = self._take(session, piece)
+        except RemoteError:
+            self.dropped['corrupt'] += 1
+            return []
+        return [Send(client, session.arrivals.note(piece, now, status))]
+
+    def _take(self, session: _Session, piece: Piece) -> int:
+        if piece.transfer == PROBE:
+            return OK if session.plans else NO_PLAN
+        if piece.request < session.number:
+            self.dropped['late'] += 1
+            return OK
+        if piece.bin >= len(session.plans) or piece.plan != session.plans[piece.bin].number:
+            self.dropped['plan'] += 1
+            return NO_PLAN
+        if piece.request > session.number:
+            prepared = session.plans[piece.bin]
+            session.number = piece.request
+            session.outbox.clear()
+            session.outbox.busy = 0.0
+            session.execution = Execution(
+                SERVER, Route(piece.request, piece.plan, piece.bin), prepared.program.steps,
+                prepared.plan.transfers, prepared.program.start(None))
+            self.requests += 1
+        if session.execution is not None and session.execution.take(piece):
+            self.changed = True
+        return OK
+
+    def on_ack(self, client: str, ack: Ack, now: float) -> list[Action]:
+        """Take an acknowledgement of a client."""
+        session = self._sessions.get(client)
+        if session is None or ack.incarnation != session.incarnation:
+            self.dropped['foreign'] += 1
+            return []
+        try:
+            session.outbox.on_ack(ack, now)
+        except RemoteError:
+            self.dropped['corrupt'] += 1
+            return []
+        session.heard = now
+        return self._send(session, now)
+
+    def work(self) -> Work | None:
+        """The next steps to compute, in turn over the clients; None: nothing to do."""
+        for name, session in self._sessions.items():
+            if session.execution is not None:
+                steps = session.execution.runnable()
+                if steps:
+                    self._sessions.move_to_end(name)
+                    return Work(name, session.execution, steps)
+        return None
+
+    def on_computed(self, work: Work, pieces: Sequence[tuple[int, Buffer]], seconds: float,
+                    now: float) -> list[Action]:
+        """The steps of ``work`` were computed in ``seconds``; ``pieces``: transfers to send."""
+        session = self._sessions.get(work.client)
+        if session is None or session.execution is not work.execution:
+            return []  # the client has begun another request, or has gone
+        session.outbox.busy += seconds
+        for transfer, data in pieces:
+            session.outbox.offer(work.execution.route, transfer, data)
+        if work.execution.done:
+            session.execution = None
+        return self._send(session, now)
+
+    def on_failed(self, work: Work) -> None:
+        """The steps of ``work`` could not be computed; its client goes on alone."""
+        session = self._sessions.get(work.client)
+        if session is not None and session.execution is work.execution:
+            session.execution = None
+            self.dropped['failed'] += 1
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def on_time(self, now: float) -> list[Action]:
+        """Do what is due; call it at `deadline`."""
+        actions: list[Action] = []
+        for session in list(self._sessions.values()):
+            if now >= session.heard + self.limits.lease:
+                del self._sessions[session.client]
+                actions.append(Leave(session.client))
+            else:
+                actions += self._send(session, now)
+        return actions
+
+    def _send(self, session: _Session, now: float) -> list[Action]:
+        return [Send(session.client, piece) for piece in session.outbox.poll(now)]
+
+    @property
+    def deadline(self) -> float:
+        """Time at which `on_time` has something to do even if nothing arrives."""
+        return min((min(s.outbox.deadline, s.heard + self.limits.lease)
+                    for s in self._sessions.values()), default=math.inf)

@@ -1,0 +1,93 @@
+"""What client and server agree on before the first request: the model, and the plan table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import RemoteError
+
+PROTOCOL = 1  # version; both sides must speak the same
+REFUSED, READY, PREPARING, MISSING = 0, 1, 2, 3  # answers, as in lopinfer_msgs/Open and SetPlans
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """Request of the open service, fields as in lopinfer_msgs/Open."""
+
+    protocol: int
+    client: str
+    incarnation: int
+    model: str
+    digest: str
+    names: Sequence[str]
+    hashes: Sequence[int]
+
+
+@dataclass(frozen=True)
+class PlansRequest:
+    """Request of the set_plans service, fields as in lopinfer_msgs/SetPlans."""
+
+    client: str
+    incarnation: int
+    digest: str
+    bins: bytes
+    own: np.ndarray
+
+
+@dataclass(frozen=True)
+class OpenReply:
+    """Answer of the open service, fields as in lopinfer_msgs/Open."""
+
+    status: int
+    reason: str = ''
+    incarnation: int = 0
+    planned: bool = False
+    fixed: np.ndarray = field(default_factory=lambda: np.empty(0))
+    per_share: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+
+def number(fingerprint: bytes) -> int:
+    """Eight bytes as the number that messages carry."""
+    return int.from_bytes(fingerprint[:8], 'little')
+
+
+def first_difference(names: Iterable[str], hashes: Iterable[int], other_names: Iterable[str],
+                     other_hashes: Iterable[int]) -> str:
+    """Name the first parameter in which two models differ; empty if they have the same ones."""
+    mine, theirs = list(zip(names, hashes, strict=True)), list(zip(other_names, other_hashes,
+                                                                   strict=True))
+    for (name, value), (other, its) in zip(mine, theirs, strict=False):
+        if name != other:
+            return f"parameter '{name}' of the one is '{other}' in the other"
+        if value != its:
+            return f"parameter '{name}' has other values or another shape"
+    if len(mine) != len(theirs):
+        longer = mine if len(mine) > len(theirs) else theirs
+        return f"only one has the parameter '{longer[min(len(mine), len(theirs))][0]}'"
+    return ''
+
+
+def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
+    """Plan table as it travels: position of each bin's plan, and the distinct plans, int32.
+
+    ``own``: for each bin the plan's intervals, int64 of shape (2, nodes, 2).
+    """
+    distinct: dict[bytes, int] = {}
+    bins = [distinct.setdefault(o.tobytes(), len(distinct)) for o in own]
+    flat = np.concatenate([np.frombuffer(key, np.int64) for key in distinct])
+    return bins, flat.astype(np.int32)
+
+
+def decode_plans(bins: Iterable[int], flat: np.ndarray, nodes: int) -> list[np.ndarray]:
+    """Inverse of `encode_plans`; raises RemoteError when the numbers are no table."""
+    positions, each = list(bins), 4 * nodes
+    count = len(flat) // each
+    if not positions or count * each != len(flat) or not count or max(positions) >= count \
+            or count > len(positions):
+        raise RemoteError(f'plan table of {len(flat)} numbers for {len(positions)} bins and '
+                          f'{nodes} operators does not fit')
+    plans = flat.astype(np.int64).reshape(count, 2, nodes, 2)
+    return [plans[p] for p in positions]

@@ -1,0 +1,64 @@
+"""A slower robot than the machine that stands in for it: for the demo, benches and tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .execution import AnyProgram, AnyRun, AnyStep
+
+SHORTEST = 1e-3   # s; shorter pauses cost more than they last
+
+
+class Pause:
+    """Sleeps so that computing takes ``factor`` times as long, in few stretches."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._owed = 0.0
+
+    def after(self, seconds: float, at_once: bool = False) -> None:
+        """So long was computed; ``at_once``: sleep off all that is owed."""
+        self._owed += seconds * (self._factor - 1)
+        if self._owed > (0 if at_once else SHORTEST):
+            start = time.perf_counter()
+            time.sleep(self._owed)
+            self._owed -= time.perf_counter() - start
+
+
+class SlowProgram:
+    """A program whose computations take ``factor`` times as long."""
+
+    def __init__(self, program: AnyProgram, factor: float) -> None:
+        self.program, self.factor = program, factor
+
+    @property
+    def steps(self) -> Sequence[AnyStep]:
+        """Those of the program."""
+        return self.program.steps
+
+    def start(self, inputs: Any) -> AnyRun:
+        """Begin an inference."""
+        return _SlowRun(self.program.start(inputs), self.factor, self.steps)
+
+
+class _SlowRun:
+    """Sleeps after each computation, in few pauses; all of it before anything leaves."""
+
+    def __init__(self, run: AnyRun, factor: float, steps: Sequence[AnyStep]) -> None:
+        self.deliver, self.piece = run.deliver, run.piece
+        self.outputs, self.finish_alone = run.outputs, run.finish_alone
+        self._run, self._steps = run, steps
+        self._pause = Pause(factor)
+
+    def compute(self, position: int) -> None:
+        start = time.perf_counter()
+        self._run.compute(position)
+        last = position == len(self._steps) - 1 or bool(self._steps[position].sends)
+        self._pause.after(time.perf_counter() - start, last)
+
+
+def slowed(program: AnyProgram, factor: float) -> AnyProgram:
+    """The program, `factor` times as slow; itself for 1."""
+    return program if factor == 1 else SlowProgram(program, factor)

@@ -1,0 +1,149 @@
+"""The models that a server keeps on disk, and how one gets there.
+
+    <directory>/<digest>/graph.json, weights.safetensors      complete
+    <directory>/<digest>.part/...                             still arriving
+
+A file arrives in parts, each at the offset that the server names, so a lost call, a restart or a
+second robot that sends the same model costs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RemoteError
+from ..model.files import GRAPH, WEIGHTS, save
+
+if TYPE_CHECKING:
+    from ..model.traced import Traced
+
+FILES = (GRAPH, WEIGHTS)
+PART_BYTES = 256 << 10
+
+
+@dataclass(frozen=True)
+class UploadRequest:
+    """Request of the upload service, fields as in lopinfer_msgs/Upload."""
+
+    digest: str
+    file: str
+    sha256: str
+    size: int
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class UploadReply:
+    """Answer of the upload service, fields as in lopinfer_msgs/Upload."""
+
+    accepted: bool
+    reason: str = ''
+    received: int = 0
+    complete: bool = False
+
+
+class Store:
+    """At most ``models`` under ``directory``, no file of which is above ``model_bytes``."""
+
+    def __init__(self, directory: Path, model_bytes: int = 4 << 30, models: int = 64) -> None:
+        self.directory = directory
+        self.models = models
+        self.model_bytes = model_bytes
+        self._hashes: dict[Path, Any] = {}  # of files that are arriving, so far
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def digests(self) -> set[str]:
+        """Digests of the complete models."""
+        return {p.name for p in self.directory.iterdir() if re.fullmatch('[0-9a-f]{64}', p.name)}
+
+    def path(self, digest: str) -> Path:
+        """Folder of a complete model."""
+        return self.directory / digest
+
+    def add(self, traced: Traced) -> None:
+        """Keep a model of this machine's own."""
+        if traced.digest not in self.digests():
+            save(traced, self.path(traced.digest))
+
+    def remove(self, digest: str) -> None:
+        """Forget a model, which turned out not to be what its digest says."""
+        shutil.rmtree(self.path(digest), ignore_errors=True)
+
+    def take(self, request: UploadRequest) -> UploadReply:
+        """Take a part of a file; never more than was announced, nor anything outside the store."""
+        if not re.fullmatch('[0-9a-f]{64}', request.digest) or request.file not in FILES:
+            return UploadReply(False, f"'{request.file}' of model '{request.digest}' is no file "
+                                      'of a model')
+        if request.size > self.model_bytes:
+            return UploadReply(False, f'{request.file} has {request.size} bytes; the server takes '
+                                      f'{self.model_bytes}')
+        if self.path(request.digest).exists():
+            return UploadReply(True, '', request.size, True)
+        folder = self.directory / f'{request.digest}.part'
+        if not folder.exists() and len(list(self.directory.iterdir())) >= self.models:
+            return UploadReply(False, f'the server has its {self.models} models already')
+        folder.mkdir(exist_ok=True)
+        path = folder / (request.file + '.part')
+        if (folder / request.file).exists():
+            return UploadReply(True, '', request.size, self._complete(folder))
+        received = self._append(path, request)
+        if received < request.size:
+            return UploadReply(True, '', received)
+        if self._hashes.pop(path).hexdigest() != request.sha256 or received > request.size:
+            path.unlink()
+            return UploadReply(False, f'{request.file} arrived damaged; send it again')
+        path.rename(folder / request.file)
+        return UploadReply(True, '', received, self._complete(folder))
+
+    def _append(self, path: Path, request: UploadRequest) -> int:
+        """Append the part if it begins where the file ends; return the bytes that are there."""
+        received = path.stat().st_size if path.exists() else 0
+        if path not in self._hashes:
+            self._hashes[path] = hashlib.sha256(path.read_bytes() if received else b'')
+        if request.offset == received and request.data:
+            with path.open('ab') as file:
+                file.write(request.data)
+            self._hashes[path].update(request.data)
+            received += len(request.data)
+        return received
+
+    def _complete(self, folder: Path) -> bool:
+        if not all((folder / file).exists() for file in FILES):
+            return False
+        folder.rename(self.path(folder.stem))
+        return True
+
+
+def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], UploadReply]) -> None:
+    """Send both files of a model, each from where the server has it.
+
+    Raises RemoteError when the server refuses, and what ``call`` raises.
+    """
+    for name in FILES:
+        path = folder / name
+        with path.open('rb') as file:
+            sha256 = _sha256(file)
+            size, offset, data = path.stat().st_size, 0, b''
+            while True:
+                reply = call(UploadRequest(digest, name, sha256, size, offset, data))
+                if not reply.accepted:
+                    raise RemoteError(f'the server refuses the model: {reply.reason}')
+                if reply.received >= size:
+                    break
+                offset = reply.received
+                file.seek(offset)
+                data = file.read(PART_BYTES)
+
+
+def _sha256(file: Any) -> str:
+    state = hashlib.sha256()  # hashlib.file_digest needs Python 3.11
+    while block := file.read(1 << 20):
+        state.update(block)
+    return state.hexdigest()

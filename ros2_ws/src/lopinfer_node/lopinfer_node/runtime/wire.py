@@ -1,0 +1,151 @@
+"""What client and server say to each other while an inference runs: pieces and acknowledgements.
+
+A piece is one part of one transfer of a plan. It names the plan by digest, so that the first piece
+of a request is all that the server needs to begin it; nothing else is agreed on per request.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import RemoteError
+
+PROBE = 0xFFFFFFFF      # transfer of a piece that belongs to no request
+MAX_PIECE = 245760      # most bytes of data in one piece
+MAX_PARTS = 0xFFFF
+MASK_BITS = 64
+HISTORY = 4 * MASK_BITS   # packets that a receiver remembers
+
+OK, NOT_OPEN, NO_PLAN = 0, 1, 2  # status of an acknowledgement
+
+Buffer = bytes | bytearray | memoryview
+
+_HEADER = struct.Struct('<QQIIIHHBf')
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part ``part`` of ``parts`` of one transfer; fields as in lopinfer_msgs/Piece."""
+
+    incarnation: int
+    plan: int
+    packet: int
+    request: int
+    transfer: int
+    part: int
+    parts: int
+    bin: int
+    busy: float
+    data: Buffer
+    check: int = 0
+
+    def checksum(self) -> int:
+        """CRC-32 of header and data."""
+        header = _HEADER.pack(self.incarnation, self.plan, self.packet, self.request, self.transfer,
+                              self.part, self.parts, self.bin, self.busy)
+        return zlib.crc32(self.data, zlib.crc32(header))
+
+    def sealed(self) -> Piece:
+        """The same piece with its checksum."""
+        return replace(self, check=self.checksum())
+
+    def verify(self) -> None:
+        """Raise RemoteError if the piece is not what its sender sealed."""
+        if not (self.part < self.parts and len(self.data) <= MAX_PIECE):
+            raise RemoteError(f'piece has part {self.part} of {self.parts} with '
+                              f'{len(self.data)} bytes')
+        if self.check != self.checksum():
+            raise RemoteError('piece has a wrong checksum')
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Piece ``packet`` has arrived at ``arrived`` s of the receiver's clock.
+
+    Bit k of ``mask``: packet - 1 - k has arrived, too.
+    """
+
+    incarnation: int
+    packet: int
+    mask: int
+    arrived: float
+    status: int = OK
+
+
+def parts_of(size: int, piece_bytes: int) -> int:
+    """Number of pieces in which a transfer of ``size`` bytes travels."""
+    least = -(-size // MAX_PARTS)
+    return max(1, -(-size // max(least, min(piece_bytes, MAX_PIECE))))
+
+
+def bounds(size: int, part: int, parts: int) -> tuple[int, int]:
+    """First byte of a part and the one after its last."""
+    step = -(-size // parts)
+    return min(part * step, size), min((part + 1) * step, size)
+
+
+def plan_number(digest: bytes) -> int:
+    """Eight bytes of a plan's digest as the number that pieces carry."""
+    return int.from_bytes(digest[:8], 'little')
+
+
+class Arrivals:
+    """Which packets have arrived; makes the acknowledgement of each."""
+
+    def __init__(self) -> None:
+        self._newest = -1
+        self._bits = 0      # bit k: newest - k has arrived
+
+    def note(self, piece: Piece, now: float, status: int = OK) -> Ack:
+        """Note a piece; return its acknowledgement."""
+        behind = self._newest - piece.packet
+        if behind < 0:
+            self._bits = (self._bits << min(-behind, HISTORY) | 1) & ((1 << HISTORY) - 1)
+            self._newest, behind = piece.packet, 0
+        elif behind < HISTORY:
+            self._bits |= 1 << behind
+        mask = self._bits >> behind + 1 & ((1 << MASK_BITS) - 1)
+        return Ack(piece.incarnation, piece.packet, mask, now, status)
+
+
+class Inbox:
+    """Puts the incoming transfers of one request together, whatever order their parts come in.
+
+    ``sizes``: transfer -> bytes, of those that this side expects.
+    """
+
+    def __init__(self, sizes: Mapping[int, int]) -> None:
+        self._sizes = sizes
+        self._open: dict[int, tuple[bytearray, bytearray]] = {}  # data, flag of each part
+        self._complete: set[int] = set()
+
+    def take(self, piece: Piece) -> bytearray | None:
+        """Take a part; return the whole transfer if this completes it.
+
+        Raises RemoteError for a part that does not fit what the plan says, and changes nothing.
+        """
+        size = self._sizes.get(piece.transfer)
+        if size is None:
+            raise RemoteError(f'piece of transfer {piece.transfer}, which the plan does not have '
+                              'in this direction')
+        lo, hi = bounds(size, piece.part, piece.parts)
+        if hi - lo != len(piece.data):
+            raise RemoteError(f'part {piece.part} of {piece.parts} of transfer {piece.transfer} '
+                              f'has {len(piece.data)} bytes; it must have {hi - lo}')
+        if piece.transfer in self._complete:
+            return None
+        data, flags = self._open.get(piece.transfer) or (bytearray(size), bytearray(piece.parts))
+        if len(flags) != piece.parts:
+            raise RemoteError(f'transfer {piece.transfer} comes in {len(flags)} parts, not in '
+                              f'{piece.parts}')
+        self._open[piece.transfer] = data, flags
+        data[lo:hi] = piece.data
+        flags[piece.part] = 1
+        if 0 in flags:
+            return None
+        del self._open[piece.transfer]
+        self._complete.add(piece.transfer)
+        return data

@@ -1,0 +1,130 @@
+"""Tracing leaves the user's model as it was, and says which line it can't follow."""
+
+import pytest
+import torch
+from lopinfer_node.errors import ModelError
+from lopinfer_node.model.traced import trace
+from lopinfer_node.planning.plan import DEVICE, Plan
+from lopinfer_node.runtime.program import Program
+from torch import nn
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+
+
+class Keeps(Base):
+    """Stores results in attributes and containers, as caches and debugging code do."""
+
+    def __init__(self):
+        super().__init__()
+        self.history, self.features, self.last = [], {'deep': {}}, None
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        self.last, self.size = y, y.shape
+        self.history.append(y)
+        self.features['deep']['y'] = y
+        return y
+
+
+class Counts(Base):
+    """Changes a buffer and a plain tensor in place, and replaces another buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('count', torch.zeros(()))
+        self.register_buffer('scale', torch.ones(4, 1, 1))
+        self.plain = torch.zeros(2)
+
+    def forward(self, x):
+        self.count += 1
+        self.plain += 1
+        self.scale = self.scale * 2
+        return self.conv(x) * self.scale + self.count
+
+
+class Decides(Base):
+    """Keeps a result, and then does what can't be traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('mean', torch.zeros(1, 4, 1, 1))
+
+    def forward(self, x):
+        y = self.conv(x)
+        self.mean = y.mean((0, 2, 3), keepdim=True)
+        if y.sum() > 0:  # the line
+            y = y * 2
+        return y
+
+
+class Selects(Base):
+    """The shape of its result depends on the data."""
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y[y > 0]  # the line
+
+
+def contents(model):
+    """All that the modules hold, with the values of tensors."""
+    def of(value):
+        if isinstance(value, torch.Tensor):
+            return type(value), id(value), value.detach().clone().tolist()
+        if isinstance(value, dict):
+            return {k: of(v) for k, v in value.items()}
+        return [of(v) for v in value] if isinstance(value, (list, tuple)) else value
+    return [of(vars(m)) for m in model.modules()]
+
+
+def line_of(model, text):
+    import inspect
+    source, first = inspect.getsourcelines(type(model).forward)
+    return first + next(i for i, line in enumerate(source) if text in line)
+
+
+@pytest.mark.parametrize('kind', [Keeps, Counts, Decides, Selects])
+def test_the_model_is_left_as_it_was_whether_it_can_be_traced_or_not(kind):
+    torch.manual_seed(3)
+    model, x = kind().eval(), torch.randn(1, 3, 8, 8)
+    before, drawn = contents(model), torch.get_rng_state()
+    try:
+        trace(model, x)
+    except ModelError:
+        assert kind is not Keeps
+    assert contents(model) == before
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert type(model(x)) is torch.Tensor
+
+
+@pytest.mark.parametrize('kind', [Decides, Selects])
+def test_a_model_that_depends_on_data_is_refused_with_the_line(kind):
+    model = kind().eval()
+    with pytest.raises(ModelError, match=f'test_untouched.py:{line_of(model, "# the line")}, in'):
+        trace(model, torch.randn(1, 3, 8, 8))
+
+
+def test_a_forward_hook_is_refused_by_name_because_it_would_not_be_called():
+    model = Keeps().eval()
+    seen = []
+    model.conv.register_forward_hook(lambda *a: seen.append(a))
+    with pytest.raises(ModelError, match='conv has the forward hook'):
+        trace(model, torch.randn(1, 3, 8, 8))
+    assert not seen
+
+
+def test_results_may_be_written_into_and_do_not_share_memory_with_the_model():
+    class Constant(Base):
+        def forward(self, x):
+            return self.conv(x), self.norm.weight
+    model, x = Constant().eval(), torch.randn(1, 3, 8, 8)
+    traced = trace(model, x)
+    run = Program(traced, Plan.device_only(traced.graph), DEVICE).start([x])
+    for results in run.finish_alone(), run.finish_alone():
+        results[0].add_(1)
+        results[1].zero_()
+    assert (model.norm.weight == 1).all()

@@ -1,0 +1,370 @@
+"""`rog chaos`: a real fleet on an emulated network, and all that can happen to it outside."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import heapq
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fleet_env.fleet import FleetConfig
+from fleet_env.fleet_file import dump_fleet, link_trace, with_overrides
+from fleet_env.radio import Conditions
+from rog_core.errors import ConfigError
+
+from . import chaos_schedule as plan
+from .chaos_watch import Seen, Watch, checksums, grew, growth, mirrored
+from .emulated_network import SERVER, EmulatedNetwork, check_rights, own_mounts
+from .fleet_options import add_fleet_options, chosen_fleet
+
+ROBOTS = '5'
+DISK_MIB = 64        # of the server's directory, which the disk-full mishap fills
+RESULT = 'chaos.json'
+JOIN = 120.0         # s that the fleet has to begin
+DRAIN = 120.0        # s that it has to end, beyond its minutes and the server's absences
+SAMPLE = 5.0         # s between two looks at the memory of the processes
+FADED = 0.05         # Mbit/s; a trace below it is no link that a heartbeat passes in time
+STEP = 0.25          # s between two looks at the fleet
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    parser = verbs.add_parser('chaos', help='disturb a real fleet in an emulated network, and '
+                              'check that it goes on and loses nothing; needs root')
+    add_fleet_options(parser, virtual=False)
+    parser.add_argument('--sync', help='synchronisation method, for example rsp:4')
+    parser.add_argument('--robots', default=ROBOTS, metavar='K',
+                        help='number of robots (default: %(default)s)')
+    parser.add_argument('--bound', type=float, default=60.0, metavar='S',
+                        help='seconds in which a robot that can work must make an iteration '
+                             '(default: 60)')
+    parser.add_argument('--calm', action='store_true', help='disturb nothing: the run to compare '
+                        'with')
+    parser.add_argument('--out', type=Path, help='directory for the results (default: runs/...)')
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    fleet = with_overrides(chosen_fleet(options), {'training.checksums': True,
+                                                  'server.checkpoint_every': 10})
+    check_rights()
+    out = (options.out or Path('runs') / time.strftime(f'chaos-{fleet.name}-%Y%m%d-%H%M%S')
+           ).absolute()
+    if (out / RESULT).exists():
+        raise ConfigError(f'{out} already holds a run; choose another --out')
+    (out / 'disk').mkdir(parents=True, exist_ok=True)
+    mishaps = [] if options.calm else plan.schedule(
+        fleet.seed, [robot.name for robot in fleet.robots], 60 * fleet.minutes)
+    print(f'seed {fleet.seed}, {fleet.minutes:g} min of {len(fleet.robots)} robots, '
+          f'{fleet.training.sync}, {len(mishaps)} mishaps:', *mishaps, sep='\n', flush=True)
+    run = _Run(fleet, out, mishaps, options.bound)
+    run.do()
+    result = run.result()
+    (out / RESULT).write_text(json.dumps(result, indent=1) + '\n')
+    _tell(result, out)
+    return 1 if result['violations'] else 0
+
+
+class _Run:
+    """One run: carries out the schedule, and shows the watch what it sees."""
+
+    def __init__(self, fleet: FleetConfig, out: Path, mishaps: list[plan.Mishap], bound: float
+                 ) -> None:
+        self.fleet, self.out, self.disk, self.mishaps = fleet, out, out / 'disk', mishaps
+        self.names = [SERVER, *(robot.name for robot in fleet.robots)]
+        # Silence begins when the last heartbeat was sent; the server looks every period.
+        self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
+        self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
+        self.down: set[str] = set()         # killed, and not started again
+        self.checkpoints = 0
+        self.ended = 0.0
+        self._traces = {robot.name: link_trace(robot.link) for robot in fleet.robots
+                        if robot.link.trace or robot.link.rate}
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._newest: tuple[int, int] = (0, 0)   # time and iteration of the last checkpoint
+        self._sampled = 0.0
+
+    def do(self) -> None:
+        """Run the fleet to its end, or a signal; what goes wrong is in `watch`."""
+        from fleet_ros.ending import ORDERLY
+        from rog_core.warm_up import warm_up
+
+        from .emulated_fleet import EmulatedFleet
+        from .processes import LINGER
+        from .view import Monitor
+
+        with _small_disk(self.disk):
+            for name in ('logs', 'parameters'):  # only results meet the full disk
+                (self.out / name).mkdir()
+                (self.disk / name).symlink_to(self.out / name)
+            (self.out / 'fleet.yaml').write_text(dump_fleet(self.fleet))
+            warm_up()  # compile once, not in every process at the same time
+            with EmulatedNetwork(self.fleet, self.out) as self.network, \
+                    Monitor(self.fleet.network.namespace) as self.monitor:
+                self.processes = EmulatedFleet(self.network, self.disk, self.names)
+                try:
+                    self.processes.start_all()
+                    self._train()
+                finally:
+                    self._revive()
+                    self.processes.end(LINGER, ORDERLY)
+            shutil.copytree(self.disk, self.out / 'run', ignore=shutil.ignore_patterns(
+                'logs', 'parameters', 'filler'))
+
+    def _train(self) -> None:
+        for robot in self.fleet.robots:
+            self.monitor.listen(robot.name)
+        began = time.monotonic()
+        while not self.network.began:
+            self.monitor.spin(STEP)
+            self.processes.follow(self.monitor.fleet)
+            if time.monotonic() - began > JOIN or not self.processes.running():
+                self.watch.report(0.0, 'no beginning', SERVER, f'not all robots have joined within '
+                                  f'{JOIN:g} s')
+                return
+        self._start = time.monotonic()
+        for mishap in self.mishaps:
+            self._at(mishap.start, partial(self._begin, mishap))
+            self._at(mishap.end, partial(self._end, mishap))
+        absent = sum(m.duration for m in self.mishaps if m.kind == plan.RESTART)
+        limit = 60 * self.fleet.minutes + 1.5 * absent + DRAIN
+        while self.down & {SERVER} or self.processes.running():
+            self.monitor.spin(STEP)
+            now = self.ended = time.monotonic() - self._start
+            while self._due and self._due[0][0] <= now:
+                heapq.heappop(self._due)[2]()
+            self._look(now)
+            if now > limit:
+                self.watch.report(now, 'no end', SERVER, f'the run should be over for '
+                                  f'{now - 60 * self.fleet.minutes:.0f} s')
+                return
+
+    def _at(self, t: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (t, next(self._order), do))
+
+    # -- mishaps ---
+
+    def _begin(self, mishap: plan.Mishap) -> None:
+        whom = mishap.whom
+        if self._over():
+            return
+        print(f'{self.ended:7.1f} s  {mishap}', flush=True)
+        if mishap.kind in (plan.KILL, plan.RESTART):
+            self.down.add(whom)
+            self.processes.processes[whom].kill()
+            self.processes.processes[whom].wait()
+        elif mishap.kind == plan.PAUSE:
+            self.processes.processes[whom].send_signal(signal.SIGSTOP)
+        elif mishap.kind == plan.DISK_FULL:
+            _fill(self.disk / 'filler')
+        else:
+            self._weather(whom)
+
+    def _end(self, mishap: plan.Mishap) -> None:
+        whom = mishap.whom
+        if mishap.kind in (plan.KILL, plan.RESTART):
+            if whom in self.down:
+                self.down.discard(whom)
+                self.processes.start(whom)
+        elif mishap.kind == plan.PAUSE:
+            self.processes.processes[whom].send_signal(signal.SIGCONT)
+        elif mishap.kind == plan.DISK_FULL:
+            (self.disk / 'filler').unlink(missing_ok=True)
+        else:
+            self._weather(whom)
+
+    def _weather(self, robot: str) -> None:
+        """Give a robot's link what the mishaps of now make of it."""
+        now = self.ended
+        mine = [m for m in self.mishaps if m.whom == robot and m.start <= now < m.end]
+        found = next((m.conditions for m in mine if m.kind == plan.WEATHER), Conditions(
+            delay=self.fleet.robot(robot).link.latency))
+        dark = any(m.kind == plan.BLACKOUT for m in mine)
+        self.network.change(robot, dataclasses.replace(found, linked=not dark))
+
+    def _over(self) -> bool:
+        """Whether the run is being ended: then nothing is disturbed any more."""
+        return self.monitor.fleet is not None and self.monitor.fleet.state != 'training'
+
+    def _revive(self) -> None:
+        (self.disk / 'filler').unlink(missing_ok=True)
+        for process in self.processes.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+
+    # -- observations ---
+
+    def _look(self, now: float) -> None:
+        fleet = self.monitor.fleet
+        away = {r.robot for r in fleet.robots if r.state == 'away'} if fleet is not None else set()
+        if not self._over():
+            self.watch.observe(now, {
+                robot.name: Seen(self._iteration(robot.name), robot.name in away,
+                                 self._unable(robot.name, now))
+                for robot in self.fleet.robots})
+            self._check_lives(now)
+        if now - self._sampled >= SAMPLE:
+            self._sampled = now
+            self._sample(now)
+        self._check_checkpoint(now)
+
+    def _iteration(self, robot: str) -> int:
+        status = self.monitor.robots.get(robot)
+        return -1 if status is None else int(status.iteration)
+
+    def _unable(self, robot: str, now: float) -> str:
+        """Return what keeps a robot from working: a mishap, or a link that has faded."""
+        for whom in (SERVER, robot):
+            for mishap in self.mishaps:
+                if mishap.whom == whom and mishap.start <= now < mishap.end and mishap.takes_away:
+                    return mishap.kind
+        trace = self._traces.get(robot)
+        return 'fade' if trace is not None and trace.rate(now) < FADED else ''
+
+    def _check_lives(self, now: float) -> None:
+        for name, process in list(self.processes.processes.items()):
+            code = process.poll()
+            if code is not None and name not in self.down:
+                self.watch.report(now, 'died', name, f'it ended with exit code {code} while the '
+                                  f'fleet trains; its log: {self.out / "logs" / name}.log')
+                if name != SERVER:
+                    self.processes.start(name)
+
+    def _sample(self, now: float) -> None:
+        for name, process in self.processes.processes.items():
+            if name in self.down or process.poll() is not None:
+                continue
+            lives = self.memory[name]
+            try:
+                pages = int(Path(f'/proc/{process.pid}/statm').read_text().split()[1])
+            except (OSError, IndexError):
+                continue
+            if getattr(process, 'sampled', None) is None:
+                process.sampled = True  # type: ignore[attr-defined]
+                lives.append([])
+            lives[-1].append((round(now, 1), round(pages * os.sysconf('SC_PAGE_SIZE') / 2**20, 1)))
+
+    def _check_checkpoint(self, now: float) -> None:
+        """Look at a new checkpoint: it can be read, is finite, and goes on where the last was."""
+        from rog_ps.checkpoint import FILE
+
+        path = self.disk / FILE
+        try:
+            changed = path.stat().st_mtime_ns
+            if changed == self._newest[0]:
+                return
+            iteration, finite = _read_checkpoint(path)
+        except FileNotFoundError:
+            return
+        except Exception as error:  # whatever is wrong with the file
+            self.watch.report(now, 'bad checkpoint', SERVER, f'it cannot be read: {error}')
+            return
+        self.checkpoints += 1
+        if not finite:
+            self.watch.report(now, 'bad checkpoint', SERVER, 'it holds values that are not finite')
+        if iteration < self._newest[1]:
+            self.watch.report(now, 'bad checkpoint', SERVER, f'iteration {iteration} comes after '
+                              f'{self._newest[1]}')
+        self._newest = changed, iteration
+
+    # -- outcome ---
+
+    def result(self) -> dict[str, Any]:
+        """Return what happened, and what was wrong."""
+        texts = {name: (self.out / 'logs' / f'{name}.log').read_text(errors='replace')
+                 if (self.out / 'logs' / f'{name}.log').exists() else '' for name in self.names}
+        sums = {name: checksums(text.splitlines()) for name, text in texts.items()}
+        compared, different = mirrored(sums.pop(SERVER), sums.values())
+        for transfer in different:
+            self.watch.report(self.ended, 'mirror', transfer, 'robot and server hold other rows')
+        for name, lives in self.memory.items():
+            for samples in lives:
+                if grew(samples):
+                    self.watch.report(self.ended, 'memory', name, f'grew by {growth(samples):.0f} '
+                                      f'MiB to {samples[-1][1]:.0f} MiB')
+        return {
+            'seed': self.fleet.seed, 'minutes': self.fleet.minutes,
+            'sync': self.fleet.training.sync, 'took_s': round(self.ended, 1),
+            'schedule': [dataclasses.asdict(mishap) for mishap in self.mishaps],
+            'violations': [dataclasses.asdict(v) for v in self.watch.violations],
+            'iterations': {n: int(s.iteration) for n, s in sorted(self.monitor.robots.items())},
+            'accuracy': self._accuracy(), 'checkpoints': self.checkpoints,
+            'mirror': {'compared': compared, 'different': different},
+            'returns_s': self.watch.returns,
+            'longest_pause_s': {n: round(t, 1) for n, t in self.watch.pauses.items()},
+            'memory_mib': self.memory}
+
+    def _accuracy(self) -> float | None:
+        """Accuracy of the model in the last checkpoint."""
+        import torch
+        from rog_ps.checkpoint import FILE
+        from rog_tasks.task import load_task
+        from safetensors.torch import load_file
+
+        path = self.out / 'run' / FILE
+        if not path.exists():
+            return None
+        training = self.fleet.training
+        task = load_task(training.task, training.task_options, self.fleet.seed,
+                         training.batch_size)
+        model = task.model()
+        tensors = load_file(path)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(tensors[name])
+        model.eval()
+        return round(float(task.evaluate(model)), 5)
+
+
+def _read_checkpoint(path: Path) -> tuple[int, bool]:
+    import numpy as np
+    from safetensors import safe_open
+
+    with safe_open(str(path), 'numpy') as file:
+        meta = json.loads((file.metadata() or {})['rog'])
+        return int(meta['iteration']), all(np.isfinite(file.get_tensor(name)).all()
+                                           for name in file.keys())  # noqa: SIM118
+
+
+@contextmanager
+def _small_disk(path: Path) -> Iterator[None]:
+    """Put a small file system there; nobody else sees it, and it is gone with this process."""
+    own_mounts()
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={DISK_MIB}m', 'rog-chaos', str(path)],
+                   check=True, timeout=30.0)
+    try:
+        yield
+    finally:
+        subprocess.run(['umount', '-l', str(path)], check=True, timeout=30.0)
+
+
+def _fill(path: Path) -> None:
+    """Write until the disk is full."""
+    with path.open('wb', buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def _tell(result: dict[str, Any], out: Path) -> None:
+    print(f'\n{result["took_s"]:.0f} s, iterations {result["iterations"]}, accuracy '
+          f'{result["accuracy"]}; {result["checkpoints"]} checkpoints, '
+          f'{result["mirror"]["compared"]} transfers compared')
+    for cause, found in result['returns_s'].items():
+        print(f'{len(found)} times back from {cause}: half had made an iteration after '
+              f'{sorted(found)[len(found) // 2]:.1f} s, all after {max(found):.1f} s')
+    for violation in result['violations']:
+        print(f'{violation["t"]:7.1f} s  {violation["what"]}: {violation["whom"]}: '
+              f'{violation["detail"]}')
+    print(f'{len(result["violations"])} violations; {out / RESULT}')

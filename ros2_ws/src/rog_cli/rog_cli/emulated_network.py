@@ -1,0 +1,302 @@
+"""A fleet's network on one machine: every robot in a network namespace, behind an emulated radio.
+
+The server's namespace holds a bridge, the access point. Each robot's namespace has a TAP device,
+and the bridge a port that is a TAP device, too; `rog_cli.radio` carries frames between the two.
+There is no way out of these namespaces, and they have no names: they are held by open files and by
+the processes in them, and the kernel removes them, and every device, with the last of these. The
+processes end with this one, also if that is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fleet_env.fleet import FleetConfig
+from fleet_env.radio import Conditions
+from fleet_env.settings import changed
+from fleet_ros.environment import dds_environment
+from rog_core.errors import RogError
+
+from .radio import BEGIN, end_processes_in
+
+INTERFACE = 'radio0'  # in every namespace
+START_LIMIT = 60.0    # s that the radio has to start, on a busy machine
+AIR_FILE, SUMMARY = 'air.jsonl', 'air.json'
+SERVER = 'server'
+# Of the user, beside those that `dds_environment` replaces; they would lead DDS elsewhere.
+FOREIGN = ('ROS_DISCOVERY_SERVER', 'FASTRTPS_DEFAULT_PROFILES_FILE',
+           'FASTDDS_DEFAULT_PROFILES_FILE')
+
+_NEW_NET, _NEW_MOUNTS = 0x40000000, 0x00020000  # CLONE_NEWNET, CLONE_NEWNS
+_TUNSETIFF, _TAP = 0x400454CA, 0x1002        # IFF_TAP | IFF_NO_PI
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class NetworkError(RogError):
+    """The machine, or the rights of the user, do not allow an emulated network."""
+
+
+# -- the plan: what is set up, as values ---
+
+
+def addresses(robots: Sequence[str]) -> dict[str, str]:
+    """Return the address of the server and of each robot, below 10.99.0.0/16."""
+    return {SERVER: '10.99.0.1', **{name: f'10.99.{1 + index // 250}.{1 + index % 250}'
+                                    for index, name in enumerate(robots)}}
+
+
+def ports(robots: Sequence[str]) -> dict[str, str]:
+    """Return the bridge's port towards each robot; a device's name has at most 15 letters."""
+    return {name: f'to{index}' for index, name in enumerate(robots)}
+
+
+def commands(name: str, robots: Sequence[str]) -> list[str]:
+    """Return what `ip -batch` does in the namespace of ``server`` or of a robot; TAPs are there."""
+    lines = ['link set lo up']
+    if name == SERVER:
+        # It never learns anything about groups or loops, so that it forwards from the start.
+        lines.append(f'link add {INTERFACE} type bridge stp_state 0 forward_delay 0 '
+                     'mcast_snooping 0')
+        for port in ports(robots).values():
+            lines += [f'link set {port} master {INTERFACE}', f'link set {port} up']
+    return [*lines, f'addr add {addresses(robots)[name]}/16 broadcast + dev {INTERFACE}',
+            f'link set {INTERFACE} up', f'route add 224.0.0.0/4 dev {INTERFACE}']
+
+
+def without_shaping(fleet: FleetConfig) -> FleetConfig:
+    """Return the fleet as its nodes get it: the links are real to them."""
+    return changed(fleet, link=changed(fleet.link, emulate=False), robots=tuple(
+        changed(robot, link=changed(robot.link, emulate=False)) for robot in fleet.robots))
+
+
+def summary(last: Mapping[str, Any], fragments: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """Return what the air has carried: the radio's last line, and IP counters per namespace."""
+    return {**last, 'ip': {name: dict(values) for name, values in fragments.items()}}
+
+
+def ip_counters(snmp: str) -> dict[str, int]:
+    """Return the counters of IP, by name, that the text of /proc/net/snmp holds."""
+    names, values = (line.split()[1:] for line in snmp.splitlines() if line.startswith('Ip:'))
+    return dict(zip(names, map(int, values), strict=True))
+
+
+# -- carrying it out ---
+
+
+class EmulatedNetwork:
+    """Namespaces and radio of a fleet; while it is open, the calling thread is in the server's.
+
+    :param fleet: with the traces of its robots.
+    :param out: directory of the run; gets ``air.jsonl``, the radio's counters line by line, and
+        ``air.json`` at the end.
+    :param every: seconds between two lines of counters.
+    :raises NetworkError: when the user is not root, or the kernel lacks what is needed.
+    """
+
+    def __init__(self, fleet: FleetConfig, out: Path, every: float = 1.0) -> None:
+        self.fleet, self.out, self.every = fleet, out, every
+        self.robots = [robot.name for robot in fleet.robots]
+        self.began = False  # the traces
+        self._home = -1
+        self._spaces: dict[str, int] = {}
+        self._radio: subprocess.Popen[bytes] | None = None
+        self._environment: dict[str, str] = {}
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """Put this thread, and what it starts, into the namespace of ``server`` or of a robot."""
+        before = os.open('/proc/thread-self/ns/net', os.O_RDONLY)
+        _set_namespace(self._spaces[name])
+        try:
+            yield
+        finally:
+            _set_namespace(before)
+            os.close(before)
+
+    def change(self, robot: str, conditions: Conditions) -> None:
+        """Change what a robot's link does from now on.
+
+        :raises NetworkError: when the radio has ended.
+        """
+        self._tell({'robot': robot, **asdict(conditions)})
+
+    def begin(self) -> None:
+        """Let the traces begin; until then the links are fast, and robots can join."""
+        self._tell(BEGIN)
+        self.began = True
+
+    def _tell(self, order: Any) -> None:
+        assert self._radio is not None and self._radio.stdin is not None
+        try:
+            self._radio.stdin.write(json.dumps(order).encode() + b'\n')
+            self._radio.stdin.flush()
+        except BrokenPipeError:
+            raise NetworkError(f'the emulated radio has ended; see {self.out / AIR_FILE}') from None
+
+    def __enter__(self) -> EmulatedNetwork:
+        check_rights()
+        self._home = os.open('/proc/thread-self/ns/net', os.O_RDONLY)
+        try:
+            self._set_up()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _set_up(self) -> None:
+        taps: dict[str, list[int]] = {}
+        try:
+            for name in (SERVER, *self.robots):
+                self._spaces[name] = self._new_namespace()
+                with self.inside(name):
+                    devices = ports(self.robots).values() if name == SERVER else [INTERFACE]
+                    taps[name] = [_tap(device) for device in devices]
+                    Path('/proc/sys/net/ipv6/conf/all/disable_ipv6').write_text('1')
+                    _ip(commands(name, self.robots))
+            pairs = [(*taps[name], port) for name, port in
+                     zip(self.robots, taps[SERVER], strict=True)]
+            self._start_radio([fd for pair in pairs for fd in pair])
+        finally:
+            for fd in (fd for found in taps.values() for fd in found):
+                os.close(fd)
+        _set_namespace(self._spaces[SERVER])
+        self._set_environment()
+
+    def _new_namespace(self) -> int:
+        _checked(_libc.unshare(_NEW_NET), 'a network namespace')
+        try:
+            return os.open('/proc/thread-self/ns/net', os.O_RDONLY)
+        finally:
+            _set_namespace(self._home)
+
+    def _start_radio(self, fds: list[int]) -> None:
+        done, ready = os.pipe()
+        try:
+            with (self.out / AIR_FILE).open('ab') as air:
+                self._radio = subprocess.Popen(
+                    [sys.executable, '-m', 'rog_cli.radio', str(self.out / 'fleet.yaml'),
+                     str(self.every), str(ready), ','.join(map(str, self._inodes())),
+                     *map(str, fds)], stdin=subprocess.PIPE, stdout=air, pass_fds=(ready, *fds),
+                    start_new_session=True)
+        finally:
+            os.close(ready)
+        with open(done, 'rb') as answer:
+            if not select.select([answer], [], [], START_LIMIT)[0] or not answer.read(1):
+                raise NetworkError('the emulated radio does not start; what it says stands above')
+
+    def _set_environment(self) -> None:
+        """Let DDS of this process, and of those that it starts, use the emulated network only."""
+        self._environment = dict(os.environ)
+        for name in FOREIGN:
+            os.environ.pop(name, None)
+        # Shared memory would go past the radio.
+        os.environ['FASTDDS_BUILTIN_TRANSPORTS'] = 'UDPv4'
+        os.environ.update(dds_environment(changed(self.fleet.network, interface=INTERFACE)))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what runs in the namespaces, leave and release them; write what the air has done."""
+        counters = {name: self._ip_counters(name) for name in self._spaces}
+        end_processes_in(self._inodes())
+        if self._home >= 0:
+            _set_namespace(self._home)  # first: the radio ends what is in the namespaces
+        if self._radio is not None and self._radio.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._radio.stdin.close()
+            try:
+                self._radio.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._radio.kill()
+                self._radio.wait()
+            self._radio = None
+            self._write_summary(counters)
+        for fd in (*self._spaces.values(), self._home):
+            if fd >= 0:
+                os.close(fd)
+        self._spaces, self._home = {}, -1
+        if self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
+            self._environment = {}
+
+    def _inodes(self) -> set[int]:
+        return {os.fstat(fd).st_ino for fd in self._spaces.values()}
+
+    def _ip_counters(self, name: str) -> dict[str, int]:
+        with self.inside(name):
+            return ip_counters(Path('/proc/thread-self/net/snmp').read_text())
+
+    def _write_summary(self, counters: dict[str, dict[str, int]]) -> None:
+        lines = (self.out / AIR_FILE).read_text().splitlines()
+        last = json.loads(lines[-1]) if lines else {}
+        (self.out / SUMMARY).write_text(json.dumps(summary(last, counters), indent=1) + '\n')
+
+
+def check_rights() -> None:
+    """Raise `NetworkError` if this user cannot have an emulated network."""
+    if os.geteuid() != 0:
+        raise NetworkError('an emulated network needs root: network namespaces and TAP devices. '
+                           f'Run it with sudo, for example sudo -E env PATH="$PATH" {sys.argv[0]} '
+                           '..., or leave out --emulate: links are then emulated above UDP')
+    if not os.path.exists('/dev/net/tun'):
+        raise NetworkError('there is no /dev/net/tun here; `modprobe tun`, or give the container '
+                           'the device: docker run --device /dev/net/tun')
+
+
+def own_mounts() -> None:
+    """Let what is mounted from now on be seen by this process and its children only."""
+    _checked(_libc.unshare(_NEW_MOUNTS), 'a mount namespace')
+    subprocess.run(['mount', '--make-rprivate', '/'], check=True, timeout=30.0)
+
+
+def _set_namespace(fd: int) -> None:
+    _checked(_libc.setns(fd, _NEW_NET), 'entering a network namespace')
+
+
+def _checked(result: int, what: str) -> None:
+    number = ctypes.get_errno()
+    if result == 0:
+        return
+    if number == errno.EPERM:
+        raise NetworkError(f'{what}: not permitted, although this is root; in a container it needs '
+                           'docker run --privileged, or --cap-add SYS_ADMIN --cap-add NET_ADMIN '
+                           '--security-opt apparmor=unconfined')
+    raise NetworkError(f'{what}: {os.strerror(number)}')
+
+
+def _tap(name: str) -> int:
+    """Return a new TAP device of this namespace; it vanishes when the last copy is closed."""
+    fd = os.open('/dev/net/tun', os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(fd, _TUNSETIFF, struct.pack('16sH22x', name.encode(), _TAP))
+    except OSError as error:
+        os.close(fd)
+        raise NetworkError(f'no TAP device: {error.strerror}; is the module tun loaded?') from error
+    return fd
+
+
+def _ip(lines: list[str]) -> None:
+    try:
+        done = subprocess.run(['ip', '-batch', '-'], input='\n'.join(lines) + '\n', text=True,
+                              capture_output=True, timeout=30.0)
+    except FileNotFoundError:
+        raise NetworkError('there is no program `ip` here; apt install iproute2') from None
+    if done.returncode:
+        raise NetworkError(f'ip: {done.stderr.strip()}; the commands were {"; ".join(lines)}')

@@ -1,0 +1,160 @@
+"""The process that carries frames between robots and access point, as their links let it.
+
+    python -m rog_cli.radio FLEET_FILE EVERY READY SPACES FD FD ...
+
+READY is an open file that gets one byte when frames are carried; SPACES are the inode numbers of
+the namespaces, with commas. The others are open files, too: for each robot in the order of the
+fleet file, its TAP device and the TAP device that is its port of the bridge.
+
+Standard input says what changes: a line of JSON, with ``robot`` and the fields of
+`fleet_env.radio.Conditions`, or ``"begin"``, which lets the traces begin. When it ends, so does
+this process, after what is left in the namespaces: processes that are stopped do not notice that
+their launcher is gone. Counters go to standard output, a line of JSON every EVERY seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fleet_env.fleet import FleetConfig
+from fleet_env.fleet_file import link_trace, load_fleet
+from fleet_env.radio import Conditions, Radio
+from fleet_env.trace import LinkTrace
+
+UNLIMITED = 1000.0  # Mbit/s, of a link with neither trace nor rate
+BEGIN = 'begin'     # the order that lets the traces begin
+ORPHANS = 8.0       # s that processes whose launcher is gone have to end
+BURST = 64          # frames that are read from one device before the next has its turn
+_FRAME = 65536
+_GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the receiver's queue is full, or it is down
+
+
+def radio_of(fleet: FleetConfig) -> Radio:
+    """Return the radio whose links follow the fleet file."""
+    links = {robot.name: robot.link for robot in fleet.robots}
+    return Radio({name: link_trace(link) if link.trace or link.rate
+                  else LinkTrace([0.0], [UNLIMITED]) for name, link in links.items()},
+                 {name: Conditions(delay=link.latency) for name, link in links.items()},
+                 fleet.channel.shared, fleet.seed)
+
+
+class Forwarder:
+    """Moves frames between devices and radio; ``fds`` of (robot, uplink) are read from."""
+
+    def __init__(self, radio: Radio, devices: dict[tuple[str, bool], int]) -> None:
+        self.radio = radio
+        self._from = {fd: flow for flow, fd in devices.items()}
+        self._to = {(robot, not uplink): fd for (robot, uplink), fd in devices.items()}
+        self._orders = b''
+        self.late = 0.0     # s, the longest that a frame was delivered too late
+        self.dropped = 0    # frames that a full device did not take
+
+    def run(self, every: float) -> None:
+        """Forward until standard input ends."""
+        start = time.monotonic()
+        due = start + every
+        while True:
+            now = time.monotonic()
+            self._deliver(now)
+            if now >= due:
+                self._report(start, now)
+                due = max(due + every, now)
+            wait = max(min(self.radio.deadline, due) - time.monotonic(), 0.0)
+            for fd in select.select([0, *self._from], [], [], wait)[0]:
+                if fd == 0:
+                    if not self._obey(os.read(0, _FRAME)):
+                        self._report(start, time.monotonic())
+                        return
+                else:
+                    self._take(fd)
+
+    def _take(self, fd: int) -> None:
+        robot, uplink = self._from[fd]
+        with suppress(BlockingIOError):
+            for _ in range(BURST):
+                self.radio.take(robot, uplink, os.read(fd, _FRAME), time.monotonic())
+
+    def _deliver(self, now: float) -> None:
+        if self.radio.deadline <= now:
+            self.late = max(self.late, now - self.radio.deadline)
+        for robot, uplink, frame in self.radio.release(now):
+            self.dropped += not _written(self._to[robot, uplink], frame)
+
+    def _obey(self, data: bytes) -> bool:
+        *lines, self._orders = (self._orders + data).split(b'\n')
+        for line in lines:
+            order: Any = json.loads(line)
+            if order == BEGIN:
+                self.radio.begin(time.monotonic())
+                continue
+            robot = order.pop('robot')
+            self.radio.conditions[robot] = Conditions(**order)
+        return bool(data)
+
+    def _report(self, start: float, now: float) -> None:
+        print(json.dumps({'t': round(now - start, 4), 'late': round(self.late, 4),
+                          'dropped': self.dropped, 'robots': self.radio.report(now)}), flush=True)
+
+
+def processes_in(spaces: Collection[int]) -> list[int]:
+    """Return the ids of the other processes in network namespaces with these inode numbers."""
+    found = []
+    for process in Path('/proc').glob('[0-9]*'):
+        with suppress(OSError):
+            if process.name != str(os.getpid()) \
+                    and os.stat(process / 'ns/net').st_ino in spaces:
+                found.append(int(process.name))
+    return found
+
+
+def end_processes_in(spaces: Collection[int], patience: float = 0.0) -> None:
+    """Kill what is in these namespaces and does not end by itself within ``patience`` seconds."""
+    until = time.monotonic() + patience
+    while (found := processes_in(spaces)) and time.monotonic() < until:
+        time.sleep(0.1)
+    for process in found:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _written(fd: int, frame: bytes) -> bool:
+    """Hand a frame to a device; False: it takes none now."""
+    try:
+        os.write(fd, frame)
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return False
+    return True
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until standard input ends."""
+    fleet = load_fleet(arguments[0])
+    spaces = {int(text) for text in arguments[3].split(',')}
+    ready, fds = int(arguments[2]), [int(text) for text in arguments[4:]]
+    names = [robot.name for robot in fleet.robots]
+    devices = {(name, uplink): fds[2 * index + (not uplink)]
+               for index, name in enumerate(names) for uplink in (True, False)}
+    with suppress(OSError):  # it computes little, and must not be late
+        os.setpriority(os.PRIO_PROCESS, 0, -20)
+    forwarder = Forwarder(radio_of(fleet), devices)
+    os.write(ready, b'.')
+    os.close(ready)
+    forwarder.run(float(arguments[1]))
+    end_processes_in(spaces, ORPHANS)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""What `rog chaos` breaks: a function of the seed, which always leaves somebody to go on."""
+
+from fleet_env.radio import Conditions
+from hypothesis import given
+from hypothesis import strategies as st
+from rog_cli.chaos_schedule import (
+    APART,
+    OF_A_ROBOT,
+    OF_THE_SERVER,
+    PRESENT,
+    SERVER,
+    WEATHER,
+    quiet,
+    schedule,
+)
+
+ROBOTS = [f'robot{number}' for number in range(1, 6)]
+seeds = st.integers(0, 2**31 - 1)
+durations = st.floats(0, 7200)
+
+
+@given(seeds, durations)
+def test_the_seed_decides_everything(seed, duration):
+    assert schedule(seed, ROBOTS, duration) == schedule(seed, ROBOTS, duration)
+
+
+@given(seeds, durations)
+def test_mishaps_are_in_order_within_their_bounds_and_leave_the_ends_quiet(seed, duration):
+    found = schedule(seed, ROBOTS, duration)
+    assert [m.start for m in found] == sorted(m.start for m in found)
+    for mishap in found:
+        server = mishap.whom == SERVER
+        assert server or mishap.whom in ROBOTS
+        shortest, longest, _ = (OF_THE_SERVER if server else OF_A_ROBOT)[mishap.kind]
+        assert shortest <= mishap.duration <= longest * (1 + 1e-12)
+        assert mishap.start >= quiet(duration)
+        assert mishap.end <= duration - quiet(duration) + 1e-9
+        assert (mishap.conditions != Conditions()) == (mishap.kind == WEATHER)
+        assert mishap.conditions.loss <= 0.3
+
+
+@given(seeds, st.integers(PRESENT + 1, 8))
+def test_enough_robots_are_there_at_every_moment_and_each_has_time_to_recover(seed, count):
+    robots = [f'robot{number}' for number in range(count)]
+    found = schedule(seed, robots, 3600.0)
+    for mishap in found:
+        at = mishap.start
+        now = [m for m in found if m.start <= at < m.end]
+        away = [m.whom for m in now if m.absent]
+        assert len(away) == len(set(away)) <= count - PRESENT
+        assert sum(m.whom == SERVER for m in now) <= 1
+        for other in found:
+            if other.whom == mishap.whom and other.start > at and other.absent == mishap.absent:
+                assert other.start >= mishap.end + APART
+
+
+def test_an_hour_has_everything_in_it():
+    kinds = {mishap.kind for mishap in schedule(1, ROBOTS, 3600.0)}
+    assert kinds == {*OF_A_ROBOT, *OF_THE_SERVER}

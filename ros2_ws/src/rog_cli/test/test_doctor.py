@@ -1,0 +1,101 @@
+"""`rog doctor` says what stands in the way, and what to change."""
+
+import json
+import socket
+
+import pytest
+from fleet_env.fleet import ReachConfig
+from fleet_env.fleet_file import load_fleet, with_overrides
+from fleet_env.settings import checked
+from rog_bringup import FLEETS
+from rog_cli import doctor
+from rog_cli.doctor import BAD, GOOD, WARN, Heard
+from rog_cli.main import main
+
+AIR = checked(ReachConfig, {'interface': 'wlan0'})
+FLEET = load_fleet('indoor', [FLEETS])
+ALL = ['server', *FLEET.capacities]
+
+
+def heard(roles, version='1.0', late=(9.0, 0.01, 0.02)):
+    return [Heard(role, f'{role}-machine, process {n}', version, list(late))
+            for n, role in enumerate(roles)]
+
+
+def levels(findings):
+    return {finding.what: finding.level for finding in findings}
+
+
+def test_an_interface_that_is_missing_or_down_is_a_problem():
+    assert doctor.interface('wlan0', 0x1003, ['lo', 'wlan0']).level == GOOD
+    assert 'lo, eth0' in doctor.interface('wlan0', None, ['lo', 'eth0']).found
+    assert doctor.interface('wlan0', 0x1002, ['lo', 'wlan0']).change == 'ip link set wlan0 up'
+
+
+@pytest.mark.parametrize(('network', 'flags', 'works', 'level'), [
+    (AIR, 0x1003, True, GOOD), (AIR, 0x1003, False, BAD), (AIR, 0x3, True, BAD),
+    (checked(ReachConfig, {'interface': 'wlan0', 'peers': '10.0.0.2'}), 0x3, False, GOOD)])
+def test_multicast_is_needed_only_without_peers(network, flags, works, level):
+    assert doctor.multicast(network, flags, works).level == level
+
+
+def test_small_socket_buffers_matter_off_this_machine():
+    assert doctor.buffers(212992, loopback=False).level == WARN
+    assert 'net.core.rmem_max=10000000' in doctor.buffers(212992, loopback=False).change
+    assert doctor.buffers(212992, loopback=True).level == GOOD
+    assert doctor.buffers(20_000_000, loopback=False).level == GOOD
+
+
+def test_a_shell_in_another_domain_is_told_how_to_get_into_the_fleets():
+    network = checked(ReachConfig, {'domain_id': 7})
+    found = doctor.domain(network, {'ROS_DOMAIN_ID': '3'})
+    assert found.level == WARN and 'rog fleet env' in found.change
+    assert doctor.domain(network, {}).level == GOOD
+    assert doctor.domain(checked(ReachConfig, {'domain_id': 150}), {}).level == WARN
+
+
+def test_a_fleet_that_is_well_has_no_problem():
+    findings = list(doctor.judged(heard(ALL), FLEET, '1.0'))
+    assert set(levels(findings).values()) == {GOOD}
+    assert f'1.0 on all {len(ALL)} processes' in [f.found for f in findings]
+
+
+def test_two_servers_are_a_problem_and_both_are_named():
+    finding, *_ = doctor.judged(heard(['server', 'server']), None, '1.0')
+    assert finding.level == BAD
+    assert 'process 0' in finding.found and 'process 1' in finding.found
+
+
+def test_versions_clocks_and_missing_robots_are_named_with_their_machine():
+    late = heard(['robot1'], '0.9', (0.0, 70.0, 71.0))
+    findings = list(doctor.judged(heard(['server']) + late, FLEET, '1.0'))
+    texts = {finding.what: finding.found for finding in findings if finding.level != GOOD}
+    assert texts['version'] == 'robot1 on robot1-machine, process 0 has 0.9, this machine 1.0'
+    assert 'is 70.0 s behind ours' in texts['clock']
+    assert 'robot2' in texts['robots'] and 'robot1' not in texts['robots']
+
+
+def test_the_clock_is_not_judged_by_a_status_that_may_be_old():
+    assert Heard('server', 'laptop', '1.0', [30.0]).offset is None
+
+
+def test_a_gpu_that_the_fleet_needs_is_missing(monkeypatch):
+    import torch
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    assert doctor.gpu(FLEET).level == doctor.gpu(None).level == GOOD
+    wanting = with_overrides(FLEET, {'training.device': 'cuda:1'})
+    assert doctor.gpu(wanting).level == BAD and 'cuda:1' in doctor.gpu(wanting).change
+
+
+def test_a_jetson_without_jetson_stats_is_told_so():
+    assert doctor.jetson(lambda name: None).level == WARN
+    assert doctor.jetson(lambda name: name == 'jtop').level == GOOD
+
+
+def test_it_prints_json_and_its_exit_code_says_whether_there_is_a_problem(capsys, monkeypatch):
+    monkeypatch.setattr(socket, 'if_nameindex', lambda: [(1, 'lo')])
+    assert main(['doctor', '--interface', 'wlan77', '--json']) == 1
+    found = {entry['what']: entry for entry in json.loads(capsys.readouterr().out)}
+    assert found['interface']['level'] == BAD and 'wlan77' in found['interface']['found']
+    assert main(['doctor', '--timeout', '0']) == 0
+    assert 'lo is up' in capsys.readouterr().out

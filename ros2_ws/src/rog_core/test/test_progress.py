@@ -1,0 +1,221 @@
+"""Robots that are heard and get nowhere: nobody waits for them, and they lose nothing."""
+
+import math
+
+import pytest
+from configs import server_config
+from fleet import Fleet
+from rog_core.member import USUAL
+from rog_core.messages import Notice, Stop
+from rog_core.patience import ITERATIONS, longest_pause
+from rog_core.states import COUNTED, RETIRED, STOPPED
+from schedules import SYNCS, check_end, run_until, settled
+from watched import watched
+
+PATIENCE = 0.8
+CODED = ['gc', 'dgh-gc:1:2:5']
+CAPACITIES = (1.0, 1.0, 1.0, 1.0)
+
+
+def quick(sync, patience=PATIENCE, robots=3, **network):
+    """A fleet at work whose boards are all fast."""
+    coded = sync.partition(':')[0] in ('gc', 'hgc', 'dgh-gc')
+    network |= {'capacities': CAPACITIES} if coded else {}
+    codec = 'raw' if 'svrg' in sync else 'onebit'
+    fleet = Fleet(4, 4 if coded else robots, sync, codec, patience=patience, **network)
+    for robot in fleet.robots.values():
+        robot.compute_time = 0.1
+    run_until(fleet, lambda: len(fleet.server.active()) == len(fleet.robots))
+    fleet.run(2)
+    return fleet
+
+
+def iterations(fleet, *without):
+    return {name: robot.machine.iteration for name, robot in fleet.robots.items()
+            if name not in without}
+
+
+def deaf(fleet, *names):
+    """Their links carry heartbeats and nothing else."""
+    fleet.deaf_links.update(names)
+
+
+@pytest.mark.parametrize('sync', [*SYNCS, 'gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2', *CODED])
+def test_no_method_waits_for_a_robot_that_is_heard_but_makes_no_progress(sync):
+    fleet = quick(sync)
+    silent = ('robot0', 'robot1') if sync in CODED else ('robot0',)  # one straggler is tolerated
+    deaf(fleet, *silent)
+    # The bound may give the others some iterations before they wait; then they go on.
+    fleet.run(8)
+    fleet.check()
+    before = iterations(fleet, *silent)
+    fleet.run(6)
+    fleet.check()
+    for name, iteration in iterations(fleet, *silent).items():
+        assert iteration > before[name] + 5, (name, sync)
+    assert all(fleet.server.members[name].state != 'away' for name in silent), 'it is heard'
+    assert fleet.counts['retired'] or sync in ('asp', 'asp+svrg=3') or not any(
+        fleet.server.members[name].place == RETIRED for name in silent)
+    fleet.deaf_links.clear()
+    check_end(fleet, 8) if sync not in CODED else fleet.run(8)
+    assert fleet.counts['returned'] == fleet.counts['retired']
+    assert {m.place for m in fleet.server.members.values()} == {COUNTED}
+
+
+@pytest.mark.parametrize('sync', ['bsp', 'ssp:2', 'dssp:1:4', 'flown:1:3', 'rsp:4', 'gsgm',
+                                  'gsgm:3', 'rsp:6+pipeline+sparse', 'local:3'])
+def test_it_is_taken_back_without_a_snapshot_as_soon_as_it_answers(sync):
+    fleet = quick(sync)
+    models = fleet.counts['SNAPSHOT']
+    deaf(fleet, 'robot0')
+    run_until(fleet, lambda: fleet.counts['retired'])
+    fleet.run(3)
+    fleet.check()
+    fleet.deaf_links.clear()
+    back = fleet.now
+    run_until(fleet, lambda: fleet.counts['returned'])
+    assert fleet.now - back < 2, 'in virtual seconds'
+    assert fleet.counts['SNAPSHOT'] == models
+    assert fleet.counts['resumed'] == 0, 'it did not have to register'
+    fleet.check()
+    check_end(fleet, 5)
+
+
+def test_the_others_pause_no_longer_than_the_patience():
+    fleet = quick('bsp')
+    deaf(fleet, 'robot0')
+    began = fleet.now
+    run_until(fleet, lambda: fleet.counts['retired'])
+    assert fleet.now - began < PATIENCE + 0.5
+    before = iterations(fleet, 'robot0')
+    fleet.run(0.5)
+    assert all(n > before[name] for name, n in iterations(fleet, 'robot0').items())
+
+
+@pytest.mark.parametrize('sync', ['bsp', 'rsp:4', 'gsgm', 'local:3', 'gc'])
+def test_a_slow_board_is_waited_for(sync):
+    fleet = quick(sync, patience=0.0)
+    fleet.robots['robot0'].compute_time = 10.0  # a hundred times slower than the others
+    fleet.run(90)
+    fleet.check()
+    assert fleet.counts['retired'] == 0
+
+
+def test_a_slow_link_that_moves_bytes_is_waited_for():
+    fleet = quick('bsp', patience=3.0)
+    carry = fleet.carry
+    fleet.carry = lambda robot, up, nbytes, deliver: carry(
+        robot, up, nbytes * (400 if robot == 'robot0' else 1), deliver)  # 2.5 kB/s
+    fleet.run(60)
+    fleet.check()
+    assert fleet.counts['retired'] == 0
+    assert 2 < fleet.robots['robot0'].machine.iteration
+
+
+def test_a_program_that_hangs_is_not_waited_for():
+    """Its heartbeats say that it computes, for far longer than it ever did."""
+    fleet = quick('bsp')
+    fleet.robots['robot0'].compute_time = 1e9
+    fleet.run(USUAL * max(0.2, PATIENCE) + 2)
+    assert fleet.counts['retired'] == 1
+    before = iterations(fleet, 'robot0')
+    fleet.run(3)
+    assert all(n > before[name] + 5 for name, n in iterations(fleet, 'robot0').items())
+
+
+def test_rows_that_overtake_the_receipt_of_a_pull_are_not_lost():
+    """With pipelining a push begins with the receipt; each time-out would double the next."""
+    fleet = quick('rsp:6+pipeline', patience=math.inf, robots=2)
+    fleet.run(20)
+    fleet.check()
+    assert max(robot.machine.link.timeout for robot in fleet.robots.values()) < 0.2
+
+
+def test_with_infinite_patience_the_others_wait():
+    fleet = quick('bsp', patience=math.inf)
+    deaf(fleet, 'robot0')
+    fleet.run(3)
+    before = iterations(fleet)
+    fleet.run(60)
+    assert iterations(fleet) == before and fleet.counts['retired'] == 0
+
+
+def test_a_robot_that_nobody_waits_for_is_not_retired():
+    fleet = quick('asp')
+    deaf(fleet, 'robot0')
+    fleet.run(10)
+    assert fleet.counts['retired'] == 0
+
+
+@pytest.mark.parametrize('links', ['dead_links', 'deaf_links'])
+def test_the_end_of_a_run_has_a_limit(links):
+    """robot0 never gets the final model; everybody else does."""
+    fleet = quick('rsp:4')
+    getattr(fleet, links).add('robot0')
+    fleet.run(0.3)
+    fleet.act(None, fleet.server.stop(fleet.now))
+    fleet.run(fleet.heartbeat_limit + PATIENCE + 5)
+    assert fleet.stopped
+    for name in ('robot1', 'robot2'):
+        robot = fleet.robots[name]
+        assert robot.machine.state == STOPPED
+        assert (robot.store.weights == fleet.server.master).all()
+    assert fleet.counts['given_up'] == (links == 'deaf_links')
+
+
+def test_who_has_not_finished_at_the_last_moment_is_given_up():
+    fleet, member = settled(sync='bsp')
+    fleet.server.config = server_config(stop_limit=2.0, heartbeat_limit=1.0)
+    for robot in fleet.robots.values():
+        robot.compute_time = 1e9
+    fleet.run(2)
+    actions = fleet.server.stop(fleet.now)
+    assert fleet.server.deadline <= fleet.now + 2
+    actions = fleet.server.on_time(fleet.now + 2)
+    assert any(isinstance(action, Stop) for action in actions)
+    assert not member.alive
+
+
+def test_adaptive_patience_follows_the_pace_of_the_fleet():
+    fleet = quick('rsp:4', patience=0.0, heartbeat_limit=1.0)
+    fast = fleet.server.patience
+    assert fast == max(1.0, fast)
+    for robot in fleet.robots.values():
+        robot.compute_time = 3.0
+    fleet.run(120)
+    assert fleet.counts['retired'] == 0
+    assert fleet.server.patience > ITERATIONS * 2
+    assert longest_pause((), 0.0, 3.0) == 3.0
+    assert longest_pause(list(fleet.server.members.values()), 7.5, 3.0) == 7.5
+
+
+def test_retirement_is_told_with_its_reason():
+    fleet = quick('bsp')
+    told = []
+    notice = fleet.notice
+    fleet.notice = lambda action: told.append(action) or notice(action)
+    deaf(fleet, 'robot0')
+    run_until(fleet, lambda: fleet.counts['retired'])
+    fleet.deaf_links.clear()
+    run_until(fleet, lambda: fleet.counts['returned'])
+    assert [(n.robot, n.what) for n in told if isinstance(n, Notice)] == [
+        ('robot0', 'retired'), ('robot0', 'returned')]
+    assert 'no progress for 0.8 s while' in told[0].detail
+
+
+def test_after_an_outage_both_sides_send_again_at_once():
+    """However long the time-outs have become, the first word of the other side wakes them."""
+    fleet = quick('asp', heartbeat_limit=1e3)
+    robot = fleet.robots['robot0']
+    robot.compute_time = 0.3
+    run_until(fleet, lambda: robot.machine.state == 'pushing')
+    fleet.dead_links.add('robot0')
+    fleet.run(60)
+    assert robot.machine.link.timeout > 1
+    fleet.dead_links.clear()
+    run_until(fleet, lambda: robot.machine.state != 'pushing')
+    back = fleet.now
+    assert back % 60 > 0 and robot.machine.link.backoff == 1
+    with watched():
+        fleet.run(2)
+    fleet.check()

@@ -1,0 +1,40 @@
+"""Looks for a parameter server that is there already, before this one is built."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rog_core.errors import ConfigError
+from rog_msgs.msg import FleetStatus
+from rog_ros import qos
+from rog_ros.parameters import SERVER
+from rog_ros.servers import is_there, refusal
+
+SECONDS = 1.0  # in which a server on this network is found
+_LEAST = 0.3   # s of them for reading what has arrived during the imports
+
+
+class Lookout:
+    """Listens at the place where the server is going to be."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + SECONDS
+        self._node = Node('lookout', namespace=f'/{SERVER}')
+        self._heard: list[Any] = []
+        self._node.create_subscription(FleetStatus, 'fleet_status', self._heard.append, qos.STATUS)
+
+    def close(self) -> None:
+        """End it; ConfigError names the server that was found."""
+        executor = SingleThreadedExecutor(context=self._node.context)
+        executor.add_node(self._node)
+        until = max(self._until, time.monotonic() + _LEAST)
+        while not any(map(is_there, self._heard)) and (left := until - time.monotonic()) > 0:
+            executor.spin_once(timeout_sec=left)
+        executor.remove_node(self._node)
+        place = self._node.get_namespace()
+        self._node.destroy_node()
+        for status in filter(is_there, self._heard):
+            raise ConfigError(refusal(status, place))
