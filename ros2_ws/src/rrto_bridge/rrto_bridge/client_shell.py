@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import re
 import secrets
 import socket
 import sys
@@ -38,6 +37,7 @@ from .client import ClientMachine
 from .convert import frame_of, to_ros
 from .discovery import LIMIT, find_server, servers
 from .errors import ConfigError, LinkError, RrtoError
+from .names import MAX_NAME, graph_name
 from .port import Port
 from .server import PROTOCOL, SendAck, SendFrame
 from .stream import Frame, Receiver, Sender
@@ -68,7 +68,7 @@ class Link(Port):
     def __init__(self, options: LinkOptions) -> None:
         super().__init__(ClientMachine('async' if options.mode == 'replay' else options.mode))
         self.mode = options.mode
-        self._wanted = options.server
+        self._wanted = graph_name(options.server) if options.server else ''
         self.lost = ''                       # why the link is over
         self.program = program_name()
         self.sender, self.receiver = Sender(), Receiver(MESSAGE)
@@ -85,7 +85,7 @@ class Link(Port):
         self._alarm = Alarm(self.node, self._told(self._on_alarm))
         self._spinning = Spinning(self.node)
         try:
-            self.server = options.server or find_server(self.node)
+            self.server = self._wanted or find_server(self.node)
             self._create_topics()
             self.lease = self._open()
         except BaseException:
@@ -125,6 +125,8 @@ class Link(Port):
         limit = time.monotonic() + 2 * LIMIT
         while self._up.get_subscription_count() < 1 or self._acks.get_subscription_count() < 1 \
                 or self.node.count_publishers(f'/rrto/{self.server}/{self.program}/down') < 1:
+            if self.lost:
+                raise ConfigError(f'server {self.server!r} is lost: {self.lost}')
             if time.monotonic() > limit:
                 raise ConfigError(f'the topics of server {self.server!r} are not found')
             time.sleep(0.005)
@@ -285,7 +287,7 @@ class Link(Port):
 
 
 def program_name() -> str:
-    """A name on the graph that is this process's own."""
+    """A name on the graph that is this link's own, also where processes count from 1."""
     name = Path(sys.argv[0] or 'python').stem if sys.argv else 'python'
-    parts = f'{socket.gethostname()}_{name}_{os.getpid()}'
-    return re.sub(r'_+', '_', re.sub(r'[^A-Za-z0-9]', '_', parts)).strip('_')
+    place = graph_name(f'{socket.gethostname()}_{name}')[:MAX_NAME - 20]
+    return graph_name(f'{place}_{os.getpid()}_{secrets.token_hex(2)}')

@@ -10,9 +10,10 @@ import torch
 from .client import ClientMachine
 from .context import Context
 from .errors import LinkError
-from .perform import Performer, Weights
+from .perform import Performer
 from .port import Port
 from .tensors import ordinary
+from .weights import Weights
 
 
 class InProcess(Port):
@@ -23,7 +24,7 @@ class InProcess(Port):
 
     def __init__(self, machine: ClientMachine, limit: int = 1 << 40) -> None:
         super().__init__(machine)
-        self.performer = Performer(Context(torch.device('cpu'), limit), Weights(limit))
+        self.performer = Performer(Context(torch.device('cpu'), limit), Weights())
         self._inbox: deque[bytes] = deque()
 
     def transmit(self) -> None:

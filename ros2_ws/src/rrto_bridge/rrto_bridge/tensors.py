@@ -79,8 +79,11 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
     return meta, memoryview(data)
 
 
-def unpack(meta: Meta, data: Any) -> torch.Tensor:
-    """A tensor of its own memory from what `pack` gave. Raises RemoteError if they do not fit."""
+def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
+    """A tensor of its own memory from what `pack` gave. Raises RemoteError if they do not fit.
+
+    `shared`: its memory is that of `data`, which can be written to and is nobody else's.
+    """
     dtype = DTYPES.get(meta.dtype)
     if dtype is None or meta.offset or not dense(meta.shape, meta.stride):
         raise RemoteError(f'{meta} is not the meta of a dense tensor')
@@ -89,7 +92,7 @@ def unpack(meta: Meta, data: Any) -> torch.Tensor:
         raise RemoteError(f'{meta} with {len(data)} bytes')
     if not count:
         return torch.empty_strided(meta.shape, meta.stride, dtype=dtype)
-    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)
+    flat = torch.frombuffer(data if shared else bytearray(data), dtype=torch.uint8).view(dtype)
     return flat.as_strided(meta.shape, meta.stride)
 
 
@@ -104,6 +107,33 @@ def ordinary() -> Any:
     for key in (keys.Conjugate, keys.Negative, keys.ZeroTensor):
         excluded = excluded.remove(key)
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+def size_of(meta: Meta) -> int:
+    """Bytes of a dense tensor; 0 for a dtype that is none."""
+    dtype = DTYPES.get(meta.dtype)
+    return math.prod(meta.shape) * dtype.itemsize if dtype is not None else 0
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the CPU on the device. A GPU takes it from pinned memory while the CPU goes on.
+
+    PyTorch keeps that memory until the copy is done.
+    """
+    if device.type != 'cuda':
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the device on the CPU; from a GPU through pinned memory."""
+    if tensor.device.type != 'cuda':
+        return tensor.cpu()
+    host = torch.empty_like(tensor, device='cpu', pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+    done.synchronize()   # of this copy; what is queued behind it goes on
+    return host
 
 
 def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:
