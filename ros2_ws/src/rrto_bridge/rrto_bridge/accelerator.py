@@ -28,7 +28,7 @@ class Generator(_Plain, metaclass=_Kind):
         wanted = torch.device(device)
         if wanted.type != 'cuda':
             return _Plain(device)
-        return _Plain.__new__(cls, 'cpu')
+        return _Plain.__new__(cls, 'cpu')  # type: ignore[call-arg]
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -133,14 +133,15 @@ def _impossible() -> None:
         setattr(cuda.graphs, name, getattr(cuda, name))
     cuda.make_graphed_callables = lambda callables, *args, **kwargs: callables
     memory = refuse('no memory of the device is on this machine', 'use tensor.cpu()')
-    RemoteTensor.__dlpack__ = memory  # type: ignore[method-assign,assignment]
+    RemoteTensor.__dlpack__ = memory  # type: ignore[method-assign]
     RemoteTensor.__cuda_array_interface__ = property(memory)  # type: ignore[assignment]
     given = torch.utils.dlpack.to_dlpack
 
     def to_dlpack(tensor: torch.Tensor) -> Any:
         return memory() if isinstance(tensor, RemoteTensor) else given(tensor)
 
-    torch.utils.dlpack.to_dlpack = torch.to_dlpack = to_dlpack  # type: ignore[assignment]
+    place: Any = torch.utils.dlpack
+    place.to_dlpack = torch.to_dlpack = to_dlpack
     for name in ('mark', 'range_push', 'range_pop', 'range_start', 'range_end'):
         if hasattr(cuda.nvtx, name):
             setattr(cuda.nvtx, name, _nothing)

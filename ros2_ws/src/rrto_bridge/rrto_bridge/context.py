@@ -108,6 +108,22 @@ class Context:
             raise self._missing(handle)
         return found
 
+    def lay_out(self, handle: int, meta: Meta) -> None:
+        """Give a tensor that nothing else shares another layout: of the same shape and dtype."""
+        tensor = self.tensor(handle)
+        if meta_of(tensor) != meta:
+            self.free(handle)
+            other = torch.empty_strided(meta.shape, meta.stride, dtype=tensor.dtype,
+                                        device=tensor.device)
+            self.add(handle, other.copy_(tensor))
+
+    def memory(self, handle: int) -> tuple[int, int, int]:
+        """Of the memory of a tensor: its first handle, bytes, how many tensors share it."""
+        size = self.tensor(handle).untyped_storage().nbytes()
+        address = self._addresses[handle]
+        sharers = [h for h, other in self._addresses.items() if other == address]
+        return (min(sharers), size, len(sharers)) if size else (handle, 0, 1)
+
     def failed(self, first: Any, kind: str, text: str) -> None:
         """The call whose results were to have the handles from `first` on has failed.
 
@@ -125,22 +141,6 @@ class Context:
             error = self._failed[max(before)[1]][1]
             return Failed(error.kind, error.text)
         return Missing(f'there is no tensor {handle} (its call may have failed)')
-
-    def lay_out(self, handle: int, meta: Meta) -> None:
-        """Give a tensor that nothing else shares another layout: of the same shape and dtype."""
-        tensor = self.tensor(handle)
-        if meta_of(tensor) != meta:
-            self.free(handle)
-            other = torch.empty_strided(meta.shape, meta.stride, dtype=tensor.dtype,
-                                        device=tensor.device)
-            self.add(handle, other.copy_(tensor))
-
-    def memory(self, handle: int) -> tuple[int, int, int]:
-        """Of the memory of a tensor: its first handle, bytes, how many tensors share it."""
-        size = self.tensor(handle).untyped_storage().nbytes()
-        address = self._addresses[handle]
-        sharers = [h for h, other in self._addresses.items() if other == address]
-        return (min(sharers), size, len(sharers)) if size else (handle, 0, 1)
 
     def seed(self, seed: int) -> None:
         """Seed of the random operators of this client."""

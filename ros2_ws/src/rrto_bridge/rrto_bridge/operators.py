@@ -13,7 +13,7 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 # Composite operators that choose a kernel by device, or another one for tensors that are not quite
 # PyTorch's own: they are sent whole, and the server chooses.
 WHOLE = ('scaled_dot_product_attention', 'group_norm', 'linalg_svdvals', 'linalg_eigvalsh',
-         'ctc_loss.IntList', 'ctc_loss.Tensor', 'gru_cell', 'lstm_cell', 'gru.input', 'gru.data',
+         'gru_cell', 'lstm_cell', 'gru.input', 'gru.data',
          'lstm.input', 'lstm.data', 'rnn_tanh.input', 'rnn_tanh.data', 'rnn_relu.input',
          'rnn_relu.data')
 

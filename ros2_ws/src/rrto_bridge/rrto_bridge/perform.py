@@ -124,11 +124,11 @@ class Performer:
         """The client goes on with results laid out otherwise: give the same values that layout."""
         pairs = list(enumerate(metas(made), first))
         wanted = list(metas(expected))
-        if not operator(resolve(op)).view and _shapes(made) == _shapes(expected):
-            if all(not meta.offset and dense(meta.shape, meta.stride) for meta in wanted):
-                for (handle, _), meta in zip(pairs, wanted, strict=True):
-                    self.context.lay_out(handle, meta)
-                return
+        if not operator(resolve(op)).view and _shapes(made) == _shapes(expected) and all(
+                not meta.offset and dense(meta.shape, meta.stride) for meta in wanted):
+            for (handle, _), meta in zip(pairs, wanted, strict=True):
+                self.context.lay_out(handle, meta)
+            return
         for handle, _ in pairs:
             self.context.free(handle)
         raise RuntimeError(f'{op} returned {made}, not {expected} as the client expected')

@@ -145,12 +145,12 @@ def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any
     """`nn.Parameter(...)`: one that can move to the CPU and back, where its values are ours."""
     if cls is not torch.nn.Parameter or not isinstance(data, RemoteTensor):
         return _new_parameter(cls, data, requires_grad)
-    parameter = _place(data.detach())
+    parameter: Any = _place(data.detach())
     parameter._is_param = True
     return parameter.requires_grad_(requires_grad)
 
 
-def _place(value: RemoteTensor) -> Place:
+def _place(value: Any) -> Place:
     """What `value` is, which nothing else uses, as an object that can change its class."""
     place = make(value.handle, meta_of(value), Place)
     value.handle = NOTHING
@@ -178,23 +178,24 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
                            'one of the CPU, unless it is a parameter')
     other = value.detach()
     if not here:
-        other = _place(other)    # type: ignore[arg-type]
+        other = _place(other)
     other.requires_grad_(tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, other)
+    one: Any = tensor
+    two: Any = other
     if here and there:
-        tensor.handle, other.handle = other.handle, tensor.handle   # type: ignore[attr-defined]
+        one.handle, two.handle = two.handle, one.handle
     elif there:
         home = type(tensor)
-        tensor.__class__, other.__class__ = Place, home
-        tensor.handle = vars(other).pop('handle')
-        tensor._home, tensor._is_param = home, issubclass(home, torch.nn.Parameter)
+        one.__class__, two.__class__ = Place, home
+        one.handle = vars(two).pop('handle')
+        one._home, one._is_param = home, issubclass(home, torch.nn.Parameter)
     else:
-        parameter = getattr(tensor, '_is_param', False)
-        home = vars(tensor).pop('_home', torch.nn.Parameter if parameter else torch.Tensor)
-        handle = vars(tensor).pop('handle')
-        vars(tensor).pop('_is_param', None)
-        tensor.__class__, other.__class__ = home, Place
-        other.handle = handle
+        parameter = vars(one).pop('_is_param', False)
+        home = vars(one).pop('_home', torch.nn.Parameter if parameter else torch.Tensor)
+        handle = vars(one).pop('handle')
+        one.__class__, two.__class__ = home, Place
+        two.handle = handle
 
 
 def move(tensor: RemoteTensor, meta: Meta) -> None:

@@ -71,8 +71,8 @@ class ReplayClient:
     """State machine of one program.
 
     `allocate(n)` reserves n handles and returns the first; `meta_of(handle)`: of a tensor that the
-    program holds; `infer`: see derive.py. `closed`: after `call`, `leave` and `received`, if that closed a
-    run whose effects stay: gives its calls, as `pending` did.
+    program holds; `infer`: see derive.py. `closed`: after `call`, `leave` and `received`, if that
+    closed a run whose effects stay: gives its calls, as `pending` did.
     """
 
     def __init__(self, allocate: Callable[[int], int],
@@ -154,7 +154,7 @@ class ReplayClient:
         return actions
 
     def leave(self) -> list[Action]:
-        """Something follows that is no call of a sequence and changes what calls do: end the run."""
+        """Something follows that is no call and changes what calls do: end the run."""
         actions: list[Action] = []
         self.closed = None
         run = self._run

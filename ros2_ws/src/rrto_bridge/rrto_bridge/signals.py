@@ -44,7 +44,8 @@ def install(busy: Callable[[], bool]) -> None:
         found = _getsignal(number)
         return handlers[int(number)] if found is run else found
 
-    signal.signal, signal.getsignal = set_handler, get_handler
+    module: Any = signal
+    module.signal, module.getsignal = set_handler, get_handler
     if threading.current_thread() is threading.main_thread():
         for number in signal.valid_signals():
             if callable(_getsignal(number)):

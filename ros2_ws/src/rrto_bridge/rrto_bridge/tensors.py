@@ -96,6 +96,18 @@ def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
     return flat.as_strided(meta.shape, meta.stride)
 
 
+def ordinary() -> Any:
+    """Within, tensors of the CPU are computed with as outside of an operator's implementation.
+
+    There PyTorch leaves out what it has done with the operator's own arguments: a tensor that is
+    conjugated or negated in name only would be taken for what it is not.
+    """
+    keys = torch._C.DispatchKey
+    excluded: Any = torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.Conjugate, keys.Negative, keys.ZeroTensor):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
 def size_of(meta: Meta) -> int:
     """Bytes of a dense tensor; 0 for a dtype that is none."""
     dtype = DTYPES.get(meta.dtype)
@@ -122,19 +134,6 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     done.record()
     done.synchronize()   # of this copy; what is queued behind it goes on
     return host
-
-
-def ordinary() -> Any:
-    """Within, tensors of the CPU are computed with as outside of an operator's implementation.
-
-    There PyTorch leaves out what it has done with the operator's own arguments: a tensor that is
-    conjugated or negated in name only would be taken for what it is not.
-    """
-    keys = torch._C.DispatchKey
-    excluded: Any = torch._C._dispatch_tls_local_exclude_set()
-    for key in (keys.Conjugate, keys.Negative, keys.ZeroTensor):
-        excluded = excluded.remove(key)
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:

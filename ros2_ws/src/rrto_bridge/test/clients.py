@@ -199,8 +199,9 @@ def detection_operators():
     if hasattr(torch.ops.torchvision, 'roi_align'):
         return
     library = torch.library.Library('torchvision', 'FRAGMENT')
-    library.define('roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, '
-                   'SymInt pooled_width, int sampling_ratio, bool aligned) -> Tensor')
+    library.define('roi_align(Tensor input, Tensor rois, float spatial_scale, '
+                   'SymInt pooled_height, SymInt pooled_width, int sampling_ratio, bool aligned) '
+                   '-> Tensor')
     library.impl('nms', nms, 'CPU')
     roi_align = v.ops.roi_align.__globals__['_roi_align']
     library.impl('roi_align', roi_align, 'CPU')

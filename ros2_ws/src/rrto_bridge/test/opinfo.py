@@ -15,8 +15,9 @@ import torch
 
 SAMPLES = int(os.environ.get('RRTO_SAMPLES', '3'))   # of each operator
 
-# Values that PyTorch leaves open, or draws at random without a seed in the sample.
-FREE = frozenset(('empty', 'empty_like', 'empty_strided', 'empty_permuted', 'new_empty',
+# Values that PyTorch leaves open: memory that is not set, which lstsq's LAPACK routine starts from.
+FREE = frozenset(('linalg.lstsq',
+                  'empty', 'empty_like', 'empty_strided', 'empty_permuted', 'new_empty',
                   'new_empty_strided', 'resize_', 'resize_as_'))
 
 

@@ -1,4 +1,4 @@
-"""What programs use beside operators: accelerators, generators, streams, packed sequences, forks."""
+"""What programs use beside operators: accelerators, generators, streams, packed sequences."""
 
 import multiprocessing
 import os
