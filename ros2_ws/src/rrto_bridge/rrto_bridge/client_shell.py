@@ -44,6 +44,7 @@ from .stream import Frame, Receiver, Sender
 
 SWITCH = 0.0005       # seconds after which a busy program lets the node's thread run
 LINGER = 0.0005       # seconds between messages that nobody waits for
+ASKED = 4             # times that a server is asked, in twice `LIMIT` seconds
 LOOK = 2.0            # seconds between looks for a server that is back
 MESSAGE = 1 << 32     # most bytes of a reply
 
@@ -113,12 +114,17 @@ class Link(Port):
                               f'{self._context.get_domain_id()}; start one with `rrto serve`')
         request = srv.Open.Request(protocol=PROTOCOL, program=self.program, torch=torch.__version__,
                                    incarnation=self._incarnation, operators=operators_digest())
-        answered = threading.Event()
-        future = client.call_async(request)
-        future.add_done_callback(lambda _: answered.set())
-        if not answered.wait(2 * LIMIT):
+        answers: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(ASKED):   # an answer is lost if the server has not found this client yet
+            future = client.call_async(request)
+            future.add_done_callback(lambda done: answers.put(done.result()))
+            try:
+                response = answers.get(timeout=2 * LIMIT / ASKED)
+                break
+            except Empty:
+                continue
+        else:
             raise ConfigError(f'server {self.server!r} does not answer')
-        response = future.result()
         self.node.destroy_client(client)
         if not response.accepted:
             raise ConfigError(f'server {self.server!r} refuses: {response.reason}')

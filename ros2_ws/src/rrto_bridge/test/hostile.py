@@ -177,11 +177,14 @@ class Session:
         asked = OpenRequest(PROTOCOL, self.program, self.incarnation, torch.__version__,
                             operators_digest())
         answered = threading.Event()
-        future = client.call_async(srv.Open.Request(
-            **{name: getattr(asked, name) for name in asked.__slots__}))
-        future.add_done_callback(lambda _: answered.set())
-        assert answered.wait(PATIENCE), 'the server does not answer'
-        return future.result()
+        end = time.monotonic() + PATIENCE
+        while not answered.is_set():   # an answer is lost before the server has found the asker
+            assert time.monotonic() < end, 'the server does not answer'
+            future = client.call_async(srv.Open.Request(
+                **{name: getattr(asked, name) for name in asked.__slots__}))
+            future.add_done_callback(lambda _: answered.set())
+            answered.wait(1.0)
+        return future.result() or self.open(client)
 
     def on_frame(self, message):
         with self.changed:
