@@ -16,20 +16,23 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import errors
-from .actions import Action, Define, Forget, Value
+from .actions import Action, Value
 from .context import metas
 from .errors import raise_named
 from .infer import infer, sketch
 from .predict import Predictor
 from .record import DTOH, HTOD, Call, Meta, signature
 from .requests import to_item, value_of
-from .wire import decode, encode
+from .wire import decode, encode, encode_tuple
 
 MODES = ('rpc', 'cached', 'async')
 POSTED = 16  # calls that wait before a message is sent although nobody waits for it
 KNOWN = 1 << 16  # results that are remembered
+BLOCK = 1 << 20  # handles that are set aside for a call of which nobody knows how many it makes
 
-FREE, SEED, QUERY, FIND, KEEP = 'free', 'seed', 'query', 'find', 'keep'  # items that are no calls
+# Items that are no calls.
+FREE, SEED, QUERY, FIND, KEEP, MEMORY, RANDOM = (
+    'free', 'seed', 'query', 'find', 'keep', 'memory', 'random')
 
 _CHANGING = frozenset(('used', 'free'))   # answers that are not remembered
 
@@ -38,6 +41,7 @@ class Ticket(NamedTuple):
     """The reply to message `number`, that is to its last item, is needed."""
 
     number: int
+    first: int = 0    # handle of the first tensor that it may make; 0 if it makes none
     key: Any = None   # under which the reply is remembered
     asked: tuple[Call, tuple[Meta | None, ...]] | None = None   # what to learn it for
 
@@ -50,17 +54,22 @@ class Awaited(NamedTuple):
 
 
 class ClientMachine:
-    """Messages of one program to its server and back; `mode` is one of MODES."""
+    """Messages of one program to its server and back; `mode` is one of MODES.
+
+    Handles are given here, before a call is sent, in rising order, and never again: whatever
+    becomes of a call or of its reply, both sides mean the same tensor by a handle.
+    """
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
         self.calls = 0
         self.round_trips = 0
         self._next_handle = 1
-        self._number = 0
-        self._items: list[Any] = []            # of the message that is being filled
+        self._number = self._done = 0          # of the last message, and the last reply
+        self._items: list[bytes] = []          # of the message that is being filled
         self._sealed: list[bytes] = []
         self._awaited: set[int] = set()        # numbers of messages
+        self._forgone: dict[int, int] = {}     # first handle by number: nobody waits any more
         self._replies: dict[int, tuple[Any, ...]] = {}
         self._known: dict[Any, Any] = {}       # results by signature, answers by query
         self._predictor = Predictor(sketch, infer)
@@ -83,33 +92,40 @@ class ClientMachine:
         """Host to device; returns the new handle."""
         self.calls += 1
         handle = self.allocate(1)
-        return handle, self._add((HTOD, handle, meta, data), self.mode != 'async')
+        return handle, self._add((HTOD, handle, meta, data), self.mode != 'async', handle)
 
     def download(self, handle: int) -> Ticket:
         """Device to host; the reply is (meta, bytes)."""
         self.calls += 1
         return self._wait((DTOH, handle))
 
-    def issue(self, call: Call, input_metas: tuple[Meta | None, ...], view: bool) -> Any:
-        """An operator: its result as `Context.execute` describes it, or a Ticket for that.
+    def issue(self, call: Call, input_metas: tuple[Meta | None, ...], view: bool
+              ) -> tuple[int, Any]:
+        """An operator: handle of its first new tensor, and what it returns.
 
-        The new tensors have the handles from `first_handle` on. `view`: it only makes a view.
+        The latter as `Context.execute` describes it, or a Ticket for that. The new tensors have
+        the handles from the first on, in order. `view`: it only makes a view.
         """
         self.calls += 1
-        item = (call.op, call.arguments, call.keywords, self._next_handle)
         if call.wanted or self.mode == 'rpc' or (self.mode == 'cached' and not view):
-            return self._wait(item)
+            return self._ask_for(call)
         key = signature(call, input_metas)
         known = self._known.get(key)
         if known is not None:
-            self._add(item, False)
-            return known
+            first = self.allocate(sum(1 for _ in metas(known)))
+            self._add((call.op, call.arguments, call.keywords, first), False)
+            return first, known
         known = self._predictor.predict(call, input_metas)
         if known is None:
-            return self._wait(item, key, (call, input_metas))
+            return self._ask_for(call, key, (call, input_metas))
+        first = self.allocate(sum(1 for _ in metas(known)))
+        self._add((call.op, call.arguments, call.keywords, first, known), False)
         self._remember(key, known)
-        self._add((*item, known), False)
-        return known
+        return first, known
+
+    def _ask_for(self, call: Call, key: Any = None, asked: Any = None) -> tuple[int, Ticket]:
+        first = self.allocate(BLOCK)
+        return first, self._wait((call.op, call.arguments, call.keywords, first), first, key, asked)
 
     def _remember(self, key: Any, known: Any) -> None:
         if len(self._known) >= KNOWN:
@@ -120,10 +136,6 @@ class ClientMachine:
         """An operator whose one new tensor has its handle already."""
         self._add((call.op, call.arguments, call.keywords, call.results[0]), False)
 
-    def settle(self, result: Any) -> int:
-        """The first handle of the new tensors in `result`, which the last `issue` gave."""
-        return self.allocate(sum(1 for _ in metas(result)))
-
     def free(self, handles: Sequence[int]) -> Ticket | None:
         """The program has dropped these tensors."""
         return self._add((FREE, tuple(handles)), self.mode == 'rpc')
@@ -132,30 +144,41 @@ class ClientMachine:
         """Seed of the random operators."""
         return self._add((SEED, seed), self.mode == 'rpc')
 
+    def random(self, state: bytes) -> Ticket:
+        """State of the random operators' generator; `state`: the new one, if not empty."""
+        return self._wait((RANDOM, state))
+
     def query(self, name: str) -> Any:
         """What the server knows under `name`, or a Ticket for it."""
         if self.mode != 'rpc' and name in self._known:
             return self._known[name]
-        return self._wait((QUERY, name), None if name in _CHANGING else name)
+        return self._wait((QUERY, name), 0, None if name in _CHANGING else name)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the reply to all that was ever sent is here."""
+        return self._done == self._number and not self._items
 
     def synchronize(self) -> Ticket:
         """A reply comes when every call before is done."""
         return self._wait((QUERY, 'synchronize'))
 
+    def memory(self, handle: int) -> Ticket:
+        """What `Context.memory` says of a tensor."""
+        return self._wait((MEMORY, handle))
+
     def find(self, digest: str, meta: Meta) -> tuple[int, Ticket]:
         """Ask for an upload that the server may have kept; the reply says whether it did."""
         handle = self.allocate(1)
-        return handle, self._wait((FIND, handle, meta, digest))
+        return handle, self._wait((FIND, handle, meta, digest), handle)
 
     def keep(self, handle: int, meta: Meta, data: Any, digest: str) -> Ticket:
         """Upload under a handle that `find` gave, for the server to keep."""
-        return self._wait((KEEP, handle, meta, data, digest))
+        return self._wait((KEEP, handle, meta, data, digest), handle)
 
     def ask(self, action: Action) -> None:
-        """Something of a replay; what the server can begin with goes out at once."""
-        self._items.append(to_item(action))
-        if not isinstance(action, (Define, Forget)):
-            self._seal(False)
+        """Something of a replay; `flush` when the server can begin with it."""
+        self._items.append(encode(to_item(action)))
 
     def await_value(self, run: int, index: int) -> Awaited:
         """A value of a replayed run is needed."""
@@ -164,24 +187,25 @@ class ClientMachine:
 
     # -- messages --------------------------------------------------------------------------------
 
-    def _add(self, item: Any, wait: bool) -> Ticket | None:
+    def _add(self, item: Any, wait: bool, first: int = 0) -> Ticket | None:
         if wait:
-            return self._wait(item)
-        self._items.append(item)
+            return self._wait(item, first)
+        self._items.append(encode(item))   # what can not be sent is not queued either
         if len(self._items) >= POSTED:
             self._seal(False)
         return None
 
-    def _wait(self, item: Any, key: Any = None, asked: Any = None) -> Ticket:
-        self._items.append(item)
+    def _wait(self, item: Any, first: int = 0, key: Any = None, asked: Any = None) -> Ticket:
+        self._items.append(encode(item))
         self.round_trips += 1
         self._seal(True)
         self._awaited.add(self._number)
-        return Ticket(self._number, key, asked)
+        return Ticket(self._number, first, key, asked)
 
     def _seal(self, wanted: bool) -> None:
         self._number += 1
-        self._sealed.append(encode((self._number, wanted, tuple(self._items))))
+        self._sealed.append(encode_tuple((encode(self._number), encode(wanted),
+                                          encode_tuple(self._items))))
         self._items.clear()
 
     def outgoing(self) -> list[bytes]:
@@ -206,7 +230,22 @@ class ClientMachine:
         if reply[0] not in self._awaited:
             raise errors.RemoteError(f'reply to message {reply[0]}, which is not awaited')
         self._awaited.remove(reply[0])
-        self._replies[reply[0]] = reply
+        self._done = reply[0]
+        if reply[0] in self._forgone:
+            self._drop(self._forgone.pop(reply[0]), reply[2])
+        else:
+            self._replies[reply[0]] = reply
+
+    def forgo(self, ticket: Ticket | Awaited) -> None:
+        """Nobody waits for this reply any more: what it brings is let go when it comes."""
+        if isinstance(ticket, Ticket) and ticket.number in self._awaited:
+            self._forgone[ticket.number] = ticket.first
+
+    def _drop(self, first: int, described: Any) -> None:
+        """Free what a call made that gave the program nothing; what it did not make is nothing."""
+        if first:
+            count = sum(1 for _ in metas(described)) if type(described) in (Meta, tuple) else 1
+            self._add((FREE, tuple(range(first, first + count))), False)
 
     def settled(self, ticket: Ticket | Awaited) -> bool:
         """Whether the reply has come."""
@@ -221,6 +260,7 @@ class ClientMachine:
             return self._values.pop(ticket)
         _, error, value = self._replies.pop(ticket.number)
         if error:
+            self._drop(ticket.first, None)   # the error may be an earlier call's
             raise_named(error, value)
         if ticket.key is not None:
             self._remember(ticket.key, value)

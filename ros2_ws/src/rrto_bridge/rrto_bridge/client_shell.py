@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import re
 import secrets
 import socket
 import sys
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import rclpy
@@ -33,14 +33,18 @@ from rrto_msgs import msg, srv
 
 from . import qos
 from .allow import operators_digest
-from .client import Awaited, ClientMachine, Ticket
+from .client import ClientMachine
 from .convert import frame_of, to_ros
 from .discovery import LIMIT, find_server, servers
 from .errors import ConfigError, LinkError, RrtoError
+from .names import MAX_NAME, graph_name
+from .port import Port
 from .server import PROTOCOL, SendAck, SendFrame
 from .stream import Frame, Receiver, Sender
 
+SWITCH = 0.0005       # seconds after which a busy program lets the node's thread run
 LINGER = 0.0005       # seconds between messages that nobody waits for
+ASKED = 4             # times that a server is asked, in twice `LIMIT` seconds
 LOOK = 2.0            # seconds between looks for a server that is back
 MESSAGE = 1 << 32     # most bytes of a reply
 
@@ -55,37 +59,43 @@ class LinkOptions:
     link: ShapedLink = field(default_factory=ShapedLink)
 
 
-class Link:
-    """A Port over DDS. Raises ConfigError if there is no server or it refuses."""
+class Link(Port):
+    """A Port over DDS. Raises ConfigError if there is no server or it refuses.
+
+    Every wait ends: with a reply, with what went wrong in the thread of the node, or when nothing
+    was heard of the server for its lease.
+    """
 
     def __init__(self, options: LinkOptions) -> None:
-        self.machine = ClientMachine('async' if options.mode == 'replay' else options.mode)
+        super().__init__(ClientMachine('async' if options.mode == 'replay' else options.mode))
         self.mode = options.mode
-        self._wanted = options.server
+        self._wanted = graph_name(options.server) if options.server else ''
         self.lost = ''                       # why the link is over
         self.program = program_name()
         self.sender, self.receiver = Sender(), Receiver(MESSAGE)
         self._incarnation = secrets.randbits(63)
         self._link = options.link
         self._inbox: deque[bytes] = deque()
-        self._changed = threading.Condition()  # guards streams, inbox and link
+        self._arrived: SimpleQueue[None] = SimpleQueue()   # something was put there, or all is lost
+        self._changed = threading.RLock()      # guards streams and link
         self._heard = self._flushed = time.monotonic()
         self._context = Context()
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
                          context=self._context)
-        self._alarm = Alarm(self.node, self._on_alarm)
+        self._alarm = Alarm(self.node, self._told(self._on_alarm))
         self._spinning = Spinning(self.node)
         try:
-            self.server = options.server or find_server(self.node)
+            self.server = self._wanted or find_server(self.node)
             self._create_topics()
             self.lease = self._open()
         except BaseException:
             self._release()
             raise
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
         self.engine: Any = None              # whose figures the status shows
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
-        self.node.create_timer(min(1.0, self.lease / 4), self._on_timer)
+        self.node.create_timer(min(1.0, self.lease / 4), self._told(self._on_timer))
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._forked)
 
@@ -94,8 +104,8 @@ class Link:
         node = self.node
         self._up = node.create_publisher(msg.Frame, base + 'up', qos.STREAM)
         self._acks = node.create_publisher(msg.Ack, base + 'down_ack', qos.STREAM)
-        node.create_subscription(msg.Frame, base + 'down', self._on_frame, qos.STREAM)
-        node.create_subscription(msg.Ack, base + 'up_ack', self._on_ack, qos.STREAM)
+        node.create_subscription(msg.Frame, base + 'down', self._told(self._on_frame), qos.STREAM)
+        node.create_subscription(msg.Ack, base + 'up_ack', self._told(self._on_ack), qos.STREAM)
 
     def _open(self) -> float:
         client = self.node.create_client(srv.Open, f'/rrto/{self.server}/open')
@@ -104,18 +114,25 @@ class Link:
                               f'{self._context.get_domain_id()}; start one with `rrto serve`')
         request = srv.Open.Request(protocol=PROTOCOL, program=self.program, torch=torch.__version__,
                                    incarnation=self._incarnation, operators=operators_digest())
-        answered = threading.Event()
-        future = client.call_async(request)
-        future.add_done_callback(lambda _: answered.set())
-        if not answered.wait(2 * LIMIT):
+        answers: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(ASKED):   # an answer is lost if the server has not found this client yet
+            future = client.call_async(request)
+            future.add_done_callback(lambda done: answers.put(done.result()))
+            try:
+                response = answers.get(timeout=2 * LIMIT / ASKED)
+                break
+            except Empty:
+                continue
+        else:
             raise ConfigError(f'server {self.server!r} does not answer')
-        response = future.result()
         self.node.destroy_client(client)
         if not response.accepted:
             raise ConfigError(f'server {self.server!r} refuses: {response.reason}')
         limit = time.monotonic() + 2 * LIMIT
         while self._up.get_subscription_count() < 1 or self._acks.get_subscription_count() < 1 \
                 or self.node.count_publishers(f'/rrto/{self.server}/{self.program}/down') < 1:
+            if self.lost:
+                raise ConfigError(f'server {self.server!r} is lost: {self.lost}')
             if time.monotonic() > limit:
                 raise ConfigError(f'the topics of server {self.server!r} are not found')
             time.sleep(0.005)
@@ -148,26 +165,26 @@ class Link:
 
     # -- Port ------------------------------------------------------------------------------------
 
-    def wait(self, ticket: Ticket | Awaited) -> Any:
-        """Send what is to be sent, wait for the reply, and return or raise what it says."""
-        self._transmit()
-        while True:
-            with self._changed:
-                while not self._inbox and not self.lost:
-                    self._changed.wait()
-                if self.lost and not self._inbox:
-                    raise LinkError(f'server {self.server!r} is lost: {self.lost}')
-                message = self._inbox.popleft()
-            self.machine.on_message(message)
-            if self.machine.settled(ticket):
-                return self.machine.result(ticket)
+    def receive(self) -> bytes:
+        """The next message of the server."""
+        while not self._inbox:
+            if self.lost:
+                raise LinkError(f'server {self.server!r} is lost: {self.lost}')
+            self.idle = True
+            try:
+                self._arrived.get(timeout=self.lease / 4)
+            except Empty:   # the node's thread looks, too, but a wait must not need it to be alive
+                self._look_at_silence()
+            finally:
+                self.idle = False
+        return self._inbox.popleft()
 
     def post(self) -> None:
-        """Send what is to be sent. That the server is lost is for `wait` to say."""
+        """Send what is to be sent; what nobody waits for, every `LINGER`."""
         now = time.monotonic()
         if now - self._flushed > LINGER:
             self.machine.flush()
-        self._transmit()
+        self.transmit()
 
     def watch(self, back: Callable[[], bool]) -> None:
         """Call `back`, in this link's thread, while a server is in sight, until it returns True."""
@@ -178,7 +195,8 @@ class Link:
 
         timer = self.node.create_timer(LOOK, look)
 
-    def _transmit(self) -> None:
+    def transmit(self) -> None:
+        """Send the machine's messages."""
         messages = self.machine.outgoing()
         if not messages:
             return
@@ -211,7 +229,7 @@ class Link:
                 return
             if complete is not None:
                 self._inbox.append(complete)
-                self._changed.notify_all()
+                self._arrived.put(None)
             if acknowledge:
                 ack = to_ros(SendAck('', self._incarnation, self.receiver.next))
                 self._link.send(0, partial(self._acks.publish, ack), time.monotonic())
@@ -236,14 +254,16 @@ class Link:
             self._alarm.set(self._link.deadline)
 
     def _on_timer(self) -> None:
+        self._look_at_silence()
         with self._changed:
-            silent = time.monotonic() - self._heard
-            if silent > self.lease:
-                self._fail(f'nothing was heard of it for {silent:.1f} s')
-            elif not self.lost:
+            if not self.lost:
                 self._publish(self.sender.ping())
-
         self._report()
+
+    def _look_at_silence(self) -> None:
+        silent = time.monotonic() - self._heard
+        if silent > self.lease:
+            self._fail(f'nothing was heard of it for {silent:.1f} s')
 
     def _report(self) -> None:
         engine, machine = self.engine, self.machine
@@ -259,13 +279,21 @@ class Link:
         self._status.publish(message)
 
     def _fail(self, reason: str) -> None:
-        with self._changed:
-            self.lost = self.lost or reason
-            self._changed.notify_all()
+        self.lost = self.lost or reason
+        self._arrived.put(None)
+
+    def _told(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """A callback of the node whose error ends the waits of the program, not only its thread."""
+        def call(*arguments: Any) -> None:
+            try:
+                callback(*arguments)
+            except Exception as error:
+                self._fail(f'an error in its node: {type(error).__name__}: {error}')
+        return call
 
 
 def program_name() -> str:
-    """A name on the graph that is this process's own."""
+    """A name on the graph that is this link's own, also where processes count from 1."""
     name = Path(sys.argv[0] or 'python').stem if sys.argv else 'python'
-    parts = f'{socket.gethostname()}_{name}_{os.getpid()}'
-    return re.sub(r'_+', '_', re.sub(r'[^A-Za-z0-9]', '_', parts)).strip('_')
+    place = graph_name(f'{socket.gethostname()}_{name}')[:MAX_NAME - 20]
+    return graph_name(f'{place}_{os.getpid()}_{secrets.token_hex(2)}')

@@ -5,33 +5,49 @@ Only tensors of this context can be named by its calls: handles are looked up he
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from .allow import resolve
-from .errors import Missing, OutOfMemory, RemoteError
+from .checks import prepared
+from .errors import Failed, Missing, OutOfMemory, RemoteError
 from .record import DTOH, HTOD, Meta, Ref, Special
-from .tensors import from_special, meta_of, pack, unpack
+from .tensors import from_special, meta_of, pack, to_device, to_host, unpack
 
 GIVEN = 'given'  # Special in a result: the k-th tensor argument came back; its meta follows
 
-# Memory as the allocator leaves it may hold another client's values.
-UNINITIALISED = frozenset(('aten.empty.memory_format', 'aten.empty_strided.default',
-                            'aten.empty_like.default', 'aten.new_empty.default',
-                            'aten.new_empty_strided.default', 'aten.empty_permuted.default'))
+FAILURES = 1024   # calls that failed and whose results somebody may still name
+REACH = 1 << 16   # most tensors that one call makes
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that random operators of PyTorch draw from if they are given none."""
+    if device.type == 'cuda':
+        torch.cuda.init()
+        found: torch.Generator = torch.cuda.default_generators[device.index or 0]
+        return found
+    return torch.default_generator
 
 
 class Context:
-    """Tensors of one client on `device`, at most `limit` bytes of them."""
+    """Tensors of one client on `device`, at most `limit` bytes of them.
 
-    def __init__(self, device: torch.device, limit: int) -> None:
+    `note(op)` is called before each operator. `generator` draws the client's random numbers; where
+    the process is the client's alone it is PyTorch's own one.
+    """
+
+    def __init__(self, device: torch.device, limit: int, note: Callable[[str], object] = len,
+                 generator: torch.Generator | None = None) -> None:
         self.device = device
         self.limit = limit
-        self.used = 0                     # bytes of all storages
+        self.note = note
+        self.used = 0                     # bytes of all storages, and of what was reserved
         self.tensors: dict[int, torch.Tensor] = {}
-        self.generator = torch.Generator(device)
+        self.generator = torch.Generator(device) if generator is None else generator
+        self._calls: dict[str, Callable[..., Any]] = {}
+        self._failed: list[tuple[int, Failed]] = []   # first handle of a call, what went wrong
         self._storages: dict[int, list[int]] = {}   # by address: tensors on it, bytes
         self._addresses: dict[int, int] = {}        # by handle
 
@@ -45,9 +61,11 @@ class Context:
     # -- tensors ---------------------------------------------------------------------------------
 
     def add(self, handle: int, tensor: torch.Tensor) -> None:
-        """Take a tensor in under a new handle. Raises OutOfMemory, RemoteError; then it did not."""
-        if handle in self.tensors:
-            raise RemoteError(f'handle {handle} is in use')
+        """Take a tensor in; what had this handle before is forgotten: clients choose handles.
+
+        Raises OutOfMemory; then it did not take it in.
+        """
+        self.free(handle)
         address = tensor.untyped_storage().data_ptr()
         entry = self._storages.get(address)
         if entry is None:
@@ -58,7 +76,10 @@ class Context:
 
     def charge(self, tensor: torch.Tensor) -> int:
         """Count the memory of a tensor; returns its bytes. Raises OutOfMemory; then it did not."""
-        size = tensor.untyped_storage().nbytes()
+        return self.reserve(tensor.untyped_storage().nbytes())
+
+    def reserve(self, size: int) -> int:
+        """Count bytes as the client's; returns them. Raises OutOfMemory; then it did not."""
         if self.used + size > self.limit:
             raise OutOfMemory(f'the server gives this program {self.limit >> 20} MiB; '
                               f'{self.used >> 20} MiB are in use, {size >> 10} KiB are asked')
@@ -84,8 +105,42 @@ class Context:
         """The tensor of a handle; raises Missing."""
         found = self.tensors.get(handle)
         if found is None:
-            raise Missing(f'there is no tensor {handle} (its call may have failed)')
+            raise self._missing(handle)
         return found
+
+    def lay_out(self, handle: int, meta: Meta) -> None:
+        """Give a tensor that nothing else shares another layout: of the same shape and dtype."""
+        tensor = self.tensor(handle)
+        if meta_of(tensor) != meta:
+            self.free(handle)
+            other = torch.empty_strided(meta.shape, meta.stride, dtype=tensor.dtype,
+                                        device=tensor.device)
+            self.add(handle, other.copy_(tensor))
+
+    def memory(self, handle: int) -> tuple[int, int, int]:
+        """Of the memory of a tensor: its first handle, bytes, how many tensors share it."""
+        size = self.tensor(handle).untyped_storage().nbytes()
+        address = self._addresses[handle]
+        sharers = [h for h, other in self._addresses.items() if other == address]
+        return (min(sharers), size, len(sharers)) if size else (handle, 0, 1)
+
+    def failed(self, first: Any, kind: str, text: str) -> None:
+        """The call whose results were to have the handles from `first` on has failed.
+
+        Whoever uses one of them is told why it is not there.
+        """
+        if type(first) is int:
+            self._failed.append((first, Failed(kind, text)))
+            if len(self._failed) > FAILURES:
+                del self._failed[:FAILURES // 2]
+
+    def _missing(self, handle: int) -> Missing:
+        before = [(first, k) for k, (first, _) in enumerate(self._failed)
+                  if first <= handle < first + REACH]
+        if before:   # the nearest one, and of calls with one number the last
+            error = self._failed[max(before)[1]][1]
+            return Failed(error.kind, error.text)
+        return Missing(f'there is no tensor {handle} (its call may have failed)')
 
     def seed(self, seed: int) -> None:
         """Seed of the random operators of this client."""
@@ -93,13 +148,18 @@ class Context:
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def upload(self, handle: int, meta: Meta, data: Any) -> None:
-        """Host to device."""
-        self.add(handle, unpack(meta, data).to(self.device))
+    def upload(self, handle: int, meta: Meta, data: Any, shared: bool = False) -> None:
+        """Host to device. `shared`: `data` is memory that a tensor may keep."""
+        self.reserve(len(data))   # before it is allocated; `add` counts it again, and for good
+        try:
+            tensor = to_device(unpack(meta, data, shared), self.device)
+        finally:
+            self.credit(len(data))
+        self.add(handle, tensor)
 
     def download(self, handle: int) -> tuple[Meta, memoryview]:
         """Device to host."""
-        return pack(self.tensor(handle).cpu())
+        return pack(to_host(self.tensor(handle)))
 
     def execute(self, op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...],
                 first: int) -> Any:
@@ -111,13 +171,12 @@ class Context:
         """
         if op in (HTOD, DTOH):
             raise RemoteError(f'{op} is no operator')
-        function = resolve(op)
+        call = self.prepare(op)
+        self.note(op)
         given: list[torch.Tensor] = []
         args = tuple([self._value(a, given) for a in arguments])
         kwargs = {_name(k): self._value(v, given) for k, v in keywords}
-        result = self.run(function, args, kwargs)
-        if op in UNINITIALISED:
-            result.zero_()
+        result = call(*args, **kwargs)
         if 'out' in kwargs:
             self._moved((arguments, keywords))
         made: list[torch.Tensor] = []
@@ -132,20 +191,35 @@ class Context:
             raise
         return described
 
-    def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator on tensors; a random one draws from this client's own generator."""
-        if torch.Tag.nondeterministic_seeded not in function.tags:
-            return function(*args, **kwargs)
-        if any(a.name == 'generator' for a in function._schema.arguments):
-            return function(*args, **{**kwargs, 'generator': self.generator})
-        default = torch.default_generator
-        before = default.get_state()
-        default.set_state(self.generator.get_state())
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self.generator.set_state(default.get_state())
-            default.set_state(before)
+    def prepare(self, op: str) -> Callable[..., Any]:
+        """What runs an operator; a random one draws from this client's own generator."""
+        found = self._calls.get(op)
+        if found is None:
+            function = resolve(op)
+            found = prepared(function, self.device)
+            if torch.Tag.nondeterministic_seeded in function.tags:
+                found = self._random(found, 'generator' in (a.name for a in
+                                                            function._schema.arguments))
+            self._calls[op] = found
+        return found
+
+    def _random(self, function: Callable[..., Any], takes: bool) -> Callable[..., Any]:
+        own, default = self.generator, default_generator(self.device)
+        if own is default:
+            return function   # it takes none of the client's either: one can not be sent
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if takes:
+                return function(*args, **{**kwargs, 'generator': own})
+            before = default.get_state()
+            default.set_state(own.get_state())
+            try:
+                return function(*args, **kwargs)
+            finally:
+                own.set_state(default.get_state())
+                default.set_state(before)
+
+        return call
 
     def _moved(self, value: Any) -> None:
         """Account again for arguments whose storage an `out=` operator has replaced."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import remote
+from . import accelerator, remote
 from .device import Device
 from .remote import CUDA
 
@@ -27,8 +27,10 @@ class Properties(NamedTuple):
 class Event:
     """Calls run in the order in which they were made, so an event is done when they are."""
 
-    def __init__(self, device: Device, enable_timing: bool = False) -> None:
-        self._device = device
+    _device: Device
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False,
+                 interprocess: bool = False, external: bool = False) -> None:
         self._at = 0.0
         self._timed = enable_timing
 
@@ -51,6 +53,14 @@ class Event:
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds between two events."""
         return (end._at - self._at) * 1e3
+
+
+class AnyEvent(Event):
+    """`torch.Event`, which is told its device first."""
+
+    def __init__(self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False,
+                 interprocess: bool = False) -> None:
+        super().__init__(enable_timing, blocking, interprocess)
 
 
 class Stream:
@@ -90,13 +100,16 @@ class Stream:
 
 def install(device: Device) -> None:
     """Patch `torch.cuda`, and the few functions elsewhere that know of CUDA."""
+    Event._device = device
     others = {'_lazy_init': lambda: None, 'Stream': Stream, 'device': _DeviceScope,
-              'Event': functools.partial(Event, device), 'device_of': lambda tensor: _DeviceScope()}
+              'Event': Event, 'device_of': lambda tensor: _DeviceScope()}
     for name, value in (_queries(device) | others).items():
         setattr(torch.cuda, name, value)
     _tensors(device)
     _loading(device)
     _no_gradients()
+    accelerator.install(device)
+    torch.Stream, torch.Event = Stream, AnyEvent  # type: ignore[misc,assignment]
     torch.compile = _no_compile
 
 
@@ -143,7 +156,7 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
     stream = Stream()
     return {
         'is_available': constant(True), 'is_initialized': constant(True),
-        '_is_in_bad_fork': constant(False), 'is_bf16_supported': constant(True),
+        '_is_in_bad_fork': lambda: device.forked, 'is_bf16_supported': constant(True),
         'device_count': ask('device_count'), 'current_device': ask('current_device'),
         'get_device_name': ask('name'), 'get_device_capability': ask('capability'),
         'get_device_properties': properties, 'get_arch_list': constant([]),
@@ -163,6 +176,7 @@ def _tensors(device: Device) -> None:
                         ('is_pinned', lambda self, device=None: False),
                         ('data', property(remote.get_data, remote.set_data))):
         setattr(torch.Tensor, name, value)
+    torch.nn.Parameter.__new__ = remote.new_parameter  # type: ignore[method-assign]
     for owner, name in ((torch.Tensor, 'to'), (torch.Tensor, 'cuda'), (torch.nn.Module, 'to'),
                         (torch.nn.Module, 'cuda')):
         setattr(owner, name, _numbered(getattr(owner, name)))
@@ -216,6 +230,17 @@ def _loading(device: Device) -> None:
             return _moved(loaded, moved) if moved else loaded
 
     torch.load = _load
+    save = torch.save
+
+    @functools.wraps(save)
+    def _save(*args: Any, **kwargs: Any) -> Any:
+        remote.Hook.saving.copied = {}
+        try:
+            return save(*args, **kwargs)
+        finally:
+            del remote.Hook.saving.copied
+
+    torch.save = _save
 
 
 def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:

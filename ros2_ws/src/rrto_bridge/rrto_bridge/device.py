@@ -11,23 +11,33 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from .allow import resolve
 from .client import ClientMachine
-from .errors import LinkError, OutOfMemory, Refused, RrtoError
+from .errors import LinkError, OutOfMemory, Refused, RrtoError, Unsendable
 from .inprocess import InProcess
 from .match import MISS, compiled
 from .moving import carry
 from .operators import COMPOSITE, Operator, operator, overload
 from .percall import PerCall, Result, Unknowing
 from .record import Call, Meta, Ref
-from .remote import NOTHING, RemoteTensor, make, make_view, move, released
-from .tensors import NAMES, contiguous, meta_of, pack, special, unpack
+from .remote import CUDA, NOTHING, RemoteTensor, make, make_view, move, released
+from .tensors import NAMES, check_device, contiguous, meta_of, ordinary, pack, special, unpack
 
 OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
+ROOM = 60    # frames of Python that a call takes at most
 aten = torch.ops.aten
+
+
+class Memory(NamedTuple):
+    """The memory of a tensor: `key` is equal for those that share it, `size` is in bytes."""
+
+    key: int
+    size: int
+    shared: bool     # other tensors that the program holds use it
 
 
 class Device:
@@ -43,8 +53,10 @@ class Device:
         self._next: PerCall | None = None       # the engine of a server that is there again
         self.follower: Any = Unknowing()
         self.lock = threading.RLock()
-        self.pid = os.getpid()
-        self.local: set[str] = set()            # operators that run here, not on the server
+        self.forked = False                     # a child of a process that used the device
+        self._parents: PerCall | None = None    # kept in such a child: to end is for the parent
+        self._seed: int | None = None           # for when the device is used
+        self._announced: set[str] = set()       # operators that ran here, not on the server
         self._unborn: dict[int, Any] = {}       # empty tensors that nothing has used yet
         self._shared: Counter[int] = Counter()  # handles with several wrappers: how many more
         self._temporary = NOTHING               # the last handle that was given to an empty tensor
@@ -55,17 +67,25 @@ class Device:
     def _after_fork(self) -> None:
         """A child has neither the threads nor the turn at the link: nothing runs on it there."""
         self.lock, self.follower = threading.RLock(), Unknowing()
-        self._parents = self.__dict__.pop('engine', None)  # kept: to end is for the parent
+        engine = self.__dict__.pop('engine', None)
+        if engine is not None:
+            self.forked, self._parents = True, engine
 
     @cached_property
     def engine(self) -> PerCall:
         """What carries the calls out."""
-        if os.getpid() != self.pid:
+        if self.forked:
             raise RuntimeError('Cannot re-initialize CUDA in forked subprocess. To use CUDA with '
                                "multiprocessing, you must use the 'spawn' start method")
         engine = self._connect()
+        if self._seed is not None:
+            engine.seed(self._seed)
         self.follower = engine.follower
         return engine
+
+    def busy(self) -> bool:
+        """Whether this thread is where an exception from outside would leave things half done."""
+        return self.lock._is_owned() and not self.engine.port.idle  # type: ignore[attr-defined]
 
     def _ask(self, what: str, *arguments: Any) -> Any:
         """Call a method of the engine; if the server is lost, on this machine if that may be."""
@@ -135,6 +155,7 @@ class Device:
                 if result is not MISS:
                     follower.advance()
                     return result
+            _headroom(ROOM)   # a RecursionError comes before anything has changed
             try:
                 handler = _HANDLERS.get(function)
                 if handler is not None:
@@ -149,9 +170,14 @@ class Device:
         if facts.decomposes:
             # Not function.decompose(): it prefers decompositions in Python, with other rounding.
             return function._op_dk(COMPOSITE, *args, **kwargs)
-        if facts.name in self.local:
-            return self._run_here(function, facts, args, kwargs)
+        try:
+            resolve(facts.name)
+        except Refused as error:
+            return self._run_here(function, facts, args, kwargs, error)
         self.collect()
+        if facts.out:
+            for name in facts.writes:
+                self._own(kwargs.get(name))
         given: list[RemoteTensor] = []
         try:
             arguments = tuple([self._argument(a, given, facts) for a in args])
@@ -159,10 +185,8 @@ class Device:
             if facts.moves:
                 return self._move(facts, args[0], given, arguments, keywords)
             result = self._call(facts, facts.name, arguments, keywords, given)
-        except (Refused, TypeError) as error:
-            if not self._announce(facts, error):
-                raise
-            return self._run_here(function, facts, args, kwargs)
+        except (Refused, Unsendable) as error:   # these arguments; others it may execute
+            return self._run_here(function, facts, args, kwargs, error)
         return self._tensors(result, facts, given)
 
     def _call(self, facts: Operator, name: str, arguments: Any, keywords: Any,
@@ -175,7 +199,7 @@ class Device:
         kind = type(value)
         if kind in _PLAIN:
             return value
-        if kind is list or kind is tuple:
+        if kind is list or kind is tuple or kind is torch.Size:
             return tuple([self._argument(item, given, facts) for item in value])
         if isinstance(value, torch.Tensor):
             remote = self._remote(value, facts)
@@ -187,7 +211,8 @@ class Device:
     def _remote(self, tensor: torch.Tensor, facts: Operator) -> RemoteTensor:
         if isinstance(tensor, RemoteTensor):
             return tensor
-        if tensor.dim() and not facts.index and 'index_put' not in facts.name:
+        if tensor.dim() and not facts.index and 'index_put' not in facts.name \
+                and not facts.name.endswith('.data'):   # batch sizes of a packed sequence
             raise RuntimeError('Expected all tensors to be on the same device, but found at least '
                                f'two devices, cuda:0 and {tensor.device}! (in {facts.name})')
         return self.upload(tensor)
@@ -196,8 +221,9 @@ class Device:
         if not result.handles:
             return [] if facts.lists else result.value
         flat: list[Any] = []
+        order = given[::-1] if facts.out else given   # `out` is given last, and is what returns
         for handle, meta in zip(result.handles, result.metas, strict=True):
-            known = next((t for t in given if t.handle == handle), None)
+            known = next((t for t in order if t.handle == handle), None)
             if known is not None and meta is not None and meta != meta_of(known):
                 move(known, meta)
             if known is not None or handle is None or meta is None:
@@ -268,22 +294,102 @@ class Device:
             return self.run(aten._to_copy.default, (tensor,), kwargs)
         if isinstance(tensor, RemoteTensor):
             return aten._to_copy.default(self.download(tensor), **kwargs)
-        kwargs.pop('device', None)
+        check_device(kwargs.pop('device', None) or CUDA)
         return self.upload(aten._to_copy.default(tensor, **kwargs) if kwargs else tensor)
 
     # -- tensors that need no call ---------------------------------------------------------------
 
     def _alias(self, tensor: RemoteTensor) -> RemoteTensor:
+        """Another wrapper of the same tensor. What is aliased exists: see `_empty`."""
+        self._bear(tensor)
         self._shared[tensor.handle] += 1
         return make_view(tensor.handle, meta_of(tensor), tensor)
 
+    def _set(self, target: RemoteTensor, source: RemoteTensor) -> RemoteTensor:
+        """`target` becomes another wrapper of what `source` is."""
+        if target.dtype != source.dtype:
+            raise RuntimeError(f'Could not set tensor of type {source.dtype} to a tensor of type '
+                               f'{target.dtype}')
+        return self._become(target, self._alias(source))
+
+    def _become(self, target: RemoteTensor, other: RemoteTensor) -> RemoteTensor:
+        """`target` becomes what `other` is, which nothing else uses."""
+        target.handle, other.handle = other.handle, target.handle
+        move(target, meta_of(other))
+        return target
+
+    def _own(self, tensor: Any) -> None:
+        """Before its shape may change a tensor gets a handle that its aliases do not have."""
+        if isinstance(tensor, RemoteTensor) and self._shared.get(tensor.handle, 0):
+            self._become(tensor, self.run(aten.alias.default, (tensor,), {}))
+
+    def _resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
+                ) -> RemoteTensor:
+        """A view of the same memory, or a copy in new memory if nothing else uses the old."""
+        size, offset = tuple(size), int(tensor.storage_offset())
+        if size == tuple(tensor.shape) and memory_format is None:
+            return tensor
+        made = torch.empty(size, dtype=tensor.dtype, device='meta',
+                           memory_format=memory_format or torch.contiguous_format)
+        memory = self.memory(tensor)
+        if (offset + made.numel()) * tensor.itemsize <= memory.size:
+            return self._become(tensor, self._strided(tensor, size, made.stride(), offset))
+        if memory.shared:
+            raise RuntimeError('rrto: resize_ to more than its memory is not possible for a tensor '
+                               'that shares it with others; make a new tensor')
+        whole = torch.empty(offset + made.numel(), dtype=tensor.dtype, device=CUDA)
+        count = memory.size // tensor.itemsize
+        if count:
+            old = self._strided(tensor, (count,), (1,), 0)
+            self.run(aten.copy_.default, (self._strided(whole, (count,), (1,), 0), old), {})
+        return self._become(tensor, self._strided(whole, size, made.stride(), offset))
+
+    def _strided(self, tensor: torch.Tensor, *where: Any) -> RemoteTensor:
+        view: RemoteTensor = self.run(aten.as_strided.default, (tensor, *where), {})
+        return view
+
+    def memory(self, tensor: RemoteTensor) -> Memory:
+        """What is known of the memory that holds the values of a tensor: a round trip."""
+        with self.lock:
+            self.collect()
+            self._bear(tensor)
+            key, size, sharers = self._ask('memory', tensor.handle)
+        return Memory(key, size, sharers > 1 or self._shared.get(tensor.handle, 0) > 0)
+
+    def copy(self, tensor: RemoteTensor, copied: dict[int, torch.Tensor], away: bool
+             ) -> torch.Tensor:
+        """A copy, `away`: on this machine. Tensors that share memory share that of their copies.
+
+        `copied`: by key, the copies of memory that tensors share.
+        """
+        with self.lock:
+            memory = self.memory(tensor)
+            count, start = memory.size // tensor.itemsize, int(tensor.storage_offset())
+            if not memory.shared and tensor.numel() == count:
+                return self.download(tensor) if away else self.run(
+                    aten.clone.default, (tensor,), {})
+            if memory.key not in copied:
+                whole = self._strided(tensor, (count,), (1,), 0)
+                copied[memory.key] = self.download(whole) if away else self.run(
+                    aten.clone.default, (whole,), {})
+            flat = copied[memory.key]
+            if flat.dtype != tensor.dtype:
+                flat = flat.view(tensor.dtype)
+            where = tensor.shape, tensor.stride(), start
+            return flat.as_strided(*where) if away else self._strided(flat, *where)
+
     def _empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
-        """An empty tensor; what is copied into it first may make the call needless."""
+        """An empty tensor; what is copied into it first may make the call needless.
+
+        Until it is made on the server (see `_bear`) it has this one wrapper: whatever makes an
+        alias or a view of it has it made first.
+        """
         self._temporary -= 1
         self._unborn[self._temporary] = function, args, kwargs
         return make(self._temporary, meta)
 
     def _bear(self, tensor: RemoteTensor) -> None:
+        """Make a tensor of `_empty` on the server."""
         if tensor.handle in self._unborn:
             function, args, kwargs = self._unborn.pop(tensor.handle)
             facts = operator(function)
@@ -293,7 +399,6 @@ class Device:
             call = Call(facts.name, arguments, keywords)
             handle = self._ask('execute', call, (), False).handles[0]
             assert handle is not None
-            self._shared[handle] += self._shared.pop(tensor.handle, 0)
             tensor.handle = handle
 
     # -- the device itself -----------------------------------------------------------------------
@@ -304,9 +409,22 @@ class Device:
             return self._ask('query', name)
 
     def seed(self, seed: int) -> None:
-        """Seed of the random operators."""
+        """Seed of the random operators; a server is not looked for because of it."""
         with self.lock:
-            self._ask('seed', seed)
+            self._seed = seed
+            if 'engine' in self.__dict__:
+                self._ask('seed', seed)
+
+    @property
+    def first_seed(self) -> int:
+        """The seed that was last set, or PyTorch's own."""
+        return torch.initial_seed() if self._seed is None else self._seed
+
+    def random(self, state: bytes = b'') -> bytes:
+        """State of the generator of the random operators; `state`: the new one, if any."""
+        with self.lock:
+            found: bytes = self._ask('random', state)
+            return found
 
     def synchronize(self) -> None:
         """Wait until every call is done; raises what went wrong with those nobody waited for."""
@@ -341,43 +459,64 @@ class Device:
 
     # -- what the server can not do --------------------------------------------------------------
 
-    def _announce(self, facts: Operator, error: Exception) -> bool:
-        """Say once that an operator runs here; False if it can not."""
-        if facts.view:
-            return False
-        self.local.add(facts.name)
-        print(f'rrto: {facts.name} runs on this machine, not on the server ({error}); '
-              f'first used at {users_line()}', file=sys.stderr)
-        return True
-
-    def _run_here(self, function: Any, facts: Operator, args: Any, kwargs: Any) -> Any:
+    def _run_here(self, function: Any, facts: Operator, args: Any, kwargs: Any, why: Exception
+                  ) -> Any:
         """Fetch the arguments, run the operator on the CPU, bring back what it changed and made."""
-        here: dict[int, torch.Tensor] = {}
+        if facts.view:
+            raise why
+        drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
+        if facts.name not in self._announced and not drawn:
+            self._announced.add(facts.name)
+            print(f'rrto: {facts.name} runs on this machine, not on the server ({why}); '
+                  f'first used at {users_line()}', file=sys.stderr)
+        here: dict[int, torch.Tensor] = {}    # by handle
+        given: dict[int, RemoteTensor] = {}   # by what stands for it here
 
         def fetch(value: Any) -> Any:
             if isinstance(value, RemoteTensor):
-                return here.setdefault(id(value), self.download(value))
+                self._bear(value)
+                if value.handle not in here:
+                    here[value.handle] = self.download(value)
+                given.setdefault(id(here[value.handle]), value)
+                return here[value.handle]
             if isinstance(value, (list, tuple)):
-                return type(value)([fetch(item) for item in value])
+                return [fetch(item) for item in value]
             if isinstance(value, torch.device):
                 return torch.device('cpu')
             return value
 
         def back(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                known = next((a for a in (*args, *kwargs.values())
-                              if here.get(id(a)) is value), None)
-                return self.upload(value) if known is None else known
+                return given[id(value)] if id(value) in given else self.upload(value)
             if isinstance(value, (list, tuple)):
                 return type(value)([back(item) for item in value])
             return value
 
-        result = function(*[fetch(a) for a in args], **{k: fetch(v) for k, v in kwargs.items()})
+        def write(value: Any) -> None:
+            if isinstance(value, RemoteTensor):
+                values = here[value.handle]
+                if values.shape != value.shape:   # `out=`
+                    self._own(value)
+                    self._become(value, self.upload(values))
+                else:
+                    self._copy(value, values)
+            elif isinstance(value, (list, tuple)):
+                for item in value:
+                    write(item)
+
+        with ordinary():
+            result = function(*[fetch(a) for a in args], **{k: fetch(v) for k, v in kwargs.items()})
+        returned = back(result)
         for name, value in [*zip((a.name for a in function._schema.arguments), args, strict=False),
                             *kwargs.items()]:
-            if name in facts.writes and isinstance(value, RemoteTensor):
-                self._copy(value, here[id(value)])
-        return back(result)
+            if name in facts.writes:
+                write(value)
+        return returned
+
+
+def _headroom(frames: int) -> None:
+    if frames:
+        _headroom(frames - 1)
 
 
 def users_line() -> str:
@@ -389,8 +528,23 @@ def users_line() -> str:
     return f'{frame.f_code.co_filename}:{frame.f_lineno}'
 
 
+def _dtype(kwargs: Any) -> torch.dtype:
+    """Of a new tensor; raises what CUDA raises if it is to be on another device than ours."""
+    check_device(kwargs.get('device') or CUDA)
+    dtype: torch.dtype = kwargs.get('dtype') or torch.get_default_dtype()
+    if dtype not in NAMES:
+        raise Unsendable(f'rrto: there are no tensors of {dtype} on the device')
+    return dtype
+
+
+def _pack_padded_sequence(on: Device, /, *args: Any) -> Any:
+    """Made of slices: the lengths, and the batch sizes that it returns, are the CPU's."""
+    return aten._pack_padded_sequence.default._op_dk(
+        torch._C.DispatchKey.CompositeExplicitAutograd, *args)
+
+
 def _empty_memory_format(on: Device, /, size: Any, **kwargs: Any) -> RemoteTensor:
-    dtype = kwargs.get('dtype') or torch.get_default_dtype()
+    dtype = _dtype(kwargs)
     if kwargs.get('memory_format') in (None, torch.contiguous_format):
         meta = contiguous(tuple(size), NAMES[dtype])
     else:
@@ -400,7 +554,7 @@ def _empty_memory_format(on: Device, /, size: Any, **kwargs: Any) -> RemoteTenso
 
 
 def _empty_strided(on: Device, /, size: Any, stride: Any, **kwargs: Any) -> RemoteTensor:
-    dtype = kwargs.get('dtype') or torch.get_default_dtype()
+    dtype = _dtype(kwargs)
     meta = Meta(tuple(size), tuple(stride), NAMES[dtype])
     return on._empty(aten.empty_strided.default, meta, (size, stride), kwargs)
 
@@ -410,6 +564,19 @@ def _native_batch_norm(on: Device, /, *args: Any) -> Any:
     changes = args[5] and args[3] is not None
     return on.run(aten._native_batch_norm_legit.default if changes
                   else aten.native_batch_norm.default, args, {})
+
+
+def _set_empty(on: Device, /, tensor: RemoteTensor) -> RemoteTensor:
+    return on._set(tensor, torch.empty(0, dtype=tensor.dtype, device=CUDA))  # type: ignore[arg-type]
+
+
+def _set_storage(on: Device, /, *args: Any) -> Any:
+    raise RuntimeError('rrto: no storage of a tensor on the device is here; use set_(tensor)')
+
+
+def _resize_as(on: Device, /, tensor: RemoteTensor, like: torch.Tensor, *,
+               memory_format: Any = None) -> RemoteTensor:
+    return on._resize(tensor, like.shape, memory_format=memory_format)
 
 
 _PLAIN = frozenset((int, float, bool, str, complex, type(None)))
@@ -422,5 +589,12 @@ _HANDLERS: dict[Any, Any] = {
     aten.native_batch_norm.default: _native_batch_norm,
     aten.empty.memory_format: _empty_memory_format,
     aten.empty_strided.default: _empty_strided,
+    aten._pack_padded_sequence.default: _pack_padded_sequence,
+    aten.set_.source_Tensor: Device._set,
+    aten.set_.default: _set_empty,
+    aten.set_.source_Storage: _set_storage,
+    aten.set_.source_Storage_storage_offset: _set_storage,
+    aten.resize_.default: Device._resize,
+    aten.resize_as_.default: _resize_as,
     aten.record_stream.default: lambda device, tensor, stream: None,
 }

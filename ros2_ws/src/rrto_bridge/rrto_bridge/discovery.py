@@ -8,6 +8,7 @@ import time
 from rclpy.node import Node
 
 from .errors import ConfigError
+from .names import graph_name
 
 LIMIT = 3.0   # seconds in which a server answers if there is one
 
@@ -32,6 +33,7 @@ def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '') -> list[s
 
 def find_server(node: Node, limit: float = LIMIT, wanted: str = '') -> str:
     """Name of a server in the DDS domain, of any or of one; raises ConfigError if none is found."""
+    wanted = graph_name(wanted) if wanted else ''
     names = [n for n in wait_for_servers(node, limit, wanted) if wanted in ('', n)]
     if names:
         return names[0]

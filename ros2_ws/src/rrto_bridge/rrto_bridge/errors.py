@@ -27,8 +27,20 @@ class Missing(RemoteError):
     """There is no such tensor; the call that should have made it may have failed."""
 
 
+class Failed(Missing):
+    """There is no such tensor because its call failed: what went wrong there, as it travels."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind, self.text = kind, text
+
+
 class Refused(RrtoError):
     """The server does not execute this operator; its name is the message's first word."""
+
+
+class Unsendable(TypeError):
+    """An argument that no message can hold; the operator can still run on this machine."""
 
 
 class OutOfMemory(RrtoError):
@@ -42,6 +54,10 @@ _NAMED = {kind.__name__: kind for kind in _KINDS} | {'OutOfMemoryError': OutOfMe
 
 def described(error: Exception) -> tuple[str, str]:
     """Name and text of an error for the other side."""
+    if isinstance(error, Failed):
+        return error.kind, error.text
+    if isinstance(error, MemoryError) or 'DefaultCPUAllocator: ' in str(error):
+        return 'OutOfMemory', f'the server has no memory left for this program: {error}'[:MAX_TEXT]
     for kind in type(error).__mro__:
         if kind.__name__ in _NAMED:
             return kind.__name__, str(error)[:MAX_TEXT]

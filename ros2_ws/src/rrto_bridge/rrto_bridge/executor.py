@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from .allow import resolve
-from .context import UNINITIALISED, Context
+from .context import Context
 from .errors import RemoteError
 from .operators import operator
 from .plan import Kernel
 from .record import Meta, Special
-from .tensors import from_special, meta_of, pack, unpack
+from .tensors import from_special, meta_of, pack, to_device, to_host, unpack
 
 
 class ContextExecutor:
@@ -24,6 +24,7 @@ class ContextExecutor:
         self.add = context.add
         self.free = context.free
         self.charge = context.charge
+        self.reserve = context.reserve
         self.credit = context.credit
 
     def resolve(self, op: str) -> Kernel:
@@ -33,18 +34,15 @@ class ContextExecutor:
         names = [a.name for a in function._schema.arguments]
         writes = tuple([names.index(w) for w in facts.writes] + list(facts.writes))
         views = facts.composite or any(r.alias_info for r in function._schema.returns)
-        return Kernel(self._call(op, function), writes, views, not facts.view)
+        return Kernel(self._call(op), writes, views, not facts.view)
 
-    def _call(self, op: str, function: Any) -> Any:
-        random = torch.Tag.nondeterministic_seeded in function.tags
-        run = self.context.run
+    def _call(self, op: str) -> Any:
+        run, note = self.context.prepare(op), self.context.note
 
         def call(arguments: list[Any], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-            result = run(function, tuple(arguments), keywords) if random else function(
-                *arguments, **keywords)
+            note(op)
+            result = run(*arguments, **keywords)
             if isinstance(result, torch.Tensor):
-                if op in UNINITIALISED:
-                    result.zero_()
                 return (result,), None
             if isinstance(result, (tuple, list)):
                 return tuple(_flat(result)), None
@@ -64,11 +62,11 @@ class ContextExecutor:
 
     def upload(self, data: Any, meta: Meta) -> torch.Tensor:
         """A new tensor."""
-        return unpack(meta, data).to(self.context.device)
+        return to_device(unpack(meta, data), self.context.device)
 
     def download(self, tensor: torch.Tensor) -> Any:
         """Meta and bytes."""
-        return pack(tensor.cpu())
+        return pack(to_host(tensor))
 
     def meta(self, tensor: torch.Tensor) -> Meta:
         """Meta of a tensor."""

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from .client import Awaited, ClientMachine, Ticket
+from .client import ClientMachine
 from .context import Context
-from .perform import Performer, Weights
+from .errors import LinkError
+from .perform import Performer
+from .port import Port
+from .tensors import ordinary
+from .weights import Weights
 
 
-class InProcess:
-    """A Port whose messages are executed at once."""
+class InProcess(Port):
+    """A Port whose messages are executed at once; its replies are taken when they are waited for.
+
+    So a program that would wait in vain for a real server gets an error here.
+    """
 
     def __init__(self, machine: ClientMachine, limit: int = 1 << 40) -> None:
-        self.machine = machine
-        self.performer = Performer(Context(torch.device('cpu'), limit), Weights(limit))
+        super().__init__(machine)
+        self.performer = Performer(Context(torch.device('cpu'), limit), Weights())
+        self._inbox: deque[bytes] = deque()
 
-    def wait(self, ticket: Ticket | Awaited) -> Any:
-        """Execute everything up to the ticket's item."""
-        self.post()
-        return self.machine.result(ticket)
-
-    def post(self) -> None:
+    def transmit(self) -> None:
         """Execute what there is."""
         for message in self.machine.outgoing():
-            for reply in self.performer.perform(message):
-                self.machine.on_message(reply)
+            with ordinary():
+                self._inbox.extend(self.performer.perform(message))
+
+    def receive(self) -> bytes:
+        """The next reply."""
+        if not self._inbox:
+            raise LinkError('every reply has been taken: this wait would have no end')
+        return self._inbox.popleft()
 
     def watch(self, back: Callable[[], bool]) -> None:
         """Nothing: it is never lost."""

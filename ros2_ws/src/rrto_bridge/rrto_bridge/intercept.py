@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import cuda_api, guard
+from . import cuda_api, guard, signals
 from .device import Device
 from .operators import WHOLE, overload
 from .remote import Hook
@@ -25,7 +25,7 @@ _OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided')
 def install(device: Device) -> None:
     """Make `device` the CUDA device of this process. Raises ConfigError; once per process."""
     guard.install()
-    Hook.dispatch = device.dispatch
+    Hook.dispatch, Hook.copy = device.dispatch, device.copy
     backend = torch.library.Library('_', 'IMPL')
     backend.fallback(_from_backend, 'CUDA')
     kernels = torch.library.Library('aten', 'IMPL')
@@ -34,6 +34,7 @@ def install(device: Device) -> None:
             kernels.impl(name, partial(_from_backend, overload(name)), key)
     _KEPT.extend((backend, kernels))
     cuda_api.install(device)
+    signals.install(device.busy)
 
 
 def _from_backend(function: Any, *args: Any, **kwargs: Any) -> Any:

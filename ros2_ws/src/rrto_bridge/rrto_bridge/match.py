@@ -14,7 +14,7 @@ import torch
 
 from .operators import Operator, operator
 from .record import Meta, Persistent, Special
-from .remote import CUDA, SIZE, Value, _make
+from .remote import CUDA, SIZE, Value, _make, move
 from .sequence import Own, Step
 from .tensors import DTYPES, from_special
 
@@ -30,7 +30,7 @@ def compiled(step: Step) -> Matcher:
     _, base, overload = step.op.split('.')
     function = getattr(getattr(torch.ops.aten, base), overload)
     names: dict[str, Any] = {'OP': function, 'MISS': MISS, 'MAKE': _make, 'KIND': Value,
-                             'STRIDED': torch.strided, 'CUDA': CUDA, 'SIZE': SIZE,
+                             'STRIDED': torch.strided, 'MOVE': move, 'CUDA': CUDA, 'SIZE': SIZE,
                              'copysign': math.copysign, 'ORDINARY': torch._C._InferenceMode,
                              'INFERENCE': torch.is_inference_mode_enabled}
     tests = [f'len(args) == {len(step.arguments)}']
@@ -97,6 +97,8 @@ def _results(step: Step, facts: Operator, names: dict[str, Any], places: dict[An
             made.append('None')
         elif role in places:
             made.append(places[role])
+            if facts.out:
+                lines.append(f'  MOVE({places[role]}, {_constant(meta, names)})')
         else:
             assert isinstance(role, Own)
             lines += [f'  r{k} = {_wrapper(meta, names)}', f'  r{k}.handle = base + {role.slot}']

@@ -67,6 +67,7 @@ def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         run += 1
         base = machine.allocate(sequence.slots)
         machine.ask(Start(run, sequence.number, base, (pack(image)[1],), ()))
+        machine.flush()
         value = engine.settle(machine.await_value(run, 0))
         machine.ask(Finish(run, ()))
         return unpack(*value.value)

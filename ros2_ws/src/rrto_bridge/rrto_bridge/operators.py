@@ -10,8 +10,10 @@ import torch
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
-# Composite operators that choose a kernel by device: they are sent whole, and the server chooses.
-WHOLE = ('scaled_dot_product_attention', 'gru_cell', 'lstm_cell', 'gru.input', 'gru.data',
+# Composite operators that choose a kernel by device, or another one for tensors that are not quite
+# PyTorch's own: they are sent whole, and the server chooses.
+WHOLE = ('scaled_dot_product_attention', 'group_norm', 'linalg_svdvals', 'linalg_eigvalsh',
+         'gru_cell', 'lstm_cell', 'gru.input', 'gru.data',
          'lstm.input', 'lstm.data', 'rnn_tanh.input', 'rnn_tanh.data', 'rnn_relu.input',
          'rnn_relu.data')
 
@@ -35,6 +37,7 @@ class Operator:
     moves: str          # of an in-place view: the operator that returns the view
     writes: tuple[str, ...]  # names of arguments that it changes
     lists: bool         # it returns one list of tensors
+    out: bool           # it gives what it is to write to (`out=`) the shape of the result
 
 
 @lru_cache(1)
@@ -56,12 +59,18 @@ def operator(function: Any) -> Operator:
         name, composite, composite and function not in _whole(),
         (dynamic and not index) or not tensors, index,
         bool(returned) and all(a is not None and not a.is_write for a in returned),
-        _functional(name) if torch.Tag.inplace_view in tags else '',
+        _functional(name, schema) if torch.Tag.inplace_view in tags else '',
         tuple(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write),
-        len(schema.returns) == 1 and str(schema.returns[0].type) == 'List[Tensor]')
+        len(schema.returns) == 1 and str(schema.returns[0].type) == 'List[Tensor]',
+        any(a.kwarg_only and a.alias_info and a.alias_info.is_write for a in schema.arguments))
 
 
-def _functional(name: str) -> str:
-    """aten.t_.default -> aten.t.default; '' where there is no such pair."""
-    space, base, overload = name.split('.')
-    return f'{space}.{base.removesuffix("_")}.{overload}' if base.endswith('_') else ''
+def _functional(name: str, schema: Any) -> str:
+    """aten.t_.default -> aten.t.default, by the types of the arguments; '' if there is no such."""
+    space, base, _ = name.split('.')
+    packet = getattr(torch.ops.aten, base.removesuffix('_'), None)
+    types = [str(a.type) for a in schema.arguments]
+    for overload in packet.overloads() if packet is not None and base.endswith('_') else ():
+        if [str(a.type) for a in getattr(packet, overload)._schema.arguments] == types:
+            return f'{space}.{base.removesuffix("_")}.{overload}'
+    return ''

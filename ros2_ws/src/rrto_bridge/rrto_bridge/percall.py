@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from .client import Awaited, ClientMachine, Ticket
+from .client import Awaited, Ticket
 from .context import GIVEN
 from .journal import Journal
+from .port import Port
 from .record import HTOD, Call, Meta, Special
 from .replay import ReplayClient
 from .sequence import Step
 
 WEIGHT_BYTES = 4096   # a smaller weight is sent without asking whether it is there
-
-
-class Port(Protocol):
-    """The shell around a ClientMachine: see `inprocess.InProcess`, `client_shell.Link`."""
-
-    machine: ClientMachine
-
-    def wait(self, ticket: Ticket | Awaited) -> Any:
-        """Send what is to be sent, wait for the reply, and return or raise what it says."""
-
-    def post(self) -> None:
-        """Send what is to be sent."""
-
-    def watch(self, back: Callable[[], bool]) -> None:
-        """The server is lost: call `back` when one is in sight again, until it returns True."""
-
-    def close(self) -> None:
-        """No call follows."""
 
 
 class Result(NamedTuple):
@@ -67,8 +49,8 @@ class PerCall:
 
     def execute(self, call: Call, input_metas: tuple[Meta, ...], view: bool) -> Result:
         """An operator; `call` has no results yet. `view`: it makes views and computes nothing."""
-        described = self.settle(self.machine.issue(call, input_metas, view))
-        first = self.machine.settle(described)
+        first, described = self.machine.issue(call, input_metas, view)
+        described = self.settle(described)
         handles: list[int | None] = []
         metas: list[Meta | None] = []
         inputs = call.inputs()
@@ -122,13 +104,23 @@ class PerCall:
             self.journal.seed = seed
         self.settle(self.machine.seed(seed))
 
+    def random(self, state: bytes) -> bytes:
+        """State of the random operators' generator; `state`: the new one, if not empty."""
+        return bytes(self.settle(self.machine.random(state)))
+
     def query(self, name: str) -> Any:
         """What the server says about its device."""
         return self.settle(self.machine.query(name))
 
+    def memory(self, handle: int) -> tuple[int, int, int]:
+        """Of the memory of a tensor: a number of its own, bytes, and how many tensors have it."""
+        key, size, sharers = self.settle(self.machine.memory(handle))
+        return key, size, sharers
+
     def synchronize(self) -> None:
         """Wait until every call is done."""
-        self.settle(self.machine.synchronize())
+        if not self.machine.quiet:
+            self.settle(self.machine.synchronize())
 
     def lost(self) -> list[tuple[Call, Any]]:
         """The server is gone: calls that the program takes for made and the journal lacks."""

@@ -2,53 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from .actions import Value
-from .client import FIND, FREE, KEEP, QUERY, SEED
-from .context import Context
+from .allow import resolve
+from .client import FIND, FREE, KEEP, MEMORY, QUERY, RANDOM, SEED
+from .context import Context, metas
 from .errors import Missing, OutOfMemory, RemoteError, described
 from .executor import ContextExecutor
+from .operators import operator
+from .plan import MAX_STEPS
 from .record import DTOH, HTOD, Meta
 from .replay_server import ReplayServer
 from .requests import KINDS, from_item, value_to_message
+from .tensors import dense, size_of
+from .weights import Weights
 from .wire import decode, encode
-
-STEPS = 64        # of a replayed sequence between two looks at whether a value can be sent
-
-
-class Weights:
-    """Bytes of uploads by SHA-256, so that a program's weights cross the link once.
-
-    At most `limit` bytes are kept; what was used longest ago goes first.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-
-    def get(self, digest: str) -> bytes | None:
-        """The bytes, if they are here."""
-        data = self._kept.get(digest)
-        if data is not None:
-            self._kept.move_to_end(digest)
-        return data
-
-    def keep(self, data: Any) -> str:
-        """Keep a copy; returns the digest."""
-        digest = hashlib.sha256(data).hexdigest()
-        if digest not in self._kept and len(data) <= self.limit:
-            self._kept[digest] = bytes(data)
-            self.used += len(data)
-            while self.used > self.limit:
-                self.used -= len(self._kept.popitem(last=False)[1])
-        return digest
 
 
 class Performer:
@@ -70,8 +43,8 @@ class Performer:
         self.context.close()
         self.replay = ReplayServer(ContextExecutor(self.context))
 
-    def perform(self, data: Any) -> list[bytes]:
-        """Execute a message; returns the replies.
+    def perform(self, data: Any) -> Iterator[bytes]:
+        """Execute a message; yields the replies as soon as they are there.
 
         Raises RemoteError for a message of another form. What goes wrong inside is a reply.
         """
@@ -81,7 +54,6 @@ class Performer:
             raise RemoteError('a message has another form')
         number, wanted, items = message
         value = None
-        replies = []
         with torch.inference_mode():
             for item in items:
                 if type(item) is tuple and item and item[0] in KINDS:
@@ -91,13 +63,25 @@ class Performer:
                     value = self.item(item)
                 except Exception as error:  # noqa: PERF203 - it concerns this item's caller alone
                     value = None
-                    self._failure = self._failure or described(error)
-            while self.replay.ready:
-                replies += [self._value(v) for v in self.replay.advance(STEPS)]
+                    self._fail(item, error)
+        values = self.replay.advance(MAX_STEPS)
+        while True:
+            with torch.inference_mode():   # not while the reply is sent
+                ready = next(values, None)
+            if ready is None:
+                break
+            yield self._value(ready)
         if wanted:
             failure, self._failure = self._failure, None
-            replies.append(encode((number, *failure) if failure else (number, '', value)))
-        return replies
+            yield encode((number, *failure) if failure else (number, '', value))
+
+    def _fail(self, item: Any, error: Exception) -> None:
+        """An item has failed; the first failure is told with the next reply."""
+        said = described(error)
+        self._failure = self._failure or said
+        if type(item) is tuple and item:   # where it says which handles it makes
+            place = 1 if item[0] in (HTOD, KEEP, FIND) else 3 if item[0] not in _ITEMS else 1 << 30
+            self.context.failed(item[place] if place < len(item) else None, *said)
 
     def _value(self, value: Value) -> bytes:
         """A value of a run, or what went wrong with calls before it that nobody waited for."""
@@ -113,10 +97,11 @@ class Performer:
         """
         try:
             self.replay.apply(from_item(item))
-        except (Missing, OutOfMemory, torch.cuda.OutOfMemoryError) as error:
-            self._failure = self._failure or described(error)
         except Exception as error:
-            raise RemoteError(f'{item[0]}: {error}') from error
+            said = described(error)
+            if not isinstance(error, Missing) and said[0] != OutOfMemory.__name__:
+                raise RemoteError(f'{item[0]}: {error}') from error
+            self._failure = self._failure or said
 
     def item(self, item: Any) -> Any:
         """Execute one item and return its result."""
@@ -132,26 +117,37 @@ class Performer:
             raise RemoteError('keywords are no pairs')
         result = self.context.execute(kind, *fields[:3])
         if fields[3:] and fields[3:] != (result,):
-            raise RuntimeError(f'{kind} returned {result}, not {fields[3]} as the client expected')
+            self._conform(kind, fields[2], result, fields[3])
         return result
+
+    def _conform(self, op: str, first: int, made: Any, expected: Any) -> None:
+        """The client goes on with results laid out otherwise: give the same values that layout."""
+        pairs = list(enumerate(metas(made), first))
+        wanted = list(metas(expected))
+        if not operator(resolve(op)).view and _shapes(made) == _shapes(expected) and all(
+                not meta.offset and dense(meta.shape, meta.stride) for meta in wanted):
+            for (handle, _), meta in zip(pairs, wanted, strict=True):
+                self.context.lay_out(handle, meta)
+            return
+        for handle, _ in pairs:
+            self.context.free(handle)
+        raise RuntimeError(f'{op} returned {made}, not {expected} as the client expected')
 
     def _upload(self, handle: int, meta: Meta, data: Any) -> None:
         self.context.upload(handle, meta, data)
 
     def _keep(self, handle: int, meta: Meta, data: Any, digest: str) -> None:
-        if self.weights.keep(data) != digest:
-            raise RemoteError(f'weights of {len(data)} bytes do not have the digest {digest[:64]}')
-        self.context.upload(handle, meta, data)
+        kept = self.weights.keep(data, digest)
+        self.context.upload(handle, meta, data if kept is None else kept, kept is not None)
 
     def _download(self, handle: int) -> Any:
         return self.context.download(handle)
 
     def _find(self, handle: int, meta: Meta, digest: str) -> bool:
-        data = self.weights.get(digest)
-        if data is None:
-            return False
-        self.context.upload(handle, meta, data)
-        return True
+        kept = self.weights.find(digest, size_of(meta))
+        if kept is not None:
+            self.context.upload(handle, meta, kept, True)
+        return kept is not None
 
     def _free(self, handles: tuple[Any, ...]) -> None:
         for handle in handles:
@@ -159,8 +155,17 @@ class Performer:
                 raise RemoteError('a handle is no number')
             self.context.free(handle)
 
+    def _memory(self, handle: int) -> tuple[int, int, int]:
+        return self.context.memory(handle)
+
     def _seed(self, seed: int) -> None:
         self.context.seed(seed)
+
+    def _random(self, state: memoryview) -> bytes:
+        generator = self.context.generator
+        if state:
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return bytes(generator.get_state().numpy())
 
     def _query(self, name: str) -> Any:
         return _answer(self.context, name)
@@ -172,9 +177,18 @@ _ITEMS: dict[str, tuple[Any, tuple[type, ...]]] = {
     DTOH: (Performer._download, (int,)),
     FIND: (Performer._find, (int, Meta, str)),
     FREE: (Performer._free, (tuple,)),
+    MEMORY: (Performer._memory, (int,)),
+    RANDOM: (Performer._random, (memoryview,)),
     SEED: (Performer._seed, (int,)),
     QUERY: (Performer._query, (str,)),
 }
+
+
+def _shapes(described: Any) -> Any:
+    """What an operator returned, without layouts."""
+    if type(described) is Meta:
+        return described.shape, described.dtype
+    return tuple(map(_shapes, described)) if type(described) is tuple else described
 
 
 def _check(kind: str, fields: tuple[Any, ...], types: tuple[type, ...]) -> None:

@@ -55,6 +55,8 @@ class Executor(Protocol):
         """Go back to a state."""
     def charge(self, tensor: Any) -> int:
         """Count its memory as the client's until `credit`; returns bytes. Raises OutOfMemory."""
+    def reserve(self, size: int) -> int:
+        """Count bytes as the client's until `credit`; returns them. Raises OutOfMemory."""
     def credit(self, size: int) -> None:
         """Bytes that were charged are free again."""
     def get(self, handle: int) -> Any:

@@ -5,7 +5,9 @@ Its device is 'cuda:0' to the program and to PyTorch; its values are on the serv
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -30,6 +32,8 @@ class Hook:
     """Where calls go; `intercept` sets it."""
 
     dispatch: Any = staticmethod(_not_installed)
+    copy: Any = staticmethod(_not_installed)      # `Device.copy`
+    saving = threading.local()                    # `copied`: what a torch.save has copied so far
 
 
 class RemoteTensor(torch.Tensor):
@@ -74,14 +78,36 @@ class RemoteTensor(torch.Tensor):
         return text[:place] + ", device='cuda:0'" + text[place:-1] + function
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.detach().cpu().__reduce_ex__(protocol)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copy = self.detach().clone().requires_grad_(self.requires_grad)
+        """As a tensor on the CPU: what is saved can be read without rrto."""
+        saved = Hook.copy(self, getattr(Hook.saving, 'copied', {}), True)
         if getattr(self, '_is_param', False):
-            copy = torch.nn.Parameter(copy, self.requires_grad)
-        memo[id(self)] = copy
-        return copy
+            saved = torch.nn.Parameter(saved, self.requires_grad)
+        return saved.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+
+    def __copy__(self) -> RemoteTensor:
+        return self._again(self.detach())
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> RemoteTensor:
+        if not self.is_leaf:
+            raise RuntimeError('Only Tensors created explicitly by the user (graph leaves) support '
+                               'the deepcopy protocol at the moment.')
+        if id(self) not in memo:
+            copied = self._again(Hook.copy(self, memo.setdefault('rrto', {}), False))
+            vars(copied).update({name: deepcopy(value, memo) for name, value in vars(self).items()
+                                 if name not in _INNER})
+            memo[id(self)] = copied
+        found: RemoteTensor = memo[id(self)]
+        return found
+
+    def _again(self, values: Any) -> RemoteTensor:
+        """`values` as what this is: a parameter, or to be differentiated."""
+        if getattr(self, '_is_param', False):
+            values = torch.nn.Parameter(values, self.requires_grad)
+        made: RemoteTensor = values.requires_grad_(self.requires_grad)
+        return made
+
+
+_INNER = frozenset(('handle', '_is_param', '_home'))   # attributes of ours
 
 
 class Value(RemoteTensor):
@@ -112,6 +138,24 @@ def make_view(handle: int, meta: Meta, of: torch.Tensor) -> RemoteTensor:
 
 
 _data: Any = torch._C.TensorBase.data   # the attribute as PyTorch defines it
+_new_parameter = torch.nn.Parameter.__new__
+
+
+def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    """`nn.Parameter(...)`: one that can move to the CPU and back, where its values are ours."""
+    if cls is not torch.nn.Parameter or not isinstance(data, RemoteTensor):
+        return _new_parameter(cls, data, requires_grad)
+    parameter: Any = _place(data.detach())
+    parameter._is_param = True
+    return parameter.requires_grad_(requires_grad)
+
+
+def _place(value: Any) -> Place:
+    """What `value` is, which nothing else uses, as an object that can change its class."""
+    place = make(value.handle, meta_of(value), Place)
+    value.handle = NOTHING
+    assert isinstance(place, Place)
+    return place
 
 
 def get_data(tensor: torch.Tensor) -> torch.Tensor:
@@ -122,29 +166,36 @@ def get_data(tensor: torch.Tensor) -> torch.Tensor:
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """`tensor.data = value`, across devices too: this is how a module moves its parameters.
 
-    The two exchange what they are, as in `torch.utils.swap_tensors`; graphs keep the old values.
+    `tensor` and an alias of `value` exchange what they are, as in `torch.utils.swap_tensors`;
+    graphs keep the old values.
     """
-    remote = isinstance(tensor, RemoteTensor), isinstance(value, RemoteTensor)
-    if not any(remote):
+    here, there = isinstance(tensor, RemoteTensor), isinstance(value, RemoteTensor)
+    if not here and not there:
         _data.__set__(tensor, value)
         return
-    if isinstance(tensor, Value):
-        raise RuntimeError('rrto: .data of a tensor that was made on the device can not be set')
+    if isinstance(tensor, Value) and not there:
+        raise RuntimeError('rrto: .data of a tensor that was made on the device can not be set to '
+                           'one of the CPU, unless it is a parameter')
     other = value.detach()
-    if isinstance(other, Value):
-        other, taken = make(other.handle, meta_of(other), Place), other
-        taken.handle = NOTHING
-    parameter = isinstance(tensor, torch.nn.Parameter)
+    if not here:
+        other = _place(other)
     other.requires_grad_(tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, other)
-    kind = type(other) if remote[1] else torch.nn.Parameter if parameter else torch.Tensor
-    tensor.__class__, other.__class__ = kind, type(tensor)
-    handles = [vars(t).pop('handle', NOTHING) for t in (tensor, other)]
-    for end, handle in ((other, handles[0]), (tensor, handles[1])):
-        if isinstance(end, RemoteTensor):
-            end.handle = handle
-    if remote[1]:
-        tensor._is_param = parameter
+    one: Any = tensor
+    two: Any = other
+    if here and there:
+        one.handle, two.handle = two.handle, one.handle
+    elif there:
+        home = type(tensor)
+        one.__class__, two.__class__ = Place, home
+        one.handle = vars(two).pop('handle')
+        one._home, one._is_param = home, issubclass(home, torch.nn.Parameter)
+    else:
+        parameter = vars(one).pop('_is_param', False)
+        home = vars(one).pop('_home', torch.nn.Parameter if parameter else torch.Tensor)
+        handle = vars(one).pop('handle')
+        one.__class__, two.__class__ = home, Place
+        two.handle = handle
 
 
 def move(tensor: RemoteTensor, meta: Meta) -> None:

@@ -71,8 +71,8 @@ class ReplayClient:
     """State machine of one program.
 
     `allocate(n)` reserves n handles and returns the first; `meta_of(handle)`: of a tensor that the
-    program holds; `infer`: see derive.py. `closed`: after `call` and `received`, if that closed a
-    run whose effects stay: gives its calls, as `pending` did.
+    program holds; `infer`: see derive.py. `closed`: after `call`, `leave` and `received`, if that
+    closed a run whose effects stay: gives its calls, as `pending` did.
     """
 
     def __init__(self, allocate: Callable[[int], int],
@@ -143,6 +143,24 @@ class ReplayClient:
             return actions
         run.returned[self._position - 1] = value.metas
         if run.leader.sequence.steps[self._position - 1].differs(value.metas):
+            self._abandon(run, actions)
+        return actions
+
+    def hasten(self) -> list[Action]:
+        """The program waits for what it has called: the server shall not wait for more calls."""
+        actions: list[Action] = []
+        if self._run is not None:
+            self._send(self._run, actions)
+        return actions
+
+    def leave(self) -> list[Action]:
+        """Something follows that is no call and changes what calls do: end the run."""
+        actions: list[Action] = []
+        self.closed = None
+        run = self._run
+        if run is not None and run.done:
+            self._settle(run, actions)
+        elif run is not None:
             self._abandon(run, actions)
         return actions
 

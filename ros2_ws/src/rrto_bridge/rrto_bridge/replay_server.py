@@ -6,6 +6,7 @@ writes were saved when it began. What it holds counts as the client's memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from .actions import Abandon, Define, Finish, Forget, Free, More, Start, Switch, Value
@@ -23,9 +24,23 @@ class _Run:
 
     def __init__(self, start: Start, plan: Plan, executor: Executor) -> None:
         self.number, self.base = start.run, start.base
-        self.inputs, self.bound = list(start.inputs), list(start.bound)
+        self.inputs: list[Any] = []
+        self.bound = list(start.bound)
         self.executor = executor
+        self.kept = 0            # bytes of the inputs
+        self.short: OutOfMemory | None = None   # inputs were too many to be kept
+        self.take(start.inputs)
         self.begin(plan)
+        if self.short is not None:
+            self.fail(self.short)
+
+    def take(self, inputs: tuple[Any, ...]) -> None:
+        """Keep these inputs until the run is over, as the client's memory."""
+        try:
+            self.kept += self.executor.reserve(sum(map(len, inputs)))
+            self.inputs += inputs
+        except OutOfMemory as error:
+            self.short = self.short or error
 
     def begin(self, plan: Plan) -> None:
         """Be at the first step of a plan."""
@@ -179,9 +194,11 @@ class ReplayServer:
                     self.executor.free(handle)
             case More(number, inputs, bound):
                 run = self._open(number)
-                run.inputs.extend(inputs)
+                run.take(inputs)
                 run.bound.extend(bound)
                 run.bind()
+                if run.short is not None and not run.stopped:
+                    run.fail(run.short)
             case Switch(number, new, sequence_number):
                 run = self._open(number)
                 plan = self._plan(sequence_number)
@@ -193,10 +210,12 @@ class ReplayServer:
             case Finish(number, alive):
                 self._finish(self._open(number), alive)
 
-    def advance(self, limit: int) -> list[Value]:
-        """Execute at most `limit` steps of the open run; the values that the program may want."""
+    def advance(self, limit: int) -> Iterator[Value]:
+        """Execute at most `limit` steps of the open run; yields values that the program may want.
+
+        Each as soon as it is there: the program waits for no more than what comes before it.
+        """
         run = self._run
-        values = []
         while run is not None and limit > 0 and run.ready():
             limit -= 1
             try:
@@ -205,11 +224,11 @@ class ReplayServer:
                 run.fail(error)
                 break
             if value is not None:
-                values.append(value)
+                yield value
         if run is not None and run.error is not None:
-            values.append(Value(run.number, run.values, error=': '.join(described(run.error))))
+            text = ': '.join(described(run.error))
             run.error = None
-        return values
+            yield Value(run.number, run.values, error=text)
 
     def _plan(self, number: int) -> Plan:
         if number not in self._plans:
@@ -245,15 +264,21 @@ class ReplayServer:
                     raise run.error
                 run.differs = False    # the client knows
                 if not run.ready():
+                    if run.short is not None:
+                        raise run.short
                     raise RemoteError('the run cannot make the steps that it is said to have made')
                 run.step(alive)
         except Exception:
             run.undo()
-            self._run = None
+            self._end(run)
             raise
 
-    def _close(self, run: _Run, alive: tuple[int, ...]) -> None:
+    def _end(self, run: _Run) -> None:
         self._run = None
+        self.executor.credit(run.kept)
+
+    def _close(self, run: _Run, alive: tuple[int, ...]) -> None:
+        self._end(run)
         run.leave()
         for handle in alive:
             self.executor.add(handle, run.registers[handle - run.base])

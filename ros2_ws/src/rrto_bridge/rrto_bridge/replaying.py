@@ -6,11 +6,12 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from .actions import Action, Define, Free, Notice
+from .actions import Action, Define, Free, More, Notice, Start, Switch
 from .errors import raise_named
 from .infer import infer
 from .journal import Journal
-from .percall import PerCall, Port, Result
+from .percall import PerCall, Result
+from .port import Port
 from .record import DTOH, HTOD, Call, Meta, Ref
 from .replay import Decision, ReplayClient
 from .search import Search
@@ -83,6 +84,31 @@ class Replaying(PerCall):
         if self.journal is not None:
             self._dropped.update(handles)
 
+    def synchronize(self) -> None:
+        """Wait until every call is done, those of an open run included."""
+        self._act(self.replay.hasten())
+        super().synchronize()
+
+    def seed(self, seed: int) -> None:
+        """Seed of the random operators; an open run may have drawn from the former one ahead."""
+        self._leave()
+        super().seed(seed)
+
+    def random(self, state: bytes) -> bytes:
+        """State of the generator; a run may have drawn from it ahead."""
+        self._leave()
+        return super().random(state)
+
+    def memory(self, handle: int) -> tuple[int, int, int]:
+        """Of the memory of a tensor; what an open run made has to be there."""
+        self._leave()
+        return super().memory(handle)
+
+    def _leave(self) -> None:
+        actions = self.replay.leave()
+        self._note_closed()
+        self._act(actions)
+
     def lost(self) -> list[tuple[Call, Any]]:
         """The server is gone: the calls of the open run."""
         return self.replay.lost()
@@ -131,6 +157,7 @@ class Replaying(PerCall):
         return value.value, value.metas
 
     def _act(self, actions: list[Action]) -> None:
+        at_once = False    # whether the server can begin with it; then all goes in one message
         for action in actions:
             if isinstance(action, Notice):
                 print(f'rrto: {action.text}', file=sys.stderr)
@@ -139,7 +166,10 @@ class Replaying(PerCall):
                 super().free(list(action.handles))
             else:
                 self.machine.ask(action)
+                at_once = at_once or isinstance(action, (Start, More, Switch))
                 if isinstance(action, Define):
                     self.defined = action.sequence
+        if at_once:
+            self.machine.flush()
         if actions:
             self.port.post()

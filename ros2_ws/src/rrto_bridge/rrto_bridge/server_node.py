@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from typing import Any
 
-import torch
-from fleet_ros.device import torch_device
 from fleet_ros.parameters import declare
 from rclpy.node import Node
 
 from .discovery import wait_for_servers
 from .errors import ConfigError
+from .names import graph_name
 from .parameters import ServerSettings
 from .server_shell import Server
 
@@ -22,16 +20,14 @@ class ServerNode(Node):
 
     def __init__(self, **options: Any) -> None:
         super().__init__('rrto_server', **options)
-        s = declare(self, ServerSettings)
-        if s.threads:
-            torch.set_num_threads(s.threads)
-        device = torch_device(s.device)
-        name = s.name or re.sub(r'[^A-Za-z0-9]+', '_', socket.gethostname()).strip('_')
+        settings = declare(self, ServerSettings)
+        settings.shaped_link()    # a trace that can not be read is an error now
+        name = graph_name(settings.name or socket.gethostname())
         if name in wait_for_servers(self, wanted=name):
             raise ConfigError(f'there is a server {name!r} in this DDS domain; choose another name')
-        self.server = Server(self, name, device, s, s.shaped_link)
-        self.get_logger().info(f'serving as {name} on {device}')
+        self.server = Server(self, name, settings)
+        self.get_logger().info(f'serving as {name} on {self.server.device}')
 
     def close(self) -> None:
-        """Stop the threads."""
+        """End the programs' processes."""
         self.server.close()

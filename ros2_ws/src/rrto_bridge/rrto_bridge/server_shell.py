@@ -1,89 +1,162 @@
-"""The server's shell: `ServerMachine` on the topics of a ROS 2 node, and the executing thread."""
+"""The server's shell: `ServerMachine` on a ROS 2 node and the processes of the programs.
+
+Nothing of a program passes through here, and PyTorch is not loaded: each process has topics of its
+own. The shell holds one publisher for each program, to tell it when its process is gone.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
-from fleet_env.shaped import ShapedLink
-from fleet_ros.alarm import Alarm
 from rclpy.duration import Duration
 from rclpy.node import Node
 from rrto_msgs import msg, srv
 
 from . import qos
-from .allow import operators_digest
-from .context import Context
-from .convert import frame_of, to_ros
-from .errors import RemoteError
-from .perform import Performer, Weights
-from .server import Action, Join, Leave, Limits, OpenRequest, SendAck, SendFrame, ServerMachine
+from .convert import to_ros
+from .errors import ConfigError
+from .page import Page
+from .parameters import ServerSettings
+from .server import Action, Begin, Kill, Leave, OpenRequest, SendAck, ServerMachine
+from .weights import Weights
 
 FAREWELL = 1.0    # seconds in which programs take the news that the server ends
+START = 300.0     # seconds in which PyTorch is loaded, however busy the machine is
+MESSAGE = 1 << 16
+LOOK = 1.0        # seconds between looks at what the processes do
 
 
-class _Topics:
-    """Topics of one program."""
+class Zygote:
+    """The process that forks the programs' processes: see `zygote.Zygote`. Raises ConfigError.
+
+    `ended(program, status, reason)` and `gone()` are called in a thread of its own.
+    """
+
+    def __init__(self, server: str, folder: Path, settings: ServerSettings) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, '-m', 'rrto_bridge.zygote', str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        self._say(server=server, folder=str(folder), settings=settings.model_dump_json())
+
+    def wait(self) -> dict[str, Any]:
+        """Wait until it is ready; its PyTorch, operators and device."""
+        self._link.settimeout(START)
+        try:
+            answer: dict[str, Any] = json.loads(self._link.recv(MESSAGE) or b'{}')
+        except OSError as error:
+            raise ConfigError(f'PyTorch is not loaded after {START:g} s') from error
+        if not answer.get('ready'):
+            raise ConfigError(answer.get('error') or 'PyTorch can not be loaded; see above')
+        self._link.settimeout(None)
+        return answer
+
+    def listen(self, ended: Callable[[str, int, str], None], gone: Callable[[], None]) -> None:
+        """Call these from now on."""
+        def read() -> None:
+            while data := self._receive():
+                event = json.loads(data)
+                ended(event['ended'], event['status'], event.get('reason', ''))
+            gone()
+
+        self._thread = threading.Thread(target=read, name='processes', daemon=True)
+        self._thread.start()
+
+    def _receive(self) -> bytes:
+        try:
+            return self._link.recv(MESSAGE)
+        except OSError:
+            return b''
+
+    def begin(self, program: str, incarnation: int) -> None:
+        """Start a process."""
+        self._say(begin=program, incarnation=incarnation)
+
+    def kill(self, program: str) -> None:
+        """End a process."""
+        self._say(kill=program)
+
+    def _say(self, **fields: Any) -> None:
+        with contextlib.suppress(OSError):   # it is gone, which `gone` says
+            self._link.send(json.dumps(fields).encode())
+
+    def close(self) -> None:
+        """End it, and with it all processes."""
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(FAREWELL)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._link.close()
+
+
+class _Program:
+    """What the shell has of one program."""
 
     def __init__(self, server: Server, program: str) -> None:
-        node, base = server.node, f'/rrto/{server.name}/{program}/'
-        self.link = server.link()
-        self.down = node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
-        self.acks = node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
-        self.subscriptions = [
-            node.create_subscription(msg.Frame, base + 'up', partial(server.on_frame, program),
-                                     qos.STREAM),
-            node.create_subscription(msg.Ack, base + 'down_ack', partial(server.on_ack, program),
-                                     qos.STREAM)]
-
-    def remove(self, node: Node) -> None:
-        """Remove the topics."""
-        for publisher in (self.down, self.acks):
-            node.destroy_publisher(publisher)
-        for subscription in self.subscriptions:
-            node.destroy_subscription(subscription)
+        self.path = server.folder / program
+        self.page = Page.make(self.path)
+        self.acks = server.node.create_publisher(
+            msg.Ack, f'/rrto/{server.name}/{program}/up_ack', qos.STREAM)
+        self.spent = 0.0
 
 
 class Server:
-    """Serves programs; somebody spins `node`. `link()`: the emulated link to a program."""
+    """Serves programs; somebody spins `node`. Raises ConfigError."""
 
-    def __init__(self, node: Node, name: str, device: torch.device, limits: Limits,
-                 link: Any = ShapedLink) -> None:
-        self.node, self.name, self.device, self.link = node, name, device, link
-        self.weights = Weights(limits.weights << 20)
-        self.machine = ServerMachine(self._performer, torch.__version__, operators_digest(), limits)
-        self._changed = threading.Condition()   # guards machine and topics
-        self._topics: dict[str, _Topics] = {}
+    def __init__(self, node: Node, name: str, settings: ServerSettings) -> None:
+        self.node, self.name, self.settings = node, name, settings
+        self.folder = _folder()
+        (self.folder / 'weights').mkdir()
+        self._weights = Weights(settings.weights << 20, self.folder / 'weights')
+        self._zygote = Zygote(name, self.folder, settings)
+        try:
+            facts = self._zygote.wait()
+        except ConfigError:
+            self._end()
+            raise
+        self.device = facts['device']
+        self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
+        self._changed = threading.Lock()        # guards machine and programs
+        self._programs: dict[str, _Program] = {}
+        self._messages = 0                      # of programs that have left
         self._closing = False
-        self._busy = 0.0                        # seconds of computing since the last report
         self._reported = time.monotonic()
+        self._zygote.listen(self._on_ended, self._on_gone)
         self._status = node.create_publisher(msg.ServerStatus, f'/rrto/{name}/status', qos.STATUS)
         node.create_service(srv.Open, f'/rrto/{name}/open', self._on_open)
-        node.create_timer(1.0, self._report)
-        self._alarm = Alarm(node, self._on_time)
-        self._thread = threading.Thread(target=self._execute, name='execute', daemon=True)
-        self._thread.start()
+        node.create_timer(LOOK, self._report)
 
     def close(self) -> None:
-        """Tell the programs and stop the threads; call it before the node is destroyed."""
+        """Tell the programs and end their processes; call it before the node is destroyed."""
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
             actions = self.machine.close()
             self._act([a for a in actions if isinstance(a, SendAck)])
             end = time.monotonic() + FAREWELL
-            for topics in self._topics.values():
-                topics.acks.wait_for_all_acked(Duration(seconds=max(0.0, end - time.monotonic())))
+            for program in self._programs.values():
+                program.acks.wait_for_all_acked(Duration(seconds=max(0.0, end - time.monotonic())))
             self._act([a for a in actions if isinstance(a, Leave)])
-        self._thread.join()
-        self._alarm.close()
+        self._end()
 
-    def _performer(self) -> Performer:
-        return Performer(Context(self.device, self.machine.limits.memory << 20), self.weights)
+    def _end(self) -> None:
+        self._zygote.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -91,92 +164,78 @@ class Server:
         asked = OpenRequest(request.protocol, request.program, request.incarnation, request.torch,
                             request.operators)
         with self._changed:
-            response.reason, actions = self.machine.on_open(asked, time.monotonic())
-            self._act(actions)
+            try:
+                response.reason, actions = self.machine.on_open(asked)
+                self._act(actions)
+            except Exception as error:   # no request of a program's ends the server
+                response.reason = f'the server can not serve it: {type(error).__name__}: {error}'
+                self.node.get_logger().error(response.reason)
+                self._act(self.machine.on_ended(asked.program, 1, response.reason, ''))
         response.accepted = not response.reason
-        response.device = str(self.device)
-        response.memory = self.machine.limits.memory << 20
-        response.lease = self.machine.limits.lease
+        response.device = self.device
+        response.memory = self.settings.memory << 20
+        response.lease = self.settings.lease
         return response
 
-    def on_frame(self, program: str, message: Any) -> None:
-        """Take a frame from a program's topic."""
+    def _on_ended(self, program: str, status: int, reason: str) -> None:
         with self._changed:
-            self._act(self.machine.on_frame(program, message.incarnation, frame_of(message),
-                                            time.monotonic()))
-            self._changed.notify_all()
+            known = self._programs.get(program)
+            if known is None:
+                return
+            self._messages += known.page.messages
+            self._act(self.machine.on_ended(program, status, reason or known.page.reason,
+                                            known.page.name))
 
-    def on_ack(self, program: str, message: Any) -> None:
-        """Take an acknowledgement from a program's topic."""
+    def _on_gone(self) -> None:
         with self._changed:
-            self._act(self.machine.on_ack(program, message.incarnation, message.number,
-                                          message.error, time.monotonic()))
-
-    def _on_time(self) -> None:
-        now = time.monotonic()
-        with self._changed:
-            for topics in self._topics.values():
-                topics.link.release(now)
-            self._act(self.machine.on_time(now))
+            if not self._closing:
+                self.node.get_logger().fatal('the process that starts the programs\' processes '
+                                             'has ended; start the server again')
+                self._act(self.machine.close('the processes of the server have ended'))
 
     # -- actions ---------------------------------------------------------------------------------
 
     def _act(self, actions: Sequence[Action]) -> None:
-        now = time.monotonic()
         for action in actions:
-            if isinstance(action, Join):
-                self._topics[action.program] = _Topics(self, action.program)
-                self.node.get_logger().info(f'{action.program} joins')
-            elif isinstance(action, Leave):
-                self._topics.pop(action.program).remove(self.node)
-                self.node.get_logger().info(f'{action.program} leaves: {action.reason}')
-            elif action.program in self._topics:
-                self._publish(action, self._topics[action.program], now)
-        self._alarm.set(min([self.machine.deadline,
-                             *(t.link.deadline for t in self._topics.values())]))
-
-    def _publish(self, action: SendFrame | SendAck, topics: _Topics, now: float) -> None:
-        message = to_ros(action)
-        size = len(action.frame.data) if isinstance(action, SendFrame) else 0
-        publisher = topics.down if isinstance(action, SendFrame) else topics.acks
-        if isinstance(action, SendAck) and action.error:
-            publisher.publish(message)  # its topics go away with this call
-        else:
-            topics.link.send(size, partial(publisher.publish, message), now)
-
-    # -- execution -------------------------------------------------------------------------------
-
-    def _execute(self) -> None:
-        while True:
-            with self._changed:
-                while not self._closing and (work := self.machine.work()) is None:
-                    self._changed.wait()
-                if self._closing:
-                    return
-                assert work is not None
-            began = time.monotonic()
-            replies: list[bytes] = []
-            error = ''
-            try:
-                replies = work.session.performer.perform(work.message)
-            except RemoteError as wrong:
-                error = str(wrong)
-            except Exception as wrong:  # one program's message must not end the others' server
-                error = f'{type(wrong).__name__}: {wrong}'
-                self.node.get_logger().error(f'{work.session.program}: {error}')
-            with self._changed:
-                self._busy += time.monotonic() - began
-                self._act(self.machine.on_done(work, replies, error))
+            match action:
+                case Begin(program, incarnation):
+                    self._programs[program] = _Program(self, program)
+                    self._zygote.begin(program, incarnation)
+                    self.node.get_logger().info(f'{program} joins')
+                case Kill(program):
+                    self._zygote.kill(program)
+                case Leave(program, reason):
+                    known = self._programs.pop(program, None)
+                    if known is not None:
+                        self.node.destroy_publisher(known.acks)
+                        known.path.unlink(missing_ok=True)
+                    self.node.get_logger().info(f'{program} leaves: {reason}')
+                case SendAck(program) if program in self._programs:
+                    self._programs[program].acks.publish(to_ros(action))
 
     def _report(self) -> None:
-        message = msg.ServerStatus(server=self.name, device=str(self.device))
+        message = msg.ServerStatus(server=self.name, device=self.device)
         message.header.stamp = self.node.get_clock().now().to_msg()
+        now = time.monotonic()
         with self._changed:
-            sessions, now = self.machine.sessions, time.monotonic()
-            message.messages = self.machine.messages
-            message.busy = min(1.0, self._busy / max(now - self._reported, 1e-3))
-            self._busy, self._reported = 0.0, now
-        message.programs = [s.program for s in sessions]
-        message.memory = [s.performer.used for s in sessions]  # type: ignore[attr-defined]
-        message.weights = self.weights.used
+            spent = 0.0
+            message.messages = self._messages
+            for name, program in self._programs.items():
+                page = program.page
+                spent += page.spent - program.spent
+                program.spent = page.spent
+                message.messages += page.messages
+                self._act(self.machine.on_progress(name, page.begun, page.busy, page.name, now))
+            message.busy = min(1.0, spent / max(now - self._reported, 1e-3))
+            self._reported = now
+            message.programs = list(self._programs)
+            message.memory = [program.page.used for program in self._programs.values()]
+        message.weights = self._weights.used
         self._status.publish(message)
+
+
+def _folder() -> Path:
+    """A new folder in memory where there is one, for this user alone."""
+    memory = Path('/dev/shm')
+    place = memory if os.access(memory, os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix='rrto_', dir=place))

@@ -33,12 +33,14 @@ class Sender:
         self.next = 0            # number of the next frame
         self.taken = 0           # frames before this are acknowledged
         self.bytes = 0
+        self.waiting = 0         # bytes that are not sent yet
         self._waiting: deque[tuple[Any, bool]] = deque()
 
     def offer(self, message: Any) -> None:
         """Send a message; `poll` returns its frames."""
         view = memoryview(message)
         self.bytes += len(view)
+        self.waiting += len(view)
         for at in range(0, max(len(view), 1), FRAME):
             self._waiting.append((view[at:at + FRAME], at + FRAME >= len(view)))
 
@@ -47,6 +49,7 @@ class Sender:
         frames = []
         while self._waiting and self.next - self.taken < WINDOW:
             data, last = self._waiting.popleft()
+            self.waiting -= len(data)
             frames.append(Frame(self.next, last, data))
             self.next += 1
         return frames
@@ -73,6 +76,11 @@ class Receiver:
         self._parts: list[bytes] = []
         self._size = 0
 
+    @property
+    def pending(self) -> int:
+        """Bytes of a message that is not complete."""
+        return self._size
+
     def take(self, frame: Frame) -> tuple[bytes | None, bool]:
         """Take a frame: the message that it completes, and whether to acknowledge now.
 
@@ -84,6 +92,8 @@ class Receiver:
         size = len(frame.data)
         if not size and not frame.last:
             return None, True
+        if size > FRAME:
+            raise RemoteError(f'a frame of {size} bytes')
         self._size += size
         self.bytes += size
         if self._size > self.limit:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from .errors import RemoteError
+from .errors import RemoteError, Unsendable
 from .record import Meta, Special
 
 DTYPES = {str(d).removeprefix('torch.'): d for d in (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16,
-    torch.int32, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.complex128)}
+    torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+    torch.complex32, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2)}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _FORMATS = {str(f).removeprefix('torch.'): f for f in (
@@ -23,16 +24,24 @@ DEVICE = Special('device', '')  # the server's own; there is no other
 
 
 def special(value: Any) -> Special:
-    """Name of a dtype, memory format, strided layout or the device; TypeError for anything else."""
+    """Name of a dtype, memory format, strided layout or the device; else raises Unsendable."""
     kind = _KINDS.get(type(value))
     name = str(value).removeprefix('torch.')
     if kind == 'device' and value.type == 'cuda':
+        check_device(value)
         return DEVICE
     known: dict[str | None, Any] = {'dtype': DTYPES, 'memory_format': _FORMATS,
                                     'layout': ('strided',)}
     if name not in known.get(kind, ()):
-        raise TypeError(f'{value!r} can not be sent')
+        raise Unsendable(f'{value!r} can not be sent')
     return Special(str(kind), name)
+
+
+def check_device(device: torch.device) -> None:
+    """Raise what CUDA raises for a device that is not there."""
+    if (device.index or 0) > 0:
+        raise RuntimeError(f'CUDA error: invalid device ordinal {device.index}: there is one, '
+                           'cuda:0')
 
 
 def from_special(value: Special, device: torch.device) -> Any:
@@ -46,10 +55,10 @@ def from_special(value: Special, device: torch.device) -> Any:
 
 
 def meta_of(tensor: torch.Tensor) -> Meta:
-    """Meta of a strided tensor; TypeError for a dtype that cannot be sent."""
+    """Meta of a strided tensor; raises Unsendable for another one."""
     name = NAMES.get(tensor.dtype)
     if name is None or tensor.layout is not torch.strided:
-        raise TypeError(f'a tensor of {tensor.dtype}, {tensor.layout} can not be sent')
+        raise Unsendable(f'a tensor of {tensor.dtype}, {tensor.layout} can not be sent')
     return Meta(tuple(tensor.shape), tensor.stride(), name, int(tensor.storage_offset()))
 
 
@@ -58,8 +67,11 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
 
     The bytes lie in the order of the storage and are not copied where the tensor is dense already.
     """
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    if not _dense(tensor.shape, tensor.stride()):
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        with ordinary():
+            tensor = tensor.resolve_conj().resolve_neg()
+    if not dense(tensor.shape, tensor.stride()):
         tensor = tensor.clone()
     meta = meta_of(tensor)._replace(offset=0)
     flat = tensor.as_strided((tensor.numel(),), (1,))
@@ -67,18 +79,61 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
     return meta, memoryview(data)
 
 
-def unpack(meta: Meta, data: Any) -> torch.Tensor:
-    """A tensor of its own memory from what `pack` gave. Raises RemoteError if they do not fit."""
+def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
+    """A tensor of its own memory from what `pack` gave. Raises RemoteError if they do not fit.
+
+    `shared`: its memory is that of `data`, which can be written to and is nobody else's.
+    """
     dtype = DTYPES.get(meta.dtype)
-    if dtype is None or meta.offset or not _dense(meta.shape, meta.stride):
+    if dtype is None or meta.offset or not dense(meta.shape, meta.stride):
         raise RemoteError(f'{meta} is not the meta of a dense tensor')
     count = math.prod(meta.shape)
     if count * dtype.itemsize != len(data):
         raise RemoteError(f'{meta} with {len(data)} bytes')
     if not count:
         return torch.empty_strided(meta.shape, meta.stride, dtype=dtype)
-    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)
+    flat = torch.frombuffer(data if shared else bytearray(data), dtype=torch.uint8).view(dtype)
     return flat.as_strided(meta.shape, meta.stride)
+
+
+def ordinary() -> Any:
+    """Within, tensors of the CPU are computed with as outside of an operator's implementation.
+
+    There PyTorch leaves out what it has done with the operator's own arguments: a tensor that is
+    conjugated or negated in name only would be taken for what it is not.
+    """
+    keys = torch._C.DispatchKey
+    excluded: Any = torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.Conjugate, keys.Negative, keys.ZeroTensor):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+def size_of(meta: Meta) -> int:
+    """Bytes of a dense tensor; 0 for a dtype that is none."""
+    dtype = DTYPES.get(meta.dtype)
+    return math.prod(meta.shape) * dtype.itemsize if dtype is not None else 0
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the CPU on the device. A GPU takes it from pinned memory while the CPU goes on.
+
+    PyTorch keeps that memory until the copy is done.
+    """
+    if device.type != 'cuda':
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the device on the CPU; from a GPU through pinned memory."""
+    if tensor.device.type != 'cuda':
+        return tensor.cpu()
+    host = torch.empty_like(tensor, device='cpu', pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+    done.synchronize()   # of this copy; what is queued behind it goes on
+    return host
 
 
 def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:
@@ -90,7 +145,7 @@ def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:
     return Meta(shape, tuple(reversed(stride)), dtype)
 
 
-def _dense(shape: Any, stride: Any) -> bool:
+def dense(shape: Any, stride: Any) -> bool:
     """Whether elements fill their storage without gap or overlap, in any order of dimensions."""
     if 0 in shape:
         return True

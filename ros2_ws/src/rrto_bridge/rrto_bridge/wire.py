@@ -7,6 +7,7 @@ nest at most `DEPTH` deep. What is decoded was bounded by the size of the messag
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from .errors import RemoteError
@@ -34,6 +35,11 @@ def encode(value: Any) -> bytes:
     out = bytearray()
     _encode(value, out)
     return bytes(out)
+
+
+def encode_tuple(encoded: Sequence[bytes]) -> bytes:
+    """Bytes of a tuple whose items are encoded already."""
+    return b'(' + _COUNT.pack(len(encoded)) + b''.join(encoded)
 
 
 def _encode(value: Any, out: bytearray) -> None:

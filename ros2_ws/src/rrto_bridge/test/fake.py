@@ -92,10 +92,13 @@ class Executor:
         self.generator.bit_generator.state = state
 
     def charge(self, tensor):
-        if self.used + tensor.nbytes > self.limit:
+        return self.reserve(tensor.nbytes)
+
+    def reserve(self, size):
+        if self.used + size > self.limit:
             raise OutOfMemory('full')
-        self.used += tensor.nbytes
-        return tensor.nbytes
+        self.used += size
+        return size
 
     def credit(self, size):
         self.used -= size

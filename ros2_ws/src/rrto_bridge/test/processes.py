@@ -17,9 +17,12 @@ class Domain:
         self.env = environment(free_domain(), PYTHONDONTWRITEBYTECODE='1', PYTHONFAULTHANDLER='1')
         self.processes = []
 
-    def start(self, *arguments, **options):
-        process = subprocess.Popen([sys.executable, '-m', *arguments], env=self.env, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    def start(self, *arguments):
+        return self.start_file('-m', *arguments)
+
+    def start_file(self, *arguments):
+        process = subprocess.Popen([sys.executable, *arguments], env=self.env, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.processes.append(process)
         return process
 

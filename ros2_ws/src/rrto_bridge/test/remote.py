@@ -33,9 +33,9 @@ class Mortal(InProcess):
             raise LinkError('the server is lost')
         return super().wait(ticket)
 
-    def post(self):
+    def transmit(self):
         if self.waits <= self.lives:
-            super().post()
+            super().transmit()
         else:
             self.machine.outgoing()
 

@@ -17,7 +17,7 @@ from rrto_bridge.actions import (
     Switch,
     Value,
 )
-from rrto_bridge.errors import RemoteError
+from rrto_bridge.errors import OutOfMemory, RemoteError
 from rrto_bridge.record import DTOH, HTOD, Call, Persistent, Ref
 from rrto_bridge.replay_server import MAX_SEQUENCES, ReplayServer
 from rrto_bridge.sequence import Bound, Own, Sequence, Step, build
@@ -80,9 +80,9 @@ def one_by_one(count):
 def test_abandoned_anywhere_it_is_as_if_made_one_by_one(ahead, count, late):
     machine, executor = server()
     machine.apply(Start(1, 0, 100, (X,), () if late else (STATE,)))
-    machine.advance(ahead)
+    list(machine.advance(ahead))
     machine.apply(More(1, (X,), (STATE,) if late else ()))
-    machine.advance(ahead)
+    list(machine.advance(ahead))
     expected = one_by_one(count)
     alive = tuple(h for h in expected.tensors if h >= 100)
     machine.apply(Abandon(1, count, alive))
@@ -96,7 +96,7 @@ def test_abandoned_anywhere_it_is_as_if_made_one_by_one(ahead, count, late):
 def test_finished_it_is_as_if_made_one_by_one():
     machine, executor = server()
     machine.apply(Start(1, 0, 100, (X, X), (STATE,)))
-    values = machine.advance(1000)
+    values = list(machine.advance(1000))
     assert [v.index for v in values] == [0, 1]
     machine.apply(Finish(1, (104,)))
     expected = one_by_one(11)
@@ -110,11 +110,11 @@ def test_a_tensor_that_is_missing_is_an_error_of_the_run():
     machine, executor = server()
     machine.apply(Start(1, 0, 100, (X,), ()))
     machine.apply(More(1, (X,), (99,)))
-    value, = machine.advance(1000)
+    value, = list(machine.advance(1000))
     assert value == Value(1, 0, error='RemoteError: no tensor 99') and not machine.ready
     machine.apply(Abandon(1, 0, ()))
     machine.apply(Start(2, 0, 100, (X, X), (STATE,)))
-    assert len(machine.advance(1000)) == 2
+    assert len(list(machine.advance(1000))) == 2
 
 
 def chain(length, views):
@@ -130,21 +130,21 @@ def chain(length, views):
 
 @pytest.mark.parametrize('views', [False, True])
 def test_a_run_counts_what_it_holds_at_a_time(views):
-    """Two tensors of 32 bytes, not twenty; one is left."""
-    for limit, answer in ((64, ''), (63, 'OutOfMemory: full')):
+    """The input's 32 bytes and two tensors of as many, not twenty; one is left."""
+    for limit, answer in ((96, ''), (95, 'OutOfMemory: full')):
         machine, executor = server()
         made = chain(20, views)
         made.number = 1
         machine.apply(Define(made))
         executor.limit = limit
         machine.apply(Start(1, 1, 100, (X,), ()))
-        value, = machine.advance(1000)
+        value, = list(machine.advance(1000))
         assert value.error == answer
         if answer:
             machine.apply(Abandon(1, 0, ()))
             assert executor.used == 0 and set(executor.tensors) == {BUFFER, STATE}
         else:
-            assert executor.used == 32
+            assert executor.used == 64
             machine.apply(Finish(1, (100 + made.slots - 1,)))
             assert executor.used == 0
 
@@ -159,7 +159,7 @@ def test_stops_where_a_shape_is_not_as_recorded():
     nonzero.number = 1
     machine.apply(Define(nonzero))
     machine.apply(Start(1, 1, 100, (np.array([1, 0, 0, 2]).tobytes(),), ()))
-    value, = machine.advance(1000)
+    value, = list(machine.advance(1000))
     assert value.metas == (meta_of(np.zeros(2, np.int64)),)
     assert executor.tensors[BUFFER].tolist() == [[5] * 4]
     machine.apply(Abandon(1, 2, (101,)))
@@ -175,15 +175,46 @@ def test_an_operator_that_fails_when_calls_are_made_again_ends_the_run():
         machine.apply(Abandon(1, 5, ()))
     assert executor.tensors[BUFFER].tolist() == [[5] * 4]
     machine.apply(Start(2, 0, 100, (X, X), (STATE,)))
-    assert len(machine.advance(1000)) == 2
+    assert len(list(machine.advance(1000))) == 2
+
+
+def test_inputs_of_a_run_are_the_programs_memory():
+    """Those that come first and those that follow; what is too much is an error of the run."""
+    machine, executor = server()
+    executor.limit = 200
+    machine.apply(Start(1, 0, 100, (X,), ()))
+    assert executor.used == 32 * 2     # the saved buffer, too
+    machine.apply(More(1, (bytes(200),), ()))
+    value, = machine.advance(1000)
+    assert value.error == 'OutOfMemory: full' and not machine.ready
+    with pytest.raises(OutOfMemory):
+        machine.apply(Abandon(1, 11, ()))
+    assert executor.used == 0
+    machine.apply(Start(2, 0, 100, (bytes(300),), ()))
+    value, = machine.advance(1000)
+    assert value.error == 'OutOfMemory: full'
+    machine.apply(Abandon(2, 0, ()))
+    executor.limit = 1000
+    machine.apply(Start(3, 0, 100, (X, X), (STATE,)))
+    assert len(list(machine.advance(1000))) == 2 and executor.used >= 64
+    machine.apply(Finish(3, ()))
+    assert executor.used == 0
+
+
+def test_a_value_is_there_before_the_rest_is_run():
+    machine, executor = server()
+    machine.apply(Start(1, 0, 100, (X, X), (STATE,)))
+    values = machine.advance(1000)
+    assert next(values).index == 0 and machine.ready
+    assert [v.index for v in values] == [1] and not machine.ready
 
 
 def test_runs_as_far_as_it_has_inputs():
     machine, _ = server()
     machine.apply(Start(1, 0, 100, (X,), ()))
-    assert machine.advance(1000) == []
+    assert list(machine.advance(1000)) == []
     machine.apply(More(1, (), (STATE,)))
-    assert [v.index for v in machine.advance(1000)] == [0]
+    assert [v.index for v in list(machine.advance(1000))] == [0]
     assert not machine.ready
 
 
@@ -191,9 +222,9 @@ def test_switch_begins_again_under_a_new_number():
     machine, executor = server()
     machine.apply(Define(sequence(7)))
     machine.apply(Start(1, 0, 100, (X,), (STATE,)))
-    first = machine.advance(1000)
+    first = list(machine.advance(1000))
     machine.apply(Switch(1, 2, 7))
-    second = machine.advance(1000)
+    second = list(machine.advance(1000))
     assert [(v.run, v.index) for v in first + second] == [(1, 0), (2, 0)]
     assert first[0].value == second[0].value
     machine.apply(Abandon(2, 0, ()))
@@ -207,7 +238,7 @@ def test_a_failing_operator_stops_the_run_and_can_be_undone():
     broken = sequence(9)
     machine.apply(Define(broken))
     machine.apply(Start(1, 9, 100, (X,), (STATE,)))
-    value, = machine.advance(1000)
+    value, = list(machine.advance(1000))
     assert 'ZeroDivisionError' in value.error and (value.run, value.index) == (1, 0)
     assert not machine.ready
     machine.apply(Abandon(1, 0, ()))

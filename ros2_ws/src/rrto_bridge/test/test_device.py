@@ -347,3 +347,17 @@ def test_round_trips_of_a_replayed_inference(replay):
                 break
             y.cpu()
     assert replay.machine.round_trips - before == 2 and replay.last == 2
+
+
+def test_tensors_that_are_conjugated_or_negated_in_name_only(engine):
+    x = torch.randn(3, 4, dtype=torch.complex64)
+    for lazy in (x.conj(), x.conj().imag, x.mT.conj()):
+        assert lazy.is_conj() or lazy.is_neg()
+        assert torch.equal(lazy.cuda().cpu(), lazy.clone())
+    for _ in range(6):
+        y = x.cuda().conj()
+        assert torch.equal((y @ y.mT).cpu(), x.conj() @ x.conj().mT)
+        assert torch.equal(torch.fft.hfftn(x.real.cuda()).cpu(), torch.fft.hfftn(x.real))
+        assert torch.equal(torch.ops.rrto_test.twice(y).cpu(), x.conj() * 2)
+    assert torch.zeros(3, 4, dtype=torch.complex64).cuda().copy_(x.conj()).cpu().equal(
+        x.conj().clone())

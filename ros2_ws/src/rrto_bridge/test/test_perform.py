@@ -1,5 +1,6 @@
 """The server executes what is allowed, within limits, and survives everything else."""
 
+import hashlib
 import os
 import random
 
@@ -11,17 +12,19 @@ from rrto_bridge.client import ClientMachine
 from rrto_bridge.context import Context
 from rrto_bridge.errors import OutOfMemory, Refused, RemoteError
 from rrto_bridge.inprocess import InProcess
-from rrto_bridge.perform import Performer, Weights
+from rrto_bridge.perform import Performer
 from rrto_bridge.record import Call, Meta, Persistent, Ref, Special
 from rrto_bridge.sequence import Own
+from rrto_bridge.weights import Weights
 from rrto_bridge.wire import decode, encode
 
 MALFORMED = int(os.environ.get('RRTO_MALFORMED', '1500'))
 
 
-def port(limit=1 << 20):
+def port(limit=1 << 20, weights=None):
     made = InProcess(ClientMachine('rpc'), limit)
-    made.performer.weights = Weights(1 << 20)
+    if weights is not None:
+        made.performer.weights = weights
     return made
 
 
@@ -32,8 +35,8 @@ def upload(to, tensor):
 
 
 def issue(to, op, *arguments, **keywords):
-    result = to.wait(to.machine.issue(Call(op, arguments, tuple(keywords.items())), (), False))
-    return result, to.machine.settle(result)
+    first, ticket = to.machine.issue(Call(op, arguments, tuple(keywords.items())), (), False)
+    return to.wait(ticket), first
 
 
 @pytest.mark.parametrize('name', [
@@ -110,27 +113,57 @@ def test_random_numbers_are_each_programs_own():
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_weights_are_found_by_their_digest_and_checked():
-    to = port()
+def digest_of(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_weights_are_found_by_their_digest_and_checked(tmp_path):
+    weights = Weights(1 << 20, tmp_path)
+    to, other = port(weights=weights), port(weights=Weights(1 << 20, tmp_path))
     meta, data = tensors.pack(torch.arange(6.0))
     handle, ticket = to.machine.find('0' * 64, meta)
     assert to.wait(ticket) is False
     with pytest.raises(RemoteError, match='do not have the digest'):
         to.wait(to.machine.keep(handle, meta, data, '0' * 64))
-    digest = to.performer.weights.keep(data)
-    handle, ticket = to.machine.find(digest, meta)
-    assert to.wait(ticket) is True
-    issue(to, 'aten.add_.Scalar', Ref(handle), 1)
-    _, ticket = to.machine.find(digest, meta)
-    assert to.wait(ticket) and bytes(to.performer.weights.get(digest)) == bytes(data)
+    digest = digest_of(data)
+    to.wait(to.machine.keep(handle, meta, data, digest))
+    handle, ticket = other.machine.find(digest, meta)
+    assert other.wait(ticket) is True and weights.used == 24
+    for _ in range(2):
+        issue(other, 'aten.add_.Scalar', Ref(handle), 1)   # changes nobody else's
+        handle, ticket = other.machine.find(digest, meta)
+        assert other.wait(ticket)
+        assert bytes(other.wait(other.machine.download(handle))[1]) == bytes(data)
+    assert bytes(to.wait(to.machine.download(1))[1]) != b''
+    for wrong in (meta._replace(shape=(7,)), meta._replace(dtype='x'), meta._replace(offset=1)):
+        _, ticket = other.machine.find(digest, wrong)
+        try:
+            assert other.wait(ticket) is False
+        except RemoteError:
+            pass
+    _, ticket = to.machine.find('../' + digest[3:], meta)
+    assert to.wait(ticket) is False
 
 
-def test_weights_that_are_too_many_go_in_order_of_use():
-    weights = Weights(250)
-    a, b = weights.keep(bytes(100)), weights.keep(b'b' * 100)
-    weights.get(a)
-    weights.keep(b'c' * 100)
-    assert weights.get(a) is not None and weights.get(b) is None and weights.used == 200
+def test_weights_that_are_too_many_go_in_order_of_use(tmp_path):
+    weights = Weights(250, tmp_path)
+    a, b, c, large = (letter * 100 for letter in (b'a', b'b', b'c', b'ddd'))
+    for data in (a, b):
+        weights.keep(data, digest_of(data))
+    for data, age in ((a, 2), (b, 3)):
+        os.utime(tmp_path / digest_of(data), ns=(0, age))
+    mapped = weights.find(digest_of(a), 100)
+    weights.keep(c, digest_of(c))
+    assert weights.find(digest_of(b), 100) is None and weights.used == 200
+    assert weights.keep(large, digest_of(large)) is None and weights.used == 200
+    os.utime(tmp_path / digest_of(a), ns=(0, 0))
+    weights.keep(b, digest_of(b))
+    assert weights.find(digest_of(a), 100) is None and bytes(mapped) == a   # who has it keeps it
+
+
+def test_without_room_nothing_is_kept(tmp_path):
+    assert Weights().keep(b'abc', digest_of(b'abc')) is None
+    assert Weights(100, tmp_path).keep(b'', digest_of(b'')) is None
 
 
 def garbage(chance):
@@ -165,8 +198,8 @@ def garbage(chance):
 
 def test_malformed_messages_change_nothing_of_another_program():
     chance = random.Random(3)
-    weights = Weights(1 << 20)
-    victim, attacker = (Performer(Context(torch.device('cpu'), 1 << 24), weights) for _ in range(2))
+    victim, attacker = (Performer(Context(torch.device('cpu'), 1 << 24), Weights())
+                        for _ in range(2))
     meta, data = tensors.pack(torch.arange(100.0))
     for who in (victim, attacker):
         for handle in (1, 2):
@@ -174,7 +207,7 @@ def test_malformed_messages_change_nothing_of_another_program():
     answered = 0
     for _ in range(MALFORMED):
         try:
-            replies = attacker.perform(garbage(chance))
+            replies = list(attacker.perform(garbage(chance)))
         except RemoteError:
             continue
         answered += bool(replies)

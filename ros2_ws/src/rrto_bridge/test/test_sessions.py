@@ -1,53 +1,85 @@
-"""Sessions: who may join, leases, one program's faults are not another's."""
+"""Who may join, what becomes of a program whose process ends, and each session's stream."""
+
+from collections import deque
 
 import pytest
 import torch
 from rrto_bridge.client import ClientMachine
 from rrto_bridge.context import Context
-from rrto_bridge.perform import Performer, Weights
+from rrto_bridge.errors import RemoteError
+from rrto_bridge.names import graph_name, is_graph_name
+from rrto_bridge.perform import Performer
 from rrto_bridge.record import Call, Meta, Ref
-from rrto_bridge.server import PROTOCOL, Join, Leave, Limits, OpenRequest, SendAck, ServerMachine
-from rrto_bridge.stream import Receiver, Sender
+from rrto_bridge.server import (
+    PROTOCOL,
+    Begin,
+    Kill,
+    Leave,
+    Limits,
+    OpenRequest,
+    SendAck,
+    ServerMachine,
+)
+from rrto_bridge.session import End, SessionMachine
+from rrto_bridge.stream import FRAME, WINDOW, Frame, Receiver, Sender
 from rrto_bridge.tensors import pack, unpack
+from rrto_bridge.weights import Weights
 
 
 class Program:
-    """A client, its stream, and the server machine at the other end; time is `now`."""
+    """A client, its stream, and the session at the other end; time is `now`."""
 
-    def __init__(self, server, name, incarnation=1):
-        self.server, self.name, self.incarnation = server, name, incarnation
+    def __init__(self, limit=1 << 20):
+        self.session = SessionMachine('a', 1, Limits(memory=1, lease=5.0), 0.0)
+        self.performer = Performer(Context(torch.device('cpu'), limit), Weights())
         self.machine = ClientMachine('rpc')
         self.sender, self.receiver = Sender(), Receiver(1 << 30)
-        self.error = ''
+        self.error = self.ended = ''
+        self.acknowledged = 0
         self.now = 0.0
-        self.refusal, self.actions = server.on_open(
-            OpenRequest(PROTOCOL, name, incarnation, '2', 'ops'), self.now)
 
     def send(self, message):
         self.sender.offer(message)
-        for frame in self.sender.poll():
-            self.take(self.server.on_frame(self.name, self.incarnation, frame, self.now))
+        self.take(())
 
     def take(self, actions):
-        for action in actions:
+        """Carry out the session's actions, and send what they let go on."""
+        actions = deque(actions)
+        while True:
+            for frame in [] if actions else self.sender.poll():
+                actions += self.session.on_frame(1, frame, self.now)
+            if not actions:
+                return
+            action = actions.popleft()
             if isinstance(action, SendAck):
                 self.error = self.error or action.error
+                self.acknowledged = action.number
                 self.sender.on_ack(min(action.number, self.sender.next))
-            elif not isinstance(action, (Join, Leave)):
-                message, _ = self.receiver.take(action.frame)
+            elif isinstance(action, End):
+                self.ended = action.reason
+            else:
+                message, acknowledge = self.receiver.take(action.frame)
                 if message is not None:
                     self.machine.on_message(message)
+                if acknowledge:
+                    actions += self.session.on_ack(1, self.receiver.next, '', self.now)
+
+    def execute(self):
+        while (message := self.session.work()) is not None:
+            self.take(self.executed(message))
+
+    def executed(self, message):
+        try:
+            for reply in self.performer.perform(message):
+                self.take(self.session.on_reply(reply))
+        except RemoteError as wrong:
+            return self.session.fail(str(wrong))
+        return self.session.on_done()
 
     def wait(self, ticket):
         for message in self.machine.outgoing():
             self.send(message)
-        while work := self.server.work():
-            replies, error = [], ''
-            try:
-                replies = work.session.performer.perform(work.message)
-            except Exception as wrong:
-                error = str(wrong)
-            self.take(self.server.on_done(work, replies, error))
+        self.execute()
         return self.machine.result(ticket)
 
     def upload(self, tensor):
@@ -59,115 +91,177 @@ class Program:
         return unpack(*self.wait(self.machine.download(handle)))
 
 
+# -- sessions --------------------------------------------------------------------------------------
+
+def test_a_program_computes():
+    program = Program()
+    handle = program.upload(torch.tensor([1.0, 2.0]))
+    first, ticket = program.machine.issue(
+        Call('aten.add.Tensor', (Ref(handle), Ref(handle))), (), False)
+    assert program.wait(ticket) == Meta((2,), (1,), 'float32')
+    assert program.download(first).tolist() == [2.0, 4.0]
+
+
+def test_large_messages_and_replies_come_through():
+    program = Program(limit=1 << 30)
+    values = torch.arange(200_000, dtype=torch.float32)   # more than a window of replies, in rounds
+    handles = [program.upload(values + k) for k in range(3)]
+    assert all(torch.equal(program.download(h), values + k) for k, h in enumerate(handles))
+
+
+def test_a_silent_program_is_forgotten_after_the_lease():
+    session = SessionMachine('a', 1, Limits(lease=5.0), 0.0)
+    session.on_frame(1, Frame(0, False, b''), 1.0)
+    assert session.deadline == 6.0 and session.on_time(5.9) == []
+    acknowledgement, end = session.on_time(6.0)
+    assert acknowledgement.error == end.reason == 'it was silent for too long'
+    assert session.over
+
+
+def test_a_program_that_says_goodbye_is_forgotten():
+    session = SessionMachine('a', 1, Limits(), 0.0)
+    assert session.on_ack(1, 0, 'it ends', 0.0) == [End('it ends')]
+    assert session.work() is None and session.on_reply(b'late') == []
+
+
+def test_frames_of_another_life_are_answered_with_the_end():
+    session = SessionMachine('a', 2, Limits(), 0.0)
+    assert session.on_frame(1, Frame(0, True, b'x'), 0.0)[0].error == \
+        'the server does not know this session'
+    assert session.work() is None and not session.over
+
+
+def test_a_malformed_message_ends_the_session_and_says_why():
+    program = Program()
+    program.send(b'\xff\x00')
+    program.execute()
+    assert 'unknown tag' in program.error and program.ended == program.error
+
+
+def test_a_flood_of_messages_is_held_back():
+    program = Program()
+    for _ in range(2000):
+        program.send(b'N')
+    waiting = 0
+    while program.session.work() is not None:   # without an acknowledgement
+        waiting += 1
+    assert waiting < 400 and not program.ended
+    program.take(program.session.on_done())
+    assert program.session.work() is not None
+
+
+def test_large_messages_are_held_back_by_their_bytes():
+    program = Program()
+    for _ in range(64):
+        program.send(bytes(1 << 20))
+    assert program.sender.waiting > 40 << 20 and not program.ended
+
+
+@pytest.mark.parametrize('frames', [
+    [Frame(k, True, b'N') for k in range(2000)],
+    [Frame(k, True, bytes(FRAME)) for k in range(2000)],
+    [Frame(k, k % 8 == 7, bytes(FRAME)) for k in range(2000)]], ids=['many', 'large', 'longer'])
+def test_who_does_not_wait_for_acknowledgements_is_dropped(frames):
+    session = SessionMachine('a', 1, Limits(memory=1), 0.0)
+    taken = 0
+    for frame in frames:
+        if session.over:
+            break
+        session.on_frame(1, frame, 0.0)
+        taken += len(frame.data)
+    assert session.over and taken < (1 << 20) + (4 << 20) + 3 * WINDOW * FRAME
+
+
+@pytest.mark.parametrize(('frame', 'why'), [
+    (Frame(0, False, bytes(FRAME + 1)), 'a frame of'), (Frame(1, True, b'N'), 'instead of 0')])
+def test_a_frame_that_no_client_sends_ends_the_session(frame, why):
+    session = SessionMachine('a', 1, Limits(memory=1), 0.0)
+    assert why in session.on_frame(1, frame, 0.0)[0].error and session.over
+
+
+def test_who_does_not_take_its_replies_is_not_executed_further():
+    """Its replies would fill the server's memory."""
+    session = SessionMachine('a', 1, Limits(), 0.0)
+    for number in range(20):
+        session.on_frame(1, Frame(number, True, b'N'), 0.0)
+    executed = 0
+    while session.work() is not None:
+        executed += 1
+        session.on_reply(bytes(2 << 20))
+    assert executed < 8
+    session.on_ack(1, WINDOW, '', 0.0)
+    assert session.work() is not None
+
+
+# -- the supervisor --------------------------------------------------------------------------------
+
+def request(program, incarnation=1, protocol=PROTOCOL, operators='ops'):
+    return OpenRequest(protocol, program, incarnation, '2', operators)
+
+
 @pytest.fixture
 def server():
-    weights = Weights(1 << 20)
-    return ServerMachine(lambda: Performer(Context(torch.device('cpu'), 1 << 20), weights), '2',
-                         'ops', Limits(programs=2, memory=1, lease=5.0))
+    return ServerMachine('2', 'ops', Limits(programs=2, memory=1, lease=5.0, operator=3.0))
 
 
-def test_a_program_computes(server):
-    program = Program(server, 'a')
-    assert program.actions == [Join('a')]
-    handle = program.upload(torch.tensor([1.0, 2.0]))
-    described = program.wait(program.machine.issue(
-        Call('aten.add.Tensor', (Ref(handle), Ref(handle))), (), False))
-    assert described == Meta((2,), (1,), 'float32')
-    assert program.download(program.machine.settle(described)).tolist() == [2.0, 4.0]
+def test_a_program_gets_a_process(server):
+    assert server.on_open(request('a', 7)) == ('', [Begin('a', 7)])
+    assert server.on_open(request('a', 7)) == ('', [])   # the answer was lost
+    assert server.programs == ['a']
 
 
-def test_programs_do_not_see_each_others_tensors(server):
-    first, second = Program(server, 'a'), Program(server, 'b')
-    handle = first.upload(torch.ones(3))
-    with pytest.raises(RuntimeError, match='no tensor'):
-        second.download(handle)
-    assert second.upload(torch.zeros(3)) == handle
-    assert first.download(handle).tolist() == [1, 1, 1]
+@pytest.mark.parametrize(('asked', 'reason'), [
+    (request('c', protocol=PROTOCOL + 1), 'protocol'), (request('c', operators='other'), 'PyTorch'),
+    (request('c/d'), 'no name'), (request('1x'), 'no name'), (request(''), 'no name'),
+    (request('a__b'), 'no name'), (request('a' * 101), 'no name'), (request('é'), 'no name'),
+    (request('a', 2), "'a' is connected"), (request('c'), 'limit')])
+def test_who_does_not_fit_is_told_why(server, asked, reason):
+    server.on_open(request('a'))
+    server.on_open(request('b'))
+    refusal, actions = server.on_open(asked)
+    assert reason in refusal and actions == [] and server.programs == ['a', 'b']
 
 
-def test_memory_is_freed_when_the_lease_is_over(server):
-    program = Program(server, 'a')
-    program.upload(torch.ones(1000))
-    session = server.sessions[0]
-    assert session.performer.used == 4000 and server.deadline == 5.0
-    assert server.on_time(4.9) == []
-    assert server.on_time(5.0) == [Leave('a', 'it was silent for too long')]
-    assert session.performer.used == 0 and not server.sessions
+def test_a_process_that_dies_is_a_clear_error_of_its_program_alone(server):
+    server.on_open(request('a'))
+    server.on_open(request('b'))
+    error = 'its process on the server was ended by SIGSEGV in aten.x.default'
+    assert server.on_ended('a', -11, '', 'aten.x.default') == [
+        SendAck('a', 1, 0, error), Leave('a', error)]
+    assert server.programs == ['b']
+    assert server.on_ended('a', -11, '', '') == []
 
 
-def test_a_program_that_says_goodbye_is_forgotten(server):
-    Program(server, 'a').upload(torch.ones(10))
-    assert server.on_ack('a', 1, 0, 'it ends', 0.0) == [Leave('a', 'it ends')]
+def test_a_process_that_ends_in_order_has_told_its_program(server):
+    server.on_open(request('a'))
+    assert server.on_ended('a', 0, 'it ends', '') == [Leave('a', 'it ends')]
+
+
+def test_an_operator_that_does_not_end_is_ended_with_its_process(server):
+    server.on_open(request('a'))
+    assert server.on_progress('a', 5, True, 'aten.x', 0.0) == []
+    assert server.on_progress('a', 6, True, 'aten.x', 3.0) == []      # another one
+    assert server.on_progress('a', 6, False, 'aten.x', 6.5) == []     # nothing is executed
+    assert server.on_progress('a', 7, True, 'aten.y', 7.0) == []
+    assert server.on_progress('a', 7, True, 'aten.y', 10.0) == []
+    assert server.on_progress('a', 7, True, 'aten.y', 10.1) == [Kill('a')]
+    assert server.on_progress('a', 7, True, 'aten.y', 11.0) == []
+    told, left = server.on_ended('a', -9, '', 'aten.y')
+    assert told.error == left.reason and told.error.startswith('aten.y took longer than 3 s')
 
 
 def test_a_server_that_ends_tells_its_programs(server):
-    first, second = Program(server, 'a'), Program(server, 'b')
-    first.upload(torch.ones(10))
-    sessions = server.sessions
+    server.on_open(request('a'))
+    server.on_open(request('b', 2))
     actions = server.close()
-    assert {a.program for a in actions if isinstance(a, SendAck) and a.error} == {'a', 'b'}
-    assert not any(s.performer.used for s in sessions) and not server.sessions
-    second.send(b'N')
-    assert second.error == 'the server does not know this session'
+    assert actions == [a for name, life in (('a', 1), ('b', 2)) for a in (
+        SendAck(name, life, 0, 'the server has ended'), Leave(name, 'the server has ended'))]
+    assert server.programs == []
 
 
-def test_memory_is_freed_when_execution_ends_after_the_lease(server):
-    program = Program(server, 'a')
-    handle = program.upload(torch.ones(10))
-    program.machine.download(handle)
-    for message in program.machine.outgoing():
-        program.send(message)
-    work = server.work()
-    server.on_time(100.0)
-    replies = work.session.performer.perform(work.message)
-    assert server.on_done(work, replies, '') == []
-    assert work.session.performer.used == 0
-
-
-def test_another_life_of_a_program_replaces_the_former(server):
-    Program(server, 'a').upload(torch.ones(10))
-    old = server.sessions[0]
-    again = Program(server, 'a', incarnation=2)
-    assert again.actions == [Leave('a', 'it began again'), Join('a')] and old.performer.used == 0
-    assert again.upload(torch.ones(1)) == 1
-
-
-def test_frames_of_a_former_life_are_answered_with_the_end(server):
-    old = Program(server, 'a')
-    Program(server, 'a', incarnation=2)
-    old.send(b'x')
-    assert old.error == 'the server does not know this session'
-    assert len(server.sessions) == 1
-
-
-@pytest.mark.parametrize(('request_', 'reason'), [
-    (OpenRequest(PROTOCOL + 1, 'c', 1, '2', 'ops'), 'protocol'),
-    (OpenRequest(PROTOCOL, 'c', 1, '1', 'other'), 'PyTorch 1'),
-    (OpenRequest(PROTOCOL, 'c/d', 1, '2', 'ops'), 'no name'),
-    (OpenRequest(PROTOCOL, 'c', 1, '2', 'ops'), 'limit'),
-])
-def test_who_does_not_fit_is_told_why(server, request_, reason):
-    Program(server, 'a')
-    Program(server, 'b')
-    refusal, actions = server.on_open(request_, 0.0)
-    assert reason in refusal and actions == []
-
-
-def test_a_malformed_message_ends_its_own_session_only(server):
-    good, bad = Program(server, 'a'), Program(server, 'b')
-    handle = good.upload(torch.ones(3))
-    bad.send(b'\xff\x00')
-    work = server.work()
-    with pytest.raises(RuntimeError) as caught:
-        work.session.performer.perform(work.message)
-    bad.take(server.on_done(work, [], str(caught.value)))
-    assert 'unknown tag' in bad.error and [s.program for s in server.sessions] == ['a']
-    assert good.download(handle).tolist() == [1, 1, 1]
-
-
-def test_a_flood_of_messages_is_held_back(server):
-    program = Program(server, 'a')
-    for _ in range(2000):
-        program.machine.allocate(1)
-        program.send(b'N')
-    assert len(server.sessions[0].messages) < 400
+def test_names_on_the_graph_are_valid_and_stay_what_they_are():
+    for text, name in [('3f2a-1', 'n3f2a_1'), ('laptop', 'laptop'), ('a__b', 'a_b'), ('', 'n'),
+                       ('_x_', 'x'), ('robot.local', 'robot_local'), ('é1', 'n1'), ('...', 'n')]:
+        assert graph_name(text) == name == graph_name(name) and is_graph_name(name)
+    assert is_graph_name(graph_name('a' * 300)) and is_graph_name(graph_name('1' * 300))
+    assert is_graph_name(graph_name('a' * 99 + '-b'))

@@ -1,0 +1,167 @@
+"""What newer PyTorch asks of any accelerator, random generators, and what cannot be on ours."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import nullcontext
+from typing import Any, NoReturn
+
+import torch
+
+from .device import Device
+from .remote import CUDA, RemoteTensor
+
+
+class _Kind(type(torch.Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _Plain)
+
+
+_Plain = torch.Generator
+
+
+class Generator(_Plain, metaclass=_Kind):
+    """`torch.Generator`; one of 'cuda' draws on this machine, and what it draws is sent."""
+
+    def __new__(cls, device: Any = 'cpu') -> Any:
+        """As PyTorch's own."""
+        wanted = torch.device(device)
+        if wanted.type != 'cuda':
+            return _Plain(device)
+        return _Plain.__new__(cls, 'cpu')  # type: ignore[call-arg]
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device that it says it is of."""
+        return CUDA
+
+    def clone_state(self) -> Any:
+        """Another generator in the same state."""
+        other = Generator(CUDA)
+        other.set_state(self.get_state())
+        return other
+
+
+def install(device: Device) -> None:
+    """Patch `torch.accelerator`, `torch.Generator` and what refuses in other words elsewhere."""
+    torch.Generator = Generator  # type: ignore[misc]
+    _random_numbers(device)
+    _accelerator()
+    _data_parallel()
+    _impossible()
+    torch.backends.cudnn.is_acceptable = lambda tensor: False
+    _profiler()
+
+
+def _random_numbers(device: Device) -> None:
+    def get_state(of: Any = 'cuda') -> torch.Tensor:
+        return torch.frombuffer(bytearray(device.random()), dtype=torch.uint8)
+
+    def set_state(state: torch.Tensor, of: Any = 'cuda') -> None:
+        device.random(state.cpu().contiguous().numpy().tobytes())
+
+    def seed() -> None:
+        device.seed(torch.seed())
+
+    for module in (torch.cuda, torch.cuda.random):
+        for name, value in (
+                ('get_rng_state', get_state), ('set_rng_state', set_state),
+                ('get_rng_state_all', lambda: [get_state()]),
+                ('set_rng_state_all', lambda states: set_state(states[0])),
+                ('initial_seed', lambda: device.first_seed),
+                ('seed', seed), ('seed_all', lambda: seed())):
+            setattr(module, name, value)
+
+
+def _accelerator() -> None:
+    module: Any = getattr(torch, 'accelerator', None)
+    if module is None:   # PyTorch before 2.6
+        return
+    cuda: Any = torch.cuda
+    answers = {
+        'is_available': lambda: True, 'device_count': lambda: cuda.device_count(),
+        'current_accelerator': lambda check_available=False: torch.device('cuda'),
+        'current_device_index': lambda: 0, 'current_device_idx': lambda: 0,
+        'set_device_index': _nothing, 'set_device_idx': _nothing, 'set_stream': _nothing,
+        'synchronize': lambda of=None: cuda.synchronize(),
+        'current_stream': lambda of=None: cuda.current_stream(),
+        'device_index': lambda index: nullcontext(),
+        'get_device_capability': lambda of=None: {},
+        'empty_cache': _nothing, 'empty_host_cache': _nothing,
+        'reset_peak_memory_stats': _nothing, 'reset_accumulated_memory_stats': _nothing,
+        'memory_stats': lambda of=None: cuda.memory_stats(),
+        'get_memory_info': lambda of=None: cuda.mem_get_info(),
+        **{name: lambda of=None: cuda.memory_allocated() for name in (
+            'memory_allocated', 'max_memory_allocated', 'memory_reserved', 'max_memory_reserved')}}
+    for name, value in answers.items():
+        if hasattr(module, name):
+            setattr(module, name, value)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """There is one device, with one stream."""
+
+
+def _data_parallel() -> None:
+    """There is one device: its inputs are moved there, nothing is split."""
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.cuda()
+        if isinstance(value, dict):
+            return {key: moved(item) for key, item in value.items()}
+        if isinstance(value, tuple) and hasattr(value, '_fields'):
+            return type(value)(*map(moved, value))
+        return type(value)(map(moved, value)) if isinstance(value, (list, tuple)) else value
+
+    def scatter(self: Any, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        return (moved(tuple(inputs)),), (moved(kwargs or {}),)
+
+    torch.nn.DataParallel.scatter = scatter  # type: ignore[method-assign]
+
+
+def _impossible() -> None:
+    def refuse(what: str, instead: str) -> Any:
+        def refused(*args: Any, **kwargs: Any) -> NoReturn:
+            raise RuntimeError(f'rrto: {what}; {instead}')
+        return refused
+
+    graph = refuse('there are no CUDA graphs on this device', 'call the model itself: what repeats '
+                   'is recorded, and costs one round trip')
+    cuda: Any = torch.cuda
+    for name in ('CUDAGraph', 'graph'):
+        setattr(cuda, name, type(name, (), {'__init__': graph}))
+        setattr(cuda.graphs, name, getattr(cuda, name))
+    cuda.make_graphed_callables = lambda callables, *args, **kwargs: callables
+    memory = refuse('no memory of the device is on this machine', 'use tensor.cpu()')
+    RemoteTensor.__dlpack__ = memory  # type: ignore[method-assign]
+    RemoteTensor.__cuda_array_interface__ = property(memory)  # type: ignore[assignment]
+    given = torch.utils.dlpack.to_dlpack
+
+    def to_dlpack(tensor: torch.Tensor) -> Any:
+        return memory() if isinstance(tensor, RemoteTensor) else given(tensor)
+
+    place: Any = torch.utils.dlpack
+    place.to_dlpack = torch.to_dlpack = to_dlpack
+    for name in ('mark', 'range_push', 'range_pop', 'range_start', 'range_end'):
+        if hasattr(cuda.nvtx, name):
+            setattr(cuda.nvtx, name, _nothing)
+    cuda.memory_summary = lambda *a, **k: f'rrto: {cuda.memory_allocated()} bytes are allocated'
+    cuda.memory_snapshot = lambda *a, **k: []
+    cuda.can_device_access_peer = lambda *a, **k: False
+    missing = refuse('the server does not say how its device is doing', 'ask on the server')
+    for name in ('utilization', 'temperature', 'power_draw', 'clock_rate', 'memory_usage'):
+        setattr(cuda, name, missing)
+
+
+def _profiler() -> None:
+    """A profile of this process holds no kernels of the device: it is made without them."""
+    module: Any = torch.autograd.profiler
+    for name in ('_prepare_profiler', '_enable_profiler'):
+        setattr(module, name, _without_cuda(getattr(module, name)))
+
+
+def _without_cuda(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(config: Any, activities: Any, *rest: Any, **more: Any) -> Any:
+        return function(config, {a for a in activities if 'CUDA' not in str(a)}, *rest, **more)
+    return call

@@ -1,0 +1,231 @@
+"""What the server checks because PyTorch does not: arguments by which an operator reads memory.
+
+And what it executes in place of operators that only another backend has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .tensors import dense
+
+Call = Callable[..., Any]
+
+aten = torch.ops.aten
+
+# What these return is memory as the allocator left it.
+UNINITIALISED = frozenset(('empty', 'empty_strided', 'empty_like', 'empty_permuted', 'new_empty',
+                            'new_empty_strided'))
+
+
+def prepared(operator: Any, device: torch.device) -> Call:
+    """What is called for an operator: itself if it is safe as it is, else with what makes it so."""
+    function: Call = operator
+    base = operator._schema.name.removeprefix('aten::')
+    outs = [a.name for a in operator._schema.arguments
+            if a.kwarg_only and a.alias_info and a.alias_info.is_write]
+    if device.type != 'cuda' and base in _ELSEWHERE:
+        function = _ELSEWHERE[base]
+    if base in UNINITIALISED:
+        function = _zeroed(function)
+    if outs:
+        function = _restoring(function, outs)
+    check = _CHECKS.get(base) or _CHECKS.get(base.removesuffix('_'))
+    return function if check is None else _checked(function, check)
+
+
+def _zeroed(function: Call) -> Call:
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = function(*args, **kwargs)
+        whole = made.untyped_storage().nbytes() // made.itemsize   # gaps between elements, too
+        made.as_strided((whole,), (1,), 0).zero_()
+        return made
+    return call
+
+
+def _restoring(function: Call, outs: list[str]) -> Call:
+    """Where memory for a result is refused PyTorch leaves `out` with a shape that it has not."""
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = [kwargs[name] for name in outs if kwargs.get(name) is not None]
+        before = [(t, t.size(), t.stride(), t.storage_offset())
+                  for out in given for t in (out if isinstance(out, list) else [out])]
+        try:
+            return function(*args, **kwargs)
+        except BaseException:
+            for tensor, size, stride, offset in before:
+                if tensor.size() != size:
+                    tensor.as_strided_(size, stride, offset)
+            raise
+    return call
+
+
+def _checked(function: Call, check: Call) -> Call:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check(*args, **kwargs)
+        return function(*args, **kwargs)
+    return call
+
+
+def _need(holds: Any, what: str) -> None:
+    if not holds:
+        raise ValueError(what)
+
+
+# -- checks: they take the arguments that the operator takes ---------------------------------------
+
+def _channels(input: torch.Tensor, *rest: Any, **named: Any) -> None:
+    """Weights and statistics of a batch norm: one element for each channel."""
+    _need(input.dim() > 1, 'batch norm of a tensor without channels')
+    channels = input.shape[1]
+    for value in (*rest, *named.values()):
+        if isinstance(value, torch.Tensor) and value.numel() != channels:
+            raise ValueError(f'batch norm of {channels} channels with {value.numel()} weights or '
+                             'statistics')
+
+
+def _statistics(input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,
+                training: Any = False, *rest: Any, **named: Any) -> None:
+    _channels(input, weight, bias, running_mean, running_var)
+    _need((running_mean is None) == (running_var is None), 'batch norm with half of the statistics')
+    _need(training is True or running_mean is not None, 'batch norm without statistics')
+
+
+def _no_training(input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,
+                 *rest: Any, **named: Any) -> None:
+    _statistics(input, weight, bias, running_mean, running_var)
+
+
+def _groups(input: torch.Tensor, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int,
+            eps: float) -> None:
+    _need(N * C * HxW == input.numel() and N >= 0 and C > 0 and group > 0 and C % group == 0,
+          f'group norm of {tuple(input.shape)} as {N} x {C} x {HxW}')
+
+
+def _transform(self: torch.Tensor, dim: list[int], *rest: Any, **named: Any) -> None:
+    _need(dim and all(0 <= d < self.dim() for d in dim) and len(set(dim)) == len(dim),
+          f'transform of {self.dim()} dimensions along {dim}')
+
+
+def _inverse(self: torch.Tensor, dim: list[int], normalization: int, last_dim_size: int,
+             **named: Any) -> None:
+    _transform(self, dim)
+    _need(last_dim_size > 0 and self.shape[dim[-1]] == last_dim_size // 2 + 1,
+          f'a real transform of {last_dim_size} from {tuple(self.shape)}')
+
+
+def _noise(self: torch.Tensor, noise: torch.Tensor, lower: Any = 0, upper: Any = 0,
+           training: bool = False, *rest: Any, **named: Any) -> None:
+    _need(not training or (noise.shape == self.shape and noise.dtype == self.dtype
+                           and dense(noise.shape, noise.stride())),
+          'noise of another shape or type')
+
+
+def _strided(self: torch.Tensor, size: list[int], stride: list[int],
+             storage_offset: int | None = None, **named: Any) -> None:
+    """A view of memory that there is: sizes that overflow 64 bit pass PyTorch's own check."""
+    offset = int(self.storage_offset()) if storage_offset is None else storage_offset
+    _extent(size, stride, offset, self.untyped_storage().nbytes() // self.itemsize)
+
+
+def _scattered(self: torch.Tensor, src: torch.Tensor, size: list[int], stride: list[int],
+               storage_offset: int | None = None, **named: Any) -> None:
+    _strided(self, size, stride, storage_offset)
+
+
+def _made(size: list[int], stride: list[int], *rest: Any, **named: Any) -> None:
+    _extent(size, stride, 0, _MOST)
+
+
+def _made_like(self: torch.Tensor, size: list[int], stride: list[int], *rest: Any, **named: Any
+               ) -> None:
+    _extent(size, stride, 0, _MOST)
+
+
+_MOST = 1 << 58    # elements of any tensor
+
+
+def _extent(size: list[int], stride: list[int], offset: int, elements: int) -> None:
+    _need(len(size) == len(stride) and min(size, default=0) >= 0 and min(stride, default=0) >= 0
+          and offset >= 0, f'a view of {size} with strides {stride} at {offset}')
+    end = offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    _need(0 in size or end <= elements,
+          f'a view of {size} with strides {stride} at {offset} in {elements} elements')
+
+
+def _segments(data: torch.Tensor, reduce: str, *, axis: int = 0, unsafe: bool = False,
+              **named: Any) -> None:
+    _need(not unsafe, 'segment_reduce(unsafe=True) is not executed on a server')
+    lengths = named.get('lengths')
+    _need(named.get('offsets') is None and named.get('indices') is None and lengths is not None,
+          'segment_reduce is executed on a server with lengths')
+    assert lengths is not None
+    _need(lengths.dim() >= 1 and 0 <= axis < data.dim() and axis == lengths.dim() - 1
+          and lengths.shape[:-1] == data.shape[:axis] and bool((lengths >= 0).all())
+          and bool((lengths.sum(-1) == data.shape[axis]).all()),
+          'lengths of segments do not fit the data')
+
+
+def _pivots(LU: torch.Tensor, pivots: torch.Tensor, *rest: Any, **named: Any) -> None:
+    n = LU.shape[-1] if LU.dim() else 0
+    _need(LU.dim() >= 2 and pivots.dim() >= 1 and pivots.shape == LU.shape[:-1]
+          and bool(((pivots >= 1) & (pivots <= n)).all()), 'pivots of another matrix')
+
+
+def _pairs(LD: torch.Tensor, pivots: torch.Tensor, *rest: Any, **named: Any) -> None:
+    n = LD.shape[-1] if LD.dim() else 0   # negative ones are of blocks of two
+    _need(LD.dim() >= 2 and pivots.shape == LD.shape[:-1]
+          and bool(((pivots.abs() >= 1) & (pivots.abs() <= n)).all()), 'pivots of another matrix')
+
+
+def _norms(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> None:
+    _need(v.dim() and dim in (0, v.dim() - 1) and g.numel() == v.shape[dim]
+          and v.dtype == g.dtype, 'norms of another weight')
+
+
+_CHECKS: dict[str, Call] = {
+    'native_batch_norm': _statistics, 'cudnn_batch_norm': _statistics,
+    'miopen_batch_norm': _statistics, '_native_batch_norm_legit': _channels,
+    '_batch_norm_with_update': _channels, '_batch_norm_no_update': _no_training,
+    '_native_batch_norm_legit_no_training': _no_training, 'native_group_norm': _groups,
+    '_fft_c2c': _transform, '_fft_r2c': _transform, '_fft_c2r': _inverse,
+    'as_strided': _strided, 'as_strided_copy': _strided, 'as_strided_scatter': _scattered,
+    'empty_strided': _made, 'new_empty_strided': _made_like,
+    'rrelu_with_noise': _noise, 'segment_reduce': _segments, 'linalg_lu_solve': _pivots,
+    'linalg_ldl_solve': _pairs, '_weight_norm_interface': _norms,
+}
+
+
+# -- operators of other backends -------------------------------------------------------------------
+
+def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,
+                training: bool, momentum: float, eps: float) -> Any:
+    return aten.native_batch_norm.default(input, weight, bias, running_mean, running_var, training,
+                                          momentum, eps)
+
+
+def _cudnn_batch_norm(*args: Any, **kwargs: Any) -> Any:
+    reserve = torch.empty(0, dtype=torch.uint8)   # for the backward pass, which is not made here
+    named = {{'exponential_average_factor': 'momentum', 'epsilon': 'eps'}.get(k, k): v
+             for k, v in kwargs.items()}
+    return (*_batch_norm(*args, **named), reserve)
+
+
+def _miopen_batch_norm(*args: Any, **kwargs: Any) -> Any:
+    return _cudnn_batch_norm(*args, **kwargs)[:3]
+
+
+def _grid_sampler(self: torch.Tensor, grid: torch.Tensor) -> Any:
+    return aten.grid_sampler_2d.default(self, grid, 0, 0, True)   # bilinear, zeros, corners
+
+
+def _affine_grid(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> Any:
+    return aten.affine_grid_generator.default(theta, [N, C, H, W], True)
+
+
+_ELSEWHERE: dict[str, Call] = {
+    'cudnn_batch_norm': _cudnn_batch_norm, 'miopen_batch_norm': _miopen_batch_norm,
+    'cudnn_grid_sampler': _grid_sampler, 'cudnn_affine_grid_generator': _affine_grid,
+}

@@ -1,0 +1,220 @@
+"""The process of one program on the server: a `SessionMachine` on the program's own topics.
+
+The zygote forks it. The main thread computes, a thread of the node takes what comes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import rclpy
+import torch
+from fleet_ros.alarm import Alarm
+from fleet_ros.spinning import Spinning
+from rclpy.context import Context as RosContext
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+from rrto_msgs import msg
+
+from . import qos
+from .context import Context, default_generator
+from .convert import frame_of, to_ros
+from .errors import RemoteError
+from .page import Page
+from .parameters import ServerSettings
+from .perform import Performer
+from .server import SendFrame
+from .session import Action, End, SessionMachine
+from .weights import Weights
+
+PATIENCE = 10.0       # seconds in which the program has to be found
+ROOM = 64 << 20       # least bytes beside the tensors: messages, and what operators need meanwhile
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the process serves; `folder` holds the page and the weights."""
+
+    server: str
+    program: str
+    incarnation: int
+    device: str
+    folder: Path
+    settings: ServerSettings
+
+
+def serve(task: Task, parent: int) -> NoReturn:
+    """Be the process of a program; `parent` is the zygote's id."""
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        page = Page(task.folder / task.program)
+        _Worker(task, page).run()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)    # nothing of the zygote's is this process's to put in order
+
+
+class _Worker:
+    """The session's shell."""
+
+    def __init__(self, task: Task, page: Page) -> None:
+        self.task, self.page = task, page
+        settings = task.settings
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        self.device = torch.device(task.device)
+        generator = default_generator(self.device)   # all of the process is the program's
+        generator.manual_seed(torch.Generator().initial_seed())
+        context = Context(self.device, settings.memory << 20, page.note, generator)
+        self.performer = Performer(context, Weights(settings.weights << 20,
+                                                    task.folder / 'weights'))
+        self._changed = threading.Condition()    # guards machine and link
+        self._ros = RosContext()
+        rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)
+        self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
+                         start_parameter_services=False)
+        self.link = settings.shaped_link()
+        self.reason = ''
+        base = f'/rrto/{task.server}/{task.program}/'
+        self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
+        self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
+        self.machine = SessionMachine(task.program, task.incarnation, settings, time.monotonic())
+        self._alarm = Alarm(self.node, self._on_time)
+        self._spinning = Spinning(self.node)
+        warm_up(self.device)
+        limit_memory(self.device, settings.memory << 20)
+        self._wait_for_program()
+        self.node.create_subscription(msg.Ack, base + 'down_ack', self._on_ack, qos.STREAM)
+        self.node.create_subscription(msg.Frame, base + 'up', self._on_frame, qos.STREAM)
+        with self._changed:
+            self._act(())
+
+    def _wait_for_program(self) -> None:
+        """What is sent before the program's subscriptions are found would be lost.
+
+        The program waits for the subscriptions of this process, which are made afterwards.
+        """
+        end = time.monotonic() + PATIENCE
+        while not (self.down.get_subscription_count() and self.acks.get_subscription_count()):
+            if time.monotonic() > end:
+                self.reason = 'its topics were not found'
+                return
+            time.sleep(0.002)
+
+    def run(self) -> None:
+        """Execute messages until the session is over."""
+        while not self.reason:
+            with self._changed:
+                while not self.reason and (message := self.machine.work()) is None:
+                    self._changed.wait()
+                if self.reason:
+                    break
+            assert message is not None
+            self._execute(message)
+            del message
+        with self._changed:   # whoever had the last word has published it
+            self.page.leave(self.reason)
+        self._close()
+
+    def _close(self) -> None:
+        """Let the peers know at once; what hangs there must not keep the process."""
+        end = threading.Timer(PATIENCE, os._exit, (0,))
+        end.daemon = True
+        end.start()
+        self._spinning.close()
+        self._alarm.close()
+        self.node.destroy_node()
+        self._ros.try_shutdown()
+
+    def _execute(self, message: bytes) -> None:
+        began = time.monotonic()
+        self.page.begin()
+        error = ''
+        try:
+            for reply in self.performer.perform(message):
+                with self._changed:
+                    self._act(self.machine.on_reply(reply))
+        except RemoteError as wrong:
+            error = str(wrong)
+        except Exception as wrong:
+            error = f'{type(wrong).__name__}: {wrong}'
+        self.page.end(self.performer.used, time.monotonic() - began)
+        with self._changed:
+            self._act(self.machine.fail(error) if error else self.machine.on_done())
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def _on_frame(self, message: Any) -> None:
+        with self._changed:
+            self._act(self.machine.on_frame(message.incarnation, frame_of(message),
+                                            time.monotonic()))
+            self._changed.notify_all()
+
+    def _on_ack(self, message: Any) -> None:
+        with self._changed:
+            self._act(self.machine.on_ack(message.incarnation, message.number, message.error,
+                                          time.monotonic()))
+            self._changed.notify_all()
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        with self._changed:
+            self.link.release(now)
+            self._act(self.machine.on_time(now))
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        now = time.monotonic()
+        for action in actions:
+            if isinstance(action, End):
+                self.reason = action.reason
+                self._changed.notify_all()
+            elif isinstance(action, SendFrame):
+                self.link.send(len(action.frame.data),
+                               partial(self.down.publish, to_ros(action)), now)
+            elif action.error:
+                self.acks.publish(to_ros(action))   # the process ends with this
+            else:
+                self.link.send(0, partial(self.acks.publish, to_ros(action)), now)
+        self._alarm.set(min(self.machine.deadline, self.link.deadline))
+
+
+def warm_up(device: torch.device) -> None:
+    """Let PyTorch start its threads and load its libraries, before memory is counted."""
+    image = torch.ones(1, 8, 64, 64, device=device)
+    torch.nn.functional.conv2d(image, torch.ones(8, 8, 3, 3, device=device))
+    image.view(64, 512) @ image.view(512, 64)
+
+
+def limit_memory(device: torch.device, memory: int) -> None:
+    """Let no more than `memory` bytes of tensors, and some room, be allocated from now on."""
+    if device.type == 'cuda':
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (memory + room(memory)) / total),
+                                                   device)
+        return
+    now = int(Path('/proc/self/status').read_text().split('VmData:')[1].split()[0]) << 10
+    resource.setrlimit(resource.RLIMIT_DATA, (now + memory + room(memory),) * 2)
+
+
+def room(memory: int) -> int:
+    """Bytes beside the tensors for messages and for what operators need while they compute."""
+    return max(ROOM, memory // 4)

@@ -1,0 +1,132 @@
+"""`python -m rrto_bridge.zygote FD`: has PyTorch loaded, and forks the process of each program.
+
+It has one thread and neither ROS nor a device in use, which a fork would not survive. It hears from
+the supervisor on a socket, one JSON object a datagram, and ends, with all programs, when that does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from fleet_env.errors import FleetEnvError
+from fleet_ros.device import torch_device
+
+from .allow import operators_digest
+from .parameters import ServerSettings
+from .worker import Task, serve
+
+MESSAGE = 1 << 16   # bytes of a datagram
+
+
+class Zygote:
+    """Processes of programs by name."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        hello = json.loads(link.recv(MESSAGE))
+        self.server, self.folder = hello['server'], Path(hello['folder'])
+        self.settings = ServerSettings.model_validate_json(hello['settings'])
+        self.device = self._child(lambda: str(torch_device(self.settings.device)))
+        self.processes: dict[str, int] = {}      # file descriptors
+        self.ids: dict[str, int] = {}
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(link, selectors.EVENT_READ, '')
+
+    def _child(self, ask: Any) -> str:
+        """What `ask` returns in a process that may touch a GPU."""
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                text = json.dumps([ask(), ''])
+            except (FleetEnvError, RuntimeError) as error:
+                text = json.dumps(['', str(error)])
+            os.write(write, text.encode())
+            os._exit(0)
+        os.close(write)
+        with open(read, encoding='utf-8') as file:
+            answer = file.read()
+        os.waitpid(child, 0)
+        found, wrong = json.loads(answer or '["", "the device can not be used"]')
+        self.say(ready=not wrong, error=wrong, device=found, torch=torch.__version__,
+                 operators=operators_digest())
+        return str(found)
+
+    def say(self, **fields: Any) -> None:
+        """Tell the supervisor."""
+        self.link.send(json.dumps(fields).encode())
+
+    def run(self) -> None:
+        """Fork and reap until the supervisor is gone."""
+        while True:
+            for key, _ in self.selector.select():
+                if key.data:
+                    self._reap(key.data)
+                    continue
+                data = self.link.recv(MESSAGE)
+                if not data:
+                    return
+                asked = json.loads(data)
+                if 'begin' in asked:
+                    self._begin(asked['begin'], asked['incarnation'])
+                elif asked['kill'] in self.processes:
+                    signal.pidfd_send_signal(self.processes[asked['kill']], signal.SIGKILL)
+
+    def _begin(self, program: str, incarnation: int) -> None:
+        me = os.getpid()
+        try:
+            child = os.fork()
+        except OSError as error:
+            self.say(ended=program, status=1, reason=f'no process can be started: {error}')
+            return
+        if not child:
+            self.selector.close()
+            self.link.close()
+            for descriptor in self.processes.values():
+                os.close(descriptor)
+            serve(Task(self.server, program, incarnation, self.device, self.folder, self.settings),
+                  me)
+        self.ids[program] = child
+        self.processes[program] = os.pidfd_open(child)
+        self.selector.register(self.processes[program], selectors.EVENT_READ, program)
+
+    def _reap(self, program: str) -> None:
+        descriptor = self.processes.pop(program)
+        self.selector.unregister(descriptor)
+        os.close(descriptor)
+        _, status = os.waitpid(self.ids.pop(program), 0)
+        self.say(ended=program, status=os.waitstatus_to_exitcode(status))
+
+    def close(self) -> None:
+        """End all programs, and remove what they shared."""
+        for descriptor in self.processes.values():
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the supervisor at the other end of the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # An error of the socket: the supervisor is gone.
+    with socket.socket(fileno=int(arguments[0])) as link, contextlib.suppress(OSError):
+        zygote = Zygote(link)
+        gc.freeze()   # so that the programs' processes share its pages
+        try:
+            zygote.run()
+        finally:
+            zygote.close()
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

@@ -1,0 +1,385 @@
+"""Real programs with random weights, which nobody wrote with rrto in mind.
+
+Each entry of CLIENTS builds a model on a device and returns its inference: a function of the number
+of the inference that returns tensors on the CPU. `python clients.py [NAME ...]` prints what each
+costs. An entry whose library is not installed raises ModuleNotFoundError.
+"""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).with_name('programs')))
+os.environ.setdefault('HF_HUB_OFFLINE', '1')
+os.environ.setdefault('YOLO_OFFLINE', '1')
+
+CLIENTS = {}
+SMALL = set()    # names of those that take a second or so
+OPERATORS = []   # registrations end with their library object
+
+
+def client(small=False):
+    def add(build):
+        name = build.__name__
+        CLIENTS[name] = build
+        if small:
+            SMALL.add(name)
+        return build
+    return add
+
+
+def seeded(k):
+    return torch.Generator().manual_seed(k)
+
+
+def image(k, size=64, batch=1):
+    return torch.rand(batch, 3, size, size, generator=seeded(k))
+
+
+def tokens(k, count=12, vocabulary=200):
+    return torch.randint(vocabulary, (1, count), generator=seeded(k))
+
+
+def vision():
+    return importlib.import_module('vision').torchvision
+
+
+def forward(model, make_input, device, take=lambda y: [y]):
+    """The usual loop: move the input, call the model, move the result."""
+    model = model.eval().to(device)
+
+    def infer(k):
+        with torch.inference_mode():
+            return [t.cpu() for t in take(model(make_input(k).to(device)))]
+    return infer
+
+
+# -- classification ------------------------------------------------------------------------------
+
+def timm_model(name, size=64):
+    def build(device):
+        timm_ = timm()
+        return forward(timm_.create_model(name, pretrained=False, num_classes=10),
+                       lambda k: image(k, size), device)
+    return build
+
+
+def timm():
+    vision()
+    return importlib.import_module('timm')
+
+
+@client(small=True)
+def efficientnet_b0(device):
+    return timm_model('efficientnet_b0')(device)
+
+
+@client()
+def swin_tiny(device):
+    model = timm().create_model('swin_tiny_patch4_window7_224', pretrained=False, img_size=56,
+                                num_classes=10)
+    return forward(model, lambda k: image(k, 56), device)
+
+
+@client(small=True)
+def convnextv2_atto(device):
+    return timm_model('convnextv2_atto')(device)
+
+
+@client()
+def resnet50_half(device):
+    model = vision().models.resnet50(num_classes=10).half()
+    return forward(model, lambda k: image(k, 32).half(), device)
+
+
+@client()
+def mobilenet_amp(device):
+    infer = forward(vision().models.mobilenet_v3_small(num_classes=10), image, device)
+
+    def under(k):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return infer(k)
+    return under
+
+
+# -- transformers --------------------------------------------------------------------------------
+
+def transformers():
+    vision()
+    library = importlib.import_module('transformers')
+    library.logging.set_verbosity_error()
+    return library
+
+
+@client(small=True)
+def bert(device):
+    t = transformers()
+    model = t.BertModel(t.BertConfig(
+        vocab_size=200, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=128)).eval().to(device)
+
+    def infer(k):
+        with torch.no_grad():
+            ids = tokens(k).to(device)
+            out = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+            return [out.last_hidden_state.cpu(), out.pooler_output.cpu()]
+    return infer
+
+
+@client()
+def vit(device):
+    t = transformers()
+    model = t.ViTForImageClassification(t.ViTConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
+        image_size=64, patch_size=16, num_labels=10))
+    return forward(model, image, device, lambda out: [out.logits])
+
+
+@client(small=True)
+def gpt2_generate(device):
+    """20 tokens by greedy search, with the cache that generate keeps."""
+    t = transformers()
+    model = t.GPT2LMHeadModel(t.GPT2Config(
+        vocab_size=200, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0,
+        eos_token_id=None)).eval().to(device)
+
+    def infer(k):
+        ids = tokens(k, 6).to(device)
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20,
+                             do_sample=False, pad_token_id=0)
+        return [out.cpu()]
+    return infer
+
+
+@client()
+def gpt2_sample(device):
+    t = transformers()
+    model = t.GPT2LMHeadModel(t.GPT2Config(
+        vocab_size=200, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0,
+        eos_token_id=None)).eval().to(device)
+
+    def infer(k):
+        torch.manual_seed(k)
+        ids = tokens(k, 6).to(device)
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8,
+                             do_sample=True, top_k=20, pad_token_id=0)
+        return [out.cpu()]
+    return infer
+
+
+@client()
+def whisper(device):
+    t = transformers()
+    config = t.WhisperConfig(
+        vocab_size=200, num_mel_bins=16, encoder_layers=2, decoder_layers=2, d_model=64,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=128,
+        decoder_ffn_dim=128, max_source_positions=50, max_target_positions=40, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, suppress_tokens=None,
+        begin_suppress_tokens=None)
+    model = t.WhisperForConditionalGeneration(config).eval().to(device)
+
+    def infer(k):
+        features = torch.randn(1, 16, 100, generator=seeded(k)).to(device)
+        with torch.no_grad():
+            return [model.generate(features, max_new_tokens=15, do_sample=False).cpu()]
+    return infer
+
+
+# -- detection -----------------------------------------------------------------------------------
+
+def detection_operators():
+    """nms and roi_align for the CPU, which torchvision's wheel has only in its C++ library."""
+    if OPERATORS:
+        return
+    v = vision()
+    if hasattr(torch.ops.torchvision, 'roi_align'):
+        return
+    library = torch.library.Library('torchvision', 'FRAGMENT')
+    library.define('roi_align(Tensor input, Tensor rois, float spatial_scale, '
+                   'SymInt pooled_height, SymInt pooled_width, int sampling_ratio, bool aligned) '
+                   '-> Tensor')
+    library.impl('nms', nms, 'CPU')
+    roi_align = v.ops.roi_align.__globals__['_roi_align']
+    library.impl('roi_align', roi_align, 'CPU')
+    v.extension._assert_has_ops = v.ops.boxes._assert_has_ops = lambda: None
+    v.ops.roi_align.__globals__['_assert_has_ops'] = lambda: None
+    OPERATORS.append(library)
+
+
+def nms(boxes, scores, threshold):
+    order = scores.argsort(descending=True).tolist()
+    rows = boxes.tolist()
+    kept = []
+    for k in order:
+        if all(overlap(rows[k], rows[j]) <= threshold for j in kept):
+            kept.append(k)
+    return torch.tensor(kept, dtype=torch.int64)
+
+
+def overlap(a, b):
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    inside = max(width, 0) * max(height, 0)
+    return inside / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - inside + 1e-9)
+
+
+@client()
+def faster_rcnn(device):
+    v = vision()
+    detection_operators()
+    model = v.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
+        weights=None, weights_backbone=None, num_classes=5, min_size=96, max_size=96,
+        rpn_post_nms_top_n_test=20, box_score_thresh=0.0).eval().to(device)
+
+    def infer(k):
+        with torch.no_grad():
+            found, = model([image(k, 96)[0].to(device)])
+            return [found[name].cpu() for name in ('boxes', 'labels', 'scores')]
+    return infer
+
+
+def yolo(name, device):
+    vision()
+    detection_operators()
+    library = importlib.import_module('ultralytics')
+    model = library.YOLO(name)
+
+    def infer(k):
+        picture = (image(k)[0].permute(1, 2, 0) * 255).byte().numpy()
+        result, = model.predict(picture, imgsz=64, conf=0.001, device=device, verbose=False)
+        return [result.boxes.data.cpu()]
+    return infer
+
+
+@client()
+def yolov8n(device):
+    return yolo('yolov8n.yaml', device)
+
+
+@client()
+def yolo11n(device):
+    return yolo('yolo11n.yaml', device)
+
+
+# -- diffusion, recurrence, loops ----------------------------------------------------------------
+
+@client()
+def diffusion(device):
+    """Four steps of a small UNet from noise that a generator of the device draws."""
+    vision()
+    d = importlib.import_module('diffusers')
+    model = d.UNet2DModel(sample_size=16, in_channels=3, out_channels=3, layers_per_block=1,
+                          block_out_channels=(32, 32), norm_num_groups=8,
+                          down_block_types=('DownBlock2D', 'AttnDownBlock2D'),
+                          up_block_types=('AttnUpBlock2D', 'UpBlock2D')).eval().to(device)
+    scheduler = d.DDIMScheduler()
+
+    def infer(k):
+        generator = torch.Generator(device).manual_seed(k)
+        with torch.no_grad():
+            x = torch.randn(1, 3, 16, 16, generator=generator, device=device)
+            scheduler.set_timesteps(4)
+            for t in scheduler.timesteps:
+                x = scheduler.step(model(x, t).sample, t, x).prev_sample
+            return [x.cpu()]
+    return infer
+
+
+@client(small=True)
+def packed_lstm(device):
+    layer = nn.LSTM(5, 8, 2, batch_first=True, bidirectional=True).eval().to(device)
+
+    def infer(k):
+        x = torch.rand(3, 6, 5, generator=seeded(k)).to(device)
+        with torch.no_grad():
+            packed = nn.utils.rnn.pack_padded_sequence(x, [6, 4, 2], batch_first=True)
+            y, _ = nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)
+            return [y.cpu()]
+    return infer
+
+
+@client(small=True)
+def benchmark_loop(device):
+    """As tutorials time a model: events around it, and synchronize before the read."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
+                          nn.LazyLinear(10))
+    model(image(0, 16))
+    model = model.eval().to(device)
+    timed = device == 'cuda'
+
+    def infer(k):
+        with torch.no_grad():
+            x = image(k, 16).to(device, non_blocking=True)
+            if timed:
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+            y = model(x)
+            if timed:
+                end.record()
+                torch.cuda.synchronize()
+                assert start.elapsed_time(end) >= 0 and torch.cuda.max_memory_allocated() >= 0
+            return [y.cpu()]
+    return infer
+
+
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return image(index, 8)[0]
+
+
+@client()
+def loader_with_workers(device):
+    loader = torch.utils.data.DataLoader(Pictures(), 4, num_workers=2, pin_memory=True)
+    model = nn.Conv2d(3, 4, 3).eval().to(device)
+
+    def infer(k):
+        with torch.no_grad():
+            return [model(x.to(device, non_blocking=True)).cpu() for x in loader]
+    return infer
+
+
+def run(name, device, count):
+    """Results of the first inferences of a client; yields after each."""
+    torch.manual_seed(0)
+    infer = CLIENTS[name](device)
+    for k in range(count):
+        yield infer(k)
+
+
+def main(names):
+    import remote
+    print(f'{"client":22}' + ''.join(f'{mode:>22}' for mode in remote.MODES))
+    for name in names or CLIENTS:
+        try:
+            expected = list(run(name, 'cpu', COUNT))
+        except ModuleNotFoundError as error:
+            print(f'{name:22}{error}')
+            continue
+        row = []
+        for mode in remote.MODES:
+            engine = remote.start(mode)
+            equal, before = True, 0
+            try:
+                for mine, theirs in zip(run(name, 'cuda', COUNT), expected, strict=True):
+                    equal &= len(mine) == len(theirs) and all(map(torch.equal, mine, theirs))
+                    trips, before = engine.machine.round_trips - before, engine.machine.round_trips
+            except Exception as error:
+                row.append(f'{type(error).__name__} {error}'[:21])
+                if len(names) == 1:
+                    raise
+            else:
+                row.append(f'{trips} {"equal" if equal else "DIFFERS"} {engine.inferences}')
+        print(f'{name:22}' + ''.join(f'{text:>22}' for text in row), flush=True)
+
+
+COUNT = int(os.environ.get('RRTO_INFERENCES', '8'))
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

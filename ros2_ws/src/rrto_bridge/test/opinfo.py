@@ -1,0 +1,117 @@
+"""PyTorch's own samples of its operators, on the device and on a CPU.
+
+`python opinfo.py [MODE]` prints how many operators give the same bits, a clear error, or something
+else; it needs `expecttest`, which PyTorch's testing modules import.
+"""
+
+import itertools
+import os
+import sys
+import warnings
+from collections import Counter
+
+import remote
+import torch
+
+SAMPLES = int(os.environ.get('RRTO_SAMPLES', '3'))   # of each operator
+
+# Values that PyTorch leaves open: memory that is not set, which lstsq's LAPACK routine starts from.
+FREE = frozenset(('linalg.lstsq',
+                  'empty', 'empty_like', 'empty_strided', 'empty_permuted', 'new_empty',
+                  'new_empty_strided', 'resize_', 'resize_as_'))
+
+
+def operators():
+    """The operators that PyTorch has samples of."""
+    from torch.testing._internal.common_methods_invocations import op_db
+    return op_db
+
+
+def moved(value, device):
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().to(device)
+    if isinstance(value, dict):
+        return {k: moved(v, device) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [moved(v, device) for v in value]
+        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
+    return torch.device(device) if isinstance(value, torch.device) else value
+
+
+def flat(value):
+    """Tensors and scalars in what an operator returned."""
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in flat(item)]
+    return [value]
+
+
+def run(op, sample, device):
+    """What the operator gives for a sample, on the CPU, or the error."""
+    arguments = moved((sample.input, list(sample.args), dict(sample.kwargs)), device)
+    torch.manual_seed(5)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        try:
+            result = flat(op.op(arguments[0], *arguments[1], **arguments[2]))
+            return [v.cpu() if isinstance(v, torch.Tensor) else v for v in result]
+        except Exception as error:
+            return error
+
+
+def bits(tensor):
+    dense = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    return dense.flatten().view(torch.uint8).numpy().tobytes()
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        if not isinstance(b, torch.Tensor) or (a.shape, a.dtype, a.layout) != (
+                b.shape, b.dtype, b.layout):
+            return False
+        if a.layout is not torch.strided:
+            a, b = a.to_dense(), b.to_dense()
+        return bits(a) == bits(b)
+    return type(a) is type(b) and (a == b or a != a)
+
+
+def judge(op):
+    """'same', 'error' with its text, or 'differs', for an operator."""
+    dtype = torch.float32
+    if dtype not in op.dtypes:
+        dtype = next(iter(sorted(op.dtypes, key=str)), None)
+    torch.manual_seed(1)
+    try:
+        samples = list(itertools.islice(op.sample_inputs('cpu', dtype), SAMPLES))
+    except Exception as error:
+        return 'no samples', str(error)
+    verdict, text = 'same', ''
+    for sample in samples:
+        expected = run(op, sample, 'cpu')
+        got = run(op, sample, 'cuda')
+        if isinstance(expected, Exception):
+            continue
+        if isinstance(got, Exception):
+            verdict, text = 'error', f'{type(got).__name__}: {got}'
+        elif op.name in FREE:
+            continue
+        elif len(got) != len(expected) or not all(map(same, expected, got)):
+            return 'differs', str(sample)[:80]
+    return verdict, text
+
+
+def table(mode, said=lambda line: None):
+    """Names of operators by verdict."""
+    remote.start(mode)
+    found = {}
+    for op in operators():
+        name = op.name + (f'.{op.variant_test_name}' if op.variant_test_name else '')
+        verdict, text = judge(op)
+        found.setdefault(verdict, {})[name] = text
+        if verdict != 'same':
+            said(f'{verdict:10} {name}: {text[:150]!r}')
+    return found
+
+
+if __name__ == '__main__':
+    found = table(sys.argv[1] if len(sys.argv) > 1 else 'async', lambda t: print(t, flush=True))
+    print(Counter({verdict: len(names) for verdict, names in found.items()}))

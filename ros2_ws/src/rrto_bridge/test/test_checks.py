@@ -1,0 +1,171 @@
+"""Operators get no arguments by which they would read or write what is not theirs."""
+
+import pytest
+import torch
+from rrto_bridge.allow import allowed, resolve
+from rrto_bridge.checks import prepared
+from rrto_bridge.context import Context
+from rrto_bridge.errors import Failed, Refused
+from rrto_bridge.record import Ref, Special
+
+CPU = torch.device('cpu')
+X = torch.rand(2, 6, 4, 4)
+SIX, TWO = torch.ones(6), torch.ones(2)
+PIVOTS = torch.tensor([1, 2], dtype=torch.int32)
+
+
+def call(op, *args, **kwargs):
+    with torch.inference_mode():
+        return prepared(resolve(f'aten.{op}'), CPU)(*args, **kwargs)
+
+
+@pytest.mark.parametrize(('op', 'args', 'kwargs'), [
+    ('native_batch_norm.default', (X, None, TWO, SIX, SIX, False, 0.1, 1e-5), {}),
+    ('native_batch_norm.default', (X, SIX, None, SIX, TWO, True, 0.1, 1e-5), {}),
+    ('native_batch_norm.default', (X, None, None, None, None, False, 0.1, 1e-5), {}),
+    ('native_batch_norm.default', (X, None, None, SIX, None, True, 0.1, 1e-5), {}),
+    ('native_batch_norm.default', (torch.rand(6), None, None, SIX, SIX, False, 0.1, 1e-5), {}),
+    ('cudnn_batch_norm.default', (X, SIX, TWO, SIX, SIX, False, 0.1, 1e-5), {}),
+    ('_native_batch_norm_legit.default', (X, SIX, SIX, TWO, TWO, True, 0.1, 1e-5), {}),
+    ('_native_batch_norm_legit.no_stats', (X, TWO, SIX, True, 0.1, 1e-5), {}),
+    ('_native_batch_norm_legit_no_training.default', (X, SIX, SIX, SIX, TWO, 0.1, 1e-5), {}),
+    ('_batch_norm_with_update.default', (X, SIX, TWO, SIX, SIX, 0.1, 1e-5), {}),
+    ('native_group_norm.default', (X, SIX, SIX, 2, 6, 64, 2, 1e-5), {}),
+    ('native_group_norm.default', (X, SIX, SIX, 2, 6, 16, 0, 1e-5), {}),
+    ('_fft_r2c.default', (X, [7], 0, True), {}),
+    ('_fft_c2c.default', (X.cfloat(), [0, 0], 0, True), {}),
+    ('_fft_c2c.default', (X.cfloat(), [-9], 0, True), {}),
+    ('_fft_c2r.default', (X.cfloat(), [3], 0, 4000), {}),
+    ('rrelu_with_noise.default', (X, torch.ones(1), 0.1, 0.3, True), {}),
+    ('rrelu_with_noise_.default', (X, torch.ones(()).expand(X.shape), 0.1, 0.3, True), {}),
+    ('segment_reduce.default', (SIX, 'sum'), {'lengths': torch.tensor([6]), 'unsafe': True}),
+    ('segment_reduce.default', (SIX, 'sum'), {'lengths': torch.tensor([600])}),
+    ('segment_reduce.default', (SIX, 'sum'), {'offsets': torch.tensor([0, 600])}),
+    ('linalg_lu_solve.default', (torch.eye(2), PIVOTS * 9, torch.eye(2)), {}),
+    ('linalg_ldl_solve.default', (torch.eye(2), PIVOTS * -9, torch.eye(2)), {}),
+    ('_weight_norm_interface.default', (torch.rand(6, 3), torch.rand(2, 1), 0), {}),
+    ('as_strided.default', (SIX, [2**62], [1]), {}),
+    ('as_strided_.default', (torch.ones(6), [-2**31, 3, 0], [1, 0, 0]), {}),
+    ('as_strided_copy.default', (SIX, [2, 2], [2**62, 2**62], 0), {}),
+    ('as_strided_scatter.default', (SIX, SIX, [6], [2], 0), {}),
+    ('empty_strided.default', ([2**31, 2**31], [2**31, 1]), {}),
+    ('new_empty_strided.default', (SIX, [-1, 0], [1, 1]), {}),
+])
+def test_what_pytorch_does_not_check_is_checked(op, args, kwargs):
+    with pytest.raises(ValueError):
+        call(op, *args, **kwargs)
+
+
+@pytest.mark.parametrize(('op', 'args', 'kwargs'), [
+    ('native_batch_norm.default', (X, SIX, None, SIX, SIX, False, 0.1, 1e-5), {}),
+    ('_native_batch_norm_legit.no_stats', (X, SIX, SIX, True, 0.1, 1e-5), {}),
+    ('native_group_norm.default', (X, SIX, SIX, 2, 6, 16, 3, 1e-5), {}),
+    ('_fft_r2c.default', (X, [2, 3], 0, True), {}),
+    ('_fft_c2r.default', (X.cfloat(), [3], 0, 6), {}),
+    ('segment_reduce.default', (SIX, 'max'), {'lengths': torch.tensor([2, 4])}),
+    ('linalg_lu_solve.default', (torch.eye(2), PIVOTS, torch.eye(2)), {}),
+    ('_weight_norm_interface.default', (torch.rand(6, 3), torch.rand(6, 1), 0), {}),
+])
+def test_what_is_right_gives_what_pytorch_gives(op, args, kwargs):
+    torch.testing.assert_close(call(op, *args, **kwargs), resolve(f'aten.{op}')(*args, **kwargs),
+                               rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('op', ['ones.out', 'rand.out', 'fft_fftfreq.out'])
+def test_a_result_for_which_there_is_no_memory_leaves_out_as_it_was(op):
+    """PyTorch leaves it with a shape that its memory has not: the next operator reads anything."""
+    out = torch.ones(2, 3)
+    size = (2**62, 1.0) if op.startswith('fft') else ([2**31, 2**31],)
+    with pytest.raises(RuntimeError):
+        call(op, *size, out=out)
+    assert out.shape == (2, 3) and out.tolist() == [[1] * 3] * 2
+
+
+def test_operators_of_plain_numbers_are_refused():
+    """`aten.remainder.int(1, 0)` ends the process."""
+    for name in ('remainder.int', 'floor_divide.int', 'eq.str', 'add.str'):
+        with pytest.raises(Refused):
+            resolve(f'aten.{name}')
+
+
+@pytest.mark.parametrize('name', [
+    '_reshape_alias', '_unsafe_index_put', '_masked_softmax', 'batch_norm_stats', 'resize_', 'set_',
+    'lift', 'pin_memory', '_stack', 'slow_conv3d_forward', 'print', 'from_file', '_copy_from',
+    'record_stream', 'to_sparse', 'quantize_per_tensor', '_cudnn_rnn', 'nested_to_padded_tensor',
+    'requires_grad_', 'an_operator_of_the_next_pytorch', '_foreach_mm', '__and__', ''])
+def test_what_is_not_named_is_refused(name):
+    assert not allowed(name)
+    with pytest.raises(Refused):
+        resolve(f'aten.{name}.default')
+
+
+@pytest.mark.parametrize('op', ['aten.empty.memory_format', 'aten.new_empty.default',
+                                'aten.empty_strided.default', 'aten.new_empty_strided.default',
+                                'aten.empty.out', 'aten.empty_like.default'])
+def test_memory_that_is_not_written_is_zeroed_gaps_too(op):
+    """So that neither another value of the program is seen, nor a replay differs from the first."""
+    context = Context(CPU, 1 << 20)
+    with torch.inference_mode():
+        for _ in range(20):
+            context.add(1, torch.full((4000,), 7.0))
+            context.free(1)
+            if 'strided' in op:
+                args = ((10,), (100,))
+                args = args if op.startswith('aten.empty') else (Ref(2), *args)
+                context.add(2, torch.ones(1))
+                context.execute(op, args, (), 3)
+            elif op.endswith('out'):
+                context.add(3, torch.empty(0))
+                context.execute(op, ((4000,),), (('out', Ref(3)),), 4)
+            else:
+                context.add(2, torch.ones(4000))
+                size = () if 'like' in op else ((4000,),)
+                given = () if op.startswith('aten.empty.') else (Ref(2),)
+                context.execute(op, (*given, *size), (('dtype', Special('dtype', 'float32')),), 3)
+            made = context.tensors[3]
+            whole = torch.frombuffer(bytearray(made.untyped_storage().nbytes()), dtype=torch.uint8)
+            whole.set_(made.untyped_storage())
+            assert whole.numel() >= 3604 and not whole.any()
+            context.free(3)
+
+
+def test_operators_of_a_pytorch_with_cuda_run_on_a_cpu():
+    """A robot with PyTorch's default build asks for them: batch norm picks cuDNN's there."""
+    args = (X, SIX * 2, SIX, SIX, SIX * 3, False, 0.1, 1e-5)
+    out, mean, rstd, reserve = call('cudnn_batch_norm.default', *args)
+    expected = torch.native_batch_norm(*args)
+    assert torch.equal(out, expected[0]) and reserve.dtype == torch.uint8
+    assert mean.shape == expected[1].shape and rstd.shape == expected[2].shape
+    assert torch.equal(call('miopen_batch_norm.default', *args)[0], expected[0])
+    theta = torch.rand(2, 2, 3)
+    grid = call('cudnn_affine_grid_generator.default', theta, 2, 6, 4, 4)
+    assert torch.equal(grid, torch.nn.functional.affine_grid(theta, [2, 6, 4, 4], True))
+    assert torch.equal(call('cudnn_grid_sampler.default', X, grid),
+                       torch.nn.functional.grid_sample(X, grid, align_corners=True))
+
+
+# -- calls that fail -------------------------------------------------------------------------------
+
+def test_a_tensor_whose_call_failed_says_why():
+    context = Context(CPU, 1 << 20)
+    context.failed(10, 'ValueError', 'the first')
+    context.failed(1 << 20, 'IndexError', 'the second')
+    for handle, text in ((10, 'first'), (12, 'first'), (1 << 20, 'second'), (9, 'no tensor 9')):
+        with pytest.raises(RuntimeError, match=text):
+            context.tensor(handle)
+    context.add(10, torch.ones(1))
+    assert context.tensor(10).item() == 1
+    for k in range(5000):
+        context.failed(100 * k, 'ValueError', 'many')
+    with pytest.raises(Failed, match='many'):
+        context.tensor(100 * 4999)
+
+
+def test_a_handle_that_is_used_again_means_the_new_tensor():
+    context = Context(CPU, 1 << 20)
+    context.add(1, torch.ones(100))
+    context.add(1, torch.zeros(10))
+    assert context.tensor(1).shape == (10,) and context.used == 40
+    context.free(1)
+    context.free(1)
+    assert context.used == 0

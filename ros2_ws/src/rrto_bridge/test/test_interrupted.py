@@ -1,0 +1,173 @@
+"""A program that is interrupted anywhere, and goes on, gets the results of plain PyTorch."""
+
+import signal
+import sys
+import threading
+
+import pytest
+import remote
+import torch
+from torch import nn
+
+
+class Stop(Exception):
+    pass
+
+
+def program(device, attempt):
+    """Results of inferences; `attempt` runs each, and may have it repeated."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(),
+                          nn.Linear(8, 2)).to(device)
+    state = torch.zeros(2, 8).to(device)
+    results = []
+    with torch.no_grad():
+        for _ in range(25):
+            x = torch.rand(2, 4)
+
+            def infer(x=x):
+                hidden = model[1](model[0](x.to(device)))
+                parts = (hidden + state).chunk(2)
+                return model(x.to(device)).cpu(), torch.cat(parts).sum().item()
+
+            results += attempt(infer)
+            state.add_(torch.ones(2, 8).to(device))
+            results.append(state.sum().item())
+    return results
+
+
+def once(infer):
+    return infer()
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+               for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture(params=remote.MODES)
+def mode(request):
+    return request.param
+
+
+def test_a_handler_that_raises_at_any_instruction(mode):
+    expected = program('cpu', once)
+    remote.start(mode)
+    left, ran = [0], threading.Event()
+
+    def stop(number, frame):
+        ran.set()
+        raise Stop
+
+    def trace(frame, event, argument):   # before each line that runs
+        left[0] -= 1
+        if not left[0]:
+            ran.clear()
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    lines = iter(range(40, 4000, 37))
+
+    def attempt(infer):
+        while True:
+            ran.set()
+            left[0] = next(lines, 0)
+            sys.settrace(trace)
+            try:
+                result = infer()
+                sys.settrace(None)
+                ran.wait(60)   # it waits for the device
+                return result
+            except Stop:
+                continue
+            finally:
+                sys.settrace(None)
+                left[0] = 0
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        got = program('cuda', attempt)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert equal(got, expected)
+
+
+def test_stacks_that_are_full(mode):
+    expected = program('cpu', once)
+    remote.start(mode)
+    depth = [0]
+
+    def sink(infer, below):
+        return infer() if not below else sink(infer, below - 1)
+
+    def unless_full(infer, below):
+        try:
+            return sink(infer, below)
+        except RecursionError:
+            return None
+
+    def attempt(infer):
+        failed = 0
+        room = sys.getrecursionlimit() - len(list(_frames()))
+        for below in range(room - 4 - depth[0], 0, -9):
+            result = unless_full(infer, below)
+            if result is not None:
+                depth[0] = (depth[0] + 1) % 9
+                assert failed > 1
+                return result
+            failed += 1
+        raise AssertionError('never')
+
+    assert equal(program('cuda', attempt), expected)
+
+
+def _frames():
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def test_errors_of_earlier_calls_do_not_spoil_later_ones(mode):
+    expected = program('cpu', once)
+    remote.start(mode)
+    table = torch.arange(6.0).view(3, 2).cuda()
+
+    def attempt(infer):
+        with pytest.raises(IndexError):
+            row = table.index_select(0, torch.tensor([7]).cuda())
+            (row + 1).unbind(1)[0].cpu()
+        return infer()
+
+    assert equal(program('cuda', attempt), expected)
+
+
+def test_a_wait_that_is_interrupted(mode):
+    """The reply comes, but the program has left: what it made is freed, and no other is taken."""
+    expected = program('cpu', once)
+    engine = remote.start(mode)
+    receive, left = engine.port.receive, [-1]
+
+    def interrupted():
+        left[0] -= 1
+        if not left[0]:
+            raise Stop
+        return receive()
+
+    engine.port.receive = interrupted
+    waits = iter(range(1, 40))
+
+    def attempt(infer):
+        while True:
+            left[0] = next(waits, -1)
+            try:
+                return infer()
+            except Stop:
+                continue
+            finally:
+                left[0] = -1
+
+    assert equal(program('cuda', attempt), expected)
+    remote.device().collect()
+    torch.cuda.synchronize()
+    assert len(engine.port.performer.context.tensors) < 100

@@ -1,0 +1,201 @@
+"""What programs use beside operators: accelerators, generators, streams, packed sequences."""
+
+import multiprocessing
+import os
+import sys
+
+import pytest
+import remote
+import torch
+from torch import nn
+
+
+@pytest.fixture(params=remote.MODES)
+def engine(request):
+    return remote.start(request.param)
+
+
+@pytest.fixture
+def replay():
+    return remote.start('replay')
+
+
+def test_the_accelerator_is_the_device(replay):
+    assert torch.accelerator.is_available() and torch.accelerator.device_count() == 1
+    device = torch.accelerator.current_accelerator()
+    assert device.type == 'cuda' and torch.accelerator.current_device_index() == 0
+    model = nn.Linear(2, 2).to(device)
+    y = model(torch.ones(1, 2, device=device))
+    torch.accelerator.synchronize()
+    assert y.is_cuda and torch.accelerator.memory_allocated() > 0
+    assert torch.accelerator.current_stream() is not None
+    torch.accelerator.set_device_index(0)
+
+
+def test_generators_of_the_device_draw_the_numbers_of_the_cpus(engine):
+    def draw(device):
+        g = torch.Generator(device).manual_seed(11)
+        assert isinstance(g, torch.Generator) and g.device.type == device
+        state = g.get_state()
+        seen = [torch.randn(2, 3, generator=g, device=device), torch.rand(4, generator=g,
+                device=device).mul(2), torch.randperm(6, generator=g, device=device),
+                torch.multinomial(torch.ones(5, device=device), 3, generator=g),
+                torch.empty(3, device=device).uniform_(-1, 1, generator=g),
+                torch.bernoulli(torch.full((4,), 0.5, device=device), generator=g)]
+        g.set_state(state)
+        return [x.cpu() for x in (*seen, torch.randn(3, generator=g, device=device),
+                                  torch.normal(torch.zeros(2, device=device), 1.0))]
+
+    torch.manual_seed(0)
+    expected = draw('cpu')
+    for _ in range(6):
+        torch.manual_seed(0)
+        assert all(map(torch.equal, draw('cuda'), expected))
+    assert isinstance(torch.default_generator, torch.Generator)
+
+
+def test_one_argument_that_can_not_be_sent_does_not_keep_an_operator_here(replay, capsys):
+    x = torch.zeros(50, device='cuda')
+    x.uniform_(generator=torch.Generator('cuda'))
+    before = replay.machine.calls
+    x.uniform_()
+    x.sum().item()
+    assert replay.machine.calls - before == 3 and capsys.readouterr().err == ''
+
+
+def test_the_generators_state_is_kept_and_set(engine):
+    for _ in range(5):
+        torch.manual_seed(4)
+        torch.rand(2, device='cuda').cpu()
+        state = torch.cuda.get_rng_state()
+        x = torch.rand(3, device='cuda').cpu()
+        torch.cuda.set_rng_state(state)
+        assert torch.equal(torch.rand(3, device='cuda').cpu(), x)
+        with torch.random.fork_rng():
+            torch.manual_seed(9)
+            inside = torch.rand(3, device='cuda').cpu()
+        torch.manual_seed(9)
+        assert torch.equal(torch.rand(3, device='cuda').cpu(), inside)
+    torch.cuda.manual_seed(12)
+    assert torch.cuda.initial_seed() == 12
+    assert [s.dtype for s in torch.cuda.get_rng_state_all()] == [torch.uint8]
+
+
+def test_events_and_streams(engine):
+    start, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        start.record(stream)
+        x = torch.ones(3, device='cuda') * 2
+        end.record(stream)
+    end.synchronize()
+    stream.synchronize()
+    torch.Event('cuda').record()
+    assert start.elapsed_time(end) >= 0 and x.tolist() == [2, 2, 2] and end.query()
+
+
+@pytest.mark.parametrize('make', [
+    lambda: nn.LSTM(3, 4, batch_first=True, bidirectional=True), lambda: nn.GRU(3, 4, 2),
+    lambda: nn.RNN(3, 4)], ids=['lstm', 'gru', 'rnn'])
+def test_packed_sequences(engine, make, recwarn):
+    torch.manual_seed(0)
+    layer = make()
+    first = getattr(layer, 'batch_first', False)
+    inputs = [torch.rand(3, 5, 3) if first else torch.rand(5, 3, 3) for _ in range(6)]
+
+    def run(x):
+        with torch.no_grad():
+            packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 5, 3]), first, False)
+            out, hidden = layer(packed)
+            out, lengths = nn.utils.rnn.pad_packed_sequence(out, first)
+            hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+            return out.cpu(), hidden.cpu(), lengths
+
+    expected = [run(x) for x in inputs]
+    layer.cuda()
+    for x, values in zip(inputs, expected, strict=True):
+        assert all(map(torch.equal, run(x.cuda()), values))
+    assert not [w for w in recwarn if 'cuDNN' in str(w.message)]
+
+
+def test_data_parallel_on_one_device(engine):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    x = torch.rand(4, 3)
+    expected = model(x)
+    parallel = nn.DataParallel(model).cuda()
+    assert torch.equal(parallel(x).cpu(), expected)
+    assert torch.equal(parallel(x.cuda()).cpu(), expected)
+
+
+@pytest.mark.parametrize('use', [
+    lambda x: torch.cuda.CUDAGraph(), lambda x: torch.cuda.graph(None),
+    lambda x: torch.utils.dlpack.to_dlpack(x), lambda x: x.__cuda_array_interface__,
+    lambda x: torch.cuda.utilization(), lambda x: x.set_(torch.zeros(2).untyped_storage())],
+    ids=['graph', 'capture', 'dlpack', 'interface', 'utilization', 'storage'])
+def test_what_is_not_possible_is_one_line_that_says_what_to_do(replay, use):
+    with pytest.raises(RuntimeError) as caught:
+        use(torch.ones(2, device='cuda'))
+    text = str(caught.value)
+    assert text.startswith('rrto: ') and ';' in text and '\n' not in text
+
+
+def test_a_device_that_is_not_there(replay):
+    for use in (lambda: torch.ones(1).to('cuda:1'), lambda: torch.zeros(1, device='cuda:3'),
+                lambda: torch.ones(1, device='cuda').to('cuda:1')):
+        with pytest.raises(RuntimeError, match='invalid device ordinal'):
+            use()
+
+
+class Numbers(torch.utils.data.Dataset):
+    """Items that depend on the worker's seed."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        torch.manual_seed(index)
+        return torch.rand(3) + index
+
+
+@pytest.mark.parametrize('mode', ['async', 'replay'])
+def test_data_loaders_with_workers(mode):
+    expected = [x.sum().item() for x in torch.utils.data.DataLoader(Numbers(), 4)]
+    remote.start(mode)
+    scale = torch.ones(1).cuda()
+    loader = torch.utils.data.DataLoader(Numbers(), 4, num_workers=2, timeout=60)
+    for _ in range(2):
+        assert [(x.cuda() * scale).sum().item() for x in loader] == expected
+
+
+def _child(queue, x):
+    torch.manual_seed(1)
+    torch.cuda.manual_seed_all(1)
+    queue.put(torch.rand(1).item())
+    try:
+        queue.put((x + 1).sum().item())
+    except RuntimeError as error:
+        queue.put(str(error))
+    sys.exit(3)
+
+
+def test_a_forked_child_is_told_when_it_uses_the_device_and_ends(replay):
+    x = torch.ones(2).cuda()
+    context = multiprocessing.get_context('fork')
+    queue = context.Queue()
+    child = context.Process(target=_child, args=(queue, x))
+    child.start()
+    torch.manual_seed(1)
+    assert queue.get(timeout=60) == torch.rand(1).item()
+    assert "use the 'spawn' start method" in queue.get(timeout=60)
+    child.join(60)
+    assert child.exitcode == 3 and x.sum().item() == 2
+
+
+def test_a_child_that_is_forked_before_the_device_was_used_may_use_it():
+    remote.start('replay')
+    torch.manual_seed(5)   # reaches for no device
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if torch.ones(2, device='cuda').sum().item() == 2 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
