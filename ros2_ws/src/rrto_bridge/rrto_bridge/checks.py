@@ -192,7 +192,8 @@ _CHECKS: dict[str, Call] = {
     '_native_batch_norm_legit_no_training': _no_training, 'native_group_norm': _groups,
     '_fft_c2c': _transform, '_fft_r2c': _transform, '_fft_c2r': _inverse,
     'as_strided': _strided, 'as_strided_copy': _strided, 'as_strided_scatter': _scattered,
-    'empty_strided': _made, 'new_empty_strided': _made_like, 'rrelu_with_noise': _noise, 'segment_reduce': _segments, 'linalg_lu_solve': _pivots,
+    'empty_strided': _made, 'new_empty_strided': _made_like,
+    'rrelu_with_noise': _noise, 'segment_reduce': _segments, 'linalg_lu_solve': _pivots,
     'linalg_ldl_solve': _pairs, '_weight_norm_interface': _norms,
 }
 

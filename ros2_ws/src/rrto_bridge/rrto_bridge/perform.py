@@ -79,8 +79,8 @@ class Performer:
         """An item has failed; the first failure is told with the next reply."""
         said = described(error)
         self._failure = self._failure or said
-        if type(item) is tuple and len(item) > 1:   # where it says which handles it makes
-            place = 1 if item[0] in _ITEMS else 3
+        if type(item) is tuple and item:   # where it says which handles it makes
+            place = 1 if item[0] in (HTOD, KEEP, FIND) else 3 if item[0] not in _ITEMS else 1 << 30
             self.context.failed(item[place] if place < len(item) else None, *said)
 
     def _value(self, value: Value) -> bytes:

@@ -64,7 +64,7 @@ def serve(task: Task, parent: int) -> NoReturn:
         if os.getppid() != parent:
             os._exit(1)
         page = Page(task.folder / task.program)
-        page.leave(_Worker(task, page).run())
+        _Worker(task, page).run()
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -120,8 +120,8 @@ class _Worker:
                 return
             time.sleep(0.002)
 
-    def run(self) -> str:
-        """Execute messages until the session is over; returns why."""
+    def run(self) -> None:
+        """Execute messages until the session is over."""
         while not self.reason:
             with self._changed:
                 while not self.reason and (message := self.machine.work()) is None:
@@ -132,11 +132,18 @@ class _Worker:
             self._execute(message)
             del message
         with self._changed:   # whoever had the last word has published it
-            self._spinning.close()
-            self._alarm.close()
-            self.node.destroy_node()
-            self._ros.try_shutdown()
-        return self.reason
+            self.page.leave(self.reason)
+        self._close()
+
+    def _close(self) -> None:
+        """Let the peers know at once; what hangs there must not keep the process."""
+        end = threading.Timer(PATIENCE, os._exit, (0,))
+        end.daemon = True
+        end.start()
+        self._spinning.close()
+        self._alarm.close()
+        self.node.destroy_node()
+        self._ros.try_shutdown()
 
     def _execute(self, message: bytes) -> None:
         began = time.monotonic()

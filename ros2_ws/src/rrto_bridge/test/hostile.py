@@ -103,7 +103,8 @@ class Fuzzer:
         if optional := re.fullmatch(r'Optional\[(.*)\]', kind):
             return None if chance.random() < 0.5 else self.value(optional[1], name)
         if several := re.fullmatch(r'List\[(.*)\]', kind):
-            return tuple(self.value(several[1], name) for _ in range(chance.choice((0, 1, 2, 2, 3))))
+            count = chance.choice((0, 1, 2, 2, 3))
+            return tuple(self.value(several[1], name) for _ in range(count))
         if kind == 'Tensor' and self.fitting:
             return Ref(chance.choice(range(4 + self.rank, FIT + 1, 4)))
         if kind == 'Tensor':
@@ -161,19 +162,26 @@ class Session:
                      node.create_subscription(msg.Ack, base + 'up_ack', self.on_ack, qos.STREAM)]
         client = node.create_client(srv.Open, f'/rrto/{server}/open')
         assert client.wait_for_service(PATIENCE)
-        opened = threading.Event()
-        asked = OpenRequest(PROTOCOL, program, self.incarnation, torch.__version__,
-                            operators_digest())
-        future = client.call_async(srv.Open.Request(
-            **{name: getattr(asked, name) for name in asked.__slots__}))
-        future.add_done_callback(lambda _: opened.set())
-        assert opened.wait(PATIENCE) and future.result().accepted, future.result()
-        node.destroy_client(client)
         end = time.monotonic() + PATIENCE
+        while not (response := self.open(client)).accepted:   # its last process is still ending
+            assert time.monotonic() < end, response
+            time.sleep(0.05)
+        node.destroy_client(client)
         while not (self.up.get_subscription_count() and self.acks.get_subscription_count()
                    and node.count_publishers(base + 'down')):
             assert time.monotonic() < end, 'no topics'
             time.sleep(0.005)
+
+    def open(self, client):
+        """Ask for a session."""
+        asked = OpenRequest(PROTOCOL, self.program, self.incarnation, torch.__version__,
+                            operators_digest())
+        answered = threading.Event()
+        future = client.call_async(srv.Open.Request(
+            **{name: getattr(asked, name) for name in asked.__slots__}))
+        future.add_done_callback(lambda _: answered.set())
+        assert answered.wait(PATIENCE), 'the server does not answer'
+        return future.result()
 
     def on_frame(self, message):
         with self.changed:

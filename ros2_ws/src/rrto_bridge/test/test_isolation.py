@@ -68,7 +68,8 @@ def domain():
 
 @pytest.fixture(scope='module')
 def server(domain):
-    made = domain.server('9s', threads=1, lease=120.0, memory=64, operator=2.0)
+    made = domain.server('9s', threads=1, lease=120.0, memory=64, operator=2.0,
+                         programs=4)
     made.wait('serving as n9s')
     return made
 
