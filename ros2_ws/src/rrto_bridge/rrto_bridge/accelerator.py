@@ -140,8 +140,9 @@ def _impossible() -> None:
     def to_dlpack(tensor: torch.Tensor) -> Any:
         return memory() if isinstance(tensor, RemoteTensor) else given(tensor)
 
-    place: Any = torch.utils.dlpack
-    place.to_dlpack = torch.to_dlpack = to_dlpack
+    places: tuple[Any, ...] = (torch.utils.dlpack, torch)
+    for place in places:
+        place.to_dlpack = to_dlpack
     for name in ('mark', 'range_push', 'range_pop', 'range_start', 'range_end'):
         if hasattr(cuda.nvtx, name):
             setattr(cuda.nvtx, name, _nothing)
