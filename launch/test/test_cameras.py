@@ -82,6 +82,7 @@ def test_a_robot_that_loses_its_camera_pauses_and_the_others_go_on(tmp_path):
             assert fleet.iteration('robot1') <= at + 1
             fleet.film('robot1')
             fleet.until_trained('robot1')
+            fleet.until_it_says(DiagnosticStatus.OK, 'images come')
         fleet.until(lambda: fleet.robots['robot1'].accuracy == 1.0, 'robot1 tells red from blue')
         fleet.kill('camera')
         fleet.until_it_says(DiagnosticStatus.ERROR, 'no image for', 'training is paused')
