@@ -137,6 +137,19 @@ CODE = {
         task = MyTask()
         assert task.model()(torch.ones(1, 10)).shape == (1, 2) and task.evaluate(task.model()) == .9
         '''),
+    'from rog_tasks.sources import open_source': ('''
+        import math, pathlib, torch
+        from PIL import Image
+        for name in ('door', 'wall'):
+            pathlib.Path('photos', name).mkdir(parents=True)
+            Image.new('RGB', (64, 48), 'brown').save(f'photos/{name}/1.jpg')
+        ''', '''
+        task = Doors('folder:photos')
+        task.batch_size = 2
+        batch = next(task.batches(0, 1))
+        assert batch[0].shape == (2, 3, 32, 32) and sorted(batch[1].tolist()) == [0, 1]
+        assert abs(task.loss(task.model(), batch) - math.log(2)) < 1
+        '''),
     'import rclpy': ('''
         import itertools
         from rog_bringup import FLEETS

@@ -51,6 +51,10 @@ class Launched:
         while not done() and self._process.poll() is None and time.monotonic() < end:
             executor.spin_once(0.1)
 
+    def signal(self, number):
+        """Send a signal to the launcher alone."""
+        self._process.send_signal(number)
+
     def __exit__(self, *_):
         """End it by Ctrl+C."""
         self.node.destroy_node()

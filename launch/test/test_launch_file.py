@@ -1,11 +1,18 @@
 """`ros2 launch rog_bringup indoor.launch.py` with real processes."""
 
+import os
+import signal
+from pathlib import Path
+
 import pytest
 from fleet_env.fleet import FleetSettings
 from fleet_env.settings import knobs
 from fleet_env.summary import read_summary
+from fleet_testing import eventually
 from fleet_under_test import write_fleet
 from launched import Launched, check_clean_end, check_described, check_refused
+from rog_msgs.msg import TrainingStatus
+from rog_ros import qos
 
 FILE = 'indoor.launch.py'
 
@@ -16,6 +23,43 @@ def test_a_fleet_trains_to_the_end(tmp_path):
                              'sync:=bsp').wait())
     summary = read_summary(tmp_path / '2024')
     assert summary.sync == 'bsp' and all(r.iterations for r in summary.robots.values())
+
+
+def until_trained(launch, robots=1):
+    """Wait until so many robots have trained; robot -> its process."""
+    found = {}
+
+    def on_status(status):
+        if status.iteration:
+            found[status.robot] = int(status.host.split()[-1])
+
+    for n in range(robots):
+        launch.node.create_subscription(TrainingStatus, f'/robot{n + 1}/training_status', on_status,
+                                        qos.STATUS)
+    launch.spin_until(lambda: len(found) == robots)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_whatever_ends_the_launcher_ends_all_and_results_are_written(tmp_path, number):
+    fleet, out = write_fleet(tmp_path, robots=2), tmp_path / 'out'
+    with Launched(tmp_path, FILE, f'fleet:={fleet}', f'out:={out}') as launch:
+        robots = until_trained(launch, 2)
+        launch.signal(number)
+        launch.wait()
+    assert launch.code in (0, -number) and 'exit code' not in launch.output, launch.output
+    eventually(lambda: not any(Path(f'/proc/{pid}').exists() for pid in robots.values()))
+    eventually((out / 'summary.json').exists)
+    assert read_summary(out).notes['reason'] == 'interrupted'
+
+
+@pytest.mark.long
+def test_a_process_that_was_killed_makes_the_launch_fail(tmp_path):
+    fleet = write_fleet(tmp_path, robots=2)
+    with Launched(tmp_path, FILE, f'fleet:={fleet}', f'out:={tmp_path / "out"}') as launch:
+        os.kill(until_trained(launch, 2)['robot1'], signal.SIGKILL)
+    assert launch.code == 1 and 'exit code -9' in launch.output, launch.output
 
 
 @pytest.mark.parametrize('argument, message', [

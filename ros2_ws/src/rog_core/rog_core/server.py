@@ -234,8 +234,9 @@ class ServerMachine:
             assert member.push.receipt is not None
             return [Send(robot, member.push.receipt)]
         if member.state != TRAINING:
-            member.push.check(chunk.transfer)
-            if member.state == PULLING and len(member.early) < EARLY:
+            if member.state == PULLING and len(member.early) < EARLY \
+                    and member.push.is_open(chunk.transfer):
+                member.push.examine(chunk)
                 member.early.append(chunk)  # it has overtaken the receipt of the pull
             return []
         ack, rows = member.push.on_chunk(chunk)

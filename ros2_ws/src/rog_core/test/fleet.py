@@ -123,12 +123,12 @@ class Fleet:
         take, server = self.server.on_chunk, self.server
 
         def on_chunk(name, chunk, now):  # the machine itself calls it for chunks that were early
-            self.update.last_ids = None
             actions = take(name, chunk, now)
-            if self.update.last_ids is not None:
+            ids, server.aggregation.last_ids = server.aggregation.last_ids, None
+            if ids is not None:
                 life = chunk.transfer.incarnation ^ server.incarnation
                 self.applied_chunks.add((life, chunk.transfer, chunk.sequence))
-                self.versions.applied(server.members[name], chunk, self.update.last_ids)
+                self.versions.applied(server.members[name], chunk, ids)
             return actions
         self.server.on_chunk = on_chunk
 

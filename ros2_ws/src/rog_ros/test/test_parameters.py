@@ -42,6 +42,8 @@ SETTINGS = [knob for knob in knobs(FleetSettings) if knob.name not in ELSEWHERE]
 def other(knob):
     if knob.name in CHANGED:
         return CHANGED[knob.name]
+    if knob.kind is bool:
+        return not knob.default
     return knob.default + 1 if knob.kind is int else knob.default / 2 + 0.3
 
 

@@ -40,6 +40,7 @@ from rog_core.messages import (
 )
 from rog_core.server import ServerMachine
 from rog_core.states import COMPUTING
+from rog_tasks.sources import CameraSource
 from rog_tasks.task import Task, load_task
 
 from .processes import GradientProcesses
@@ -72,6 +73,13 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
         gc.set_threshold(*collect)
 
 
+def _refuse_live(task: Task) -> None:
+    for source in task.sources:
+        if isinstance(source, CameraSource):
+            raise ConfigError(f'the task learns from the live topic {source.image_topic}, which '
+                              'there is not in virtual time; name a recording or a folder')
+
+
 class Simulation:
     """One run of a fleet in virtual time."""
 
@@ -82,6 +90,7 @@ class Simulation:
         training = fleet.training
         links = {config.name: link_trace(config.link) for config in fleet.robots}
         task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
+        _refuse_live(task)
         model = task.model()
         partition = rows_of(trainable(model), training.granularity, training.codec)
         self._traffic = traffic_factor(training.traffic, partition, training.codec)

@@ -323,6 +323,13 @@ def test_an_unknown_published_model_is_refused(tmp_path):
     assert not (tmp_path / 'out').exists()
 
 
+def test_a_live_topic_is_refused(tmp_path):
+    options = {'images': 'topic:camera', 'labels': 'self', 'classes': ['a', 'b']}
+    fleet = fleet_of(tmp_path, task='rog_tasks.recognition:Recognition', task_options=options)
+    with pytest.raises(ConfigError, match='live topic camera, .* name a recording or a folder'):
+        simulate(fleet, tmp_path / 'out')
+
+
 def test_an_unknown_method_is_refused(tmp_path):
     with pytest.raises(ConfigError, match='choose one of bsp, ssp:S'):
         simulate(fleet_of(tmp_path, 'rps:4'), tmp_path / 'out')

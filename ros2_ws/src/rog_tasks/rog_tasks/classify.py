@@ -1,6 +1,7 @@
 """Recognition from scratch: any model learns the classes of any set of labelled images."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from rog_tasks.batches import Batch, Batches
 from rog_tasks.data import LOADERS, ImageData
 from rog_tasks.errors import TaskError
 from rog_tasks.loading import load_object
-from rog_tasks.models import MODELS
+from rog_tasks.models import build_model, try_model
 from rog_tasks.shards import partition, require_labels
 from rog_tasks.shift import Shift
 from rog_tasks.task import Task
@@ -50,21 +51,11 @@ class Classification(Task):
 
     def model(self) -> nn.Module:
         """Return a new model; the global random state is left as it was."""
-        options = self._model_options
-        factory: Any = MODELS.get(self._model_spec)
-        if factory:
-            options = {'channels': self._data.train_images.shape[1],
-                       'classes': self._data.classes, **options}
-        else:
-            factory = load_object(self._model_spec,
-                                  f'model ({", ".join(MODELS)} or package.module:function)')
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._number('model'))
-            try:
-                made = factory(**options)
-            except TypeError as error:
-                raise TaskError(f'model_options of {self._model_spec}: {error}') from error
-            self._try(made)
+            made = build_model(self._model_spec, self._model_options,
+                               self._data.train_images.shape[1], self._data.classes)
+            try_model(made, self._model_spec, self._data.test_images[:1])
         return made
 
     def batches(self, rank: int, world: int) -> Iterator[Batch]:
@@ -101,19 +92,6 @@ class Classification(Task):
             raise TaskError(f'data {data!r} gives {type(loaded).__name__}, no ImageData')
         return loaded
 
-    def _try(self, model: Any) -> None:
-        if not isinstance(model, nn.Module):
-            raise TaskError(f'model {self._model_spec!r} gives {type(model).__name__}, no '
-                            'torch.nn.Module')
-        training, image = model.training, self._data.test_images[:1]
-        try:
-            with torch.no_grad():
-                model.eval()(image)
-        except RuntimeError as error:
-            raise TaskError(f'model {self._model_spec!r} takes no images of '
-                            f'{"x".join(map(str, image.shape[1:]))}: {error}') from error
-        model.train(training)
-
     def _shard(self, rank: int, world: int) -> Tensor:
         if not 0 <= rank < world:
             raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
@@ -135,6 +113,21 @@ class Classification(Task):
 
     def _generator(self, purpose: str, rank: int = 0) -> torch.Generator:
         return torch.Generator().manual_seed(self._number(purpose, rank))
+
+
+def fit(model: nn.Module, loss: Callable[[nn.Module, Batch], Tensor], batches: Iterable[Batch],
+        steps: int) -> None:
+    """Train ``model`` in place on ``steps`` batches: Adam, one cycle of the learning rate."""
+    if not steps:
+        return
+    optimizer = torch.optim.Adam(model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    for batch in islice(batches, steps):
+        optimizer.zero_grad()
+        loss(model, batch).backward()
+        optimizer.step()
+        schedule.step()
+    optimizer.zero_grad()
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor, at_once: int = 512) -> float:

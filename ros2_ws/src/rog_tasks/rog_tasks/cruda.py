@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rog_tasks.classify import Classification, accuracy
+from rog_tasks.classify import Classification, accuracy, fit
 from rog_tasks.errors import TaskError
 from rog_tasks.shift import Shift
 
@@ -48,19 +48,10 @@ class Cruda(Classification):
     def pretrain(self, model: nn.Module) -> None:
         """Train ``model`` on the clean images: Adam, one cycle of the learning rate, batch 64."""
         images, labels = self._data.train_images, self._data.train_labels
-        steps = self._epochs * math.ceil(len(labels) / 64)
-        if not steps:
-            return
-        optimizer = torch.optim.Adam(model.parameters())
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
         generator = self._generator('pretrain')
-        for _ in range(self._epochs):
-            for chosen in torch.randperm(len(labels), generator=generator).split(64):
-                optimizer.zero_grad()
-                self.loss(model, (images[chosen], labels[chosen])).backward()
-                optimizer.step()
-                schedule.step()
-        optimizer.zero_grad()
+        batches = ((images[chosen], labels[chosen]) for _ in range(self._epochs)
+                   for chosen in torch.randperm(len(labels), generator=generator).split(64))
+        fit(model, self.loss, batches, self._epochs * math.ceil(len(labels) / 64))
 
     def evaluate(self, model: nn.Module) -> float:
         """Return the share of spoilt test images that ``model`` recognises."""

@@ -8,9 +8,15 @@ Each takes images (N, channels, H, W), 0 to 1, and gives logits (N, classes). Th
 adapts to the size of the image; at the published size it does nothing.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
+
+from rog_tasks.errors import TaskError
+from rog_tasks.loading import load_object
 
 
 class DigitNet(nn.Module):
@@ -110,3 +116,42 @@ class ConvNet(nn.Module):
 
 MODELS: dict[str, type[nn.Module]] = {
     'digitnet': DigitNet, 'mnistnet': MnistNet, 'lenet5': LeNet5, 'convnet': ConvNet}
+
+
+def build_model(spec: str, options: Mapping[str, Any], channels: int, classes: int,
+                what: str = 'model') -> nn.Module:
+    """Return a new model, initialised from the global random state.
+
+    :param spec: a key of :data:`MODELS`, which is given ``channels`` and ``classes``, or
+        ``package.module:function`` of a function or class that returns a model.
+    :param options: keyword arguments of that function.
+    :param what: what the model is to the user, for messages.
+    :raises TaskError: for a model that cannot be made.
+    """
+    factory: Any = MODELS.get(spec)
+    if factory:
+        options = {'channels': channels, 'classes': classes, **options}
+    else:
+        factory = load_object(spec, f'{what} ({", ".join(MODELS)} or package.module:function)')
+    try:
+        made = factory(**options)
+    except TypeError as error:
+        raise TaskError(f'{what}_options of {spec}: {error}') from error
+    if not isinstance(made, nn.Module):
+        raise TaskError(f'{what} {spec!r} gives {type(made).__name__}, no torch.nn.Module')
+    return made
+
+
+def try_model(model: nn.Module, spec: str, image: Tensor) -> None:
+    """Check that a model takes images like ``image`` (1, C, H, W); its mode stays.
+
+    :raises TaskError: when it does not.
+    """
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(image)
+    except RuntimeError as error:
+        raise TaskError(f'model {spec!r} takes no images of '
+                        f'{"x".join(map(str, image.shape[1:]))}: {error}') from error
+    model.train(training)

@@ -8,7 +8,7 @@ import difflib
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rog_tasks.errors import TaskError
@@ -16,6 +16,8 @@ from rog_tasks.loading import load_object
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from rog_tasks.sources import Source
 
 _REQUIRED = ('model', 'batches', 'loss', 'evaluate')
 
@@ -30,6 +32,9 @@ class Task(ABC):
 
     batch_size: int = 24
     """Samples in a batch of one robot; set from the fleet file before ``batches`` is called."""
+
+    sources: Sequence['Source'] = ()
+    """Where its images come from: the robot's node subscribes to their topics, and reports them."""
 
     @abstractmethod
     def model(self) -> 'nn.Module':
@@ -76,6 +81,7 @@ class _Plain(Task):
 
     def __init__(self, inner: Any):
         self._inner = inner
+        self.sources = getattr(inner, 'sources', ())
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

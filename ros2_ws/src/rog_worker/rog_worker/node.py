@@ -11,6 +11,7 @@ import math
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -46,6 +47,9 @@ from rog_ros.convert import (
 from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
 from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Loyalty, this_process, this_version
+from rog_tasks.sources import Source
+
+from .sources import Watch
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
@@ -68,6 +72,8 @@ class WorkerNode(Node):
         self._server_heard = time.monotonic()
         self._status_waits = False            # for the emulated link
         self._loyalty = Loyalty(self.settings.heartbeat.limit)
+        self._watch: Watch | None = None      # of the robot's cameras and recordings
+        self._is_over = False
         self._request: Any = None
         self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
@@ -128,6 +134,19 @@ class WorkerNode(Node):
     def _grant(self, order: Compute | None) -> None:
         self._granted = order
         self._turn.set()
+        if order is None:
+            self._is_over = True
+            self._close_sources()
+
+    def watch(self, sources: Sequence[Source]) -> None:
+        """Feed sources from their topics and report them, until the run is over."""
+        self._watch = Watch(self, sources)
+        if self._is_over:  # the user was faster
+            self._close_sources()
+
+    def _close_sources(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
 
     def leave(self, error: str = '') -> None:
         """End now, because of the user or of an error; tells the server."""
@@ -308,28 +327,34 @@ class WorkerNode(Node):
         self._status.publish(message)
 
     def _diagnose(self) -> None:
-        """Health for people and monitors: link, staleness, power (REP-107)."""
-        if self.machine is None:
+        """Health for people and monitors: link, staleness, power, cameras (REP-107)."""
+        found = [] if self._watch is None else self._watch.look()
+        if self.machine is not None:
+            found.append(self._training_health(self.machine))
+        if not found:
             return
+        message = DiagnosticArray(status=found)
+        message.header.stamp = self.get_clock().now().to_msg()
+        self._diagnostics.publish(message)
+
+    def _training_health(self, machine: WorkerMachine) -> Any:
         now = time.monotonic()
         silent = now - self._server_heard
         status = DiagnosticStatus(name=f'{self.get_fully_qualified_name()}: training',
                                   hardware_id=self.robot, level=DiagnosticStatus.OK,
-                                  message=self.machine.state)
+                                  message=machine.state)
         if silent > self.settings.heartbeat.limit:
             status.level = DiagnosticStatus.ERROR
             status.message = f'no word from the server for {silent:.1f} s'
-        elif self.machine.state == REGISTERING:
+        elif machine.state == REGISTERING:
             status.level, status.message = DiagnosticStatus.WARN, 'not registered'
-        values = {'staleness (iterations)': self.machine.command.staleness,
-                  'bandwidth (Mbit/s)': round(self.machine.link.rate * 8e-6, 3),
-                  'round trip (ms)': round(self.machine.link.round_trip * 1e3, 1),
+        values = {'staleness (iterations)': machine.command.staleness,
+                  'bandwidth (Mbit/s)': round(machine.link.rate * 8e-6, 3),
+                  'round trip (ms)': round(machine.link.round_trip * 1e3, 1),
                   'power (W)': round(self._meter.power(now), 2),
                   'messages refused': self._dropped}
         status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
-        message = DiagnosticArray(status=[status])
-        message.header.stamp = self.get_clock().now().to_msg()
-        self._diagnostics.publish(message)
+        return status
 
     def destroy_node(self) -> None:
         """Release the threads, then the node."""

@@ -10,6 +10,7 @@ from fleet_env.stragglers import Stragglers
 from fleet_ros.device import torch_device
 from rog_core.config import SgdConfig, TransferConfig
 from rog_core.optimizer import RogOptimizer
+from rog_tasks.errors import SourceClosed
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task, load_task, measure
 
@@ -21,11 +22,18 @@ def train(node: WorkerNode, stop: threading.Event) -> None:
     settings = node.settings
     training = settings.training
     task = load_task(training.task, training.task_options, settings.seed, training.batch_size)
+    data = RobotData(task, settings.rank, settings.world)
+    node.watch(task.sources)
+    try:
+        for source in task.sources:
+            source.wait()  # a robot that sees nothing yet does not join, and nobody waits for it
+    except SourceClosed:
+        return
     model = task.model().to(torch_device(training.device))
     optimizer = RogOptimizer(
         model, node, robot=node.robot, incarnation=node.incarnation,
         config=TransferConfig.of(settings), sgd=SgdConfig.of(settings),
-        data=RobotData(task, settings.rank, settings.world))
+        data=data)
     stragglers = Stragglers(settings.stragglers, settings.seed, settings.rank)
     evaluated = 0
     while not (optimizer.stopped or stop.is_set()):
@@ -35,7 +43,10 @@ def train(node: WorkerNode, stop: threading.Event) -> None:
             evaluate(node, task, model, finished)
             evaluated = finished
         least = optimizer.batches * training.pace / settings.capacity
-        node.loss = optimizer.compute()
+        try:
+            node.loss = optimizer.compute()
+        except SourceClosed:
+            break
         stop.wait(max(least - (time.monotonic() - began), 0.0))
         pause = stragglers.next()
         node.pause(pause)

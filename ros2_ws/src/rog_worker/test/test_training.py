@@ -1,5 +1,6 @@
 """What a robot does between two iterations, with a link that grants them one after the other."""
 
+import itertools
 import math
 import threading
 
@@ -8,6 +9,7 @@ import torch
 from fleet_env.settings import from_flat
 from rog_core.messages import Compute
 from rog_ros.parameters import WorkerSettings
+from rog_tasks.errors import SourceClosed
 from rog_worker.training import train
 
 
@@ -37,12 +39,30 @@ class Line:
         return 0.5
 
 
+class Seeing(Line):
+    """Learns from a camera that gives ``batches`` batches before the run is over."""
+
+    given = 0
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        self.sources = [self]
+
+    def wait(self):
+        if not self.given:
+            raise SourceClosed('the run ended before /camera gave an image')
+
+    def batches(self, rank, world):
+        yield from itertools.islice(super().batches(rank, world), self.given)
+        raise SourceClosed('the run ended')
+
+
 class Robot:
     """Stands in for the worker node; the run is over after ``iterations``."""
 
-    def __init__(self, iterations, evaluate_every=0):
+    def __init__(self, iterations, evaluate_every=0, task='Line'):
         self.settings = from_flat(WorkerSettings, {
-            'task': f'{__name__}:Line', 'seed': 4, 'batch_size': 5, 'learning_rate': 0.1,
+            'task': f'{__name__}:{task}', 'seed': 4, 'batch_size': 5, 'learning_rate': 0.1,
             'codec': 'raw', 'rank': 1, 'world': 3, 'capacity': 2.0,
             'stragglers.drop_probability': 1.0, 'evaluate_every': evaluate_every})
         self.robot, self.incarnation, self.machine = 'robot2', 1, None
@@ -50,6 +70,8 @@ class Robot:
         self.iterations, self.now = iterations, 0
         self.pauses = []
         self.pause = self.pauses.append
+        self.watched = []
+        self.watch = self.watched.extend
 
     def join(self, machine):
         self.machine = machine
@@ -87,3 +109,12 @@ def test_a_robot_that_is_told_to_stop_leaves_at_once():
     robot = Robot(10 ** 9)
     train(robot, stop)
     assert robot.now == 1 and math.isnan(robot.accuracy)
+
+
+@pytest.mark.parametrize('given, joined', [(0, 0), (3, 4)])
+def test_a_camera_that_gives_no_more_ends_the_training_in_order(monkeypatch, given, joined):
+    monkeypatch.setattr(Seeing, 'given', given)
+    robot = Robot(10 ** 9, task='Seeing')
+    train(robot, threading.Event())
+    assert len(robot.watched) == 1 and robot.now == joined and not robot.error
+    assert math.isnan(robot.accuracy) == (given == 0)

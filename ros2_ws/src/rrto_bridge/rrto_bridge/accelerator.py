@@ -140,8 +140,8 @@ def _impossible() -> None:
     def to_dlpack(tensor: torch.Tensor) -> Any:
         return memory() if isinstance(tensor, RemoteTensor) else given(tensor)
 
-    place: Any = torch.utils.dlpack
-    place.to_dlpack = torch.to_dlpack = to_dlpack
+    for place in (torch.utils.dlpack, torch):
+        setattr(place, 'to_dlpack', to_dlpack)  # noqa: B010
     for name in ('mark', 'range_push', 'range_pop', 'range_start', 'range_end'):
         if hasattr(cuda.nvtx, name):
             setattr(cuda.nvtx, name, _nothing)

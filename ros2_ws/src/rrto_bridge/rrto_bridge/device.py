@@ -464,8 +464,10 @@ class Device:
         """Fetch the arguments, run the operator on the CPU, bring back what it changed and made."""
         if facts.view:
             raise why
+        wanted = kwargs.get('device')      # where the program wants the result
+        stays = isinstance(wanted, torch.device) and wanted.type == 'cpu'
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
-        if facts.name not in self._announced and not drawn:
+        if facts.name not in self._announced and not drawn and not stays:
             self._announced.add(facts.name)
             print(f'rrto: {facts.name} runs on this machine, not on the server ({why}); '
                   f'first used at {users_line()}', file=sys.stderr)
@@ -506,7 +508,7 @@ class Device:
 
         with ordinary():
             result = function(*[fetch(a) for a in args], **{k: fetch(v) for k, v in kwargs.items()})
-        returned = back(result)
+        returned = result if stays else back(result)
         for name, value in [*zip((a.name for a in function._schema.arguments), args, strict=False),
                             *kwargs.items()]:
             if name in facts.writes:

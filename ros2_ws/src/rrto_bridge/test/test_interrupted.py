@@ -45,7 +45,8 @@ def equal(a, b):
                for x, y in zip(a, b, strict=True))
 
 
-@pytest.fixture(params=remote.MODES)
+@pytest.fixture(params=[m if m in ('async', 'replay') else pytest.param(m, marks=pytest.mark.long)
+                        for m in remote.MODES])
 def mode(request):
     return request.param
 

@@ -140,6 +140,15 @@ def test_what_is_not_possible_is_one_line_that_says_what_to_do(replay, use):
     assert text.startswith('rrto: ') and ';' in text and '\n' not in text
 
 
+def test_what_is_made_like_a_tensor_of_the_device_may_be_on_the_cpu(engine, capsys):
+    x = torch.ones(2, 3, device='cuda')
+    for made in (x.new_zeros(2, device='cpu'), torch.zeros_like(x, device='cpu'),
+                 torch.full_like(x, 2, device='cpu'), x.new_tensor([1.0], device='cpu')):
+        assert made.device.type == 'cpu' and (made + torch.ones(1)).device.type == 'cpu'
+    assert torch.zeros_like(torch.ones(2), device='cuda').is_cuda
+    assert capsys.readouterr().err == ''
+
+
 def test_a_device_that_is_not_there(replay):
     for use in (lambda: torch.ones(1).to('cuda:1'), lambda: torch.zeros(1, device='cuda:3'),
                 lambda: torch.ones(1, device='cuda').to('cuda:1')):

@@ -56,18 +56,23 @@ class Receiver:
         if not self.is_open(chunk.transfer):
             return None, None
         rows = None
-        if not 0 <= chunk.sequence < MAX_CHUNKS:
-            raise RemoteProtocolError(f'chunk has sequence number {chunk.sequence}')
         if chunk.transfer != self.transfer or not self._has(chunk.sequence):
-            codec, partition = self._codec_of(chunk), self._partition_of(chunk.transfer)
-            ids = decode_ids(chunk.ids, chunk.segments, partition)
-            codec.check(partition, ids, chunk.values)
+            rows = self.examine(chunk)
             self._open(chunk.transfer)
-            rows = Rows(chunk.transfer, ids, codec, chunk.values)
             self._mark(chunk.sequence)
-            self._ids.append(ids)
+            self._ids.append(rows.ids)
             self.bytes_received += chunk.ids.size + chunk.values.size
         return Ack(chunk.transfer, self._next, self._mask()), rows
+
+    def examine(self, chunk: Chunk) -> Rows:
+        """Return the rows of a chunk, without taking it; `RemoteProtocolError` if it is wrong."""
+        self.check(chunk.transfer)
+        if not 0 <= chunk.sequence < MAX_CHUNKS:
+            raise RemoteProtocolError(f'chunk has sequence number {chunk.sequence}')
+        codec, partition = self._codec_of(chunk), self._partition_of(chunk.transfer)
+        ids = decode_ids(chunk.ids, chunk.segments, partition)
+        codec.check(partition, ids, chunk.values)
+        return Rows(chunk.transfer, ids, codec, chunk.values)
 
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
         """Close the transfer. Returns the receipt and the segments taken (None: already closed).
@@ -151,7 +156,7 @@ class Receiver:
             self._flags, self._next, self._ids = bytearray(), 0, []
 
     def _has(self, sequence: int) -> bool:
-        return sequence < len(self._flags) and bool(self._flags[sequence])
+        return 0 <= sequence < len(self._flags) and bool(self._flags[sequence])
 
     def _mark(self, sequence: int) -> None:
         if sequence >= len(self._flags):

@@ -1,0 +1,11 @@
+"""Labelled images of real robots: a live topic, a recording, a folder or an archive.
+
+`docs/data.md` says how a task names its source. Nothing here knows ROS: a source is fed with
+messages (any object with their fields), or reads a file.
+"""
+
+from rog_tasks.sources.camera import CameraSource
+from rog_tasks.sources.open import open_source
+from rog_tasks.sources.source import Report, Source
+
+__all__ = ['CameraSource', 'Report', 'Source', 'open_source']

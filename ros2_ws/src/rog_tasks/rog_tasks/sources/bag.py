@@ -1,0 +1,182 @@
+"""A rosbag2 recording as a source: it is played again and again through the buffer of a camera."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rog_tasks.batches import Batch
+from rog_tasks.errors import DataError, TaskError
+from rog_tasks.sources.frames import Frames
+from rog_tasks.sources.pictures import LARGEST, from_message
+from rog_tasks.sources.source import Report, Source, Wanted
+from rog_tasks.sources.spec import Spec
+
+IMAGES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
+LABELS = ('std_msgs/msg/String',)
+
+Event = tuple[str, float, Any]  # topic, seconds, message
+
+
+class Recording:
+    """The messages of some topics of a rosbag2 recording, a folder or an mcap or sqlite3 file.
+
+    :param topics: name -> types that it may have.
+    :raises DataError: for a recording that is not there, is damaged, or lacks a topic.
+    """
+
+    def __init__(self, path: str, topics: dict[str, tuple[str, ...]]) -> None:
+        try:
+            from rosbags.rosbag2 import Reader
+            from rosbags.typesys import Stores, get_typestore
+        except ImportError as error:
+            raise DataError('to read rosbag2 recordings: pip install rosbags') from error
+        if not Path(path).exists():
+            raise DataError(f'{Path(path).absolute()} is not there; name the folder of a rosbag2 '
+                            'recording, or its .mcap or .db3 file')
+        self.path, self._reader, self._topics = path, Reader, topics
+        self._deserialize = get_typestore(Stores.ROS2_JAZZY).deserialize_cdr
+        self.damaged = 0  # messages that are not what their type says
+        next(self._events(only_look=True), None)
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield topic, time and message in the order of recording."""
+        return self._events(only_look=False)
+
+    def _events(self, only_look: bool) -> Iterator[Event]:
+        read = 0
+        try:
+            with self._reader(self.path) as reader:
+                chosen = self._choose(reader)
+                for connection, nanoseconds, data in () if only_look else reader.messages(chosen):
+                    message = self._message(data, connection.msgtype)
+                    read += 1
+                    if message is not None:
+                        yield connection.topic, nanoseconds * 1e-9, message
+        except (DataError, GeneratorExit):
+            raise
+        except Exception as error:  # damage shows as an error of any of the libraries beneath
+            raise DataError(
+                f'{self.path} cannot be read as a recording, after {read} messages: '
+                f'{type(error).__name__}: {" ".join(str(error).split())[:200]}. A recording that '
+                f'was cut off is mended by: ros2 bag reindex {self.path}') from error
+
+    def _choose(self, reader: Any) -> list[Any]:
+        types: dict[str, str] = {c.topic: c.msgtype for c in reader.connections}
+        for topic, allowed in self._topics.items():
+            fitting = sorted(t for t, kind in types.items() if kind in allowed)
+            instead = f'topics of that type: {", ".join(fitting[:10])}' if fitting else \
+                f'its topics are {", ".join(sorted(types)[:10]) or "none"}'
+            if topic not in types:
+                raise DataError(f'{self.path} has no topic {topic} ({" or ".join(allowed)}); '
+                                f'{instead}')
+            if types[topic] not in allowed:
+                raise DataError(f'{self.path}: {topic} is of type {types[topic]}, not '
+                                f'{" or ".join(allowed)}; {instead}')
+        return [c for c in reader.connections if c.topic in self._topics]
+
+    def _message(self, data: bytes, kind: str) -> Any:
+        if len(data) <= LARGEST + 2**16:
+            try:
+                return self._deserialize(data, kind)
+            except Exception:  # numpy, struct and rosbags each have their own
+                pass
+        self.damaged += 1
+        return None
+
+
+class BagSource(Source):
+    """A robot's recording; ``{rank}`` in its path stands for the robot's number."""
+
+    def __init__(self, images: Spec, labels: Spec, wanted: Wanted) -> None:
+        super().__init__(images, labels, wanted)
+        self._played: list[tuple[Recording, Frames]] = []
+
+    def batches(self, rank: int, world: int, count: int) -> Iterator[Batch]:
+        """Return endless batches, drawn from the images played last.
+
+        For each batch so many new images are played; from the end it begins anew.
+        """
+        path = self._spec.target.replace('{rank}', str(rank))
+        if self._played and path == self._spec.target:
+            raise TaskError(f'{path} is one recording, and not dealt out to robots: give each its '
+                            'own by {rank} in the path, or use a folder of images')
+        topics: dict[str, tuple[str, ...]] = {self._spec.topic: IMAGES}
+        if self._label_spec.kind == 'topic':
+            topics[self._label_spec.target] = LABELS
+        recording = Recording(path, topics)
+        self._open_labels()
+        self._played.append((recording, self._buffer_for(count)))
+        return self._play(*self._played[-1], count, rank)
+
+    def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
+        """Refuse."""
+        raise TaskError(f'{self._spec.target} is played through a bounded buffer and has no one '
+                        'pass; this method of training needs a folder of images')
+
+    def report(self) -> Report:
+        """Return what of the recording could not be used."""
+        name = f'{self._spec.topic} in {self._spec.target}'
+        counts: Counter[str] = sum((frames.counts for _, frames in self._played), Counter())
+        damaged = sum(recording.damaged for recording, _ in self._played)
+        trouble = [frames.trouble for _, frames in self._played if frames.trouble]
+        values = {**counts, 'damaged messages': damaged, **self._label_values()}
+        if damaged or trouble:
+            return Report(name, 'warn', 'some cannot be used: ' + (
+                trouble[-1] if trouble else f'{damaged} damaged messages'), values)
+        return Report(name, 'ok', 'all can be used', values)
+
+    def _play(self, recording: Recording, frames: Frames, count: int, rank: int) -> Iterator[Batch]:
+        generator = self._generator(rank)
+        events = self._fill(recording, frames)
+        goal = self._spec.keep
+        while True:
+            goal += frames.counts['kept']
+            while frames.counts['kept'] < goal and not self._is_all(frames) and next(events):
+                pass
+            goal = count
+            if not len(frames):
+                raise DataError(self._useless(recording, frames))
+            yield self._batch(*frames.draw(count, generator))
+
+    def _is_all(self, frames: Frames) -> bool:
+        """Whether all of the recording is kept, so that there is nothing new to play."""
+        return frames.counts['passes'] > 0 and frames.counts['kept'] <= self._spec.keep
+
+    def _fill(self, recording: Recording, frames: Frames) -> Iterator[bool]:
+        """Play into the buffer, round and round; yields False at the end of each pass."""
+        while True:
+            for topic, time, message in recording:
+                if topic != self._spec.topic:
+                    frames.label(time, message.data)
+                else:
+                    self._add(frames, recording.path, time, message)
+                self._keep(frames)
+                yield True
+            frames.rewind()
+            self._keep(frames)
+            frames.counts['passes'] += 1
+            yield False
+
+    def _add(self, frames: Frames, path: str, time: float, message: Any) -> None:
+        try:
+            frames.add(time, from_message(message, f'{self._spec.topic} at {time:.3f} s in {path}'))
+        except DataError as error:
+            frames.refuse(time, str(error))
+
+    def _keep(self, frames: Frames) -> None:
+        for frame in frames.take(self._spec.keep):
+            frames.keep(frame, *self._decode(frame.picture))
+
+    def _useless(self, recording: Recording, frames: Frames) -> str:
+        counts = frames.counts
+        why = f'{counts["refused"]} were refused, {recording.damaged} messages were damaged'
+        if self._label_spec.kind == 'topic':
+            why += (f', {counts["without a label"]} have no label within '
+                    f'{self._label_spec.tolerance:g} s on {self._label_spec.target} '
+                    f'({counts["labels"]} labels)')
+        last = f'; last {frames.trouble}' if frames.trouble else ''
+        return (f'{recording.path}: none of the {counts["images"]} images of {self._spec.topic} '
+                f'can be used: {why}{last}')

@@ -1,0 +1,141 @@
+"""The images in a folder or an archive of class folders, read in place.
+
+An image's class is the name of the folder that holds it. Nothing is unpacked to disk. A plain tar
+or a zip is read where the image lies; of a compressed tar, which cannot be, the images of one robot
+are held in memory as they are, encoded.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from rog_tasks.errors import DataError
+from rog_tasks.sources.pictures import LARGEST, SUFFIXES, Picture
+
+ARCHIVES = ('.tar', '.tar.gz', '.tgz', '.zip')
+
+
+class Files:
+    """Image files below ``path``, a folder or an archive; ``names`` are sorted.
+
+    :param memory: most bytes of a compressed tar's images that are held.
+    :raises DataError: for a path that is not there or cannot be read.
+    """
+
+    def __init__(self, path: str, memory: float) -> None:
+        self.path = Path(path)
+        self._memory = memory
+        self._held: dict[str, bytes] | None = None  # of a compressed tar
+        self._size: Callable[[str], int]
+        self._read: Callable[[str], bytes]
+        if self.path.is_dir():
+            names = self._folder()
+        elif not self.path.is_file():
+            raise DataError(f'{self.path.absolute()} is not there; name a folder or an archive '
+                            f'({", ".join(ARCHIVES)}) of class folders')
+        elif self.path.suffix == '.zip':
+            names = self._zip()
+        elif self.path.name.endswith(ARCHIVES):
+            names = self._tar()
+        else:
+            raise DataError(f'{self.path} is neither a folder nor an archive '
+                            f'({", ".join(ARCHIVES)})')
+        self.names = sorted(filter(is_image, names))
+        if not self.names:
+            raise DataError(f'{self.path} holds no images ({", ".join(SUFFIXES)})')
+
+    def class_of(self, name: str) -> str:
+        """Return the name of the folder that holds an image."""
+        return PurePosixPath(name).parent.name or self.path.name
+
+    def hold(self, names: Collection[str]) -> None:
+        """Make ready to read these images, and no others.
+
+        :raises DataError: when they would take more memory than is allowed.
+        """
+        if self._held is None:
+            return  # they are read where they lie
+        needed = sum(map(self._size, self._held.keys() | set(names)))
+        if needed > self._memory:
+            raise DataError(f'{self.path}: its images take {needed / 2**20:.1f} MiB of memory, '
+                            f'{self._memory / 2**20:g} are allowed; unpack it to a folder, or '
+                            'raise memory')
+        wanted = set(names) - self._held.keys()
+        if not wanted:
+            return
+        with self._errors(), tarfile.open(self.path, 'r|gz') as archive:
+            for member in archive:
+                if member.name in wanted and member.size == self._size(member.name):
+                    stream = archive.extractfile(member)
+                    self._held[member.name] = stream.read() if stream else b''
+
+    def read(self, name: str) -> Picture:
+        """Return an image.
+
+        :raises DataError: names a file that is too large or cannot be read.
+        """
+        shown = f'{self.path}/{name}' if self.path.is_dir() else f'{name} in {self.path}'
+        try:
+            size = self._size(name)
+            if not 0 < size <= LARGEST:
+                raise DataError(f'{shown}: {size} bytes; an image has 1 to {LARGEST}')
+            return Picture(shown, self._read(name))
+        except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:
+            raise DataError(f'{shown}: cannot be read: {error}') from error
+
+    def _folder(self) -> list[str]:
+        def size(name: str) -> int:
+            status = (self.path / name).stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError('it is no regular file')
+            return status.st_size
+        self._size, self._read = size, lambda name: (self.path / name).read_bytes()
+        return [(Path(folder) / file).relative_to(self.path).as_posix()
+                for folder, _, files in os.walk(self.path) for file in files]
+
+    def _zip(self) -> list[str]:
+        with self._errors():
+            archive = zipfile.ZipFile(self.path)
+        self._size, self._read = lambda name: archive.getinfo(name).file_size, archive.read
+        return archive.namelist()
+
+    def _tar(self) -> list[str]:
+        places = {}
+        plain = self.path.suffix == '.tar'
+        with self._errors(), tarfile.open(self.path, 'r|' if plain else 'r|gz') as archive:
+            for member in archive:
+                if member.isreg():
+                    places[member.name] = member.offset_data, member.size
+        self._size = lambda name: places[name][1]
+        if plain:
+            self._read = lambda name: _part(self.path, *places[name])
+        else:
+            self._held = {}
+            self._read = self._held.__getitem__
+        return list(places)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f'{self.path} cannot be read: {error}; is it whole?') from error
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is called like an image, and not hidden (macOS adds ._name.jpg)."""
+    base = name.rpartition('/')[2]
+    return base.lower().endswith(SUFFIXES) and not base.startswith('.')
+
+
+def _part(path: Path, start: int, size: int) -> bytes:
+    with path.open('rb') as stream:
+        stream.seek(start)
+        return stream.read(size)

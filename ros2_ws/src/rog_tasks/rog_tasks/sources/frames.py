@@ -1,0 +1,191 @@
+"""A bounded buffer of the newest labelled images of a camera, live or recorded.
+
+An image passes three places. While its label may still come it is *pending*. Then it has *arrived*:
+it is encoded still, and nobody has looked at it. Whoever trains *takes* the newest, decodes them,
+and *keeps* the few pixels that the model needs; batches are drawn from those. In every place the
+newest replace the oldest, because a robot learns where it is now: one that computes slower than its
+camera loses images, not memory.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rog_tasks.errors import TaskError, some
+from rog_tasks.sources.pictures import Picture
+
+LABELS = 4096
+"""Labels that are remembered."""
+
+UNKNOWN = -1
+"""The label of an image that has none."""
+
+
+@dataclass
+class Frame:
+    """An image that is still encoded, the time at which it was taken, and its label."""
+
+    time: float
+    picture: Picture
+    label: int = UNKNOWN
+
+
+class Frames:
+    """The newest images with their labels; times are seconds on one clock, whichever.
+
+    :param classes: names of the classes, in the order of their numbers.
+    :param image: shape (C, H, W) of the pixels.
+    :param keep: most images that are kept.
+    :param memory: most bytes of all images together.
+    :param tolerance: by how much the time of a label may differ from its image's; None: images need
+        no labels.
+    :raises TaskError: when the images that are kept would take more than half of the memory.
+    """
+
+    def __init__(self, classes: Sequence[str], image: tuple[int, int, int], keep: int,
+                 memory: float, tolerance: float | None = None) -> None:
+        size = keep * math.prod(image)
+        if 2 * size > memory:
+            raise TaskError(f'{keep} images of {"x".join(map(str, image))} take '
+                            f'{size / 2**20:.1f} MiB, more than half of memory='
+                            f'{memory / 2**20:g}; choose a smaller keep or more memory')
+        self._numbers = {name: number for number, name in enumerate(classes)}
+        self._tolerance = tolerance
+        self._room = memory - size         # bytes for encoded images
+        self._bytes = 0                    # of encoded images
+        self._pending: deque[Frame] = deque()
+        self._arrived: deque[Frame] = deque()
+        self._pixels = np.empty((keep, *image), np.uint8)
+        self._kept_labels = np.empty(keep, np.int64)
+        self._label_times: deque[float] = deque(maxlen=LABELS)
+        self._labels: deque[int] = deque(maxlen=LABELS)
+        self.counts: Counter[str] = Counter()
+        self.trouble = ''                  # what was refused last, and why
+        self.trouble_at = -math.inf
+        self.newest_image = -math.inf      # time of the newest image
+        self.newest_arrived = -math.inf    # of the newest that has its label
+        self.newest = -math.inf            # of the newest that is kept
+
+    def __len__(self) -> int:
+        """Return the number of images that are kept."""
+        return min(self.counts['kept'], len(self._pixels))
+
+    @property
+    def bytes(self) -> int:
+        """What all images take now."""
+        return self._bytes + len(self) * math.prod(self._pixels.shape[1:])
+
+    @property
+    def pending(self) -> int:
+        """Number of images whose label may still come."""
+        return len(self._pending)
+
+    def add(self, time: float, picture: Picture) -> None:
+        """Take an image."""
+        self._seen(time)
+        if picture.bytes > self._room:
+            self._trouble(time, f'{picture.name}: an image of {picture.bytes} bytes is larger than '
+                                'the buffer; give it more memory')
+            return
+        self._pending.append(Frame(time, picture))
+        self._bytes += picture.bytes
+        self.settle(time)
+        while self._bytes > self._room or \
+                len(self._pending) + len(self._arrived) > len(self._pixels):
+            self._forget(self._arrived or self._pending)
+            self.counts['never looked at'] += 1
+
+    def refuse(self, time: float, why: str) -> None:
+        """Count an image that is no image."""
+        self._seen(time)
+        self._trouble(time, why)
+
+    def label(self, time: float, name: str) -> None:
+        """Take a label."""
+        self.counts['labels'] += 1
+        number = self._numbers.get(name, UNKNOWN)
+        if number == UNKNOWN:
+            self.counts['unknown labels'] += 1
+            self.trouble_at = time
+            self.trouble = f'label {name[:40]!r} is none of {some(list(self._numbers))}'
+            return
+        self._label_times.append(time)
+        self._labels.append(number)
+        self.settle(time)
+
+    def settle(self, now: float) -> None:
+        """Give a label to every image whose nearest label is known by now; drop those without."""
+        while self._pending and self._is_decided(self._pending[0], now):
+            frame = self._pending[0]
+            if self._tolerance is not None:
+                frame.label = self._nearest(frame.time)
+                if frame.label == UNKNOWN:
+                    self._forget(self._pending)
+                    self.counts['without a label'] += 1
+                    continue
+            self._arrived.append(self._pending.popleft())
+            self.newest_arrived = frame.time
+
+    def rewind(self) -> None:
+        """Begin anew at an earlier time: a recording is played again."""
+        self.settle(math.inf)
+        self._label_times.clear()
+        self._labels.clear()
+
+    def take(self, most: int) -> list[Frame]:
+        """Take out the newest images that have arrived; older ones are forgotten."""
+        taken = list(self._arrived)[-most:]
+        self.counts['never looked at'] += len(self._arrived) - len(taken)
+        self._bytes -= sum(frame.picture.bytes for frame in self._arrived)
+        self._arrived.clear()
+        return taken
+
+    def keep(self, frame: Frame, pixels: NDArray[np.uint8] | None, error: str = '') -> None:
+        """Keep the pixels (C, H, W) of an image that was taken; None: it has none, for ``error``.
+
+        It replaces the oldest.
+        """
+        if pixels is None:
+            self._trouble(frame.time, error)
+            return
+        at = self.counts['kept'] % len(self._pixels)
+        self._pixels[at], self._kept_labels[at] = pixels, frame.label
+        self.counts['kept'] += 1
+        self.newest = frame.time
+
+    def draw(self, count: int, generator: np.random.Generator
+             ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return pixels (n, C, H, W) and labels (n,) of ``count`` images at random, or of all."""
+        chosen = generator.choice(len(self), min(count, len(self)), replace=False)
+        return self._pixels[chosen], self._kept_labels[chosen]
+
+    def _seen(self, time: float) -> None:
+        self.counts['images'] += 1
+        self.newest_image = time
+
+    def _trouble(self, time: float, why: str) -> None:
+        self.counts['refused'] += 1
+        self.trouble, self.trouble_at = why, time
+
+    def _is_decided(self, frame: Frame, now: float) -> bool:
+        if self._tolerance is None or now > frame.time + self._tolerance:
+            return True
+        return bool(self._label_times) and self._label_times[-1] >= frame.time
+
+    def _nearest(self, time: float) -> int:
+        """Return the label nearest to a time, UNKNOWN if it is too far away."""
+        after = bisect_left(self._label_times, time)
+        near = [(abs(self._label_times[at] - time), self._labels[at])
+                for at in (after - 1, after) if 0 <= at < len(self._labels)]
+        distance, label = min(near, default=(math.inf, UNKNOWN))
+        return label if self._tolerance is not None and distance <= self._tolerance else UNKNOWN
+
+    def _forget(self, place: deque[Frame]) -> None:
+        self._bytes -= place.popleft().picture.bytes

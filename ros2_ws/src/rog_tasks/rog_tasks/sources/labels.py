@@ -1,0 +1,84 @@
+"""Labels that a model gives: a teacher, or the model itself where it is sure."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from rog_tasks.errors import DataError, TaskError
+from rog_tasks.models import build_model
+from rog_tasks.sources.frames import UNKNOWN
+
+
+class Sure:
+    """The class of the highest probability, where that is high enough.
+
+    :param threshold: least probability, 0 to 1.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self.asked = self.given = 0
+
+    def complete(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return ``labels`` (B,), those that are UNKNOWN replaced where ``logits`` are sure."""
+        probability, guess = logits.detach().softmax(1).max(1)
+        unknown = labels == UNKNOWN
+        sure = unknown & (probability >= self._threshold)
+        self.asked += int(unknown.sum())
+        self.given += int(sure.sum())
+        return torch.where(sure, guess, labels)
+
+
+class Teacher:
+    """A trained model that gives the labels.
+
+    :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:Class``.
+    :param weights: safetensors file with its state.
+    :param image: shape (C, H, W) of the images.
+    :raises TaskError: for a model that cannot be made, or weights that are not its own.
+    """
+
+    def __init__(self, model: str, weights: str, threshold: float, image: tuple[int, int, int],
+                 classes: int) -> None:
+        self._model = build_model(model, {}, image[0], classes, 'teacher')
+        load_weights(self._model, weights)
+        self._model.eval()
+        self._sure = Sure(threshold)
+        with torch.no_grad():
+            try:
+                shape = tuple(self._model(torch.zeros(1, *image)).shape)
+            except RuntimeError as error:
+                raise TaskError(f'teacher {model!r} takes no images of '
+                                f'{"x".join(map(str, image))}: {error}') from error
+        if shape != (1, classes):
+            raise TaskError(f'teacher {model!r} gives {shape} for one image; there are {classes} '
+                            'classes')
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Images that it was asked for, and those of which it was sure."""
+        return self._sure.asked, self._sure.given
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the labels (B,) of images (B, C, H, W), UNKNOWN where it is not sure."""
+        with torch.inference_mode():
+            logits = self._model(images)
+        return self._sure.complete(logits.clone(), torch.full((len(images),), UNKNOWN))
+
+
+def load_weights(model: nn.Module, path: str) -> None:
+    """Fill a model, in place, from a safetensors file.
+
+    :raises DataError: names the file, and the first tensors that do not fit.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+    if not Path(path).is_file():
+        raise DataError(f'there is no file {path}; the weights of a model are a .safetensors file')
+    try:
+        model.load_state_dict(load_file(path))
+    except (SafetensorError, OSError) as error:
+        raise DataError(f'{path} is no safetensors file: {error}') from error
+    except RuntimeError as error:
+        raise DataError(f'{path} holds the weights of another model: {str(error)[:400]}') from error

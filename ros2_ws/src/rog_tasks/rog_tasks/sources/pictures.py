@@ -1,0 +1,93 @@
+"""Encoded images, from messages and files, and how they become pixels.
+
+What an image says of its own size is checked before anything is allocated or decoded.
+"""
+
+import io
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from rog_tasks.errors import DataError
+
+LARGEST = 64 * 2**20
+"""Most bytes of an encoded image, and most pixels of a decoded one; above it is a mistake."""
+
+FORMATS = ('JPEG', 'PNG')
+SUFFIXES = ('.jpg', '.jpeg', '.png')
+
+# Encoding of sensor_msgs/Image -> bytes of a pixel, and how pillow calls that order of bytes.
+ENCODINGS = {'rgb8': (3, 'RGB', 'RGB'), 'bgr8': (3, 'RGB', 'BGR'), 'mono8': (1, 'L', 'L'),
+             'rgba8': (4, 'RGB', 'RGBX'), 'bgra8': (4, 'RGB', 'BGRX')}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as it came: ``data`` is a JPEG or PNG file, or rows of pixels as ``raw`` says."""
+
+    name: str
+    """What it is called in messages: its file or its topic."""
+    data: Any
+    """The bytes; anything with the buffer interface."""
+    raw: tuple[str, int, int, int] | None = None
+    """Encoding, width, height, and bytes from row to row."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of the data."""
+        return memoryview(self.data).nbytes
+
+
+def from_message(message: Any, name: str) -> Picture:
+    """Return the image of a ``sensor_msgs`` Image or CompressedImage, checked, not yet decoded.
+
+    :raises DataError: says what of it does not fit.
+    """
+    size = memoryview(message.data).nbytes
+    if not 0 < size <= LARGEST:
+        raise DataError(f'{name}: an image of {size} bytes; 1 to {LARGEST} are taken')
+    if hasattr(message, 'format'):
+        return Picture(name, message.data)
+    width, height, step = int(message.width), int(message.height), int(message.step)
+    if message.encoding not in ENCODINGS:
+        raise DataError(f'{name}: encoding {message.encoding[:40]!r} is none of '
+                        f'{", ".join(ENCODINGS)}')
+    if not (width > 0 and height > 0 and step >= width * ENCODINGS[message.encoding][0]
+            and step * height == size):
+        raise DataError(f'{name}: {width} x {height} pixels of {message.encoding} in rows of '
+                        f'{step} bytes do not fit {size} bytes')
+    return Picture(name, message.data, (message.encoding, width, height, step))
+
+
+def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
+    """Return the pixels, (channels, size, size); the image is squeezed to a square.
+
+    :param channels: 3: red, green and blue; 1: grey.
+    :raises DataError: names an image that is no JPEG or PNG, is damaged or too large.
+    """
+    mode = 'RGB' if channels == 3 else 'L'
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')  # pillow only warns of what it thinks too large
+            image = _opened(picture, mode, size)
+            small = image.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
+    except Exception as error:  # pillow's decoders raise almost any type for damaged data
+        raise DataError(f'{picture.name}: cannot be decoded: {str(error)[:200]}') from error
+    return np.asarray(small, np.uint8).reshape(size, size, channels).transpose(2, 0, 1)
+
+
+def _opened(picture: Picture, mode: str, size: int) -> Image.Image:
+    if picture.raw:
+        encoding, width, height, step = picture.raw
+        _, raw_mode, order = ENCODINGS[encoding]
+        return Image.frombuffer(raw_mode, (width, height), bytes(picture.data), 'raw', order,
+                                step, 1)
+    image = Image.open(io.BytesIO(picture.data), formats=FORMATS)
+    if image.width * image.height > LARGEST:
+        raise ValueError(f'{image.width} x {image.height} pixels; at most {LARGEST} are taken')
+    image.draft(mode, (size, size))  # a JPEG is decoded no larger than is needed
+    return image

@@ -1,0 +1,88 @@
+"""Feeds a task's sources from the topics of this robot, and reports how they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+from rclpy.node import Node
+from rclpy.qos import qos_profile_sensor_data
+from rog_tasks.sources import CameraSource, Report, Source
+from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import String
+
+IMAGES = {'sensor_msgs/msg/Image': Image, 'sensor_msgs/msg/CompressedImage': CompressedImage}
+LABELS = {'std_msgs/msg/String': String}
+LEVELS = {'ok': DiagnosticStatus.OK, 'warn': DiagnosticStatus.WARN, 'error': DiagnosticStatus.ERROR}
+
+
+class Watch:
+    """The sources of a robot; `look` is called once a second, by the thread that spins the node.
+
+    What type a topic has is known when somebody publishes it; only then is it subscribed to.
+    """
+
+    def __init__(self, node: Node, sources: Sequence[Source]) -> None:
+        self._node, self._sources = node, tuple(sources)
+        self._subscribed: set[tuple[CameraSource, str]] = set()
+        self._levels: dict[str, str] = {}
+
+    def close(self) -> None:
+        """Tell the sources that the run is over."""
+        for source in self._sources:
+            source.close()
+
+    def look(self) -> list[Any]:
+        """Subscribe to topics that have come; return the status of each source."""
+        missing = [source for source in self._sources if isinstance(source, CameraSource)
+                   and not self._has_all(source)]
+        if missing:
+            there = dict(self._node.get_topic_names_and_types())
+            for source in missing:
+                source.hint('; '.join(filter(None, (
+                    self._subscribe(source, source.image_topic, IMAGES, source.on_image, there),
+                    self._subscribe(source, source.label_topic, LABELS, source.on_label, there)))))
+        reports = [source.report() for source in self._sources]
+        for report in reports:
+            self._say(report)
+        return [self._status(report) for report in reports]
+
+    def _has_all(self, source: CameraSource) -> bool:
+        wanted = {source.image_topic, source.label_topic} - {''}
+        return all((source, topic) in self._subscribed for topic in wanted)
+
+    def _subscribe(self, source: CameraSource, topic: str, types: dict[str, Any],
+                   callback: Callable[[Any], None], there: dict[str, list[str]]) -> str:
+        """Subscribe to a topic; return why it cannot be done yet, or ''."""
+        if not topic or (source, topic) in self._subscribed:
+            return ''
+        name = self._node.resolve_topic_name(topic)
+        known = [kind for kind in there.get(name, ()) if kind in types]
+        if known:
+            # Best effort: a reader that asks for no more than every writer offers.
+            self._node.create_subscription(types[known[0]], topic, callback,
+                                           qos_profile_sensor_data)
+            self._subscribed.add((source, topic))
+            self._node.get_logger().info(f'images and labels: subscribed to {name}, {known[0]}')
+            return ''
+        others = sorted(n for n, kinds in there.items() if set(kinds) & set(types))
+        found = f'{name} is of type {", ".join(there[name])}' if name in there else \
+            f'nobody publishes {name}'
+        return f'{found}; topics of {" or ".join(types)}: {", ".join(others[:10]) or "none"}'
+
+    def _say(self, report: Report) -> None:
+        """Log a change for the better or the worse, once."""
+        before = self._levels.get(report.name, 'ok')
+        self._levels[report.name] = report.level
+        if report.level != before:
+            log = self._node.get_logger()
+            {'ok': log.info, 'warn': log.warning, 'error': log.error}[report.level](
+                f'{report.name}: {report.message}')
+
+    def _status(self, report: Report) -> Any:
+        node = self._node
+        return DiagnosticStatus(
+            name=f'{node.get_fully_qualified_name()}: {report.name}', level=LEVELS[report.level],
+            hardware_id=node.get_namespace().strip('/'), message=report.message,
+            values=[KeyValue(key=k, value=str(v)) for k, v in report.values.items()])
