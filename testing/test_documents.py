@@ -16,7 +16,8 @@ import pytest
 from fleet_testing import Lines, environment, eventually, free_domain
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', 'embedded/README.md')] + \
+DOCUMENTS = [ROOT / name for name in ('README.md', 'SECURITY.md', 'CONTRIBUTING.md',
+                                      'embedded/README.md')] + \
     sorted((ROOT / 'docs').glob('*.md'))
 PROGRAMS = ('rog', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3', 'pip')
 RECORD = ROOT.parent / 'shared/data/traces/rog_outdoors_record.txt'
@@ -61,6 +62,12 @@ RUN = {
     'rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20':
         Short('rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20 --minutes 0.2 --seeds 1'),
     'rog fleet show outdoor': Short(says='robots:'),
+    'rog key fleet.key': Short(says='wrote fleet.key'),
+    'rog key fleet.key --robot robot1':
+        Short('rog key fleet.key && rog key fleet.key --robot robot1', says='wrote robot1.key'),
+    'rog control stop --key fleet.key': Short(
+        '', f'rog key fleet.key && {UP} --set security.key=fleet.key', 'robot3: [1-9]',
+        says='stopping'),
     'rog status': Short('rog status --once', UP, 'robot3: [1-9]', says='robot3'),
     'rog plot runs/outdoor-...':
         Short('rog sim outdoor --minutes 1 --out runs/outdoor-1 && rog plot runs/outdoor-*',

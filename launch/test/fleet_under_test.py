@@ -116,6 +116,10 @@ class Fleet:
             return f'{what}\n{self.status}\n{logs}'
         eventually(condition, said, lambda: self._executor.spin_once(timeout_sec=0.05))
 
+    def spin(self):
+        """Take in what is there."""
+        self._executor.spin_once(timeout_sec=0.0)
+
     def state(self, robot):
         """State of a robot as the server sees it."""
         known = {r.robot: r.state for r in self.status.robots} if self.status else {}

@@ -12,6 +12,7 @@ from rog_core.partition import partition_of
 from rog_core.server import ServerState
 from rog_ps import checkpoint
 from rog_ps import main as server
+from rog_ps.directory import kept
 from rog_worker import main as worker
 
 
@@ -112,21 +113,22 @@ def make_checkpoint(folder, hidden):
     partition = partition_of([('0.weight', (hidden, 12)), ('0.bias', (hidden,)),
                               ('2.weight', (4, hidden)), ('2.bias', (4,))], 'row', 'onebit')
     state = ServerState(7, 'rsp:4', np.zeros(partition.rows, np.int64), {})
-    checkpoint.write(folder, partition, np.zeros(partition.elements, np.float32), state, 1.0)
+    zeros = np.zeros(partition.elements, np.float32)
+    return checkpoint.write(kept(folder), partition, zeros, state, 1.0)
 
 
 @pytest.mark.parametrize('spoil, message', [
-    (lambda path: path.write_bytes(path.read_bytes()[:-20]), 'cannot be read'),
-    (lambda path: path.write_bytes(b"\xff" * 100), 'cannot be read'),
+    (lambda path: path.write_bytes(path.read_bytes()[:-20]), 'was changed after it was written'),
+    (lambda path: path.write_bytes(b"\xff" * 100), 'was changed after it was written'),
     (lambda path: None, 'another model'),
 ])
 def test_a_checkpoint_that_does_not_fit(spoil, message, tmp_path, capfd):
     folder = tmp_path / 'run'
-    make_checkpoint(folder, hidden=97)
-    spoil(folder / checkpoint.FILE)
+    path = make_checkpoint(folder, hidden=97)
+    spoil(path)
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     err = refused(run(server, capfd, '/rog', task='tiny_task:Tiny', out=str(folder), resume=True))
-    assert message in err and checkpoint.FILE in err
+    assert message in err and path.name in err
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 

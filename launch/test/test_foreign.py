@@ -21,9 +21,40 @@ def fleet(tmp_path_factory):
         yield fleet
 
 
+def listened(fleet):
+    """The session of robot1, which whoever listens to its pushes finds there; and what it pushes.
+
+    Without a key there is no secret on a network.
+    """
+    heard = []
+    fleet.node.create_subscription(RowChunk, '/robot1/push', heard.append, qos.CHUNK)
+    fleet.until(lambda: heard, 'a chunk of robot1')
+    return heard[-1].incarnation, heard
+
+
+def test_the_statuses_do_not_say_the_session(fleet):
+    session, _ = listened(fleet)
+    worker, server = fleet.robots['robot1'].incarnation, fleet.status.incarnation
+    assert session not in (worker ^ server, worker, server)
+    assert fleet.robots['robot1'].session == 0
+
+
+def test_nobody_can_say_in_the_name_of_a_robot_that_it_stops(fleet):
+    status = fleet.robots['robot1']
+    publisher = fleet.node.create_publisher(TrainingStatus, '/robot1/training_status', qos.STATUS)
+    fleet.until(publisher.get_subscription_count, 'discovery')
+    for session in (0, status.incarnation, status.incarnation ^ fleet.status.incarnation):
+        publisher.publish(TrainingStatus(robot='robot1', incarnation=status.incarnation,
+                                         state='stopped', session=session))
+        fleet.until_trained('robot1', 'robot2', iterations=2)
+        assert fleet.state('robot1') != 'stopped'
+    fleet.until(lambda: 'dropped a status of robot1' in fleet.log('server'), 'a warning')
+    fleet.node.destroy_publisher(publisher)
+
+
 def test_garbage_is_dropped_with_a_warning_and_training_goes_on(fleet):
     """Messages of the present session, so that they get as far as one can get."""
-    worker, server = fleet.robots['robot1'].incarnation, fleet.status.incarnation
+    session_now, _ = listened(fleet)
     publishers = {kind: fleet.node.create_publisher(kind, f'/robot1/{topic}', profile)
                   for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK),
                                                (RowAck, 'pull_ack', qos.CHUNK),
@@ -32,7 +63,7 @@ def test_garbage_is_dropped_with_a_warning_and_training_goes_on(fleet):
                                                (TrainingStatus, 'training_status', qos.STATUS))}
     fleet.until(lambda: all(p.get_subscription_count() for p in publishers.values()), 'discovery')
     top = 2 ** 32 - 1
-    for session in (worker ^ server, 7):
+    for session in (session_now, 7):
         for kind in (0, 1, 3, 200):
             same = {'incarnation': session, 'kind': kind, 'attempt': 10 ** 6, 'iteration': 5}
             for message in (
@@ -70,8 +101,7 @@ def _call(fleet, kind, name, request):
     (Register.Request(robot='robot1', names=['a'], shapes=[]), '1 parameters but gives 0 shapes'),
     (Register.Request(robot='robot1', names=['a'], shapes=['3xq']), 'not numbers joined by x'),
     (Register.Request(robot='robot1', protocol=PROTOCOL, codec='onebit', granularity='atoms',
-                      names=['a'],
-                      shapes=['3']), "granularity 'atoms' is unknown"),
+                      names=['a'], shapes=['3']), "granularity is 'atoms' here but 'row' there"),
     (Register.Request(robot='robot1', protocol=PROTOCOL, codec='zip'), "codec 'zip', this server"),
 ])
 def test_a_registration_that_does_not_fit_is_refused_with_the_reason(fleet, request_, reason):

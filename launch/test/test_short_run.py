@@ -9,6 +9,7 @@ from fleet_under_test import Fleet
 from rog_core.flat import flatten, unflatten
 from rog_core.partition import partition_of
 from rog_ps import checkpoint
+from rog_ps.directory import kept
 
 
 def test_a_run_ends_with_the_same_model_everywhere(tmp_path):
@@ -23,7 +24,7 @@ def test_a_run_ends_with_the_same_model_everywhere(tmp_path):
     model = task.model()
     partition = partition_of([(n, p.shape) for n, p in model.named_parameters()], 'row', 'onebit')
     untrained = task.evaluate(model)
-    master, state, _ = checkpoint.read(fleet.out, partition)
+    master, state, _ = checkpoint.read(kept(fleet.out).newest(), partition)
     assert not torch.equal(torch.from_numpy(master), torch.from_numpy(flatten(model)))
     unflatten(model, master)
     metric = task.evaluate(model)

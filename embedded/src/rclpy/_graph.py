@@ -198,6 +198,20 @@ class Graph:
                 found += [Endpoint(*raw, is_writer) for raw in _dds.read_endpoints(reader)]
         return found
 
+    def owners(self) -> dict[bytes, tuple[str, str]]:
+        """Return name and namespace of the node of every endpoint, by the endpoint's identity."""
+        with self._lock:
+            self._update()
+            found: dict[bytes, tuple[str, str]] = {}
+            for own in self._nodes:
+                for gid in (*own.readers, *own.writers):
+                    found[gid] = own.name, own.namespace
+            for message in self._remote.values():
+                for node in message.node_entities_info_seq:
+                    for gid in (*node.reader_gid_seq, *node.writer_gid_seq):
+                        found[bytes(gid.data)] = node.node_name, node.node_namespace
+            return found
+
     def endpoints_of(self, name: str, namespace: str) -> list[Endpoint] | None:
         """Return the endpoints of one node, None when there is no such node."""
         with self._lock:

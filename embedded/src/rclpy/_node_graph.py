@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from rclpy import _graph, _names
+
+
+class TopicEndpointInfo(NamedTuple):
+    """A publisher: its node, and the identity that DDS gives it."""
+
+    node_name: str
+    node_namespace: str
+    endpoint_gid: list[int]
 
 
 class NodeNameNonExistentError(RuntimeError):
@@ -91,6 +99,20 @@ class NodeGraph:
     def count_publishers(self, topic_name: str) -> int:
         """Return the number of publishers of a topic in the domain."""
         return self._count(_names.topic_to_dds(self._resolve(topic_name, True, False)), True)
+
+    def get_publishers_info_by_topic(
+        self, topic_name: str, no_mangle: bool = False
+    ) -> list[TopicEndpointInfo]:
+        """Return the publishers of a topic; one whose node is unknown has rclpy's words for it."""
+        topic = _names.topic_to_dds(self._resolve(topic_name, True, False))
+        owners = self._context.graph.owners()
+        unknown = ("_NODE_NAME_UNKNOWN_", "_NODE_NAMESPACE_UNKNOWN_")
+        return [
+            TopicEndpointInfo(name, namespace, list(e.gid))
+            for e in self._context.graph.endpoints()
+            for name, namespace in [owners.get(e.gid, unknown)]
+            if e.topic == topic and e.is_writer
+        ]
 
     def count_subscribers(self, topic_name: str) -> int:
         """Return the number of subscriptions to a topic in the domain."""

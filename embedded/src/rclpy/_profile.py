@@ -35,6 +35,11 @@ def check_distribution() -> str:
             "Source that ROS 2 installation to use its own rclpy, or set ROS_DISTRO=jazzy when no "
             f"{name} node is in the same domain."
         )
+    if os.environ.get("ROS_SECURITY_ENABLE", "").strip().lower() == "true":
+        raise ConfigurationError(
+            "ROS_SECURITY_ENABLE=true: this rclpy has no SROS 2 and would talk unprotected. Source "
+            "a ROS 2 installation, whose DDS has it, or unset the variable"
+        )
     return name
 
 

@@ -36,3 +36,7 @@ class FleetFileError(SettingError):
 
 class RecordError(FleetEnvError):
     """A run record (run.jsonl, summary.json) that cannot be read or written."""
+
+
+class DurableError(FleetEnvError):
+    """A save (`fleet_env.durable`) cannot be written, or none of those there can be used."""

@@ -58,6 +58,8 @@ class ChannelConfig(Settings):
 
     shared: bool = _(True, 'the robots share the air time of one channel; false: each robot has a '
                            'channel of its own')
+    overhead: float = _(0.0, 'what headers, acknowledgements and status messages take on the air, '
+                             'as a share of what rows take; over DDS 0.3 was measured', ge=0.0)
 
 
 class LinkConfig(Settings):
@@ -129,6 +131,7 @@ class ServerConfig(Settings):
 
     device: str = _('cpu', "device that holds the server's rows", **DEVICE)
     checkpoint_every: float = _(10.0, 'time between checkpoints; 0 for none', 's', ge=0.0)
+    keep: int = _(3, 'checkpoints that are kept, the newest ones', ge=1)
     patience: float = _(0.0, 'time without progress after which the others do not wait for a robot '
                              'any more; 0: four times what an iteration of the fleet takes, at '
                              'least heartbeat.limit; inf: they wait however long it takes', 's',
@@ -137,6 +140,19 @@ class ServerConfig(Settings):
                                 'at the end of a run', 's', gt=0.0)
     stop_limit: float = _(60.0, 'longest time that the end of a run may take; robots that have not '
                                 'finished by then are given up', 's', gt=0.0)
+    implausible: float = _(100.0, 'a push is refused whose norm is so many times the median of the '
+                                  "fleet's last 64; 0: none is", ge=0.0)
+
+
+class SecurityConfig(Settings):
+    """Who may take part in a fleet and control it; SECURITY.md says what is protected."""
+
+    key: str = _('', 'file with the key of the fleet or, on a robot, with its own; rog key makes '
+                     'them. Relative to the fleet file; empty: no key', empty=True)
+    open: bool = _(False, 'let a fleet without a key talk beyond this machine; then everybody on '
+                          'the network is trusted')
+    control: bool = _(True, 'let services and the parameter sync stop the run, save it, and change '
+                            'its method')
 
 
 class StragglerConfig(Settings):
@@ -181,6 +197,7 @@ class FleetSettings(Settings):
     heartbeat: HeartbeatConfig = HeartbeatConfig()
     network: NetworkConfig = NetworkConfig()
     server: ServerConfig = ServerConfig()
+    security: SecurityConfig = SecurityConfig()
     power: PowerModel = PowerModel()
     stragglers: StragglerConfig = StragglerConfig()
 

@@ -174,6 +174,10 @@ class _Document:
         fleet: FleetConfig = self._checked(FleetConfig, {
             **data, **({'robots': ()} if 'robots' in data else {}), 'file': self._file}, ())
         fleet = changed(fleet, link=self._resolved(fleet.link, ('link',)))
+        if fleet.security.key:
+            folder = Path(os.path.abspath(self._file)).parent
+            key = folder / Path(fleet.security.key).expanduser()
+            fleet = changed(fleet, security={'key': str(key)})
         entries = data['robots']
         if not isinstance(entries, list) or not entries:
             raise self._error('robots must be a list of at least one "- name: ..." entry',

@@ -7,6 +7,7 @@ import dataclasses
 import heapq
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -33,6 +34,8 @@ DISK_MIB = 64        # of the server's directory, which the disk-full mishap fil
 RESULT = 'chaos.json'
 JOIN = 120.0         # s that the fleet has to begin
 DRAIN = 120.0        # s that it has to end, beyond its minutes and the server's absences
+START = 60.0         # s that a process may take from its start to its first status
+HELD_UP = 1.0        # s; if this process is late by so much, the machine is, and nobody is to blame
 SAMPLE = 5.0         # s between two looks at the memory of the processes
 FADED = 0.05         # Mbit/s; a trace below it is no link that a heartbeat passes in time
 STEP = 0.25          # s between two looks at the fleet
@@ -88,12 +91,15 @@ class _Run:
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
         self.down: set[str] = set()         # killed, and not started again
         self.checkpoints = 0
+        self.held_up = 0                    # times that the machine did not keep up
+        self._held_until = -math.inf
+        self._started: dict[str, float] = {}  # when a process was started again
         self.ended = 0.0
         self._traces = {robot.name: link_trace(robot.link) for robot in fleet.robots
                         if robot.link.trace or robot.link.rate}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._newest: tuple[int, int] = (0, 0)   # time and iteration of the last checkpoint
+        self._newest: tuple[int, int] = (0, 0)   # number and iteration of the last checkpoint
         self._sampled = 0.0
 
     def do(self) -> None:
@@ -138,10 +144,16 @@ class _Run:
         for mishap in self.mishaps:
             self._at(mishap.start, partial(self._begin, mishap))
             self._at(mishap.end, partial(self._end, mishap))
-        absent = sum(m.duration for m in self.mishaps if m.kind == plan.RESTART)
-        limit = 60 * self.fleet.minutes + 1.5 * absent + DRAIN
+        # A server goes on where its checkpoint was, and needs time to start.
+        lost = sum(m.duration + self.fleet.server.checkpoint_every + START
+                   for m in self.mishaps if m.kind == plan.RESTART)
+        limit = 60 * self.fleet.minutes + lost + DRAIN
         while self.down & {SERVER} or self.processes.running():
+            before = time.monotonic()
             self.monitor.spin(STEP)
+            if time.monotonic() - before > STEP + HELD_UP:
+                self.held_up += 1
+                self._held_until = time.monotonic() + self.watch.limit
             now = self.ended = time.monotonic() - self._start
             while self._due and self._due[0][0] <= now:
                 heapq.heappop(self._due)[2]()
@@ -177,13 +189,17 @@ class _Run:
         if mishap.kind in (plan.KILL, plan.RESTART):
             if whom in self.down:
                 self.down.discard(whom)
-                self.processes.start(whom)
+                self._restart(whom)
         elif mishap.kind == plan.PAUSE:
             self.processes.processes[whom].send_signal(signal.SIGCONT)
         elif mishap.kind == plan.DISK_FULL:
             (self.disk / 'filler').unlink(missing_ok=True)
         else:
             self._weather(whom)
+
+    def _restart(self, name: str) -> None:
+        self.processes.start(name)
+        self._started[name] = time.monotonic()
 
     def _weather(self, robot: str) -> None:
         """Give a robot's link what the mishaps of now make of it."""
@@ -230,8 +246,16 @@ class _Run:
             for mishap in self.mishaps:
                 if mishap.whom == whom and mishap.start <= now < mishap.end and mishap.takes_away:
                     return mishap.kind
+            started = self._started.get(whom, -math.inf)
+            if self._heard(whom) < started and time.monotonic() < started + START:
+                return 'start of the server' if whom == SERVER else 'start'
+        if time.monotonic() < self._held_until:
+            return 'held up'
         trace = self._traces.get(robot)
         return 'fade' if trace is not None and trace.rate(now) < FADED else ''
+
+    def _heard(self, name: str) -> float:
+        return self.monitor.heard.get('rog' if name == SERVER else name, -math.inf)
 
     def _check_lives(self, now: float) -> None:
         for name, process in list(self.processes.processes.items()):
@@ -240,7 +264,7 @@ class _Run:
                 self.watch.report(now, 'died', name, f'it ended with exit code {code} while the '
                                   f'fleet trains; its log: {self.out / "logs" / name}.log')
                 if name != SERVER:
-                    self.processes.start(name)
+                    self._restart(name)
 
     def _sample(self, now: float) -> None:
         for name, process in self.processes.processes.items():
@@ -258,16 +282,13 @@ class _Run:
 
     def _check_checkpoint(self, now: float) -> None:
         """Look at a new checkpoint: it can be read, is finite, and goes on where the last was."""
-        from rog_ps.checkpoint import FILE
+        from rog_ps.directory import kept
 
-        path = self.disk / FILE
         try:
-            changed = path.stat().st_mtime_ns
+            changed = max(kept(self.disk).numbers(), default=0)
             if changed == self._newest[0]:
                 return
-            iteration, finite = _read_checkpoint(path)
-        except FileNotFoundError:
-            return
+            iteration, finite = _read_checkpoint(self.disk)
         except Exception as error:  # whatever is wrong with the file
             self.watch.report(now, 'bad checkpoint', SERVER, f'it cannot be read: {error}')
             return
@@ -304,23 +325,23 @@ class _Run:
             'mirror': {'compared': compared, 'different': different},
             'returns_s': self.watch.returns,
             'longest_pause_s': {n: round(t, 1) for n, t in self.watch.pauses.items()},
-            'memory_mib': self.memory}
+            'held_up': self.held_up, 'memory_mib': self.memory}
 
     def _accuracy(self) -> float | None:
         """Accuracy of the model in the last checkpoint."""
         import torch
-        from rog_ps.checkpoint import FILE
+        from rog_ps.directory import kept
         from rog_tasks.task import load_task
-        from safetensors.torch import load_file
+        from safetensors.torch import load
 
-        path = self.out / 'run' / FILE
-        if not path.exists():
+        found = kept(self.out / 'run').newest()
+        if found is None:
             return None
         training = self.fleet.training
         task = load_task(training.task, training.task_options, self.fleet.seed,
                          training.batch_size)
         model = task.model()
-        tensors = load_file(path)
+        tensors = load(found.payload)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(tensors[name])
@@ -328,14 +349,15 @@ class _Run:
         return round(float(task.evaluate(model)), 5)
 
 
-def _read_checkpoint(path: Path) -> tuple[int, bool]:
+def _read_checkpoint(directory: Path) -> tuple[int, bool]:
     import numpy as np
-    from safetensors import safe_open
+    from rog_ps.directory import kept
+    from safetensors.numpy import load
 
-    with safe_open(str(path), 'numpy') as file:
-        meta = json.loads((file.metadata() or {})['rog'])
-        return int(meta['iteration']), all(np.isfinite(file.get_tensor(name)).all()
-                                           for name in file.keys())  # noqa: SIM118
+    found = kept(directory).newest()
+    assert found is not None
+    return int(found.meta['iteration']), all(np.isfinite(values).all()
+                                             for values in load(found.payload).values())
 
 
 @contextmanager
@@ -360,7 +382,8 @@ def _fill(path: Path) -> None:
 def _tell(result: dict[str, Any], out: Path) -> None:
     print(f'\n{result["took_s"]:.0f} s, iterations {result["iterations"]}, accuracy '
           f'{result["accuracy"]}; {result["checkpoints"]} checkpoints, '
-          f'{result["mirror"]["compared"]} transfers compared')
+          f'{result["mirror"]["compared"]} transfers compared; the machine was held up '
+          f'{result["held_up"]} times')
     for cause, found in result['returns_s'].items():
         print(f'{len(found)} times back from {cause}: half had made an iteration after '
               f'{sorted(found)[len(found) // 2]:.1f} s, all after {max(found):.1f} s')

@@ -159,7 +159,7 @@ def _result(processes: FleetProcesses, interruption: Interruption) -> int:
         from rog_sim.figures import draw_run
         pictures = [picture.name for picture in draw_run(out)]
     print(f'\nResults in {out}: {", ".join(["run.jsonl", SUMMARY_FILE, *pictures])}, '
-          'checkpoint.safetensors' + bool(interruption) * f'; `rog plot {out}` draws them')
+          'checkpoint-*.safetensors' + bool(interruption) * f'; `rog plot {out}` draws them')
     return code
 
 

@@ -11,7 +11,7 @@ from fleet_env.errors import RecordError, SettingError, TraceError
 from rog_core.errors import RogError
 from rog_tasks.errors import TaskError
 
-from . import chaos, compare, doctor, fleet, plot, sim, status, trace
+from . import chaos, compare, control, doctor, fleet, key, plot, sim, status, trace
 
 IN_STUDIES = ('study', 'calibrate')  # verbs that the package rog_studies adds
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog='rog', description='Train one model on a team of robots over bad Wi-Fi.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-    for module in (fleet, status, doctor, sim, compare, plot, trace, chaos):
+    for module in (fleet, status, control, key, doctor, sim, compare, plot, trace, chaos):
         module.add_to(verbs)
     added = {verb.name: verb for verb in entry_points(group='rog.verbs')}
     name = next(iter(sys.argv[1:] if arguments is None else arguments), '')

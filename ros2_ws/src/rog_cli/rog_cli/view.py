@@ -41,7 +41,7 @@ class Monitor:
         self._executor.add_node(self.node)
         self.fleet: Any = None
         self.robots: dict[str, Any] = {}
-        self._heard: dict[str, float] = {}
+        self.heard: dict[str, float] = {}  # SERVER, or robot -> time of its last status
         self._subscribed: set[str] = set()
         self.node.create_subscription(FleetStatus, f'{namespace}/{SERVER}/fleet_status',
                                       self._on_fleet, qos.STATUS)
@@ -56,12 +56,13 @@ class Monitor:
 
     def _on_fleet(self, message: Any) -> None:
         self.fleet = message
+        self.heard[SERVER] = time.monotonic()
         for robot in message.robots:
             self.listen(robot.robot)
 
     def _on_robot(self, message: Any) -> None:
         self.robots[message.robot] = message
-        self._heard[message.robot] = time.monotonic()
+        self.heard[message.robot] = time.monotonic()
 
     def spin(self, seconds: float) -> None:
         """Take what arrives for a while."""

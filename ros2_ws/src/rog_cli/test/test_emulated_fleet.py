@@ -32,7 +32,7 @@ def fleet_file(tmp_path):
 def rog(*arguments):
     """Run the command to its end."""
     done = subprocess.run([str(Path(sys.executable).parent / 'rog'), *map(str, arguments)],
-                          capture_output=True, text=True, timeout=LIMIT)
+                          capture_output=True, text=True, timeout=2 * LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

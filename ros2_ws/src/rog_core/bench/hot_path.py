@@ -62,7 +62,8 @@ class Pair:
         master = self.noise.standard_normal(partition.elements, np.float32)
         transfer = TransferConfig('row', codec, 1.0, 1.0, max_chunk, 0.004)
         self.server = ServerMachine(partition, master, 1,
-                                    ServerConfig(transfer, SYNC, 0.0, 1e9, 1e9, 1e9, 1e9, {}))
+                                    ServerConfig(transfer, SYNC, 0.0, 1e9, 1e9, 1e9, 1e9, {},
+                                                 100.0))
         # One robot is real. The others only fill the server's tables.
         store = Accumulator(partition, np.zeros(partition.elements, np.float32))
         self.worker = WorkerMachine('robot0', 2, store, transfer)

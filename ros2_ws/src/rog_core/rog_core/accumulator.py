@@ -70,6 +70,11 @@ class Accumulator:
         self.pending[:] = 0
         self.magnitude[:] = 0
 
+    def reset(self) -> None:
+        """Drop what the server has not taken, and the momentum: the server refuses their like."""
+        self.clear()
+        self.momentum[:] = 0
+
     def check(self, gradient: Array) -> None:
         """Raise `GradientError` when the gradient is not finite."""
         if not all_finite(gradient):

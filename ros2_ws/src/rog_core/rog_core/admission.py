@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .codecs import Codec
-from .errors import ConfigError, PartitionMismatchError
+from .errors import PartitionMismatchError, shown
 from .member import Member
 from .messages import PROTOCOL, RegisterRequest, RegisterResponse
-from .partition import RowPartition, partition_of
+from .partition import Listing, Parameter, RowPartition, require_same
+
+MEMBERS = 256  # robots that a server knows at most; each takes memory of the size of the model
 
 
-def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec, other: Member | None,
-            now: float, heartbeat_limit: float) -> RegisterResponse | None:
+def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
+            members: Mapping[str, Member], now: float, heartbeat_limit: float
+            ) -> RegisterResponse | None:
     """Return the refusal of a request, None if the worker may join.
 
-    ``partition`` and ``codec`` are the server's; ``other``: the member of that name, if any.
+    ``partition``, ``codec`` and ``members`` are the server's.
     """
     if request.protocol != PROTOCOL:
         return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, '
                                 f'this server {PROTOCOL}; install the same version on both')
     if request.codec != codec.name:
-        return RegisterResponse(False, f"{request.robot} has codec '{request.codec}', this "
+        theirs = shown(request.codec, 80)
+        return RegisterResponse(False, f"{request.robot} has codec '{theirs}', this "
                                 f"server '{codec.name}'; give both the same")
     try:
-        theirs = partition_of(request.parameters, request.granularity, request.codec)
-        theirs.require_same(partition)
-        if theirs.digest != request.digest:
+        # Compared as it is: a stranger may claim a model of any size.
+        require_same(Listing(tuple(Parameter(n, s) for n, s in request.parameters),
+                             request.granularity), partition)
+        if request.digest != partition.digest:
             raise PartitionMismatchError('the digest does not belong to the parameters listed')
-    except (PartitionMismatchError, ConfigError) as error:
+    except PartitionMismatchError as error:
         return RegisterResponse(False, f'{request.robot} does not train the same model as this '
                                 f'server: {error} (here: {request.robot}, there: the server)')
+    other = members.get(request.robot)
+    if other is None and len(members) >= MEMBERS:
+        return RegisterResponse(False, f'this server knows {MEMBERS} robots already; it takes no '
+                                'more')
     if other is not None and other.incarnation != request.incarnation and other.alive:
         age = now - other.heard
         return RegisterResponse(

@@ -66,8 +66,9 @@ class Aggregation:
 
     def pushed(self, member: Member, fleet: Fleet, now: float) -> None:
         """Handle the end of a member's push; ``fleet`` already includes it."""
-        transfer, complete = member.push.transfer, member.rows_pushed == self.model.partition.rows
+        transfer = member.push.transfer
         assert transfer is not None
+        complete = member.rows_pushed == self.model.partition.rows and not member.push.refused
         if transfer.kind == Kind.ANCHOR:
             self.method.close_full_gradient(member.robot, transfer.iteration, complete)
         elif self.counts(member):

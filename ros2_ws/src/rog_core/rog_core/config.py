@@ -67,7 +67,8 @@ class ServerConfig:
     `rog_core.patience.longest_pause`. ``drain_limit``: seconds that the final model may take.
     ``stop_limit``: seconds that the end of the run may take. ``capacities``: robot -> computing
     capacity of the whole fleet in order of rank; empty if the fleet is not known from the
-    beginning.
+    beginning. ``implausible``: how many times the usual norm a push may have; 0: any, see
+    `rog_core.plausible`.
     """
 
     transfer: TransferConfig
@@ -78,6 +79,7 @@ class ServerConfig:
     drain_limit: float
     stop_limit: float
     capacities: Mapping[str, float]
+    implausible: float
 
     @classmethod
     def of(cls, settings: Any, capacities: Mapping[str, float], traffic: float = 1.0
@@ -85,4 +87,5 @@ class ServerConfig:
         """Return what the sections ``training``, ``network``, ``heartbeat`` and ``server`` say."""
         return cls(TransferConfig.of(settings, traffic), settings.training.sync,
                    settings.training.momentum, settings.heartbeat.limit, settings.server.patience,
-                   settings.server.drain_limit, settings.server.stop_limit, dict(capacities))
+                   settings.server.drain_limit, settings.server.stop_limit, dict(capacities),
+                   settings.server.implausible)

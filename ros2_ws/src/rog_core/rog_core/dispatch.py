@@ -55,7 +55,7 @@ class Loopback:
         zeros = np.zeros(partition.elements, np.float32)
         server = ServerMachine(partition, zeros, 1, ServerConfig(
             transfer, sync, team.momentum, heartbeat_limit=3.0, patience=math.inf,
-            drain_limit=1.0, stop_limit=math.inf, capacities=team.capacities))
+            drain_limit=1.0, stop_limit=math.inf, capacities=team.capacities, implausible=0.0))
         return cls(server, [
             WorkerMachine(name, k, Accumulator(partition, zeros.copy()), transfer)
             for k, name in enumerate(team.capacities, start=2)])

@@ -14,7 +14,7 @@ import numpy as np
 from .errors import RemoteProtocolError
 from .steps import Gradient, Step
 
-PROTOCOL = 4  # version of the wire protocol; both sides must have the same
+PROTOCOL = 5  # version of the wire protocol; both sides must have the same
 HEADER_BYTES = 40  # of a serialised chunk, without ids and values; used by emulated links
 
 
@@ -134,11 +134,15 @@ class End:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the receiver took of a closed transfer: one bit per chunk, lowest bit first."""
+    """What the receiver took of a closed transfer: one bit per chunk, lowest bit first.
+
+    ``refused``: chunks that it took and dropped, because no healthy robot would send them.
+    """
 
     transfer: TransferId
     chunks: int
     taken: bytes = b''
+    refused: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
 from .codecs import RAW, get_codec
-from .errors import ConfigError, PartitionMismatchError
+from .errors import ConfigError, PartitionMismatchError, shown
 
 GRANULARITIES = ('model', 'layer', 'row', 'element')
 SMALL = 1000  # parameters with fewer elements are one row
@@ -33,7 +34,14 @@ class Parameter:
         return prod(self.shape)
 
     def __str__(self) -> str:
-        return f"{self.name} ({'x'.join(map(str, self.shape)) or 'scalar'})"
+        return f"{shown(self.name, 80)} ({'x'.join(map(str, self.shape)) or 'scalar'})"
+
+
+class Listing(NamedTuple):
+    """What a worker says of its model; unlike a partition it needs no memory, whatever it says."""
+
+    parameters: tuple[Parameter, ...]
+    granularity: str
 
 
 @dataclass(frozen=True)
@@ -143,23 +151,25 @@ class RowPartition:
         """Raise `PartitionMismatchError` naming the first difference of self (ours) and other."""
         if self.digest == other.digest:
             return
-        if self.granularity != other.granularity:
-            raise PartitionMismatchError(f"granularity is '{self.granularity}' here but "
-                                         f"'{other.granularity}' there")
-        for number, (ours, theirs) in enumerate(zip(self.parameters, other.parameters,
-                                                   strict=False)):
-            if ours != theirs:
-                raise PartitionMismatchError(
-                    f'parameter {number} is {ours} here but {theirs} there')
-        ours_count, theirs_count = len(self.parameters), len(other.parameters)
-        if ours_count != theirs_count:
-            longer = self if ours_count > theirs_count else other
-            first = longer.parameters[min(ours_count, theirs_count)]
-            raise PartitionMismatchError(
-                f'the model has {ours_count} parameters here but {theirs_count} there; '
-                f'the first one without a counterpart is {first}')
+        require_same(Listing(self.parameters, self.granularity), other)
         raise PartitionMismatchError('rows are cut into segments of different length; '
                                      'use the same codec on both sides')
+
+
+def require_same(here: Listing, there: RowPartition) -> None:
+    """Raise `PartitionMismatchError` naming the first difference."""
+    if here.granularity != there.granularity:
+        raise PartitionMismatchError(f"granularity is '{shown(here.granularity, 80)}' here but "
+                                     f"'{there.granularity}' there")
+    for number, (ours, theirs) in enumerate(zip(here.parameters, there.parameters, strict=False)):
+        if ours != theirs:
+            raise PartitionMismatchError(f'parameter {number} is {ours} here but {theirs} there')
+    ours_count, theirs_count = len(here.parameters), len(there.parameters)
+    if ours_count != theirs_count:
+        longer = here.parameters if ours_count > theirs_count else there.parameters
+        raise PartitionMismatchError(
+            f'the model has {ours_count} parameters here but {theirs_count} there; '
+            f'the first one without a counterpart is {longer[min(ours_count, theirs_count)]}')
 
 
 def partition_of(parameters: Iterable[tuple[str, Sequence[int]]], granularity: str = 'row',

@@ -24,6 +24,7 @@ class WorkerStatistics:
     compute_time: float = 0.0
     communicate_time: float = 0.0
     stall_time: float = 0.0
+    refused: int = 0  # pushes that the server did not use, because their norm is implausible
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ not active until its next push has arrived, though all its transfers go on.
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from .methods.base import Model, Standing
 from .mirror import Mirror
 from .partition import RowPartition
 from .patience import longest_pause
+from .plausible import Plausibility
 from .pull import Pull, final_of, pull_of, snapshot_of
 from .states import (
     AWAY,
@@ -77,6 +79,8 @@ class ServerMachine:
         self.model = Model(partition, master, self.codec)
         self.aggregation = Aggregation(config.sync, self.model, Team(
             config.capacities, self.codec.name, config.momentum))
+        self.plausibility = Plausibility(config.implausible, master)
+        self.refused: Counter[str] = Counter()  # implausible pushes by robot
         self.state = RUNNING
         self.members: dict[str, Member] = {}
         self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
@@ -106,8 +110,8 @@ class ServerMachine:
         """Answer a registration; a refusal changes nothing."""
         if self.stopping:
             return RegisterResponse(False, 'the run is over; the server is stopping'), []
-        refused = refusal(request, self.partition, self.codec, self.members.get(request.robot),
-                          now, self.config.heartbeat_limit)
+        refused = refusal(request, self.partition, self.codec, self.members, now,
+                          self.config.heartbeat_limit)
         if refused is None and (reason := self.method.refusal(request.robot)):
             refused = RegisterResponse(False, reason)
         if refused is not None:
@@ -242,7 +246,10 @@ class ServerMachine:
         ack, rows = member.push.on_chunk(chunk)
         if rows is not None:
             member.advance(now)
+        if rows is not None and self.plausibility.admits(member.push, rows):
             self.aggregation.take(member, rows, len(self.active()))
+        elif rows is not None and member.push.refused == 1:
+            self.refused[robot] += 1
         if ack is None:
             return []
         if self.aggregation.counts(member) \
@@ -295,6 +302,7 @@ class ServerMachine:
 
     def _close_push(self, member: Member, taken: np.ndarray) -> None:
         assert member.push.transfer is not None
+        self.plausibility.learn(member.push)
         iteration = member.push.transfer.iteration
         complete = self._partition_of(member.push.transfer.kind).rows_complete(taken)
         member.versions[complete] = np.maximum(member.versions[complete], iteration)
@@ -338,7 +346,7 @@ class ServerMachine:
         pull = pull_of(member, self.active(), self.method, self.model, self.updated_at,
                        self.config.transfer)
         member.granted_bound, member.step = self.method.row_bound, pull.command.step
-        member.granted = pull.command.next_iteration
+        member.granted = member.push.granted = pull.command.next_iteration
         member.move('pull')
         return self._transfer(member, pull, now)
 
@@ -419,6 +427,7 @@ class ServerMachine:
         """Change the method of a running fleet; if `ConfigError` is raised, nothing has changed."""
         newest = max([self.iteration, *(m.granted for m in self.members.values())])
         self.aggregation.change(text, self.members, newest)
+        self.plausibility.begin()
         for member in self.members.values():
             self._count_slowest(member)
         return self._release(now)

@@ -278,6 +278,9 @@ class WorkerMachine:
             match = receipt is not None and receipt.transfer == push.transfer
             push.abort(receipt if match else None)
         self.command.step.after_push(self.accumulator, push)
+        if push.receipt is not None and push.receipt.refused:
+            self.statistics.refused += 1
+            self.accumulator.reset()  # or the rest of it would come again for ever
 
     # -- pulling ---------------------------------------------------------------------------------
 

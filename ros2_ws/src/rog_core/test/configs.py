@@ -18,5 +18,5 @@ def transfer_config(codec='onebit', **changes):
 def server_config(sync='rsp:4', codec='onebit', chunk_bytes=14000, **changes):
     return replace(ServerConfig(transfer_config(codec, chunk_bytes=chunk_bytes), sync,
                                 momentum=0.0, heartbeat_limit=3.0, patience=math.inf,
-                                drain_limit=math.inf, stop_limit=math.inf, capacities={}),
-                   **changes)
+                                drain_limit=math.inf, stop_limit=math.inf, capacities={},
+                                implausible=100.0), **changes)

@@ -64,16 +64,21 @@ class Gradients:
 
 
 class SummingAccumulator(Accumulator):
-    """Adds up in double precision what it is given: ``produced``."""
+    """Adds up in double precision what it is given: ``produced``; and ``dropped`` as refused."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.produced = np.zeros(self.partition.elements)
+        self.dropped = np.zeros(self.partition.elements)
 
     def accumulate(self, *arguments, **options):
         before = self.pending.astype(np.float64)
         super().accumulate(*arguments, **options)
         self.produced += self.pending - before
+
+    def reset(self):
+        self.dropped += self.pending
+        super().reset()
 
 
 class SummingAggregation(Aggregation):

@@ -91,6 +91,7 @@ def check_end(fleet, seconds=12):
         assert (robot.store.weights == fleet.server.master).all()
         fleet.counts['final model checked'] += 1
     assert not fleet.errors, fleet.errors[0]
+    assert fleet.counts['refused'] or not fleet.server.refused, 'a healthy push was refused'
 
 
 # -- one thing at a time, for tests that lose and find robots

@@ -53,7 +53,8 @@ def test_a_codec_agrees_with_the_slow_reference(place, codec, seed):
     assert data.dtype == np.uint8
     assert data.tobytes() == expected
     assert (to_host(pending) == values - decoded).all()
-    coder.check(partition, ids, data)
+    energy = float((decoded.astype(np.float64) ** 2).sum())
+    assert coder.check(partition, ids, data) == pytest.approx(energy, rel=1e-9)
     coder.add(partition, target, ids, data, -0.5)
     assert np.array_equal(to_host(target), other - np.float32(0.5) * decoded)
     left, right = put(values, place), put(other, place)

@@ -54,16 +54,26 @@ def worker():
 
 
 REFUSED = {
-    'protocol': (request(protocol=1), 'speaks protocol 1, this server 4; install the same version'),
+    'protocol': (request(protocol=1), 'speaks protocol 1, this server 5; install the same version'),
     'codec': (request(codec='raw'), "has codec 'raw', this server 'onebit'"),
     'shape': (request(shapes=[('w', (20, 61)), ('b', (8,))]),
               r'parameter 0 is w \(20x61\) here but w \(20x60\) there \(here: robot1'),
     'name': (request(shapes=[('w', (20, 60)), ('c', (8,))]), r'parameter 1 is c \(8\) here but b'),
     'missing': (request(shapes=[('w', (20, 60))]), r'1 parameters here but 2 there.*is b \(8\)'),
     'granularity': (request(granularity='layer'), "granularity is 'layer' here but 'row' there"),
-    'unknown granularity': (replace(request(), granularity='tile'), "'tile' is unknown"),
+    'unknown granularity': (replace(request(), granularity='tile'), "is 'tile' here but 'row'"),
     'digest': (request(digest='0' * 64), 'digest does not belong to the parameters'),
-    'empty parameter': (replace(request(), parameters=(('w', (0, 3)),)), 'has no elements'),
+    'empty parameter': (replace(request(), parameters=(('w', (0, 3)),)), r'w \(0x3\) here but w'),
+    'negative': (replace(request(), parameters=(('w', (-20, 60)), ('b', (8,)))), r'w \(-20x60\)'),
+    'huge': (replace(request(), parameters=(('w', (1 << 40, 1 << 20)), ('b', (8,)))),
+             r'w \(1099511627776x1048576\) here but w \(20x60\)'),
+    'huge element': (replace(request(), parameters=(('w', (1 << 50, 60)),), granularity='element'),
+                     "granularity is 'element' here"),
+    'too many': (replace(request(), parameters=tuple((f'p{k}', (8,)) for k in range(50_000))),
+                 r'p0 \(8\) here but w'),
+    'a long name': (replace(request(), parameters=(('w\n' * 10 ** 6, (20, 60)),)),
+                    r'w\?w\?.*\.\.\. \(20x60\) here but w'),
+    'a long codec': (request(codec='x' * 10 ** 6), "codec 'xxx"),
 }
 
 
@@ -75,6 +85,7 @@ def test_a_robot_that_does_not_fit_is_refused_for_good_and_nothing_changes(name)
     assert not response.accepted
     assert not response.retry
     assert re.search(reason, response.reason), response.reason
+    assert response.reason.isprintable() and len(response.reason) < 600
     assert actions == []
     assert machine.members == {}
 
@@ -183,7 +194,7 @@ def let_train(machine, asks):
 def test_a_checkpoint_brings_back_the_strategy_state():
     machine = server()
     let_train(machine, request())
-    transfer = TransferId(9 ^ 50, Kind.PUSH, 6, 1)
+    transfer = TransferId(9 ^ 50, Kind.PUSH, 1, 1)
     values = np.array([128, 63, 1] * 1, np.uint8)  # scale 1.0, element 0 negative: the row of 8
     machine.on_chunk('robot1', Chunk(transfer, 0, 1, 1, np.array([20], np.uint8), values), 0.1)
     machine.on_end('robot1', End(transfer, 1), 0.2)
@@ -191,9 +202,9 @@ def test_a_checkpoint_brings_back_the_strategy_state():
     state = machine.checkpoint()
     restarted = server()
     restarted.load_state(state)
-    assert restarted.iteration == 6
+    assert restarted.iteration == 1
     assert str(restarted.method) == 'rsp:7'
-    assert restarted.updated_at.tolist() == [0] * 20 + [6]
+    assert restarted.updated_at.tolist() == [0] * 20 + [1]
     response, _ = restarted.on_register(request(attempt=1), 0.0)
     assert response.push == machine.members['robot1'].push.receipt
     assert response.push.taken == b'\1'
@@ -267,7 +278,7 @@ GOOD = Command(1, 0.1, 0, 'rsp:4')
     *((command, None) for command in bad_commands(GOOD).values())])
 def test_a_command_that_cannot_be_followed_is_refused_and_the_transfer_stays_open(command, reason):
     machine, session = joined()
-    end = End(TransferId(session, Kind.PULL, 0, 2), 0, command=command)
+    end = End(TransferId(session, Kind.PULL, 0, 1), 0, command=command)
     before = fingerprint(machine)
     with pytest.raises(RemoteProtocolError, match=reason):
         machine.on_end(end, 0.2)
@@ -282,8 +293,8 @@ def test_a_worker_joins_a_fleet_whose_method_it_has_never_heard_of():
     """It is told what to do in plain values; the name is for people."""
     machine = worker()
     machine.start(0.0)
-    machine.on_register_response(RegisterResponse(True, incarnation=50, sync='their.own:Method'),
-                                 0.1)
+    machine.on_register_response(
+        RegisterResponse(True, incarnation=50, attempt=1, sync='their.own:Method'), 0.1)
     assert (machine.state, machine.server, machine.sync) == ('joining', 50, 'their.own:Method')
     command = Command(1, 0.1, 0, 'their.own:Method', step=Local(2))
     pull = TransferId(machine.session, Kind.PULL, 0, 1)
@@ -296,7 +307,7 @@ def test_what_comes_after_a_worker_has_left_is_ignored(command):
     machine, session = joined()
     machine.leave(0.15)
     kind = Kind.FINAL if command.stop else Kind.PULL
-    actions = machine.on_end(End(TransferId(session, kind, 0, 2), 0, command=command), 0.2)
+    actions = machine.on_end(End(TransferId(session, kind, 0, 1), 0, command=command), 0.2)
     assert all(isinstance(action, Send) for action in actions)
     assert machine.state == 'stopped'
 

@@ -35,7 +35,7 @@ class Worker:
         weights = np.zeros(PARTITION.elements, np.float32)
         self.store = Accumulator(PARTITION, weights)
         self.machine = WorkerMachine('robot1', 9, self.store, transfer_config('raw'))
-        self.method, self.attempt, self.sent = create(sync), 1, []
+        self.method, self.attempt, self.sent = create(sync), 0, []
         self.log, self.gradients = [], {}  # name -> gradient
         self.store.accumulate = self.noting(self.store.accumulate)
         self.machine.start(0.0)
@@ -194,7 +194,7 @@ def test_a_worker_that_loses_its_server_meanwhile_keeps_both_gradients():
         RegisterResponse(True, incarnation=51, attempt=1, sync=str(worker.method)), 0.7)
     # The new server knows nothing of the push, so all of it is back.
     assert np.allclose(worker.store.pending, 0.1 * 1.9)
-    pull = TransferId(9 ^ 51, Kind.PULL, 0, 2)
+    pull = TransferId(9 ^ 51, Kind.PULL, 0, 1)
     worker.machine.on_end(End(pull, 0, command=worker.command(1)), 0.8)
     assert worker.log == ['first', 'second']
     assert worker.machine.push.transfer.iteration == 1

@@ -43,7 +43,7 @@ class Taker(Receiver):
 def receiver(**changes):
     """A receiver and the list of (transfer, ids) that it hands over."""
     taker = Taker(**{'partition': PARTITION, 'kinds': frozenset({Kind.PUSH}),
-                     'incarnation': SESSION, 'codec': ONEBIT} | changes)
+                     'incarnation': SESSION, 'codec': ONEBIT, 'floor': PUSH.attempt} | changes)
     return taker, taker.applied
 
 

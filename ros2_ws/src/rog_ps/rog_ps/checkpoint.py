@@ -1,46 +1,80 @@
-"""Checkpoints: model and state of the method in one safetensors file, replaced atomically."""
+"""Checkpoints: model and state of the method, as a save of `fleet_env.durable`."""
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
+import re
 from pathlib import Path
 
 import numpy as np
+from fleet_env.durable import Kept, Save
+from fleet_env.errors import DurableError
 from rog_core.aggregation import ServerState
 from rog_core.errors import RogError
 from rog_core.messages import Kind, Receipt, TransferId
 from rog_core.methods import parse
 from rog_core.partition import RowPartition
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
-FILE = 'checkpoint.safetensors'
-SCHEMA = 'rog-checkpoint/2'
-FORMER = 'rog-checkpoint/1'  # without the state of the method
+SCHEMA = 'rog-checkpoint/3'
 UPDATE = 'rog/update/'  # prefix of the names of the arrays of the method
+DIVERGED = 1000.0       # so many times the norm of the last checkpoint is that of a ruined model
+NAMED = 100             # saves that a user may give a name
 
 
 class CheckpointError(RogError):
     """A checkpoint cannot be written or read; the text says which and why."""
 
 
+def named(out: Path, name: str) -> Path:
+    """Return the directory of a save that the user calls ``name``; it lies below ``out``."""
+    if not re.fullmatch(r'[A-Za-z0-9][\w.-]{0,63}', name, re.ASCII):
+        raise CheckpointError(f"'{name[:80]}' cannot be the name of a checkpoint: letters, digits, "
+                              'dot, dash, underscore')
+    folder = out / 'saved'
+    if not (folder / name).exists() and folder.exists() and len(list(folder.iterdir())) >= NAMED:
+        raise CheckpointError(f'{folder} holds {NAMED} checkpoints; delete some of them')
+    return folder / name
+
+
 def _receipt_to_json(incarnation: int, receipt: Receipt) -> list:
     t = receipt.transfer
     return [incarnation, t.incarnation, int(t.kind), t.iteration, t.attempt, receipt.chunks,
-            receipt.taken.hex()]
+            receipt.taken.hex(), receipt.refused]
 
 
 def _receipt_from_json(entry: list) -> tuple[int, Receipt]:
-    incarnation, session, kind, iteration, attempt, chunks, taken = entry
+    incarnation, session, kind, iteration, attempt, chunks, taken, refused = entry
     transfer = TransferId(int(session), Kind(kind), int(iteration), int(attempt))
-    return int(incarnation), Receipt(transfer, int(chunks), bytes.fromhex(taken))
+    return int(incarnation), Receipt(transfer, int(chunks), bytes.fromhex(taken), int(refused))
 
 
-def write(directory: Path, partition: RowPartition, master: np.ndarray, state: ServerState,
+class Writer:
+    """Writes the checkpoints of a run; ``norm``: of the model at the last good one, 0: unknown."""
+
+    def __init__(self, partition: RowPartition, norm: float = 0.0) -> None:
+        self.partition, self.norm = partition, norm
+
+    def write(self, store: Kept, master: np.ndarray, state: ServerState, elapsed: float) -> Path:
+        """Write a checkpoint and return its path; `CheckpointError`: the former ones stay.
+
+        A diverged model is not written: its checkpoint would replace a good one.
+        """
+        norm = float(np.linalg.norm(master.astype(np.float64)))
+        if not all(np.isfinite(values).all() for values in (master, *state.update.values())):
+            raise CheckpointError('the model or the state of its method holds values that are not '
+                                  'finite; the training has diverged')
+        if self.norm and norm > DIVERGED * self.norm:
+            raise CheckpointError(f'the norm of the model is {norm:.3g}; it was {self.norm:.3g} at '
+                                  'the last checkpoint; the training has diverged')
+        path = write(store, self.partition, master, state, elapsed)
+        self.norm = norm
+        return path
+
+
+def write(store: Kept, partition: RowPartition, master: np.ndarray, state: ServerState,
           elapsed: float) -> Path:
-    """Write the checkpoint into ``directory`` and return its path.
+    """Write a checkpoint and return the path of its tensors.
 
     Every parameter is a tensor of its own name, so any safetensors reader can load the model.
     Arrays of the method are tensors 'rog/update/NAME', each as long as the whole model.
@@ -50,55 +84,39 @@ def write(directory: Path, partition: RowPartition, master: np.ndarray, state: S
                for p, part in zip(partition.parameters, np.split(master, sizes), strict=True)}
     tensors['rog/updated_at'] = state.updated_at
     tensors |= {UPDATE + name: held for name, held in state.update.items()}
-    meta = {'schema': SCHEMA, 'digest': partition.digest, 'iteration': state.iteration,
+    try:
+        return store.write(save(tensors), {
+            'schema': SCHEMA, 'model': partition.digest, 'iteration': state.iteration,
             'sync': state.sync, 'elapsed_s': elapsed, 'policy': state.policy,
-            'pushes': {n: _receipt_to_json(*push) for n, push in state.pushes.items()}}
-    path = directory / FILE
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=directory, prefix='.checkpoint-')
-        try:
-            with os.fdopen(handle, 'wb') as file:
-                file.write(save(tensors, {'rog': json.dumps(meta)}))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise CheckpointError(f'{path} cannot be written: {error.strerror}') from error
-    return path
+            'pushes': {n: _receipt_to_json(*push) for n, push in state.pushes.items()}})
+    except DurableError as error:
+        raise CheckpointError(str(error)) from error
 
 
-def read(directory: Path, partition: RowPartition) -> tuple[np.ndarray, ServerState, float]:
+def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState, float]:
     """Read master rows, server state and elapsed seconds of a run of the same model."""
-    path = directory / FILE
+    path, meta = found.path, found.meta
     try:
-        with safe_open(str(path), 'numpy') as file:
-            meta = json.loads((file.metadata() or {})['rog'])
-            if meta['schema'] == FORMER:
-                meta['policy'] = {}
-            elif meta['schema'] != SCHEMA:
-                raise CheckpointError(f'{path} has schema {meta["schema"]}, this version reads '
-                                      f'{SCHEMA}')
-            if meta['digest'] != partition.digest:
-                raise CheckpointError(f'{path} is of another model or granularity; choose another '
-                                      'out directory, or start without resume')
-            parts = {p.name: file.get_tensor(p.name) for p in partition.parameters}
-            updated_at = file.get_tensor('rog/updated_at')
-            update = {name.removeprefix(UPDATE): file.get_tensor(name)
-                      for name in sorted(file.keys()) if name.startswith(UPDATE)}
+        if meta['schema'] != SCHEMA:
+            raise CheckpointError(f'{path} has schema {meta["schema"]}, this version reads '
+                                  f'{SCHEMA}')
+        if meta['model'] != partition.digest:
+            raise CheckpointError(f'{path} is of another model or granularity; choose another '
+                                  'out directory, or start without resume')
+        tensors = load(found.payload)
+        updated_at = tensors['rog/updated_at']
+        update = {name.removeprefix(UPDATE): held for name, held in sorted(tensors.items())
+                  if name.startswith(UPDATE)}
         pushes = {n: _receipt_from_json(entry) for n, entry in meta['pushes'].items()}
         state = ServerState(int(meta['iteration']), parse(meta['sync']).text, updated_at,
                             pushes, dict(meta['policy']), update)
-        master = _master(partition, parts)
+        master = _master(partition, tensors)
         if updated_at.shape != (partition.rows,) or updated_at.dtype != np.int64:
             raise ValueError(f'rog/updated_at has shape {updated_at.shape}')
         for name, held in update.items():
             _check(UPDATE + name, held, (partition.elements,))
         return master, state, float(meta['elapsed_s'])
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f'{path} cannot be read: {error}') from error
 
 

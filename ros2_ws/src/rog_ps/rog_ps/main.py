@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fleet_ros.ending import Interruption
 from fleet_ros.process import fail, run, spin_until
+from rclpy.node import Node
 
+from .directory import check_directory
 from .lookout import Lookout
 
 
@@ -18,6 +21,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _build() -> Any:
+    _look_at_directory()
     lookout = Lookout()  # before the imports, which take as long as DDS needs to find others
     import torch
     from rog_core.warm_up import warm_up
@@ -29,6 +33,19 @@ def _build() -> Any:
     node = ParameterServerNode()
     warm_up()  # compiling while robots wait for an answer would look like a dead server
     return node
+
+
+def _look_at_directory() -> None:
+    """Refuse a full disk or a damaged checkpoint at once; what follows takes seconds."""
+    node = Node('parameter_server', namespace='/rog', start_parameter_services=False,
+                enable_rosout=False)
+    try:
+        out = node.declare_parameter('out', '').value
+        resume = node.declare_parameter('resume', False).value
+    finally:
+        node.destroy_node()
+    if out:
+        check_directory(Path(out), resume)
 
 
 def _serve(node: Any, interruption: Interruption) -> int:

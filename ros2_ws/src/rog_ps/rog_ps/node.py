@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env import records
 from fleet_env.errors import RecordError
@@ -16,20 +18,31 @@ from fleet_env.run_recorder import Recorder
 from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import torch_device
+from fleet_ros.exposure import require_key
 from fleet_ros.parameters import declare
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rog_core.arrays import on_device, to_host
 from rog_core.config import ServerConfig
-from rog_core.errors import ConfigError, RemoteProtocolError
+from rog_core.errors import ConfigError, RemoteProtocolError, RogError, shown
 from rog_core.flat import flatten, rows_of, trainable
-from rog_core.messages import Ack, Action, Chunk, End, Notice, Send, Stop
+from rog_core.member import Member
+from rog_core.messages import (
+    Ack,
+    Action,
+    Chunk,
+    End,
+    Notice,
+    RegisterResponse,
+    Send,
+    Stop,
+)
 from rog_core.methods import check_method
 from rog_core.patience import mta_time
 from rog_core.report import why
 from rog_core.server import ServerMachine
-from rog_core.states import AWAY, COMPUTING, RETIRED
+from rog_core.states import AWAY, COMPUTING, RETIRED, STOPPED, WORKER
 from rog_msgs.msg import (
     FleetStatus,
     RobotStatus,
@@ -40,16 +53,29 @@ from rog_msgs.msg import (
     TransferReceipt,
 )
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync
+from rog_msgs.srv import Stop as StopRun
 from rog_ros import qos
-from rog_ros.convert import from_ros, payload_bytes, request_from_ros, response_to_ros, to_ros
+from rog_ros.convert import payload_bytes, request_from_ros, response_to_ros, to_ros
 from rog_ros.parameters import SERVER, ServerSettings, declare_robots, fleet_namespace, robot_name
 from rog_ros.receive import checksum_of, receive
+from rog_ros.seal import (
+    Key,
+    SealError,
+    Session,
+    check,
+    derived,
+    of_status,
+    process_of,
+    read_key,
+    sealed,
+)
 from rog_ros.servers import gives_way, is_there, refusal, this_process, this_version
 from rog_tasks.task import Task, load_task
-from std_srvs.srv import Trigger
 
 from . import checkpoint
+from .directory import check_directory, kept
 
+ASK_EVERY = 10.0  # seconds between two looks at who publishes
 STATES = {'pulling': 'training', 'draining': 'training'}  # names of states in RobotStatus
 
 
@@ -64,6 +90,9 @@ class _Peer:
             Ack: node.create_publisher(RowAck, base + 'push_ack', qos.CHUNK),
             End: node.create_publisher(TransferEnd, base + 'pull_end', qos.CONTROL)}
         self.receipts = node.create_publisher(TransferReceipt, base + 'push_receipt', qos.CONTROL)
+        self.session: Session | None = None  # if the fleet has a key, and the robot has registered
+        self.count = 0             # of its last status in this session
+        self.lives: set[int] = set()  # its processes that have registered with the fleet's key
         for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
                                      (TransferEnd, 'push_end', qos.CONTROL),
                                      (TransferReceipt, 'pull_receipt', qos.CONTROL)):
@@ -75,7 +104,7 @@ class _Peer:
 
     def send(self, value: Any, now: float) -> None:
         publisher = self.out.get(type(value), self.receipts)
-        message = to_ros(value)
+        message = sealed(self.session.to_robot if self.session else None, to_ros(value))
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
 
@@ -90,6 +119,12 @@ class ParameterServerNode(Node):
         self._links = {name: robot.link for name, robot in robots.items()}
         self._capacities = {name: robot.capacity for name, robot in robots.items()}
         training = settings.training
+        security = settings.security
+        require_key(security.key, security.open)
+        self._key = read_key(security.key) if security.key else None
+        self._control = self._key and self._key.control()
+        self._controlled = 0       # time of the last control call, ns
+        self._changing = False     # this node changes its own parameters
         check_method(settings, self._capacities)
         self.done = False
         self.error = ''                    # why it ended, if not in order
@@ -97,12 +132,19 @@ class ParameterServerNode(Node):
         self._born = time.monotonic()
         self.out = Path(settings.out) if settings.out else None
         self._refuse_former_run()
+        # Again: the process has looked, before it imported what takes long, see `main`.
+        self._checkpoints = self.out and check_directory(self.out, settings.resume)
+        self._incomplete = False   # of the records, something could not be written
+        self._unsaved = ''         # why the last checkpoint was not written
         self._peers: dict[str, _Peer] = {}
-        self._dropped = 0
+        self._dropped: Counter[str] = Counter()  # messages refused, by robot
+        # When we asked who publishes, how many messages were refused then, and the answer.
+        self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
         self._awake = time.monotonic()     # when this process last did something
         self._began: float | None = None   # when the first robot joined
         self._elapsed_before = 0.0         # before restarts of the server
         self._finish_by = math.inf
+        self._statuses = 0                    # statuses published
         self._away: set[str] = set()
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
         self.machine = self._build_machine()
@@ -117,7 +159,7 @@ class ParameterServerNode(Node):
         self.create_service(Register, 'register', self._on_register)
         self.create_service(SaveCheckpoint, 'save_checkpoint', self._on_save)
         self.create_service(SetSync, 'set_sync', self._on_set_sync)
-        self.create_service(Trigger, 'stop', self._on_stop)
+        self.create_service(StopRun, 'stop', self._on_stop)
         self._alarm = Alarm(self, self._on_time)
         self.create_timer(settings.heartbeat.period, self._heartbeat)
         if self.out is not None and settings.server.checkpoint_every:
@@ -139,9 +181,11 @@ class ParameterServerNode(Node):
         model = self.task.model()
         partition = rows_of(trainable(model), training.granularity, training.codec)
         state = None
-        if settings.resume and self.out is not None and (self.out / checkpoint.FILE).exists():
-            master, state, self._elapsed_before = checkpoint.read(self.out, partition)
-            self.get_logger().info(f'going on from {self.out / checkpoint.FILE}, '
+        if settings.resume and self._checkpoints and (found := self._checkpoints.newest()):
+            for skipped in self._checkpoints.skipped:
+                self.get_logger().warning(f'{skipped}; an older checkpoint is used')
+            master, state, self._elapsed_before = checkpoint.read(found, partition)
+            self.get_logger().info(f'going on from {found.path}, '
                                    f'iteration {state.iteration}, {state.sync}')
         else:
             self.get_logger().info(f'preparing the model of {training.task}')
@@ -159,6 +203,7 @@ class ParameterServerNode(Node):
             secrets.randbits(63), ServerConfig.of(settings, self._capacities))
         if state is not None:
             machine.load_state(state)
+        self._writer = checkpoint.Writer(partition, float(np.linalg.norm(master)))
         return machine
 
     def _build_recorder(self) -> Recorder | None:
@@ -201,69 +246,131 @@ class ParameterServerNode(Node):
             wanted = request_from_ros(request)
             robot_name(wanted.robot)
         except (RemoteProtocolError, ConfigError) as error:
-            response.accepted, response.reason = False, str(error)
+            response.accepted, response.reason = False, shown(error)
             return response
         if self._links and wanted.robot not in self._links:
             response.accepted = False
             response.reason = (f"'{wanted.robot}' is not in the fleet file; it lists "
                                f"{', '.join(self._links)}")
             return response
-        answer, actions = self.machine.on_register(wanted, now)
+        key = self._key and self._key.of(wanted.robot)
+        refused = self._unproved(request, key) if key else None
+        answer, actions = (refused, []) if refused else self.machine.on_register(wanted, now)
         if answer.accepted:
-            self._peer(wanted.robot)
+            peer = self._peer(wanted.robot)
+            if key is not None:
+                peer.lives.add(wanted.incarnation)
+                if peer.session is None or peer.session.session != (
+                        wanted.incarnation ^ answer.incarnation):
+                    peer.session, peer.count = Session(
+                        key, wanted.incarnation, answer.incarnation), 0
             if self._began is None:
                 self._began = now
-                for peer in self._peers.values():
-                    peer.link.begin(now - self.elapsed)
+                for other in self._peers.values():
+                    other.link.begin(now - self.elapsed)
             self.get_logger().info(f'{wanted.robot} joins at iteration {answer.iteration}')
             if wanted.robot in self._away:
                 self._away.discard(wanted.robot)
                 self._fault(wanted.robot, 'rejoined', f'at iteration {answer.iteration}')
         else:
+            self._dropped[wanted.robot] += 1
             self.get_logger().warning(f'refused {wanted.robot}: {answer.reason}',
                                       throttle_duration_sec=5.0)
         self._act(actions)
         self._publish_status()
-        return response_to_ros(answer, response)
+        return sealed(key and derived(key.secret, 'answer'), response_to_ros(answer, response),
+                      bytes(request.tag))
+
+    def _unproved(self, request: Any, key: Key) -> RegisterResponse | None:
+        """Return why a registration is refused that has not been made, now, with the key."""
+        robot, member = key.robot, self.machine.members.get(key.robot)
+        try:
+            check(derived(key.secret, 'ask'), request)
+        except SealError as error:
+            return RegisterResponse(False, f'the registration of {robot} is not proved: {error}. '
+                                    f'Give {robot} its key (rog key FILE --robot {robot})')
+        if request.server != process_of(self.machine.incarnation):
+            return RegisterResponse(False, 'the registration is not for this server process', True)
+        present = member is not None and member.incarnation == request.incarnation
+        if not present and request.incarnation in self._peer(robot).lives:
+            return RegisterResponse(False, f'this process of {robot} was replaced by another', True)
+        return None
 
     def on_message(self, robot: str, message: Any) -> None:
         """Handle a message of a transfer."""
+        keys, session, refused = None, self._peers[robot].session, self.machine.refused[robot]
+        if self._key is not None:
+            if session is None:
+                return
+            keys = session.session, session.to_server
         member = self.machine.members.get(robot)
         sender = None if member is None else member.sender
-        actions = receive(self.machine, message, self.get_logger(), robot)
+        actions = receive(self.machine, message, self.get_logger(), robot, keys)
+        if self.machine.refused[robot] != refused:
+            what = (f'its norm is above {self.settings.server.implausible:g} times the usual one '
+                    '(server.implausible)')
+            self.get_logger().warning(f'refused a push of {robot}: {what}')
+            self._fault(robot, 'push_refused', what)
         if actions is None:
-            self._dropped += 1
+            self._dropped[robot] += 1
             return
         if self.settings.training.checksums and isinstance(message, TransferReceipt) \
                 and member is not None and sender is not None and member.sender is not sender:
-            self.get_logger().info(checksum_of(from_ros(message), member.mirror.rows))
+            self.get_logger().info(checksum_of(sender.transfer, member.mirror.rows))
         self._act(actions)
 
     def on_status(self, robot: str, message: Any) -> None:
         """Handle a robot's status: a heartbeat, which is recorded and may say that it stops."""
-        now = time.monotonic()
-        if message.robot != robot or not self.machine.is_member(robot, message.incarnation):
+        now, member = time.monotonic(), self.machine.members.get(robot)
+        if member is None or message.robot != robot or member.state == AWAY \
+                or message.incarnation != process_of(member.incarnation):
             if robot in self._away:
                 self._publish_status()  # its link is back: let it know at once that it is away
             return  # another robot of this name, or one that must register again
+        try:
+            self._check_status(member, message)
+        except RemoteProtocolError as error:
+            self._dropped[robot] += 1
+            self.get_logger().warning(f'dropped a status of {robot}: {error}',
+                                      throttle_duration_sec=5.0)
+            return
         self._record(lambda recorder: recorder.status(self.elapsed, message))
         if message.state == 'stopped':
-            self._act(self.machine.on_leave(robot, message.incarnation, now))
+            self._act(self.machine.on_leave(robot, member.incarnation, now))
         else:
-            self._act(self.machine.on_heartbeat(robot, message.incarnation, now, message.loss,
+            self._act(self.machine.on_heartbeat(robot, member.incarnation, now, message.loss,
                                                 message.state == COMPUTING))
+
+    def _check_status(self, member: Member, message: Any) -> None:
+        """Raise `RemoteProtocolError` for a status that cannot be of this member."""
+        peer = self._peers[member.robot]
+        if self._key is not None:
+            if peer.session is None:
+                raise RemoteProtocolError('it has not registered')
+            peer.session.to_server.check(message)
+            if message.count <= peer.count:
+                raise RemoteProtocolError('it comes a second time')
+            peer.count = message.count
+        if message.state not in WORKER.rows:
+            raise RemoteProtocolError(f"it says that the robot is '{message.state}'")
+        # Everybody can see the other fields, and a robot that is said to stop is out.
+        if message.state == STOPPED and message.session != \
+                member.incarnation ^ self.machine.incarnation:
+            raise RemoteProtocolError('it says that the robot stops, but not its secret session')
 
     def _on_other(self, message: Any) -> None:
         """Handle the status of a server at the same place, which may be our own."""
-        mine = self.elapsed, self.machine.incarnation
+        mine = self.elapsed, process_of(self.machine.incarnation)
         if self.done or message.incarnation == mine[1] or not is_there(message):
             return
-        if gives_way(mine, message, time.monotonic() - self._born):
+        # With a key, anybody may say that there is another one; only the user decides then.
+        if self._key is None and gives_way(mine, message, time.monotonic() - self._born):
             self.error, self.done = refusal(message, self.get_namespace()), True
         else:
             self.get_logger().error(
-                f'there is a second parameter server at {self.get_namespace()}: {message.host}; '
-                'robots stay with the one that has accepted them', throttle_duration_sec=5.0)
+                f'there is a second parameter server at {self.get_namespace()}: '
+                f'{shown(message.host, 80)}; robots stay with the one that has accepted them',
+                throttle_duration_sec=5.0)
 
     def _on_time(self) -> None:
         now = time.monotonic()
@@ -340,9 +447,14 @@ class ParameterServerNode(Node):
         if self._recorder is not None:
             try:
                 self._recorder.stop(self.elapsed, self.reason)
-                self.get_logger().info(f'wrote {self.out}')
             except RecordError as error:
+                self._incomplete = True
                 self.get_logger().error(str(error))
+            if self._incomplete or self._unsaved:
+                self.error = self.error or f'{self.out} is not complete; see the errors in the log'
+                self.get_logger().error(self.error)
+            else:
+                self.get_logger().info(f'wrote {self.out}')
 
     def _report_away(self) -> None:
         for member in self.machine.members.values():
@@ -362,40 +474,90 @@ class ParameterServerNode(Node):
         try:
             write(self._recorder)
         except RecordError as error:
+            self._incomplete = True
             self.get_logger().error(str(error), throttle_duration_sec=5.0)
 
     # -- control services ---
 
-    def _save(self, directory: Path | None = None) -> Path | None:
-        target = directory or self.out
-        if target is None:
-            raise checkpoint.CheckpointError('give a path; the server has no out directory')
+    def _save(self, name: str = '') -> Path:
+        if self.out is None:
+            raise checkpoint.CheckpointError('the server has no out directory')
+        keep = self.settings.server.keep
+        store = kept(checkpoint.named(self.out, name) if name else self.out, keep)
         machine = self.machine
-        return checkpoint.write(target, machine.partition, to_host(machine.master),
-                                machine.checkpoint(), self.elapsed)
+        return self._writer.write(store, to_host(machine.master), machine.checkpoint(),
+                                  self.elapsed)
 
     def _save_or_say(self) -> None:
+        """Write the run's checkpoint; if that fails, say so once, and again when it works."""
         try:
             self._save()
         except checkpoint.CheckpointError as error:
-            self.get_logger().error(f'no checkpoint: {error}')
+            self.get_logger().error(f'no checkpoint: {error}', throttle_duration_sec=5.0)
+            if not self._unsaved:
+                self._fault('', 'no_checkpoint', str(error))
+            self._unsaved = str(error)
+        else:
+            if self._unsaved:
+                self.get_logger().info('checkpoints are written again')
+            self._unsaved = ''
+
+    def _refuse_control(self, request: Any = None) -> str:
+        """Return why a control call is refused; empty if it is carried out.
+
+        ``request``: of one of our services; None: parameters, which cannot carry a tag.
+        """
+        if not self.settings.security.control:
+            return 'this fleet takes no control calls (security.control)'
+        if self._control is None:
+            return ''
+        if request is None:
+            return 'this fleet has a key; use rog control'
+        try:
+            check(self._control, request)
+        except SealError as error:
+            return f'the call is not proved: {error}. Use rog control with the key of the fleet'
+        if request.server != process_of(self.machine.incarnation):
+            return 'the call is not for this server process'
+        if request.time <= self._controlled:
+            return 'a later call was carried out already; is the clock of this machine slow?'
+        self._controlled = request.time
+        return ''
+
+    def _on_control(self, request: Any, response: Any, what: Callable[[], str]) -> Any:
+        """Answer a control call; ``what`` does what it asks for and returns the answer."""
+        response.message = self._refuse_control(request)
+        if not response.message:
+            try:
+                response.message, response.success = what(), True
+            except RogError as error:
+                response.message = shown(error)
+        if not response.success:
+            self._dropped['control'] += 1
+            self.get_logger().warning(f'refused a control call: {response.message}',
+                                      throttle_duration_sec=5.0)
+        return response
 
     def _on_save(self, request: Any, response: Any) -> Any:
-        try:
-            response.message = str(self._save(Path(request.path) if request.path else None))
-            response.success = True
-        except checkpoint.CheckpointError as error:
-            response.success, response.message = False, str(error)
-        return response
+        return self._on_control(request, response, lambda: str(self._save(request.name)))
 
     def _on_set_sync(self, request: Any, response: Any) -> Any:
-        result, = self.set_parameters([Parameter('sync', value=request.sync)])
-        response.success = result.successful
-        response.message = str(self.machine.method) if result.successful else result.reason
-        return response
+        return self._on_control(request, response, lambda: self._set_sync(request.sync))
+
+    def _set_sync(self, sync: str) -> str:
+        self._changing = True
+        try:
+            result, = self.set_parameters([Parameter('sync', value=sync)])
+        finally:
+            self._changing = False
+        if not result.successful:
+            raise ConfigError(result.reason)
+        return str(self.machine.method)
 
     def _on_set_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         """Change the method; no other parameter may change while the node runs."""
+        if not self._changing and (reason := self._refuse_control()):
+            return SetParametersResult(successful=False, reason=reason)
         try:
             for parameter in parameters:
                 if parameter.name == 'sync':
@@ -405,9 +567,11 @@ class ParameterServerNode(Node):
         return SetParametersResult(successful=True)
 
     def _on_stop(self, request: Any, response: Any) -> Any:
-        self.request_stop('stopped by request')
-        response.success, response.message = True, 'stopping'
-        return response
+        def stop() -> str:
+            self.request_stop('stopped by request')
+            return 'stopping'
+
+        return self._on_control(request, response, stop)
 
     # -- status ---
 
@@ -415,9 +579,10 @@ class ParameterServerNode(Node):
         now = time.monotonic()
         machine = self.machine
         active = machine.active()
+        self._statuses += 1
         message = FleetStatus(
-            incarnation=machine.incarnation, host=this_process(), version=this_version(),
-            sync=str(machine.method),
+            incarnation=process_of(machine.incarnation), count=self._statuses,
+            host=this_process(), version=this_version(), sync=str(machine.method),
             model=machine.partition.digest,
             state='stopped' if self.done else 'stopping' if machine.stopping else 'training',
             rows_total=machine.partition.rows, fastest=machine.iteration,
@@ -431,9 +596,12 @@ class ParameterServerNode(Node):
             heartbeat_age=float(now - m.heard), mta_duration=float(max(m.push_mta, m.pull_mta)),
             bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for),
             waiting_time=float(now - m.since) if m.waiting_for else 0.0,
-            idle=float(now - m.progress),
+            idle=float(now - m.progress), refused=machine.refused[m.robot],
             why=why(m, machine.iteration, m.robot in machine.waited_for, now))
             for m in machine.members.values()]
+        for entry in message.robots:
+            session = self._peers[entry.robot].session
+            sealed(session.to_robot if session else None, entry, of_status(message))
         message.header.stamp = self.get_clock().now().to_msg()
         self._status.publish(message)
 
@@ -444,11 +612,42 @@ class ParameterServerNode(Node):
             name=f'{self.get_fully_qualified_name()}: fleet', hardware_id='rog',
             level=DiagnosticStatus.WARN if away else DiagnosticStatus.OK,
             message=f'away: {", ".join(away)}' if away else f'{len(self.machine.active())} robots')
-        status.values = [KeyValue(key='messages refused', value=str(self._dropped)),
-                         KeyValue(key='sync', value=str(self.machine.method))]
+        refused = self.machine.refused
+        if self._unsaved:
+            status.level = DiagnosticStatus.ERROR
+            status.message = f'no checkpoint: {self._unsaved}'
+        elif refused:
+            status.level = DiagnosticStatus.WARN
+            status.message += f'; implausible pushes of {", ".join(refused)}'
+        values = {'messages refused': self._dropped.total(), 'sync': str(self.machine.method),
+                  'key': 'yes' if self._key else 'no',
+                  **{f'messages refused of {who}': n for who, n in self._dropped.items()},
+                  **{f'pushes refused of {who}': n for who, n in refused.items() if n},
+                  **{f'publishers of {topic}': who for topic, who in self._who_publishes().items()}}
+        status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
         message = DiagnosticArray(status=[status])
         message.header.stamp = self.get_clock().now().to_msg()
         self._diagnostics.publish(message)
+
+    def _who_publishes(self) -> dict[str, str]:
+        """Publishers of the statuses of robots of which messages were refused, if several.
+
+        rclpy does not tell which publisher has sent a message, so all are named. Asking takes a
+        while, so it is done now and then.
+        """
+        now, total = time.monotonic(), self._dropped.total()
+        asked, former, found = self._asked
+        if total == former or now < asked + ASK_EVERY:
+            return found
+        found = {}
+        for robot in [name for name in self._dropped if name in self._peers]:
+            topic = f'/{robot}/training_status'
+            known = self.get_publishers_info_by_topic(topic)
+            if len(known) > 1:
+                found[topic] = ', '.join(shown(f'{one.node_namespace}/{one.node_name} ', 80)
+                                         + bytes(one.endpoint_gid).hex() for one in known[:8])
+        self._asked = now, total, found
+        return found
 
     def destroy_node(self) -> None:
         """Release the thread, then the node."""

@@ -1,10 +1,8 @@
 """A checkpoint comes back as it was, or is refused; a write that fails leaves the former one."""
 
-import json
-import os
-
 import numpy as np
 import pytest
+from fleet_env.errors import DurableError
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +13,8 @@ from rog_core.methods import Team
 from rog_core.methods.base import Model, Standing
 from rog_core.partition import partition_of
 from rog_ps import checkpoint
-from safetensors.numpy import load_file, save_file
+from rog_ps.directory import FORMER, check_directory, kept
+from safetensors.numpy import load, load_file, save
 
 PARTITION = partition_of([('conv', (40, 30)), ('bias', (40,)), ('scale', ())], 'row', 'onebit')
 MASTER = np.random.default_rng(1).normal(size=PARTITION.elements).astype(np.float32)
@@ -27,6 +26,10 @@ pushes = st.dictionaries(st.sampled_from(['robot1', 'robot2']),
                          st.tuples(st.integers(0, 2 ** 64 - 1), receipts))
 
 
+def read(folder):
+    return checkpoint.read(kept(folder).newest(), PARTITION)
+
+
 def state(iteration=7, known=None, **more):
     return ServerState(iteration, 'rsp:4', np.arange(PARTITION.rows), known or {}, **more)
 
@@ -35,8 +38,8 @@ def state(iteration=7, known=None, **more):
 @given(st.integers(0, 2 ** 40), pushes, st.floats(0, 1e9))
 def test_it_comes_back_as_it_was(tmp_path_factory, iteration, known, elapsed):
     folder = tmp_path_factory.mktemp('run')
-    checkpoint.write(folder, PARTITION, MASTER, state(iteration, known), elapsed)
-    master, back, seconds = checkpoint.read(folder, PARTITION)
+    checkpoint.write(kept(folder), PARTITION, MASTER, state(iteration, known), elapsed)
+    master, back, seconds = read(folder)
     assert np.array_equal(master, MASTER) and seconds == elapsed
     assert (back.iteration, back.sync, back.pushes) == (iteration, 'rsp:4', known)
     assert np.array_equal(back.updated_at, np.arange(PARTITION.rows))
@@ -54,8 +57,8 @@ def test_what_the_method_holds_comes_back(tmp_path_factory, policy, robots, seed
     noise = np.random.default_rng(seed)
     update = {name: noise.normal(size=PARTITION.elements).astype(np.float32)
               for name in ('velocity', *(f'held/{robot}' for robot in robots))}
-    checkpoint.write(folder, PARTITION, MASTER, state(policy=policy, update=update), 0.0)
-    master, back, _ = checkpoint.read(folder, PARTITION)
+    checkpoint.write(kept(folder), PARTITION, MASTER, state(policy=policy, update=update), 0.0)
+    master, back, _ = read(folder)
     assert np.array_equal(master, MASTER) and back.policy == policy
     assert set(back.update) == set(update)
     assert all(np.array_equal(back.update[name], held) for name, held in update.items())
@@ -76,8 +79,8 @@ def test_a_gsgm_server_goes_on_in_the_middle_of_a_round(tmp_path):
     policy, update = ours.state()
     assert policy == {'contributed': ['robot1'], 'queue': ['robot1'], 'list': ['robot2']}
     known = ServerState(2, 'gsgm', np.zeros(PARTITION.rows, np.int64), {}, policy, update)
-    checkpoint.write(tmp_path, PARTITION, ours.model.master, known, 0.0)
-    master, back, _ = checkpoint.read(tmp_path, PARTITION)
+    checkpoint.write(kept(tmp_path), PARTITION, ours.model.master, known, 0.0)
+    master, back, _ = read(tmp_path)
     again = server()
     again.model.master[:] = master
     again.load(back)
@@ -92,33 +95,31 @@ def test_a_gsgm_server_goes_on_in_the_middle_of_a_round(tmp_path):
     assert np.allclose(fall, 1.5 + 0.9 / 2, atol=1e-5)  # the third has momentum
 
 
-def test_a_checkpoint_of_the_former_version_is_read(tmp_path):
-    path = checkpoint.write(tmp_path, PARTITION, MASTER, state(3), 0.0)
-    rewrite(path, lambda meta, t: meta.pop('policy') or meta.update(schema='rog-checkpoint/1'))
-    _, back, _ = checkpoint.read(tmp_path, PARTITION)
-    assert (back.iteration, back.policy, back.update) == (3, {}, {})
+def test_a_checkpoint_of_a_former_version_is_not_taken_for_none(tmp_path):
+    (tmp_path / FORMER).write_bytes(b'')
+    with pytest.raises(DurableError, match='earlier version'):
+        check_directory(tmp_path, resume=True)
+    check_directory(tmp_path, resume=False)
 
 
 def test_any_safetensors_reader_finds_the_parameters_by_name(tmp_path):
-    path = checkpoint.write(tmp_path, PARTITION, MASTER, state(), 0.0)
+    path = checkpoint.write(kept(tmp_path), PARTITION, MASTER, state(), 0.0)
     tensors = load_file(path)
     assert tensors['conv'].shape == (40, 30) and tensors['scale'].shape == ()
     assert np.array_equal(tensors['conv'].reshape(-1), MASTER[:1200])
 
 
-def rewrite(path, change):
-    """Write the checkpoint at path anew with its metadata changed."""
-    from safetensors import safe_open
-    with safe_open(str(path), 'numpy') as file:
-        meta = json.loads(file.metadata()['rog'])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
+def rewrite(folder, change):
+    """Write the checkpoint anew with something else in it, and a digest that is right."""
+    found = kept(folder).newest()
+    meta, tensors = dict(found.meta), load(found.payload)
     change(meta, tensors)
-    save_file(tensors, str(path), {'rog': json.dumps(meta)})
+    kept(folder).write(save(tensors), meta)
 
 
 @pytest.mark.parametrize('change, message', [
     (lambda meta, t: meta.update(schema='rog-checkpoint/9'), 'schema rog-checkpoint/9'),
-    (lambda meta, t: meta.update(digest='0' * 64), 'another model'),
+    (lambda meta, t: meta.update(model='0' * 64), 'another model'),
     (lambda meta, t: meta.pop('pushes'), 'cannot be read'),
     (lambda meta, t: meta.update(pushes={'robot1': [1, 2]}), 'cannot be read'),
     (lambda meta, t: meta.update(iteration='x'), 'cannot be read'),
@@ -137,26 +138,43 @@ def rewrite(path, change):
     (lambda meta, t: t.update({'rog/updated_at': np.zeros(3, np.int64)}), 'cannot be read'),
 ])
 def test_one_that_does_not_fit_is_refused(tmp_path, change, message):
-    path = checkpoint.write(tmp_path, PARTITION, MASTER, state(), 0.0)
-    rewrite(path, change)
+    checkpoint.write(kept(tmp_path), PARTITION, MASTER, state(), 0.0)
+    rewrite(tmp_path, change)
     with pytest.raises(checkpoint.CheckpointError, match=message):
-        checkpoint.read(tmp_path, PARTITION)
+        read(tmp_path)
 
 
 def test_a_foreign_file_is_refused(tmp_path):
-    save_file({'x': np.zeros(3)}, str(tmp_path / checkpoint.FILE))
+    kept(tmp_path).write(save({'x': np.zeros(3)}), {})
     with pytest.raises(checkpoint.CheckpointError, match='cannot be read'):
-        checkpoint.read(tmp_path, PARTITION)
+        read(tmp_path)
 
 
-def test_a_write_that_fails_leaves_the_former_checkpoint(tmp_path, monkeypatch):
-    checkpoint.write(tmp_path, PARTITION, MASTER, state(3), 0.0)
+def test_a_diverged_model_never_replaces_a_good_one(tmp_path):
+    writer = checkpoint.Writer(PARTITION)
+    good = writer.write(kept(tmp_path), MASTER, state(3), 0.0)
+    bad = {'not finite': (np.where(np.arange(MASTER.size) == 5, np.inf, MASTER), state(4)),
+           'has diverged': (MASTER * np.float32(1e4), state(4)),
+           'the state of its method': (MASTER, state(4, update={'velocity': MASTER * np.nan}))}
+    for message, (master, held) in bad.items():
+        with pytest.raises(checkpoint.CheckpointError, match=message):
+            writer.write(kept(tmp_path), master, held, 0.0)
+    assert read(tmp_path)[1].iteration == 3 and good.exists()
+    writer.write(kept(tmp_path), MASTER * 3, state(5), 0.0)
+    assert read(tmp_path)[1].iteration == 5
 
-    def full(*_):
-        raise OSError(28, 'No space left on device')
 
-    monkeypatch.setattr(os, 'replace', full)
-    with pytest.raises(checkpoint.CheckpointError, match='No space left'):
-        checkpoint.write(tmp_path, PARTITION, MASTER, state(4), 0.0)
-    assert checkpoint.read(tmp_path, PARTITION)[1].iteration == 3
-    assert [p.name for p in tmp_path.iterdir()] == [checkpoint.FILE]
+@pytest.mark.parametrize('name', ['', '.', '..', '../out', '/etc', 'a/b', '.ssh', 'a b', 'x' * 65,
+                                  'n\nm', '\u00e4'])
+def test_the_name_of_a_checkpoint_leads_nowhere_else(tmp_path, name):
+    with pytest.raises(checkpoint.CheckpointError, match='cannot be the name'):
+        checkpoint.named(tmp_path, name)
+    assert checkpoint.named(tmp_path, 'before_rain-2.1') == tmp_path / 'saved' / 'before_rain-2.1'
+
+
+def test_there_is_an_end_to_names(tmp_path):
+    for number in range(checkpoint.NAMED):
+        checkpoint.named(tmp_path, f'n{number}').mkdir(parents=True)
+    checkpoint.named(tmp_path, 'n7')
+    with pytest.raises(checkpoint.CheckpointError, match='holds 100'):
+        checkpoint.named(tmp_path, 'one-more')

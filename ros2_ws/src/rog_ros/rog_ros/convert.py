@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import re
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from rog_core.steps import step_of
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
 
+MAX_PARAMETERS = 1 << 16  # of a registration
+MAX_NAME = 256            # characters of a name in it
+_SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
 STATUS_BYTES = 300  # of a robot's status, which is its heartbeat, on the air
 
 
@@ -62,7 +66,8 @@ def to_ros(message: Chunk | Ack | End | Receipt) -> Any:
         return RowAck(**identity, next_expected=message.next_expected,
                       received_mask=message.received_mask)
     if isinstance(message, Receipt):
-        return TransferReceipt(**identity, chunks=message.chunks, taken=_octets(message.taken))
+        return TransferReceipt(**identity, chunks=message.chunks, taken=_octets(message.taken),
+                               refused=message.refused)
     command = message.command
     sending, step = command.sending, command.step
     return TransferEnd(**identity, chunks=message.chunks, duration=float(message.duration),
@@ -84,7 +89,7 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
     if isinstance(message, RowAck):
         return Ack(transfer, message.next_expected, message.received_mask)
     if isinstance(message, TransferReceipt):
-        return Receipt(transfer, message.chunks, bytes(memoryview(message.taken)))
+        return Receipt(transfer, message.chunks, bytes(memoryview(message.taken)), message.refused)
     sending = Sending(message.minimum, message.threshold, message.by_importance, message.mta)
     step = step_of(message.step, message.step_integers, message.step_numbers)
     return End(transfer, message.chunks, message.duration, message.mta_duration,
@@ -116,14 +121,21 @@ def request_to_ros(request: RegisterRequest) -> Any:
 
 def request_from_ros(request: Any) -> RegisterRequest:
     """Return the registration that a service request holds; `RemoteProtocolError` if malformed."""
+    if len(request.names) > MAX_PARAMETERS:
+        raise RemoteProtocolError(f'registration names {len(request.names)} parameters; a model '
+                                  f'may have {MAX_PARAMETERS}')
+    for text in (request.robot, request.codec, request.granularity, request.digest,
+                 *request.names):
+        if len(text) > MAX_NAME:
+            raise RemoteProtocolError(f'registration has a name of {len(text)} characters; it may '
+                                      f'have {MAX_NAME}')
     if len(request.names) != len(request.shapes):
         raise RemoteProtocolError(f'registration names {len(request.names)} parameters but gives '
                                   f'{len(request.shapes)} shapes')
-    try:
-        shapes = [tuple(int(n) for n in s.split('x')) if s else () for s in request.shapes]
-    except ValueError:
-        raise RemoteProtocolError(
-            'registration has a shape that is not numbers joined by x') from None
+    if not all(_SHAPE.fullmatch(shape) for shape in request.shapes):
+        raise RemoteProtocolError('registration has a shape that is not numbers joined by x, or is '
+                                  'too large')
+    shapes = [tuple(map(int, s.split('x'))) if s else () for s in request.shapes]
     return RegisterRequest(request.robot, request.incarnation, request.iteration, request.attempt,
                            request.granularity, request.codec, request.digest,
                            tuple(zip(request.names, shapes, strict=True)), request.protocol,

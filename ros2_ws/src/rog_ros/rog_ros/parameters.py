@@ -29,7 +29,7 @@ SERVER = 'rog'  # name of the parameter server's namespace, which no robot may h
 class WorkerSettings(LinkSettings, Computer, FleetSettings):
     """Settings of a robot's node."""
 
-    UNUSED: ClassVar = (*_ELSEWHERE, 'minutes', 'sync', 'server')
+    UNUSED: ClassVar = (*_ELSEWHERE, 'minutes', 'sync', 'server', 'security.control')
 
     rank: int = setting(0, 'rank of this robot, selects its share of the data', ge=0, le=65535)
     world: int = setting(1, 'number of robots that share the data', ge=1, le=65536)

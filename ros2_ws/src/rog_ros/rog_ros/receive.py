@@ -9,22 +9,28 @@ from typing import Any
 from rog_core.arrays import Array, to_host
 from rog_core.dispatch import handler
 from rog_core.errors import RemoteProtocolError, StaleMessageError
-from rog_core.messages import Action, Receipt
+from rog_core.messages import Action, TransferId
 from rog_core.server import ServerMachine
 from rog_core.worker import WorkerMachine
 
 from .convert import from_ros
+from .seal import Side
 
 
-def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, peer: str
-            ) -> list[Action] | None:
+def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, peer: str,
+            keys: tuple[int, Side] | None = None) -> list[Action] | None:
     """Pass a transfer's message to the machine; return its actions, or None if it was refused.
 
-    ``peer``: the sender, a robot's name or `the server`. A refusal is logged, but not of messages
-    from before a restart, which are expected then.
+    ``peer``: the sender, a robot's name or `the server`. ``keys``: number of the session, and the
+    keys that its tags are made with; None: the fleet has no key. A refusal is logged, but not of
+    messages from before a restart, which are expected then.
     """
     try:
         value = from_ros(message)
+        if keys is not None:
+            if value.transfer.incarnation != keys[0]:
+                return []
+            keys[1].check(message)
         who = (peer,) if isinstance(machine, ServerMachine) else ()
         return handler(machine, value)(*who, value, time.monotonic())
     except StaleMessageError:
@@ -34,12 +40,11 @@ def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, p
         return None
 
 
-def checksum_of(receipt: Receipt, rows: Array) -> str:
+def checksum_of(transfer: TransferId, rows: Array) -> str:
     """Return the line that both sides log when a transfer to a robot is closed.
 
     It names the transfer and the ``rows`` that the robot holds from then on: its own, and the copy
     of them at the server (`training.checksums`).
     """
-    t = receipt.transfer
-    return (f'checksum of {t.incarnation:x}/{t.kind}/{t.iteration}/{t.attempt}: '
-            f'{zlib.crc32(to_host(rows).tobytes()):08x}')
+    name = f'{transfer.incarnation:x}/{transfer.kind}/{transfer.iteration}/{transfer.attempt}'
+    return f'checksum of {name}: {zlib.crc32(to_host(rows).tobytes()):08x}'

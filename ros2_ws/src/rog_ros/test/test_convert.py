@@ -45,7 +45,7 @@ steps = st.one_of(st.builds(Gradient, st.booleans()), st.just(Full()), st.builds
                             st.booleans()))
 commands = st.builds(Command, u32, st.floats(0), u32, st.sampled_from(['', 'bsp', 'rsp:4']),
                      st.booleans(), st.floats(0), sendings, st.booleans(), steps)
-receipts = st.builds(Receipt, transfers, u32, octets)
+receipts = st.builds(Receipt, transfers, u32, octets, u32)
 values = st.one_of(st.builds(Ack, transfers, u32, u64), receipts,
                    st.builds(End, transfers, u32, seconds, seconds, commands))
 
@@ -105,7 +105,10 @@ def test_a_registration_comes_back_as_it_was(request):
     assert request_from_ros(request_to_ros(request)) == request
 
 
-@pytest.mark.parametrize('names, given_shapes', [(['a'], []), (['a'], ['3x']), (['a'], ['-'])])
+@pytest.mark.parametrize('names, given_shapes', [
+    (['a'], []), *((['a'], [shape]) for shape in (
+        '3x', '-', '-3', '+3', '3_0', '9' * 13, 'x'.join('1' * 17), '1' * 10 ** 6, '\u0663')),
+    (['a' * 257], ['3']), (['a'] * 70_000, ['3'] * 70_000)])
 def test_a_malformed_registration_is_the_peers_fault(names, given_shapes):
     with pytest.raises(RemoteProtocolError):
         request_from_ros(Register.Request(names=names, shapes=given_shapes))

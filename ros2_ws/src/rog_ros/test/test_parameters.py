@@ -35,7 +35,7 @@ ELSEWHERE = {
 CHANGED = {
     'task': 'a.b:C', 'sync': 'bsp', 'codec': 'raw', 'granularity': 'layer', 'device': 'cuda',
     'task_options': {'fog': 1}, 'link.trace': 'indoor', 'link.emulate': False, 'nesterov': False,
-    'server.device': 'cuda'}
+    'server.device': 'cuda', 'security.key': '/fleet.key'}
 SETTINGS = [knob for knob in knobs(FleetSettings) if knob.name not in ELSEWHERE]
 
 

@@ -286,6 +286,7 @@ class Simulation:
             return
         self._waiting.add(key)
         nbytes = (chunk.ids.size + chunk.values.size) * self._traffic + HEADER_BYTES
+        nbytes *= 1 + self.fleet.channel.overhead
         self.channel.offer(name, uplink, nbytes, chunk, self.now)
 
     def _over_the_air(self, name: str, deliver: Callable[[], None]) -> None:

@@ -205,7 +205,8 @@ def test_a_batch_larger_than_the_buffer_is_refused():
 
 
 def test_a_recogniser_learns_from_a_camera(start):
-    task = Recognition('topic:camera', CLASSES, 'topic:said', size=8, model='digitnet')
+    task = Recognition('topic:camera?patience=86400', CLASSES, 'topic:said', size=8,
+                       model='digitnet')
     task.batch_size, source = 8, task.sources[0]
     batches = task.batches(0, 1)
     for number in range(40):

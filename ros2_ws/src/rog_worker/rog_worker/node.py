@@ -19,12 +19,24 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env.jetson import open_meter
 from fleet_env.stragglers import Pause
 from fleet_ros.alarm import Alarm
+from fleet_ros.exposure import require_key
 from fleet_ros.parameters import declare
 from rclpy.node import Node
 from rog_core.arrays import Array
 from rog_core.config import SgdConfig
-from rog_core.errors import ConfigError
-from rog_core.messages import Ack, Action, Chunk, Compute, End, Receipt, RegisterRequest, Send, Stop
+from rog_core.errors import ConfigError, shown
+from rog_core.messages import (
+    Ack,
+    Action,
+    Chunk,
+    Compute,
+    End,
+    Receipt,
+    RegisterRequest,
+    RegisterResponse,
+    Send,
+    Stop,
+)
 from rog_core.states import REGISTERING, STOPPED
 from rog_core.worker import WorkerMachine
 from rog_msgs.msg import (
@@ -46,6 +58,16 @@ from rog_ros.convert import (
 )
 from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
 from rog_ros.receive import checksum_of, receive
+from rog_ros.seal import (
+    SealError,
+    Session,
+    check,
+    derived,
+    of_status,
+    process_of,
+    read_key,
+    sealed,
+)
 from rog_ros.servers import Loyalty, this_process, this_version
 from rog_tasks.sources import Source
 
@@ -62,6 +84,13 @@ class WorkerNode(Node):
         super().__init__('worker', **options)
         self.settings = declare(self, WorkerSettings)
         self.robot = self._robot_name()
+        security = self.settings.security
+        require_key(security.key, security.open)
+        self._key = read_key(security.key).of(self.robot) if security.key else None
+        self._session: Session | None = None  # if there is a key, and the server has accepted us
+        self._proved_at = time.monotonic()    # when a status of the server was proved last
+        self._counts = 0, 0                   # of the last statuses sent, and proved of the server
+        self._process = 0                     # the server's, as its statuses say
         self.incarnation = secrets.randbits(63)
         self.machine: WorkerMachine | None = None
         self.error = ''                       # why the run ended, if not cleanly
@@ -75,6 +104,7 @@ class WorkerNode(Node):
         self._watch: Watch | None = None      # of the robot's cameras and recordings
         self._is_over = False
         self._request: Any = None
+        self._asked = b''                     # tag of that request
         self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
         self._granted: Compute | None = None
@@ -178,7 +208,12 @@ class WorkerNode(Node):
     def _on_message(self, message: Any) -> None:
         if self.machine is None or self._silent:
             return
-        actions = receive(self.machine, message, self.get_logger(), 'the server')
+        keys = None
+        if self._key is not None:
+            if self._session is None:
+                return
+            keys = self._session.session, self._session.to_robot
+        actions = receive(self.machine, message, self.get_logger(), 'the server', keys)
         if actions is None:
             self._dropped += 1
         else:
@@ -188,12 +223,18 @@ class WorkerNode(Node):
         now = time.monotonic()
         if self._silent or self._link.is_dead(now):  # dead in both directions
             return
-        if not self._is_of_ours(message.incarnation, now):
+        mine = [r for r in message.robots if r.robot == self.robot]
+        proved = self._session is None or self._is_proved(message, mine)
+        if not proved and now - self._proved_at <= self.settings.heartbeat.limit:
+            return  # as long as our server is there, only what it proves counts
+        ours = self.machine is not None and message.incarnation == process_of(self.machine.server)
+        if not self._is_of_ours(ours, now):
             self.get_logger().warning(
                 f'there is a second parameter server at {self.settings.server_namespace}: '
-                f'{message.host}; this robot stays with the one that has accepted it',
+                f'{shown(message.host, 80)}; this robot stays with the one that has accepted it',
                 throttle_duration_sec=5.0)
             return
+        self._process = message.incarnation
         if message.elapsed:
             self._link.begin(now - message.elapsed)
         silent, self._server_heard = now - self._server_heard, now
@@ -202,15 +243,26 @@ class WorkerNode(Node):
         if silent > CONTACT * self.settings.heartbeat.period:
             self.report()  # so that the server knows it at once, too
             self._act(self.machine.on_contact(now))
-        mine = [r for r in message.robots if r.robot == self.robot]
-        known = bool(mine) and mine[0].state != 'away'
-        self._act(self.machine.on_server_status(message.incarnation, known, now))
+        known = proved and bool(mine) and mine[0].state != 'away'
+        self._act(self.machine.on_server_status(self.machine.server if ours else 0, known, now))
 
-    def _is_of_ours(self, incarnation: int, now: float) -> bool:
+    def _is_proved(self, message: Any, mine: list[Any]) -> bool:
+        """Whether a fleet status is of our server, and later than the last one."""
+        assert self._session is not None
+        try:
+            if not mine or message.count <= self._counts[1]:
+                return False
+            self._session.to_robot.check(mine[0], of_status(message))
+        except SealError:
+            return False
+        self._counts, self._proved_at = (self._counts[0], message.count), time.monotonic()
+        return True
+
+    def _is_of_ours(self, ours: bool, now: float) -> bool:
         machine = self.machine
         if machine is None or not machine.server:
             return True
-        return self._loyalty.listens(incarnation == machine.server, now)
+        return self._loyalty.listens(ours, now)
 
     def _on_registered(self, future: Any) -> None:
         if future is not self._request or self.machine is None or self._silent \
@@ -219,21 +271,35 @@ class WorkerNode(Node):
         if future.exception() is not None:
             self.get_logger().warning(f'registration failed: {future.exception()}; trying again')
             return
-        response = response_from_ros(future.result())
-        now = time.monotonic()
-        if response.accepted and not self._is_of_ours(response.incarnation, now):
+        response, now = self._proved_answer(future.result()), time.monotonic()
+        if response.accepted and self.machine is not None and not self._is_of_ours(
+                response.incarnation == self.machine.server, now):
             return  # a second server was quicker; the machine asks again
         if response.accepted:
             self._refused_since = math.inf
         else:
-            self.get_logger().warning(f'the server refuses: {response.reason}',
+            self.get_logger().warning(f'the server refuses: {shown(response.reason)}',
                                       throttle_duration_sec=5.0)
             self._refused_since = min(self._refused_since, now)
             # A process of ours from before is dropped after the limit; else it is another robot.
             if now - self._refused_since > PATIENCE * self.settings.heartbeat.limit:
-                self.leave(response.reason)
+                self.leave(shown(response.reason, 600))
                 return
+        if response.accepted and self._key is not None:
+            self._session = Session(self._key, self.incarnation, response.incarnation)
+            self._counts, self._proved_at = (self._counts[0], 0), now
         self._act(self.machine.on_register_response(response, now))
+
+    def _proved_answer(self, message: Any) -> RegisterResponse:
+        """Return the server's answer to our request; one that is not proved is a refusal."""
+        if self._key is not None:
+            try:
+                check(derived(self._key.secret, 'answer'), message, self._asked)
+            except SealError as error:
+                return RegisterResponse(False, 'the answer to the registration is not proved: '
+                                        f'{error}. Server and robot must have keys that belong '
+                                        f'together; here it is {self.settings.security.key}', True)
+        return response_from_ros(message)
 
     # -- actions ---
 
@@ -246,8 +312,8 @@ class WorkerNode(Node):
             elif isinstance(action, Send):
                 self._send(action.message, now)
                 if self.settings.training.checksums and isinstance(action.message, Receipt):
-                    rows = self.machine.accumulator.weights
-                    self.get_logger().info(checksum_of(action.message, rows))
+                    self.get_logger().info(checksum_of(action.message.transfer,
+                                                       self.machine.accumulator.weights))
             elif isinstance(action, Compute):
                 if not self._began:  # energy counts as times do, from the first grant on
                     self._began = True
@@ -264,7 +330,7 @@ class WorkerNode(Node):
         if self._silent:
             return
         publisher = self._out.get(type(value), self._receipts)
-        message = to_ros(value)
+        message = sealed(self._session.to_server if self._session else None, to_ros(value))
         self._link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
     def _send_registration(self, request: RegisterRequest, now: float) -> None:
@@ -278,7 +344,11 @@ class WorkerNode(Node):
             return
         if self._request is not None:
             self._register.remove_pending_request(self._request)
-        self._request = self._register.call_async(request_to_ros(request))
+        message = request_to_ros(request)
+        message.server = self._process
+        sealed(self._key and derived(self._key.secret, 'ask'), message)
+        self._asked = bytes(message.tag)
+        self._request = self._register.call_async(message)
         self._request.add_done_callback(self._on_registered)
 
     # -- status ---
@@ -312,8 +382,10 @@ class WorkerNode(Node):
         self._status_waits = False
         now = time.monotonic()
         machine = self.machine
-        message = TrainingStatus(robot=self.robot, incarnation=self.incarnation,
-                                 host=this_process(), version=this_version(),
+        self._counts = self._counts[0] + 1, self._counts[1]
+        message = TrainingStatus(robot=self.robot, incarnation=process_of(self.incarnation),
+                                 count=self._counts[0], host=this_process(),
+                                 version=this_version(),
                                  state=state or REGISTERING, loss=self.loss,
                                  accuracy=self.accuracy, evaluated_at=self.evaluated_at,
                                  link_rate=self._link.rate(now), power=self._meter.power(now),
@@ -324,7 +396,9 @@ class WorkerNode(Node):
             for name, value in asdict(machine.report(now)).items():
                 setattr(message, name, value)
             message.state = state or machine.state
-        self._status.publish(message)
+            if message.state == STOPPED and machine.server:
+                message.session = machine.session
+        self._status.publish(sealed(self._session.to_server if self._session else None, message))
 
     def _diagnose(self) -> None:
         """Health for people and monitors: link, staleness, power, cameras (REP-107)."""
@@ -352,7 +426,8 @@ class WorkerNode(Node):
                   'bandwidth (Mbit/s)': round(machine.link.rate * 8e-6, 3),
                   'round trip (ms)': round(machine.link.round_trip * 1e3, 1),
                   'power (W)': round(self._meter.power(now), 2),
-                  'messages refused': self._dropped}
+                  'messages refused': self._dropped,
+                  'pushes refused': machine.statistics.refused}
         status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
         return status
 

@@ -140,8 +140,9 @@ def _impossible() -> None:
     def to_dlpack(tensor: torch.Tensor) -> Any:
         return memory() if isinstance(tensor, RemoteTensor) else given(tensor)
 
-    for place in (torch.utils.dlpack, torch):
-        setattr(place, 'to_dlpack', to_dlpack)  # noqa: B010
+    places: tuple[Any, ...] = (torch.utils.dlpack, torch)
+    for place in places:
+        place.to_dlpack = to_dlpack
     for name in ('mark', 'range_push', 'range_pop', 'range_start', 'range_end'):
         if hasattr(cuda.nvtx, name):
             setattr(cuda.nvtx, name, _nothing)

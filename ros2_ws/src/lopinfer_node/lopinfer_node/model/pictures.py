@@ -20,6 +20,9 @@ class OfImages(torch.nn.Module):
     four bytes of the same number in float32; results are equal.
     """
 
+    mean: torch.Tensor
+    std: torch.Tensor
+
     def __init__(self, model: torch.nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.model = model

@@ -85,8 +85,11 @@ class Codec(ABC):
         """Encode a tensor in which the segments stand one after the other."""
 
     @abstractmethod
-    def check(self, partition: Segments, ids: np.ndarray, data: np.ndarray) -> None:
-        """Raise `RemoteProtocolError` unless ``data`` (uint8) is a valid encoding of ``ids``."""
+    def check(self, partition: Segments, ids: np.ndarray, data: np.ndarray) -> float:
+        """Raise `RemoteProtocolError` unless ``data`` (uint8) is a valid encoding of ``ids``.
+
+        Returns the sum of the squares of the values that it stands for.
+        """
 
     @abstractmethod
     def add(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray,

@@ -41,9 +41,10 @@ class OneBit(Codec):
 
     def check(self, partition, ids, data):
         """See `Codec.check`."""
-        rule, at = _check(partition.lengths, ids, data)
+        rule, at, energy = _check(partition.lengths, ids, data)
         if rule:
             self.refuse(partition, ids, data, rule, at)
+        return energy
 
     def add(self, partition, values, ids, data, factor=1.0):
         """See `Codec.add`."""
@@ -177,12 +178,16 @@ def _add(values, offsets, ids, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, data):
-    """Return the rule that ``data`` breaks, 0: none, and the position of the segment in ``ids``."""
-    at, rule, bad = 0, 0, 0
+    """Return the rule that ``data`` breaks, 0: none; the segment's position in ``ids``; the energy.
+
+    That is the sum of the squares of the values.
+    """
+    at, rule, bad, energy = 0, 0, 0, 0.0
     for i in range(ids.size):
         if at + 2 > data.size:
-            return LENGTH, i
+            return LENGTH, i, energy
         if rule == 0 and bad_scale(data[at:at + 2]):
             rule, bad = SCALE, i
+        energy += lengths[ids[i]] * np.float64(scale_of(data[at:at + 2])) ** 2
         at += 2 + (lengths[ids[i]] + 7) // 8
-    return (rule, bad) if at == data.size else (LENGTH, bad)
+    return (rule, bad, energy) if at == data.size else (LENGTH, bad, energy)

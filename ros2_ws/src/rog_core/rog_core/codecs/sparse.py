@@ -85,9 +85,10 @@ class SparseTernary(Codec):
         counts = self.counts(partition.lengths[ids])
         if data.size != 2 * (counts.sum() + counts.size):
             self.refuse(partition, ids, data, LENGTH, 0)
-        rule, at = _check(partition.lengths, ids, counts, data)
+        rule, at, energy = _check(partition.lengths, ids, counts, data)
         if rule:
             self.refuse(partition, ids, data, rule, at)
+        return energy
 
     def add(self, partition, values, ids, data, factor=1.0):
         """See `Codec.add`."""
@@ -217,20 +218,22 @@ def _add(values, offsets, ids, counts, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, counts, data):
-    """Return the rule that ``data``, of the right length, breaks, 0: none, and where in ``ids``."""
-    at = 0
+    """As the same of `ternary`, for ``data`` of the right length."""
+    at, energy = 0, 0.0
     for i in range(ids.size):
         code = data[at:at + 2 + 2 * counts[i]]
         at += code.size
         if bad_scale(code):
-            return SCALE, i
-        previous = -1
+            return SCALE, i, energy
+        previous, sent = -1, 0
         for k in range(counts[i]):
             element = _element(code, k)
             position = element & ~NEGATIVE
             if element != NOTHING and position >= lengths[ids[i]]:
-                return OWN, i
+                return OWN, i, energy
             if position <= previous and not element == NOTHING == previous | NEGATIVE:
-                return OWN + 1, i
+                return OWN + 1, i, energy
             previous = position
-    return 0, 0
+            sent += element != NOTHING
+        energy += sent * np.float64(scale_of(code)) ** 2
+    return 0, 0, energy

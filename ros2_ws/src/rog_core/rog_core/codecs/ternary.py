@@ -48,9 +48,10 @@ class Ternary(Codec):
 
     def check(self, partition, ids, data):
         """See `Codec.check`."""
-        rule, at = _check(partition.lengths, ids, data)
+        rule, at, energy = _check(partition.lengths, ids, data)
         if rule:
             self.refuse(partition, ids, data, rule, at)
+        return energy
 
     def add(self, partition, values, ids, data, factor=1.0):
         """See `Codec.add`."""
@@ -135,18 +136,23 @@ def _add(values, offsets, ids, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, data):
-    """Return the rule that ``data`` breaks, 0: none, and the position of the segment in ``ids``."""
-    at, rule, bad = 0, 0, 0
+    """Return the rule that ``data`` breaks, 0: none; the segment's position in ``ids``; the energy.
+
+    That is the sum of the squares of the values.
+    """
+    at, rule, bad, energy = 0, 0, 0, 0.0
     for i in range(ids.size):
-        length = lengths[ids[i]]
+        length, sent = lengths[ids[i]], 0
         code = data[at:at + _size(length)]
         if code.size < _size(length):
-            return LENGTH, i
+            return LENGTH, i, energy
         at += code.size
         if rule == 0 and bad_scale(code):
             rule, bad = SCALE, i
         for b in range(2, code.size):
             left = length - (b - 2) * BLOCK
+            sent += code[b] != 0
             if rule == 0 and code[b] and (code[b] < 0x80 or (code[b] & 63) >= left):
                 rule, bad = OWN, i
-    return (rule, bad) if at == data.size else (LENGTH, bad)
+        energy += sent * np.float64(scale_of(code)) ** 2
+    return (rule, bad, energy) if at == data.size else (LENGTH, bad, energy)

@@ -28,6 +28,7 @@ class Rows(NamedTuple):
     ids: np.ndarray
     codec: Codec
     data: np.ndarray
+    energy: float  # sum of the squares of these values
 
 
 @dataclass
@@ -41,7 +42,10 @@ class Receiver:
     transfer: TransferId | None = None
     receipt: Receipt | None = None   # of the transfer, once it is closed
     bytes_received: int = 0
-    floor: int = 0                   # transfers below this attempt are over
+    floor: int = 1                   # transfers below this attempt are over; the first has it
+    granted: int | None = None       # iteration that the next transfer is of; None: any
+    energy: float = 0.0              # sum of the squares of what was taken of the present transfer
+    refused: int = 0                 # chunks of it that were taken, but are not used
     state: str = NONE                # of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
     _next: int = 0
@@ -67,12 +71,13 @@ class Receiver:
     def examine(self, chunk: Chunk) -> Rows:
         """Return the rows of a chunk, without taking it; `RemoteProtocolError` if it is wrong."""
         self.check(chunk.transfer)
+        self._expect(chunk.transfer)
         if not 0 <= chunk.sequence < MAX_CHUNKS:
             raise RemoteProtocolError(f'chunk has sequence number {chunk.sequence}')
         codec, partition = self._codec_of(chunk), self._partition_of(chunk.transfer)
         ids = decode_ids(chunk.ids, chunk.segments, partition)
-        codec.check(partition, ids, chunk.values)
-        return Rows(chunk.transfer, ids, codec, chunk.values)
+        energy = codec.check(partition, ids, chunk.values)
+        return Rows(chunk.transfer, ids, codec, chunk.values, energy)
 
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
         """Close the transfer. Returns the receipt and the segments taken (None: already closed).
@@ -87,6 +92,7 @@ class Receiver:
             return self.receipt, None
         if not self.is_open(end.transfer):
             return None
+        self._expect(end.transfer)
         self._open(end.transfer)
         if len(self._flags) > end.chunks:
             raise RemoteProtocolError(f'end of transfer says {end.chunks} chunks; '
@@ -103,6 +109,23 @@ class Receiver:
                                     f'{self.incarnation:#x}: a former life or a foreign robot')
         if transfer.kind not in self.kinds:
             raise RemoteProtocolError(f'message of kind {int(transfer.kind)} in this direction')
+
+    def _expect(self, transfer: TransferId) -> None:
+        """Raise `RemoteProtocolError` for a transfer that cannot be the next one.
+
+        A sender numbers its transfers without gaps and begins one when the one before is over. A
+        number far ahead would make every honest transfer after it look like a former one.
+        """
+        last = self.transfer
+        if transfer == last:
+            return
+        following = self.floor if last is None else max(self.floor, last.attempt + 1)
+        if transfer.attempt != following:
+            raise RemoteProtocolError(f'message of transfer {transfer.attempt}; the next one is '
+                                      f'{following}')
+        if self.granted is not None and transfer.iteration != self.granted:
+            raise RemoteProtocolError(f'message of a transfer of iteration {transfer.iteration}; '
+                                      f'iteration {self.granted} was granted')
 
     def is_open(self, transfer: TransferId) -> bool:
         """Whether chunks and the end of this transfer are still taken."""
@@ -154,6 +177,7 @@ class Receiver:
             self.state = RECEIVER.after(self.state, 'begin')
             self.transfer, self.receipt = transfer, None
             self._flags, self._next, self._ids = bytearray(), 0, []
+            self.energy, self.refused = 0.0, 0
 
     def _has(self, sequence: int) -> bool:
         return 0 <= sequence < len(self._flags) and bool(self._flags[sequence])
@@ -180,4 +204,5 @@ class Receiver:
     def _current_receipt(self, chunks: int) -> Receipt:
         assert self.transfer is not None
         flags = np.frombuffer(bytes(self._flags), np.uint8)
-        return Receipt(self.transfer, chunks, np.packbits(flags, bitorder='little').tobytes())
+        return Receipt(self.transfer, chunks, np.packbits(flags, bitorder='little').tobytes(),
+                       self.refused)

@@ -131,7 +131,8 @@ class Sender:
     def _end(self, receipt: Receipt | None, event: str) -> None:
         taken = b'' if receipt is None else receipt.taken[:(self._fresh + 7) // 8]
         taken += bytes((self._fresh + 7) // 8 - len(taken))
-        self.receipt = Receipt(self.transfer, self._fresh, taken)
+        refused = 0 if receipt is None else receipt.refused
+        self.receipt = Receipt(self.transfer, self._fresh, taken, refused)
         self.state = SENDER.after(self.state, event)
 
     def wake(self, now: float) -> None:

@@ -1,0 +1,207 @@
+"""A fleet with a key: strangers, replays and other keys are refused, and it trains all the same."""
+
+import subprocess
+import sys
+
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray
+from fleet_testing import environment
+from fleet_under_test import HERE, Fleet
+from rcl_interfaces.srv import SetParameters
+from rclpy.parameter import Parameter
+from rog_msgs.msg import (
+    FleetStatus,
+    RobotStatus,
+    RowAck,
+    RowChunk,
+    TrainingStatus,
+    TransferEnd,
+    TransferReceipt,
+)
+from rog_msgs.srv import Register, SaveCheckpoint, SetSync, Stop
+from rog_ros import qos
+from rog_ros.seal import new_key, write_key
+
+pytestmark = pytest.mark.long
+TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CONTROL),
+          'push_receipt': (TransferReceipt, qos.CONTROL), 'push_ack': (RowAck, qos.CHUNK),
+          'pull': (RowChunk, qos.CHUNK), 'pull_end': (TransferEnd, qos.CONTROL),
+          'pull_receipt': (TransferReceipt, qos.CONTROL), 'pull_ack': (RowAck, qos.CHUNK),
+          'training_status': (TrainingStatus, qos.STATUS)}
+
+
+@pytest.fixture(scope='module')
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('keys')
+    key = new_key()
+    for name, one in (('fleet', key), ('other', new_key()), ('robot1', key.of('robot1')),
+                      ('robot2', key.of('robot2'))):
+        write_key(folder / f'{name}.key', one)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def fleet(tmp_path_factory, keys):
+    with Fleet(tmp_path_factory.mktemp('sealed'), robots=2) as fleet:
+        fleet.start('server', **key(keys, 'fleet'))
+        for robot in ('robot1', 'robot2'):
+            fleet.start(robot, **key(keys, robot))
+        fleet.until_trained('robot1', 'robot2')
+        yield fleet
+
+
+def key(folder, name):
+    return {'security.key': str(folder / f'{name}.key')}
+
+
+def _call(fleet, kind, name, request):
+    client = fleet.node.create_client(kind, name)
+    fleet.until(client.service_is_ready, f'{name} is there')
+    future = client.call_async(request)
+    fleet.until(future.done, f'{name} answers')
+    return future.result()
+
+
+def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_nothing(fleet):
+    """A stranger who hears everything; the session is the present one."""
+    heard = {}
+    for robot in ('robot1', 'robot2'):
+        for topic, (kind, profile) in TOPICS.items():
+            messages = heard[robot, topic] = []
+            fleet.node.create_subscription(kind, f'/{robot}/{topic}', messages.append, profile)
+    fleet.until(lambda: all(len(m) > 3 for m in heard.values()), 'messages of each kind')
+    heard = {place: list(messages)[-50:] for place, messages in heard.items()}
+    publishers = {place: fleet.node.create_publisher(TOPICS[place[1]][0], '/' + '/'.join(place),
+                                                     TOPICS[place[1]][1]) for place in heard}
+    fleet.until(lambda: all(p.get_subscription_count() for p in publishers.values()), 'discovery')
+    for (robot, topic), messages in heard.items():
+        other = 'robot2' if robot == 'robot1' else 'robot1'
+        for message in messages:
+            publishers[robot, topic].publish(message)  # again
+            publishers[other, topic].publish(message)  # in another's name
+            if hasattr(message, 'attempt'):
+                message.attempt += 1
+            elif message.state != 'stopped':
+                message.state, message.count = 'stopped', message.count + 1000
+            publishers[robot, topic].publish(message)  # changed
+            message.tag = []
+            publishers[robot, topic].publish(message)  # without a tag
+        fleet.until_trained('robot1', 'robot2', iterations=1)
+    fleet.until_trained('robot1', 'robot2', iterations=10)
+    assert 'not made with our key' in fleet.log('server')
+    assert 'not made with our key' in fleet.log('robot1')
+    for robot in ('robot1', 'robot2'):
+        assert 'rejoined' not in fleet.log('server') and fleet.processes[robot].poll() is None
+    for publisher in publishers.values():
+        fleet.node.destroy_publisher(publisher)
+
+
+def test_a_false_fleet_status_sends_nobody_away(fleet):
+    joins = fleet.log('server').count('joins')
+    publisher = fleet.node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
+    fleet.until(lambda: publisher.get_subscription_count() > 1, 'discovery')
+    for state in ('away', 'training'):
+        for process in (fleet.status.incarnation, 7):
+            for _ in range(5):
+                publisher.publish(FleetStatus(
+                    incarnation=process, count=2 ** 40, state='stopped',
+                    robots=[RobotStatus(robot='robot1', state=state, tag=[1] * 16)]))
+    fleet.until_trained('robot1', 'robot2', iterations=5)
+    assert fleet.log('server').count('joins') == joins
+    fleet.node.destroy_publisher(publisher)
+
+
+def test_diagnostics_name_whose_messages_were_refused(fleet):
+    seen = []
+    fleet.node.create_subscription(DiagnosticArray, '/diagnostics', seen.append, qos.DIAGNOSTICS)
+
+    def said():
+        return {v.key: v.value for m in seen for s in m.status if s.name.endswith(': fleet')
+                for v in s.values}
+    fleet.until(lambda: said().get('key') == 'yes', 'diagnostics of the server')
+    assert int(said()['messages refused of robot1']) > 0
+
+
+def test_a_robot_with_another_key_is_told_so_and_so_is_the_server(fleet, keys):
+    fleet.interrupt('robot2')
+    assert fleet.ended('robot2') == 0
+    write_key(keys / 'wrong.key', new_key().of('robot2'))
+    fleet.start('robot2', label='wrong', **key(keys, 'wrong'),
+                **{'heartbeat.limit': 0.6, 'heartbeat.period': 0.2})
+    assert fleet.ended('wrong') == 1
+    assert 'must have keys that belong together' in fleet.log('wrong')
+    assert 'Traceback' not in fleet.log('wrong')
+    assert 'the registration of robot2 is not proved' in fleet.log('server')
+    fleet.until_trained('robot1')
+
+
+def test_a_robot_without_a_key_is_told_what_it_needs(fleet, keys):
+    fleet.start('robot2', label='none')
+    assert fleet.ended('none') == 1
+    assert 'Give robot2 its key (rog key FILE --robot robot2)' in fleet.log('none')
+
+
+def test_a_robot_with_the_key_of_another_does_not_start(fleet, keys):
+    fleet.start('robot2', label='other', **key(keys, 'robot1'))
+    assert fleet.ended('other') == 1
+    assert "this is the key of 'robot1', not of 'robot2'" in fleet.log('other')
+
+
+def test_a_robot_with_a_key_does_not_join_a_server_that_has_none(tmp_path, keys):
+    with Fleet(tmp_path, robots=1) as fleet:
+        fleet.start('server')
+        fleet.start('robot1', **key(keys, 'robot1'),
+                    **{'heartbeat.limit': 0.6, 'heartbeat.period': 0.2})
+        assert fleet.ended('robot1') == 1
+        assert 'must have keys that belong together' in fleet.log('robot1')
+
+
+def rog(fleet, *words):
+    return subprocess.run([sys.executable, '-m', 'rog_cli.main', 'control', *words], text=True,
+                          capture_output=True, env=environment(fleet.domain, HERE), timeout=120)
+
+
+def test_only_who_has_the_fleets_key_controls_it(fleet, keys):
+    for kind, name, request in ((SetSync, 'set_sync', SetSync.Request(sync='bsp')),
+                                (SaveCheckpoint, 'save_checkpoint', SaveCheckpoint.Request()),
+                                (Stop, 'stop', Stop.Request())):
+        answer = _call(fleet, kind, f'/rog/{name}', request)
+        assert not answer.success and 'is not proved' in answer.message
+    answer = _call(fleet, SetParameters, '/rog/parameter_server/set_parameters',
+                   SetParameters.Request(parameters=[
+                       Parameter('sync', value='bsp').to_parameter_msg()]))
+    assert not answer.results[0].successful and 'rog control' in answer.results[0].reason
+    refused = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'other.key'))
+    assert refused.returncode == 2 and 'is not proved' in refused.stderr
+    refused = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'robot1.key'))
+    assert refused.returncode == 2 and "needs the fleet's own" in refused.stderr
+    assert fleet.status.sync == 'rsp:4'
+    done = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'fleet.key'))
+    assert (done.returncode, done.stdout.strip()) == (0, 'bsp'), done.stderr
+    done = rog(fleet, 'save', 'before-lunch', '--key', str(keys / 'fleet.key'))
+    assert done.returncode == 0 and '/saved/before-lunch/checkpoint-000001' in done.stdout
+    refused = rog(fleet, 'save', '../out', '--key', str(keys / 'fleet.key'))
+    assert refused.returncode == 2 and 'cannot be the name' in refused.stderr
+
+
+def test_a_server_that_is_restarted_proves_itself_anew(fleet, keys):
+    former = fleet.status.incarnation
+    fleet.kill('server')
+    fleet.start('server', resume=True, **key(keys, 'fleet'))
+    fleet.until(lambda: fleet.status.incarnation != former, 'the server is back')
+    fleet.until_trained('robot1')
+
+
+def test_the_fleets_key_ends_the_run_in_order(fleet, keys):
+    assert rog(fleet, 'stop', '--key', str(keys / 'fleet.key')).returncode == 0
+    assert [fleet.ended(name) for name in ('server', 'robot1')] == [0, 0]
+
+
+def test_a_registration_is_taken_once(tmp_path, keys):
+    """One that was heard, said again after the robot was restarted, is that of a former life."""
+    with Fleet(tmp_path, robots=1) as fleet:
+        fleet.start('server', **key(keys, 'fleet'))
+        request = Register.Request(robot='robot1', incarnation=5)
+        answer = _call(fleet, Register, '/rog/register', request)
+        assert not answer.accepted and 'is not proved' in answer.reason
+        assert len(answer.tag) == 16  # a refusal is proved, too

@@ -1,0 +1,152 @@
+"""Files that survive a crash, a full disk and a flipped bit: each with a digest, some kept.
+
+A *save* is a pair: ``NAME-000012.safetensors``, or whatever the payload's suffix is, and
+``NAME-000012.json``, whose digest covers both. Both are written to a temporary file, flushed to the
+disk and renamed, the JSON last: a save without it never happened. Only the standard library is
+needed, so that damage is found before anything else is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fleet_env.errors import DurableError
+
+_PROBE = 1 << 16  # bytes that must fit on the disk at the start
+
+
+class Save(NamedTuple):
+    """A save that is as it was written; ``path``: of the payload."""
+
+    path: Path
+    payload: bytes
+    meta: dict[str, Any]
+
+
+class Kept:
+    """The saves called ``name`` in a directory, of which the newest ``keep`` stay.
+
+    ``skipped``: what :meth:`newest` has found damaged, and why.
+    """
+
+    def __init__(self, directory: Path, name: str, suffix: str, keep: int = 1) -> None:
+        self.directory, self.name, self.suffix, self.keep = directory, name, suffix, keep
+        self.skipped: list[str] = []
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all saves, ascending."""
+        pattern = re.compile(re.escape(self.name) + r'-([0-9]{6,})\.json')
+        try:
+            found = [pattern.fullmatch(entry) for entry in os.listdir(self.directory)]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise DurableError(f'{self.directory} cannot be read: {error.strerror}') from None
+        return sorted(int(match[1]) for match in found if match)
+
+    def path(self, number: int, suffix: str = '') -> Path:
+        """Path of a save's payload, or of its file with that suffix."""
+        return self.directory / f'{self.name}-{number:06d}{suffix or self.suffix}'
+
+    def probe(self) -> None:
+        """Raise :class:`DurableError` unless something can be written here now.
+
+        The directory is not made, as the user may have to correct something else first.
+        """
+        try:
+            for left in self.directory.glob(f'.{self.name}-*'):  # of a process that was killed
+                left.unlink()
+            place = next(p for p in (self.directory, *self.directory.absolute().parents)
+                         if p.exists())
+            os.unlink(self._temporary(bytes(_PROBE), place))
+        except OSError as error:
+            raise DurableError(f'{self.directory} cannot be written: {error.strerror}') from None
+
+    def write(self, payload: bytes, meta: dict[str, Any]) -> Path:
+        """Write a save and return the path of its payload; older ones go once it is complete.
+
+        :raises DurableError: the save was not made, and all former ones are still there.
+        """
+        there = self.numbers()
+        number = there[-1] + 1 if there else 1
+        path = self.path(number)
+        meta = {**json.loads(json.dumps(meta)), 'payload': _digest(payload)}  # as it comes back
+        text = json.dumps({**meta, 'digest': _digest(_text(meta))}, indent=1)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            os.replace(self._temporary(payload), path)
+            try:
+                os.replace(self._temporary(text.encode()), self.path(number, '.json'))
+            except BaseException:
+                path.unlink()
+                raise
+            self._flush_directory()
+            for old in there[:max(len(there) + 1 - self.keep, 0)]:
+                self.path(old, '.json').unlink()
+                self.path(old).unlink(missing_ok=True)
+        except OSError as error:
+            raise DurableError(f'{path} cannot be written: {error.strerror}') from None
+        return path
+
+    def newest(self) -> Save | None:
+        """Return the newest save that is as it was written; None if there are none at all.
+
+        :raises DurableError: all are damaged; the text says which and how.
+        """
+        self.skipped = []
+        for number in reversed(self.numbers()):
+            found = self._read(number)
+            if isinstance(found, Save):
+                return found
+            self.skipped.append(f'{self.path(number)} cannot be used: {found}')
+        if self.skipped:
+            raise DurableError('; '.join(self.skipped))
+        return None
+
+    def _read(self, number: int) -> Save | str:
+        """Return a save, or what is wrong with it."""
+        try:
+            meta = json.loads(self.path(number, '.json').read_bytes())
+            if not isinstance(meta, dict) or meta.pop('digest', '') != _digest(_text(meta)):
+                return 'its JSON file was changed after it was written'
+            payload = self.path(number).read_bytes()
+        except OSError as error:
+            return f'{error.filename}: {error.strerror}'
+        except ValueError:
+            return 'its JSON file is none'
+        if meta.pop('payload') != _digest(payload):
+            return 'it was changed after it was written'
+        return Save(self.path(number), payload, meta)
+
+    def _temporary(self, data: bytes, place: Path | None = None) -> str:
+        handle, path = tempfile.mkstemp(dir=place or self.directory, prefix=f'.{self.name}-')
+        try:
+            with os.fdopen(handle, 'wb') as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            os.unlink(path)
+            raise
+        return path
+
+    def _flush_directory(self) -> None:
+        handle = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _text(meta: dict[str, Any]) -> bytes:
+    return json.dumps(meta, sort_keys=True).encode()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()

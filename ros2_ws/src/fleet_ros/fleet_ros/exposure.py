@@ -1,0 +1,48 @@
+"""Whether DDS may talk beyond this machine, and that a fleet that does has a key."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from fleet_env.errors import SettingError
+
+_INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([^"\']+)["\']')
+
+
+def leaves_machine(environment: Mapping[str, str]) -> bool:
+    """Whether these variables let DDS reach other machines; what they leave open counts as yes."""
+    if environment.get('ROS_LOCALHOST_ONLY', '').strip() == '1':
+        return False
+    uri = environment.get('CYCLONEDDS_URI', '')
+    reach = environment.get('ROS_AUTOMATIC_DISCOVERY_RANGE', '').strip().upper()
+    if not reach and not uri and find_spec('rclpy._profile') is not None:
+        reach = 'LOCALHOST'  # so does `embedded/`, in place of ROS 2
+    if reach in ('LOCALHOST', 'OFF'):
+        return False
+    interfaces = _INTERFACE.findall(uri)
+    return not interfaces or not all(map(_is_loopback, (text for _, text in interfaces)))
+
+
+def _is_loopback(interface: str) -> bool:
+    try:
+        return ipaddress.ip_address(interface).is_loopback
+    except ValueError:
+        return interface == 'lo'
+
+
+def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse to leave this machine without a key, unless the user has said so.
+
+    :param key: the setting ``security.key``; ``is_open``: ``security.open``.
+    :raises SettingError: says what to do.
+    """
+    if not key and not is_open and leaves_machine(environment):
+        raise SettingError(
+            'this fleet would leave this machine without a key: anybody on the network could join '
+            'it, change its model or stop it. Make a key with rog key FILE and give it to all by '
+            'security.key; or say security.open: true, if you trust everybody on the network; or '
+            'keep it on this machine (interface lo)')

@@ -1,0 +1,156 @@
+"""A robot whose gradient explodes, or a stranger, does not ruin the model, and hangs nobody."""
+
+import numpy as np
+import pytest
+from configs import server_config
+from fleet import Fleet
+from rog_core.codecs import encode_ids, get_codec
+from rog_core.messages import Chunk, End, Kind, TransferId
+from rog_core.partition import partition_of
+from rog_core.plausible import ENOUGH, LARGEST, UNKNOWN, Plausibility
+from rog_core.transfer.receiver import Receiver, Rows
+from schedules import SYNCS, check_end
+
+PARTITION = partition_of([('w', (300, 8))])
+
+
+def push(energy, kind=Kind.PUSH):
+    """A push that has just begun, and its only rows."""
+    transfer = TransferId(1, kind, 1, 1)
+    receiver = Receiver(PARTITION, frozenset({kind}), 1, get_codec('onebit'), transfer)
+    return receiver, Rows(transfer, np.arange(1), receiver.codec, np.empty(0, np.uint8), energy)
+
+
+def admitted(guard, norm):
+    receiver, rows = push(norm ** 2)
+    went = guard.admits(receiver, rows)
+    guard.learn(receiver)
+    return went
+
+
+def test_the_usual_norm_is_the_median_of_the_last_pushes_of_the_fleet():
+    guard = Plausibility(100.0, np.full(PARTITION.elements, 0.01, np.float32))
+    for norm in (0.1, 0.3, 0.2, 0.25, 0.15, 0.2, 0.22, 0.18):
+        assert admitted(guard, norm)
+    assert guard.usual(Kind.PUSH) == pytest.approx(0.2)
+    assert admitted(guard, 19.9)       # a healthy spike
+    assert not admitted(guard, 21.0)
+    assert guard.usual(Kind.PUSH) == pytest.approx(0.2)
+
+
+def test_one_robot_of_three_cannot_move_the_usual_norm():
+    guard = Plausibility(100.0, np.zeros(PARTITION.elements, np.float32))
+    for _ in range(200):
+        assert admitted(guard, 1.0) and admitted(guard, 1.1)
+        admitted(guard, 90 * guard.usual(Kind.PUSH))
+    assert guard.usual(Kind.PUSH) == pytest.approx(1.1)
+
+
+def test_before_there_are_pushes_the_model_itself_is_the_measure():
+    master = np.full(PARTITION.elements, 0.1, np.float32)
+    norm = float(np.linalg.norm(master))
+    assert admitted(Plausibility(100.0, master), 99 * norm)
+    assert not admitted(Plausibility(100.0, master), 101 * norm)
+    zeros = np.zeros_like(master)
+    assert not admitted(Plausibility(100.0, zeros), 101 * UNKNOWN)
+
+
+def test_without_a_limit_only_what_float32_cannot_add_up_is_refused():
+    guard = Plausibility(0.0, np.zeros(PARTITION.elements, np.float32))
+    for norm in (1e-3,) * ENOUGH + (1e6, 0.9 * LARGEST):
+        assert admitted(guard, norm)
+    assert not admitted(guard, 1.1 * LARGEST)
+
+
+def test_what_follows_refused_rows_of_a_push_is_refused_too():
+    guard = Plausibility(100.0, np.ones(PARTITION.elements, np.float32))
+    receiver, rows = push(1e12)
+    assert not guard.admits(receiver, rows)
+    assert not guard.admits(receiver, rows._replace(energy=1e-6))
+    assert receiver.refused == 2
+
+
+def test_full_gradients_have_a_measure_of_their_own():
+    """They are not yet multiplied by the learning rate."""
+    guard = Plausibility(100.0, np.full(PARTITION.elements, 1e-3, np.float32))
+    for _ in range(ENOUGH):
+        assert admitted(guard, 1e-4)
+    assert guard.admits(*push(1e6, Kind.ANCHOR))
+    assert not guard.admits(*push(1e6))
+
+
+@pytest.mark.parametrize('sync', [*SYNCS[:3], 'rsp:4', 'rsp:6+pipeline+sparse', 'gsgm', 'gsgm:3'])
+@pytest.mark.parametrize('codec', ['onebit', 'raw', 'ternary'])
+def test_a_gradient_that_explodes_is_not_applied_is_counted_and_holds_up_nobody(sync, codec):
+    fleet = Fleet(3, 3, sync, codec)
+    fleet.run(4)
+    before = fleet.server.master.copy()
+    fleet.server.plausibility.limit = 8.0  # below what float32 would round in the sums to check
+    fleet.exploding = {'robot1'}
+    fleet.run(4)
+    assert fleet.server.refused['robot1'] >= 1 and set(fleet.server.refused) == {'robot1'}
+    assert fleet.robots['robot1'].machine.statistics.refused >= 1
+    assert fleet.counts['refused']
+    assert np.abs(fleet.server.master - before).max() < 1.0
+    refused = fleet.server.refused['robot1']
+    check_end(fleet)
+    assert fleet.server.refused['robot1'] <= refused + 1, 'the same poison comes again and again'
+
+
+@pytest.mark.parametrize('sync', ['gc:1', 'dgh-gc'])
+def test_a_coded_gradient_that_explodes_does_not_count_and_the_rounds_go_on(sync):
+    fleet = Fleet(3, 4, sync, capacities=(1.0,) * 4)
+    fleet.run(4)
+    fleet.exploding, fleet.blast = {'robot1'}, 1e5
+    fleet.run(4)
+    assert fleet.server.refused['robot1'] >= 1
+    rounds = len(fleet.update.rounds)
+    fleet.run(6)
+    assert len(fleet.update.rounds) > rounds
+    assert np.isfinite(fleet.server.master).all() and np.abs(fleet.server.master).max() < 20
+
+
+def test_the_largest_scale_there_is_changes_nothing_and_its_push_still_closes():
+    """Finite, but two of them are not: bfloat16 3.4e38."""
+    fleet = Fleet(3, 2, 'rsp:4')
+    fleet.run(3)
+    while not (training := [m for m in fleet.server.active() if m.state == 'training']):
+        fleet.run(0.01)
+    member, server = training[0], fleet.server
+    transfer = TransferId(member.incarnation ^ server.incarnation, Kind.PUSH, member.granted,
+                          member.push.transfer.attempt + 1)
+    before = server.master.copy()
+    values = np.zeros(2 + -(-34 // 8), np.uint8)
+    values[:2] = 0x7f, 0x7f
+    chunk = Chunk(transfer, 0, 1, 1, encode_ids(np.array([2])), values)
+    server.on_chunk(member.robot, chunk, fleet.now)
+    assert (server.master == before).all()
+    assert server.refused == {member.robot: 1}
+    receipt = server.on_end(member.robot, End(transfer, 1), fleet.now)[0].message
+    assert (receipt.taken, receipt.refused) == (b'\1', 1)
+
+
+@pytest.mark.parametrize('attempt, iteration', [(1000, 0), (0, 2 ** 32 - 1), (2 ** 32 - 1, 5)])
+def test_nothing_beyond_what_was_granted_opens_a_transfer(attempt, iteration):
+    fleet = Fleet(3, 2, 'rsp:4')
+    fleet.run(3)
+    while not (training := [m for m in fleet.server.active() if m.state == 'training']):
+        fleet.run(0.01)
+    member, server = training[0], fleet.server
+    transfer = TransferId(member.incarnation ^ server.incarnation, Kind.PUSH,
+                          member.granted + iteration, member.push.transfer.attempt + 1 + attempt)
+    errors = len(fleet.errors)
+    fleet.deliver_to_server(member.robot, End(transfer, 0))
+    fleet.deliver_to_server(member.robot, Chunk(
+        transfer, 0, 1, 1, encode_ids(np.array([2])), np.zeros(7, np.uint8)))
+    assert len(fleet.errors) == errors + 2
+    robot = fleet.robots[member.robot]
+    pull = TransferId(transfer.incarnation, Kind.PULL, 0, member.attempt + 1 + attempt + 1)
+    fleet.deliver_to_robot(robot, End(pull, 0), server)
+    assert len(fleet.errors) == errors + 3
+    fleet.errors.clear()
+    check_end(fleet)
+
+
+def test_the_server_configuration_names_the_limit():
+    assert server_config().implausible == 100.0

@@ -1,0 +1,254 @@
+"""The fleet key: which messages are proved by it, and how.
+
+A fleet key is 32 random bytes. From it each robot's own key is derived, so that a robot that is
+lost reveals no other's. When a robot registers, both sides derive two session keys from the robot's
+key and the random numbers of the two processes: nothing of a former session is of use in another.
+Every message carries a tag of 16 bytes over its typed fields, so it is the same for every
+implementation of DDS: keyed BLAKE2b (RFC 7693, `hashlib`); and for chunks, which are large and
+many, GMAC, the tag of AES-256-GCM without a text (NIST SP 800-38D, package `cryptography`), for
+which processors have instructions. Its nonce is the number of the chunk, which is never used for
+another one with the same key. The key proves who has sent what; it hides nothing.
+
+Within a session a repeated message does no harm: transfers are numbered, chunks count once, and
+statuses carry a counter. A registration names the server process that it is meant for, which takes
+each worker process once; control calls carry the time.
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rog_core.errors import ConfigError, RemoteProtocolError
+from rog_msgs.msg import RowAck, RowChunk
+
+TAG = 16       # bytes of a tag
+SECRET = 32    # bytes of a key
+MAGIC = 'rog-key-1'
+
+
+class SealError(RemoteProtocolError):
+    """A message without the tag that the fleet's key gives it; nothing of it was applied."""
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+def derived(secret: bytes, *parts: str | int) -> bytes:
+    """Return the key that belongs to these words and 64-bit numbers, in this order."""
+    text = b''.join(_length(p.encode()) if isinstance(p, str) else b'#' + p.to_bytes(8, 'little')
+                    for p in parts)
+    return hashlib.blake2b(text, key=secret, digest_size=SECRET, person=b'rog key').digest()
+
+
+def _length(data: bytes) -> bytes:
+    return struct.pack('<I', len(data)) + data
+
+
+def process_of(incarnation: int) -> int:
+    """Return the number that tells processes apart in public; it says nothing of the secret one."""
+    digest = hashlib.blake2b(incarnation.to_bytes(8, 'little'), digest_size=8, person=b'rog life')
+    return int.from_bytes(digest.digest(), 'little')
+
+
+class Key(NamedTuple):
+    """A key file's content. ``robot``: whose key it is; empty: the fleet's."""
+
+    secret: bytes
+    robot: str = ''
+
+    def of(self, robot: str) -> Key:
+        """Return the key of one robot, from its own or from the fleet's."""
+        if self.robot not in ('', robot):
+            raise ConfigError(f"this is the key of '{self.robot}', not of '{robot}'; write its own "
+                              f'with rog key FILE --robot {robot}')
+        return self if self.robot else Key(derived(self.secret, 'robot', robot), robot)
+
+    def control(self) -> bytes:
+        """Return the key of control calls; only who has the fleet's key can make them."""
+        if self.robot:
+            raise ConfigError(f"this is the key of '{self.robot}'; this needs the fleet's own")
+        return derived(self.secret, 'control')
+
+    def text(self) -> str:
+        """Return what the file holds."""
+        return f'{MAGIC} {self.robot or "-"} {self.secret.hex()}\n'
+
+
+def new_key() -> Key:
+    """Return a new fleet key."""
+    return Key(secrets.token_bytes(SECRET))
+
+
+def write_key(path: Path, key: Key) -> None:
+    """Write a new file that only its owner can read; one that is there is never replaced."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(f'{path} is there already; a key is never replaced') from None
+    except OSError as error:
+        raise ConfigError(f'{path} cannot be written: {error.strerror}') from None
+    with os.fdopen(handle, 'w') as file:
+        file.write(key.text())
+
+
+def read_key(path: str | Path) -> Key:
+    """Read a key file; `ConfigError` says what is wrong with it."""
+    try:
+        with open(path, encoding='ascii') as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            words = file.read(1024).split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f'the key {path} cannot be read: {error}; rog key makes one') from None
+    if mode & 0o077:
+        raise ConfigError(f'the key {path} can be read by others (mode {mode:o}); chmod 600 {path}')
+    try:
+        magic, robot, secret = words
+        key = Key(bytes.fromhex(secret), '' if robot == '-' else robot)
+        if magic != MAGIC or len(key.secret) != SECRET:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f'{path} is no key of rog key, or is damaged') from None
+    return key
+
+
+# -- what is proved --------------------------------------------------------------------------------
+
+def canonical(message: Any) -> bytes:
+    """Return the bytes of all fields of a ROS message but ``tag``, whoever made its class."""
+    kind: Any = type(message)
+    return b''.join([part(message) for part in _parts(kind)])
+
+
+_SCALARS = {'boolean': '?', 'float': 'f', 'double': 'd', 'octet': 'B'} | {
+    f'{u}int{bits}': 'Qq'[not u] for u in ('', 'u') for bits in (8, 16, 32, 64)}
+
+
+@lru_cache(maxsize=64)
+def _parts(kind: Any) -> list[Callable[[Any], bytes]]:
+    """Return functions that give the bytes of the fields of a message, in their order."""
+    name = _length(kind.__name__.encode())
+    parts: list[Callable[[Any], bytes]] = [lambda message: name]
+    run: list[tuple[str, str]] = []
+
+    def end_of_run() -> None:
+        if run:
+            names, codes = zip(*run, strict=True)
+            pack, get = struct.Struct('<' + ''.join(codes)).pack, attrgetter(*names)
+            parts.append((lambda m: pack(*get(m))) if len(names) > 1 else lambda m: pack(get(m)))
+            run.clear()
+
+    fields: dict[str, str] = kind.get_fields_and_field_types()
+    for field, idl in fields.items():
+        if field == 'tag':
+            continue
+        if idl in _SCALARS:
+            run.append((field, _SCALARS[idl]))
+            continue
+        end_of_run()
+        parts.append(_part(attrgetter(field), idl))
+    end_of_run()
+    return parts
+
+
+def _part(get: Callable[[Any], Any], idl: str) -> Callable[[Any], bytes]:
+    if idl.startswith('string'):
+        return lambda m: _length(get(m).encode('utf-8', 'surrogatepass'))
+    if not idl.startswith('sequence<'):
+        return lambda m: canonical(get(m))
+    inner = idl[len('sequence<'):].rstrip('>').partition(',')[0]
+    if inner in ('uint8', 'octet'):
+        return lambda m: _length(bytes(memoryview(get(m))))
+    if inner in _SCALARS:
+        code = _SCALARS[inner]
+        return lambda m: _length(struct.pack(f'<{len(get(m))}{code}', *get(m)))
+    one = _part(lambda item: item, inner)
+    return lambda m: struct.pack('<I', len(get(m))) + b''.join(map(one, get(m)))
+
+
+_CHUNK = struct.Struct('<IIBBHQII').pack
+_NONCE = struct.Struct('<IIBxxx').pack
+_ACK = struct.Struct('<3sQIIQIB').pack
+
+
+class Side:
+    """The keys of one side of a session: what it sends, it seals with them."""
+
+    def __init__(self, key: bytes) -> None:
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError:
+            raise ConfigError('a fleet with a key needs the Python package cryptography; install '
+                              'it here: pip install cryptography, or the package '
+                              'python3-cryptography of the system') from None
+        self._key = derived(key, 'messages')
+        self._gcm = AESGCM(derived(key, 'chunks')).encrypt
+
+    def tag_of(self, message: Any, more: bytes = b'') -> bytes:
+        """Return the tag of a message; ``more``: what a status proves beside its own fields."""
+        kind = type(message)
+        if kind is RowChunk:
+            m = message
+            header = _CHUNK(m.attempt, m.sequence, m.kind, m.codec, m.segments, m.incarnation,
+                            m.iteration, len(m.ids))
+            return self._gcm(_NONCE(m.attempt, m.sequence, m.kind), b'',
+                             b''.join((header, m.ids, m.values)))
+        if kind is RowAck:
+            m = message
+            text = _ACK(b'ack', m.incarnation, m.iteration, m.next_expected, m.received_mask,
+                        m.attempt, m.kind)
+        else:
+            text = canonical(message) + more
+        return hashlib.blake2b(text, key=self._key, digest_size=TAG).digest()
+
+    def check(self, message: Any, more: bytes = b'') -> None:
+        """Raise `SealError` unless the message has the tag that the keys give it."""
+        _check(message, self.tag_of(message, more))
+
+
+def tag_of(key: bytes, message: Any, more: bytes = b'') -> bytes:
+    """Return the tag of a message that belongs to no session; ``more``: as with `Side.tag_of`."""
+    return hashlib.blake2b(canonical(message) + more, key=key, digest_size=TAG).digest()
+
+
+def check(key: bytes, message: Any, more: bytes = b'') -> None:
+    """Raise `SealError` unless the message has the tag that the key gives it."""
+    _check(message, tag_of(key, message, more))
+
+
+def _check(message: Any, tag: bytes) -> None:
+    if not len(message.tag):
+        raise SealError('it carries no tag, but this side has a key (security.key)')
+    if not hmac.compare_digest(bytes(message.tag), tag):
+        raise SealError('its tag is not made with our key, or it was changed or repeated')
+
+
+def of_status(message: Any) -> bytes:
+    """Return what a fleet status says to every robot; the robot's own entry proves it."""
+    return struct.pack('<QQ', message.incarnation, message.count)
+
+
+class Session:
+    """The keys of both sides of a session; ``session``: its number, which transfers carry."""
+
+    def __init__(self, key: Key, worker: int, server: int) -> None:
+        self.session = worker ^ server
+        self.to_server = Side(derived(key.secret, 'to server', worker, server))
+        self.to_robot = Side(derived(key.secret, 'to robot', worker, server))
+
+
+def sealed(key: Side | bytes | None, message: Any, more: bytes = b'') -> Any:
+    """Return the message with its tag; without a key, as it is."""
+    if key is not None:
+        tag = key.tag_of(message, more) if isinstance(key, Side) else tag_of(key, message, more)
+        message.tag = array.array('B', tag)
+    return message

@@ -1,0 +1,216 @@
+"""The tag of a message proves every field of it, who has sent it, and for which session."""
+
+import os
+import stat
+
+import numpy as np
+import pytest
+from fleet_testing import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from rclpy.serialization import deserialize_message, serialize_message
+from rog_core.errors import ConfigError
+from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, Sending, TransferId
+from rog_core.steps import Local, Shards
+from rog_msgs.msg import FleetStatus, RobotStatus, RowAck, RowChunk, TrainingStatus
+from rog_msgs.srv import Register, SetSync, Stop
+from rog_ros.convert import to_ros
+from rog_ros.seal import (
+    Key,
+    SealError,
+    Session,
+    Side,
+    canonical,
+    check,
+    derived,
+    new_key,
+    of_status,
+    process_of,
+    read_key,
+    sealed,
+    write_key,
+)
+
+FLEET = Key(bytes(range(32)))
+ROBOT = FLEET.of('robot1')
+SESSION = Session(ROBOT, 11, 22)
+TRANSFER = TransferId(11 ^ 22, Kind.PUSH, 7, 3)
+
+
+def examples_of_all():
+    """One message of each type that carries a tag, no field of which is as it is by default."""
+    octets = np.arange(9, dtype=np.uint8)
+    command = Command(8, 0.5, 2, 'rsp:4', False, 1.5, Sending(0.25, 4, True, 0.1), True,
+                      Shards(9, (1, 2), (0.5, 2.0)))
+    status = TrainingStatus(robot='robot1', incarnation=1, state='waiting', loss=0.5, count=9)
+    status.header.frame_id = 'robot1'
+    register = Register.Request(robot='robot1', incarnation=11, names=['a', 'bc'],
+                                shapes=['3', ''], server=5)
+    register.pull = to_ros(Receipt(TRANSFER, 3, b'\7', 1))
+    return [to_ros(value) for value in (
+        Chunk(TRANSFER, 5, 1, 2, octets, octets), Ack(TRANSFER, 4, 5), Receipt(TRANSFER, 3, b'\7'),
+        End(TRANSFER, 5, 0.5, 0.25, command), End(TRANSFER, 5, command=Command(step=Local(3))))
+        ] + [status, register, Register.Response(reason='why', incarnation=22),
+             RobotStatus(robot='robot1', state='waiting'), SetSync.Request(sync='bsp', time=4),
+             Stop.Request(server=5)]
+
+
+ALL = examples_of_all()
+NAMES = [type(message).__name__ for message in ALL]
+
+
+@pytest.mark.parametrize('message', ALL, ids=NAMES)
+def test_a_sealed_message_is_proved_also_after_the_wire_and_only_with_the_key(message):
+    sealed(SESSION.to_server, message)
+    back = deserialize_message(serialize_message(message), type(message))
+    SESSION.to_server.check(back)
+    for key in (SESSION.to_robot, Session(ROBOT, 11, 23).to_server,
+                Session(ROBOT, 12, 22).to_server, Session(FLEET.of('robot2'), 11, 22).to_server,
+                Side(ROBOT.secret), Side(FLEET.secret)):
+        with pytest.raises(SealError, match='not made with our key'):
+            key.check(back)
+    if not isinstance(message, (RowChunk, RowAck)):
+        with pytest.raises(SealError):
+            SESSION.to_server.check(back, b'something else')
+    back.tag = back.tag[:-1]
+    with pytest.raises(SealError):
+        SESSION.to_server.check(back)
+    back.tag = []
+    with pytest.raises(SealError, match='no tag'):
+        SESSION.to_server.check(back)
+
+
+def altered(message):
+    """Every way in which one field of a message can be another."""
+    for name, kind in message.get_fields_and_field_types().items():
+        value = getattr(message, name)
+        if name == 'tag':
+            continue
+        if kind == 'boolean':
+            yield name, not value
+        elif kind in ('double', 'float'):
+            yield name, 0.125
+        elif kind.startswith(('int', 'uint')):
+            yield name, value ^ 1
+        elif kind.startswith('string'):
+            yield name, value + 'x'
+        elif kind == 'sequence<string>':
+            yield name, [*value, '']
+            yield name, [''.join(value)]
+        elif kind == 'sequence<double>':
+            yield name, [*value, 0.0]
+        elif kind.startswith('sequence<uint'):
+            yield name, [*value, 0]
+        else:  # a message in it
+            for inner, other in altered(value):
+                changed = deserialize_message(serialize_message(value), type(value))
+                setattr(changed, inner, other)
+                yield name, changed
+
+
+@pytest.mark.parametrize('message', ALL, ids=NAMES)
+def test_every_field_is_proved(message):
+    sealed(SESSION.to_server, message)
+    count = 0
+    for name, value in altered(message):
+        other = deserialize_message(serialize_message(message), type(message))
+        setattr(other, name, value)
+        with pytest.raises(SealError):
+            SESSION.to_server.check(other)
+        count += 1
+    assert count >= len(message.get_fields_and_field_types()) - 1
+
+
+def test_two_types_with_the_same_fields_are_told_apart():
+    assert canonical(Stop.Request()) != canonical(SetSync.Request())
+    assert canonical(Register.Request())[:20] != canonical(Register.Response())[:20]
+
+
+@examples(50)
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_where_one_list_of_bytes_ends_is_proved(left, right):
+    def chunk(ids, values):
+        return canonical(to_ros(Chunk(TRANSFER, 0, 1, 1, np.frombuffer(ids, np.uint8),
+                                      np.frombuffer(values, np.uint8))))
+
+    moved = left + right[:1], right[1:]
+    assert (chunk(left, right) == chunk(*moved)) == ((left, right) == moved)
+
+
+def test_the_bytes_that_are_proved_do_not_change_by_themselves():
+    """Another version, or another implementation of ROS 2, must make the same."""
+    def tag(message):
+        return SESSION.to_server.tag_of(message).hex()
+
+    receipt = to_ros(Receipt(TRANSFER, 3, b'\7', 1))
+    assert canonical(receipt).hex() == (
+        '0f0000005472616e73666572526563656970741d0000000000000007000000000000000300000000'
+        '0000000300000000000000000000000000000001000000070100000000000000')
+    assert tag(receipt) == '55b9623c3cabf77a6a90fd13b08c6618'
+    assert tag(to_ros(Ack(TRANSFER, 4, 5))) == '744ff7d03c40e9f9be93e997294f3147'
+    assert tag(ALL[0]) == 'abf0ba14fe8ce1f276c4d9a3e82f0579'
+
+
+def test_a_fleet_status_is_proved_to_a_robot_by_its_own_entry():
+    message = FleetStatus(incarnation=5, count=9, robots=[RobotStatus(robot='robot1')])
+    entry = sealed(SESSION.to_robot, message.robots[0], of_status(message))
+    SESSION.to_robot.check(entry, of_status(message))
+    message.count = 10
+    with pytest.raises(SealError):
+        SESSION.to_robot.check(entry, of_status(message))
+
+
+def test_what_belongs_to_no_session_is_proved_by_a_key_alone():
+    key = derived(ROBOT.secret, 'ask')
+    request = sealed(key, Register.Request(robot='robot1'), b'more')
+    check(key, request, b'more')
+    for wrong, more in ((key, b''), (ROBOT.secret, b'more')):
+        with pytest.raises(SealError):
+            check(wrong, request, more)
+
+
+def test_the_public_number_of_a_process_is_its_own_and_not_the_secret_one():
+    assert process_of(5) == process_of(5) != process_of(6)
+    assert process_of(5) not in (5, 0) and process_of(2 ** 64 - 1) < 2 ** 64
+
+
+# -- keys
+
+
+def test_a_key_file_can_be_read_by_its_owner_only_and_comes_back(tmp_path):
+    path, key = tmp_path / 'fleet.key', new_key()
+    write_key(path, key)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert read_key(path) == key and new_key() != key
+    with pytest.raises(ConfigError, match='never replaced'):
+        write_key(path, new_key())
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match='can be read by others .*chmod 600'):
+        read_key(path)
+
+
+@pytest.mark.parametrize('text', ['', 'rog-key-1', 'rog-key-1 - 00', 'rog-key-2 - ' + '00' * 32,
+                                  'rog-key-1 - ' + 'zz' * 32, 'rog-key-1 - ' + '00' * 32 + ' more'])
+def test_what_is_no_key_is_refused(tmp_path, text):
+    path = tmp_path / 'fleet.key'
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match='is no key'):
+        read_key(path)
+    with pytest.raises(ConfigError, match='cannot be read'):
+        read_key(tmp_path / 'none')
+
+
+def test_a_robots_key_is_good_for_this_robot_and_nothing_else():
+    assert FLEET.of('robot1') == ROBOT != FLEET.of('robot2')
+    assert ROBOT.of('robot1') == ROBOT
+    with pytest.raises(ConfigError, match="the key of 'robot1', not of 'robot2'"):
+        ROBOT.of('robot2')
+    with pytest.raises(ConfigError, match="needs the fleet's own"):
+        ROBOT.control()
+
+
+def test_keys_for_different_purposes_differ():
+    keys = {derived(FLEET.secret, *parts) for parts in (
+        (), ('a',), ('b',), ('a', 'b'), ('ab',), (1,), (1, 2), (2, 1), ('a', 1), ('robot', 'ask'))}
+    assert len(keys) == 10
