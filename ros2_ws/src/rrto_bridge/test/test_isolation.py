@@ -153,7 +153,7 @@ def test_a_killed_server_leaves_no_process_and_no_memory_behind(domain):
 def test_a_hostile_peer_changes_nothing_for_another_program(domain, server, victim):
     """Its operators and messages end its own sessions, again and again; nobody else's."""
     hostile = domain.start_file(Path(__file__).with_name('hostile.py'), 'n9s', '5', str(HOSTILE))
-    out, err = hostile.communicate(timeout=LIMIT + HOSTILE / 20)
+    out, err = hostile.communicate(timeout=LIMIT + HOSTILE / 10)
     assert hostile.returncode == 0, err
     sent = json.loads(out)
     assert sent['calls'] >= HOSTILE and sent['sessions'] > 1
