@@ -427,7 +427,7 @@ class WorkerNode(Node):
                   'round trip (ms)': round(machine.link.round_trip * 1e3, 1),
                   'power (W)': round(self._meter.power(now), 2),
                   'messages refused': self._dropped,
-                  'pushes refused': self.machine.statistics.refused}
+                  'pushes refused': machine.statistics.refused}
         status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
         return status
 
