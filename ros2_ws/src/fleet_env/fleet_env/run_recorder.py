@@ -19,7 +19,7 @@ _COUNTERS = {'compute_time': 'compute_s', 'communicate_time': 'communicate_s',
 
 @dataclass(frozen=True)
 class RobotReport:
-    """The status of a robot; the fields are those of rog_msgs/TrainingStatus.
+    """The status of a robot; the fields are those of rog_msgs/TrainingStatus about training.
 
     Times in s, counted like bytes and energy from the start of the present process; bandwidth and
     link_rate in Mbit/s, power in W, energy in J.
