@@ -8,7 +8,7 @@ from fleet import Fleet
 from rog_core.member import USUAL
 from rog_core.messages import Notice, Stop
 from rog_core.patience import ITERATIONS, longest_pause
-from rog_core.states import COUNTED, RETIRED, STOPPED
+from rog_core.states import COUNTED, RETIRED, SENDING, STOPPED
 from schedules import SYNCS, check_end, run_until, settled
 from watched import watched
 
@@ -95,7 +95,7 @@ def test_the_others_pause_no_longer_than_the_patience():
 @pytest.mark.parametrize('sync', ['bsp', 'rsp:4', 'gsgm', 'local:3', 'gc'])
 def test_a_slow_board_is_waited_for(sync):
     fleet = quick(sync, patience=0.0)
-    fleet.robots['robot0'].compute_time = 10.0  # a hundred times slower than the others
+    fleet.robots['robot0'].compute_time = 5.0  # fifty times slower than the others
     fleet.run(90)
     fleet.check()
     assert fleet.counts['retired'] == 0
@@ -208,7 +208,8 @@ def test_after_an_outage_both_sides_send_again_at_once():
     fleet = quick('asp', heartbeat_limit=1e3)
     robot = fleet.robots['robot0']
     robot.compute_time = 0.3
-    run_until(fleet, lambda: robot.machine.state == 'pushing')
+    run_until(fleet, lambda: robot.machine.state == 'pushing'
+              and robot.machine.push.state == SENDING)
     fleet.dead_links.add('robot0')
     fleet.run(60)
     assert robot.machine.link.timeout > 1
