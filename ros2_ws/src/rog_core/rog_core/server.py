@@ -242,6 +242,8 @@ class ServerMachine:
                     and member.push.is_open(chunk.transfer):
                 member.push.examine(chunk)
                 member.early.append(chunk)  # it has overtaken the receipt of the pull
+                if member.sender is not None:
+                    member.sender.expect(now)  # or that one was lost
             return []
         ack, rows = member.push.on_chunk(chunk)
         if rows is not None:
@@ -339,7 +341,8 @@ class ServerMachine:
                 if not member.waiting_for:
                     self.method.on_wait(member.robot, now - member.since)
                     actions += self._start_pull(member, now)
-                self.waited_for.update(member.waiting_for)
+                else:
+                    self.waited_for.update(member.waiting_for)
         return actions
 
     def _start_pull(self, member: Member, now: float) -> list[Action]:

@@ -259,7 +259,7 @@ def test_in_a_fleet_everybody_contributes_once_per_round(sync, codec):
         robot.compute_time = seconds
     run_until(fleet, lambda: len(fleet.server.active()) == 4)
     start = len(fleet.update.contributed)
-    fleet.run(10)
+    fleet.run(20)
     fleet.check()
     rounds = fleet.update.contributed
     assert len(rounds) > start + 5

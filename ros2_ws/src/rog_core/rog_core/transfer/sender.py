@@ -144,6 +144,12 @@ class Sender:
         self._expiry.clear()
         self._resend_end, self._end_interval = now, max(self.link.timeout, 0.2)
 
+    def expect(self, now: float) -> None:
+        """Ask for the receipt again soon, because the peer goes on: it has the end."""
+        if self.state == CLOSING:
+            self._end_interval = max(self.link.timeout, 0.2)
+            self._resend_end = min(self._resend_end, now + self._end_interval)
+
     def poll(self, now: float) -> list[Chunk | End]:
         """Return the messages to send now. Call it after every event and at `deadline`."""
         if self.state == SENDING:
