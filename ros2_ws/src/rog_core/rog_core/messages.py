@@ -173,7 +173,7 @@ class RegisterResponse:
 
     ``attempt``: number of the transfer that follows; transfers below it are over. It is a snapshot
     or, if the server still knows the rows that the worker holds, a pull. ``retry``: a refusal that
-    does not last; the worker may ask again.
+    does not last; the worker may ask again. ``over``: a refusal because the run ends.
     """
 
     accepted: bool
@@ -184,6 +184,7 @@ class RegisterResponse:
     attempt: int = 0
     sync: str = ''
     push: Receipt | None = None
+    over: bool = False
 
 
 TransferMessage = Chunk | Ack | End | Receipt

@@ -109,7 +109,7 @@ class ServerMachine:
                     ) -> tuple[RegisterResponse, list[Action]]:
         """Answer a registration; a refusal changes nothing."""
         if self.stopping:
-            return RegisterResponse(False, 'the run is over; the server is stopping'), []
+            return RegisterResponse(False, 'the run is over; the server is stopping', over=True), []
         refused = refusal(request, self.partition, self.codec, self.members, now,
                           self.config.heartbeat_limit)
         if refused is None and (reason := self.method.refusal(request.robot)):

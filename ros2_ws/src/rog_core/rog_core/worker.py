@@ -116,7 +116,10 @@ class WorkerMachine:
             number=self._requests, pull=self.pull.known() if known and self.pull else None))]
 
     def on_register_response(self, response: RegisterResponse, now: float) -> list[Action]:
-        """Handle the server's answer; a final refusal stops the worker with the server's reason."""
+        """Handle the server's answer; a final refusal stops the worker with the server's reason.
+
+        Without one, if the worker has taken part and the run is over: it was given up at the end.
+        """
         if self.state != REGISTERING:
             return []
         if not response.accepted:
@@ -125,7 +128,7 @@ class WorkerMachine:
                 self._register_at = now + REGISTER_INTERVAL
                 return []
             self._move('refused', now)
-            return [Stop(response.reason)]
+            return [Stop('' if response.over and self.server else response.reason)]
         self.sync = response.sync
         self.server = response.incarnation
         self._push_is_over(response.push)

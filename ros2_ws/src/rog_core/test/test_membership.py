@@ -140,8 +140,20 @@ def test_nobody_joins_a_fleet_that_stops():
     machine = server()
     assert machine.stop(0.0) == [Stop()]
     response, _ = machine.on_register(request(), 0.0)
-    assert (response.accepted, response.retry) == (False, False)
+    assert (response.accepted, response.retry, response.over) == (False, False, True)
     assert 'stopping' in response.reason
+
+
+def test_a_robot_that_was_given_up_at_the_end_ends_cleanly_and_one_that_comes_too_late_does_not():
+    over = RegisterResponse(False, 'the run is over', over=True)
+    late = worker()
+    late.start(0.0)
+    assert late.on_register_response(over, 0.1) == [Stop('the run is over')]
+    given_up = worker()
+    given_up.start(0.0)
+    given_up.on_register_response(RegisterResponse(True, incarnation=7), 0.1)
+    given_up.on_server_status(7, False, 0.2)
+    assert given_up.on_register_response(over, 0.3) == [Stop()]
 
 
 def test_a_silent_member_is_away_and_one_that_beats_is_not():

@@ -153,7 +153,7 @@ def response_to_ros(response: RegisterResponse, message: Any) -> Any:
     message.accepted, message.reason = response.accepted, response.reason
     message.retry, message.incarnation = response.retry, response.incarnation
     message.iteration, message.attempt = response.iteration, response.attempt
-    message.sync = response.sync
+    message.sync, message.over = response.sync, response.over
     if response.push is not None:
         message.push = to_ros(response.push)
     return message
@@ -163,4 +163,4 @@ def response_from_ros(message: Any) -> RegisterResponse:
     """Return the answer that a service response holds."""
     return RegisterResponse(message.accepted, message.reason, message.retry, message.incarnation,
                             message.iteration, message.attempt, message.sync,
-                            _receipt(message.push))
+                            _receipt(message.push), message.over)

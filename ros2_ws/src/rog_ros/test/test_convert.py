@@ -114,8 +114,10 @@ def test_a_malformed_registration_is_the_peers_fault(names, given_shapes):
         request_from_ros(Register.Request(names=names, shapes=given_shapes))
 
 
-@given(st.booleans(), st.booleans(), u64, u32, u32, receipts)
-def test_an_answer_comes_back_as_it_was(accepted, retry, incarnation, iteration, attempt, push):
+@given(st.booleans(), st.booleans(), u64, u32, u32, receipts, st.booleans())
+def test_an_answer_comes_back_as_it_was(accepted, retry, incarnation, iteration, attempt, push,
+                                        over):
     push = push if push.chunks else None  # no receipt and one of no chunks say the same
-    answer = RegisterResponse(accepted, 'why', retry, incarnation, iteration, attempt, 'bsp', push)
+    answer = RegisterResponse(accepted, 'why', retry, incarnation, iteration, attempt, 'bsp', push,
+                              over)
     assert response_from_ros(response_to_ros(answer, Register.Response())) == answer
