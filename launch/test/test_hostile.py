@@ -25,7 +25,7 @@ from rog_ros import qos
 from rog_ros.seal import new_key, write_key
 
 pytestmark = pytest.mark.long
-MESSAGES = int(os.environ.get('ROG_HOSTILE', 10_000))
+MESSAGES = int(os.environ.get('ROG_HOSTILE', 3000))
 GROWTH = 64  # MiB that a process may grow by
 TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CONTROL),
           'push_receipt': (TransferReceipt, qos.CONTROL), 'push_ack': (RowAck, qos.CHUNK),

@@ -5,6 +5,7 @@ write to it and to read it, each combination compared with plain PyTorch bit for
 import copy
 import io
 import itertools
+import os
 
 import pytest
 import remote
@@ -229,6 +230,13 @@ def test_some_combinations(mode):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize('mode', remote.MODES)
+def test_more_combinations(mode):
+    check(mode, combinations()[7 + remote.MODES.index(mode)::67 if mode == 'replay' else 29])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get('ROG_SLOW'), reason='takes an hour; set ROG_SLOW=1')
 @pytest.mark.parametrize('mode', remote.MODES)
 @pytest.mark.parametrize('creation', CREATIONS)
 def test_all_combinations(mode, creation):
