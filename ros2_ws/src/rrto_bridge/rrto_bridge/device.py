@@ -77,11 +77,10 @@ class Device:
         if self.forked:
             raise RuntimeError('Cannot re-initialize CUDA in forked subprocess. To use CUDA with '
                                "multiprocessing, you must use the 'spawn' start method")
-        engine = self._connect()
+        self._use(self._connect())
         if self._seed is not None:
-            engine.seed(self._seed)
-        self.follower = engine.follower
-        return engine
+            self._ask('seed', self._seed)  # if the server is lost already, it goes on here
+        return self.engine
 
     def busy(self) -> bool:
         """Whether this thread is where an exception from outside would leave things half done."""
