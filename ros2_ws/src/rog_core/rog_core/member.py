@@ -65,8 +65,13 @@ class Member:
         """Change the place as `rog_core.states.PLACE` says."""
         self.place = PLACE.after(self.place, event)
 
-    def advance(self, now: float, computes: bool = False) -> None:
-        """Note that it makes progress; ``computes``: it begins to compute."""
+    def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:
+        """Note that it makes progress; ``computes``: it begins to compute.
+
+        ``heard``: by what it has sent, which shows that it lives as a heartbeat does.
+        """
+        if heard:
+            self.heard = now
         if not math.isnan(self.computes):
             taken = now - self.computes
             # One that evaluates now and then is slow as a rule.

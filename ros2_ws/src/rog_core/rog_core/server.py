@@ -358,7 +358,7 @@ class ServerMachine:
 
     def _transfer(self, member: Member, pull: Pull, now: float) -> list[Action]:
         member.attempt += 1
-        member.advance(now)
+        member.advance(now, heard=False)
         transfer = TransferId(member.incarnation ^ self.incarnation, pull.kind, member.iteration,
                               member.attempt)
         member.sender = Sender(transfer, self._partition_of(pull.kind), pull.plan, pull.codec,

@@ -8,7 +8,7 @@ from fleet import Fleet
 from rog_core.member import USUAL
 from rog_core.messages import Notice, Stop
 from rog_core.patience import ITERATIONS, longest_pause
-from rog_core.states import COUNTED, RETIRED, SENDING, STOPPED
+from rog_core.states import AWAY, COUNTED, RETIRED, SENDING, STOPPED
 from schedules import SYNCS, check_end, run_until, settled
 from watched import watched
 
@@ -90,6 +90,19 @@ def test_the_others_pause_no_longer_than_the_patience():
     before = iterations(fleet, 'robot0')
     fleet.run(0.5)
     assert all(n > before[name] for name, n in iterations(fleet, 'robot0').items())
+
+
+def test_a_robot_whose_rows_arrive_is_not_away_though_its_heartbeats_are_lost():
+    fleet = quick('asp')
+    known = fleet.server.on_heartbeat
+    fleet.server.on_heartbeat = lambda robot, *rest: [] if robot == 'robot0' else known(
+        robot, *rest)
+    before = fleet.robots['robot0'].machine.iteration
+    for _ in range(50):
+        fleet.run(0.1)
+        assert fleet.server.members['robot0'].state != AWAY
+    assert fleet.robots['robot0'].machine.iteration > before + 5
+    fleet.check()
 
 
 @pytest.mark.parametrize('sync', ['bsp', 'rsp:4', 'gsgm', 'local:3', 'gc'])
