@@ -189,15 +189,14 @@ def test_robots_that_share_the_air_have_less_of_it(tmp_path):
     assert done[0] < 0.8 * done[1]
 
 
+def test_headers_and_acknowledgements_take_air_time(tmp_path):
+    fleet = fleet_of(tmp_path, 'bsp', links=('0 80\n',) * 3, paces=(0.5,) * 3)
+    bare, dds, more = (simulate(changed(fleet, channel=ChannelConfig(header=size)))
+                       .robots['robot1'] for size in (0, 98, 400))
+    assert bare.iterations > dds.iterations > more.iterations
+
+
 # -- links that die for minutes
-
-def test_an_overhead_on_the_air_is_as_good_as_links_that_are_slower(tmp_path):
-    def done(rate, overhead):
-        fleet = fleet_of(tmp_path, 'bsp', links=(f'0 {rate}\n',) * 3, paces=(0.5,) * 3)
-        found = simulate(changed(fleet, channel=ChannelConfig(overhead=overhead))).robots.values()
-        return [(r.iterations, r.communicate_s) for r in found]
-    assert done(80, 1.0) == done(40, 0.0)
-
 
 def test_a_robot_out_of_reach_is_missed_by_nobody_and_comes_back(tmp_path):
     links = (GOOD_LINK, GOOD_LINK, '0 30\n60 0\n240 30\n600 30\n')
