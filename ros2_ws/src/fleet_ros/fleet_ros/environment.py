@@ -20,7 +20,7 @@ _CYCLONE = 'rmw_cyclonedds_cpp'
 _ON_THE_AIR = ('<AllowMulticast>spdp</AllowMulticast><MaxMessageSize>1400B</MaxMessageSize>'
                '<MaxRexmitMessageSize>1400B</MaxRexmitMessageSize>')
 _DISCOVERY = '<SPDPInterval>5s</SPDPInterval><LeaseDuration>150s</LeaseDuration>'
-_HEARTBEATS = '<HeartbeatInterval min="100ms" minsched="500ms" max="8s">500ms</HeartbeatInterval>'
+_HEARTBEATS = '<HeartbeatInterval min="5ms" minsched="200ms" max="8s">200ms</HeartbeatInterval>'
 _BUFFERS = '<SocketReceiveBufferSize min="default" max="10MB"/>'
 
 

@@ -48,7 +48,7 @@ def test_what_the_environment_says_does_not_keep_a_fleet_on_this_machine(monkeyp
     assert found['ROS_LOCALHOST_ONLY'] == ''
     assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SUBNET'
     for part in ('"wlan0"', '"10.0.0.2"', '"laptop.local"', '<MaxMessageSize>1400B',
-                 '<SPDPInterval>5s', '>500ms</HeartbeatInterval>'):
+                 '<SPDPInterval>5s', '>200ms</HeartbeatInterval>'):
         assert part in found['CYCLONEDDS_URI']
 
 
