@@ -3,8 +3,8 @@
 One server on this machine, one thread for each program. The program that is measured infers again
 and again and compares every result with its own. Its neighbours take turns of a few seconds, so
 that whatever else the machine does is in all of them alike: nobody; an honest program that infers
-without a pause; the hostile peer of test/hostile.py. `*_ms`: its median and 95th percentile time per
-inference. `*_busy`: processor seconds per second of the neighbour, its process on the server
+without a pause; the hostile peer of test/hostile.py. `*_ms`: median and 95th percentile of the time
+per inference. `*_busy`: processor seconds per second of the neighbour, its process on the server
 included. `hostile`: what that peer has sent, and how its sessions ended. `--calls`: how many calls
 and messages it sends at least; what is left after the turns it sends without turns.
 """

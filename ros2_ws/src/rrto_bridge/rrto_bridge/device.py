@@ -154,6 +154,9 @@ class Device:
                 if result is not MISS:
                     follower.advance()
                     return result
+            if operator(function).decomposes:
+                # Not function.decompose(): it prefers decompositions in Python, rounding otherwise.
+                return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
             _headroom(ROOM)   # a RecursionError comes before anything has changed
             try:
                 handler = _HANDLERS.get(function)
@@ -166,9 +169,6 @@ class Device:
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run any operator on the server, or here if the server can not."""
         facts = operator(function)
-        if facts.decomposes:
-            # Not function.decompose(): it prefers decompositions in Python, with other rounding.
-            return function._op_dk(COMPOSITE, *args, **kwargs)
         try:
             resolve(facts.name)
         except Refused as error:
