@@ -15,7 +15,7 @@ from rog_core.errors import RemoteProtocolError
 from rog_core.flat import flatten
 from rog_core.learner import Learner
 from rog_core.messages import Compute
-from rog_core.steps import MAX_LOCAL, STEPS, Full, Gradient, Local, Shards, step_of
+from rog_core.steps import MAX_LOCAL, STEPS, Full, Gradient, Local, Phase, Shards, step_of
 
 SHARDS, BATCHES = 6, 4
 numbers = st.floats(-9, 9, width=32)
@@ -23,7 +23,10 @@ shards = st.lists(st.tuples(st.integers(0, SHARDS - 1), numbers), min_size=1, ma
     lambda parts: st.builds(Shards, st.just(SHARDS), st.just(tuple(k for k, _ in parts)),
                             st.just(tuple(w for _, w in parts)), st.booleans()))
 steps = st.one_of(st.builds(Gradient, st.booleans()), st.just(Full()), shards,
-                  st.builds(Local, st.integers(1, MAX_LOCAL)))
+                  st.builds(Local, st.integers(1, MAX_LOCAL)),
+                  st.tuples(st.integers(1, MAX_LOCAL), st.integers(1, MAX_LOCAL)).flatmap(
+                      lambda n: st.builds(Phase, st.just(n[0]), st.just(n[1]),
+                                          st.integers(0, n[1] - 1))))
 
 
 # -- how they are told
@@ -40,7 +43,7 @@ def test_a_step_survives_being_told_in_plain_values(step):
 
 def test_every_step_is_found_by_its_name():
     assert {name: cls.name for name, cls in STEPS.items()} == {name: name for name in STEPS}
-    assert set(STEPS.values()) == {Gradient, Shards, Full, Local}
+    assert set(STEPS.values()) == {Gradient, Shards, Full, Local, Phase}
 
 
 @pytest.mark.parametrize('name', ['', 'fast', 'Gradient', 'os:system'])
