@@ -19,7 +19,7 @@ SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early',
          'diloco:4:2+quorum=2+grace=0.3', 'rsp:4+local=3+rate=0.7+momentum=0.5',
          'rsp:6+pipeline+sparse+local=2']
 EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # with codec raw only
-CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1']
+CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1', 'e3m0', 'sparseloco']
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'gap', 'deaf', 'blackout', 'slow',
           'fast', 'sync', 'replay', 'corrupt', 'checkpoint', 'crash']
 NETWORK = {'loss': [0.0, 0.05, 0.3], 'duplicate': [0.0, 0.2], 'delay': [0.001, 0.02, 0.2],

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from numba import njit
 
-from ..arrays import Array, from_host, to_host
+from ..arrays import Array, to_host
 from ..codecs import Codec
 from ..codecs.base import Segments, elements
 from ..errors import ConfigError
@@ -91,14 +91,14 @@ def add_momentum(partition: Segments, master: Array, velocity: Array, total: Arr
 
     All are flat float32 (elements,); ``velocity`` is v.
     """
-    factors = np.float32(mu), np.float32(rate * mu)
     if isinstance(master, np.ndarray):
-        _add_momentum(partition.offsets, ids, master, velocity, total, *factors)
+        _add_momentum(partition.offsets, ids, master, velocity, total, np.float32(mu),
+                      np.float32(rate * mu))
         return
     index = elements(partition, ids, master)
-    moved = velocity[index] * from_host(factors[0], master) + total[index]
+    moved = mu * velocity[index] + total[index]
     velocity[index], total[index] = moved, 0.0
-    master[index] -= from_host(factors[1], master) * moved
+    master[index] -= rate * mu * moved
 
 
 @njit(nogil=True, cache=True)
