@@ -93,7 +93,7 @@ class DiLoCo(Outer):
     @property
     def by_row(self) -> bool:
         """See `Method.by_row`."""
-        return self.fragments == 1 and not self.quorum
+        return self.fragments == 1 and not self.quorum and not self.pipelined
 
     # -- who may go on ---------------------------------------------------------------------------
 
