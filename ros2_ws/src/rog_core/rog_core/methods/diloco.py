@@ -90,6 +90,11 @@ class DiLoCo(Outer):
         return (f"'{self.written.text}': {self.fragments} fragments are more than the {rows} rows "
                 f"of the model (granularity '{model.partition.granularity}')")
 
+    def begin(self, model: Model, iteration: int) -> None:
+        """See `Method.begin`: with a quorum all go on with one round, whatever was before."""
+        super().begin(model, iteration)
+        self._newest = iteration
+
     @property
     def by_row(self) -> bool:
         """See `Method.by_row`."""
