@@ -54,12 +54,12 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     space = fleet.network.namespace
     server = None
     if 'server' in here:
-        parameters = server_parameters(fleet, 0.0, out) | {
+        parameters = server_parameters(fleet, out) | {
             'resume': value(context, 'resume') == 'true'}
         server = Node(package='rog_ps', executable='parameter_server', output='screen',
                       namespace=f'{space}/{SERVER}', parameters=typed(parameters), **TIMES)
     robots = [Node(package='rog_worker', executable='worker', namespace=f'{space}/{robot.name}',
-                   output='screen', parameters=typed(worker_parameters(fleet, robot, 0.0)),
+                   output='screen', parameters=typed(worker_parameters(fleet, robot)),
                    **TIMES) for robot in fleet.robots if robot.name in here]
     return [*_misspelt(context, names), *environment(fleet.network),
             *Ending(server, robots, run=True).actions(), *([server] if server else []), *robots]
