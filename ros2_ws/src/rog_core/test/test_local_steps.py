@@ -22,6 +22,9 @@ from schedules import check_end, come_back, lose, play, run_until, settled
 
 NEW = ['diloco:3', 'diloco:6:3', 'diloco:6+pipeline', 'diloco:4:2+quorum=2+grace=0.3',
        'rsp:4+local=8', 'rsp:4+local=8+rate=0.7+momentum=0.5', 'rsp:6+pipeline+sparse+local=2']
+QUICK = ['diloco:4:2+quorum=2+grace=0.3', 'rsp:4+local=8+rate=0.7+momentum=0.5']
+ANY = pytest.mark.parametrize('sync', [
+    sync if sync in QUICK else pytest.param(sync, marks=pytest.mark.long) for sync in NEW])
 
 
 # -- which rows travel
@@ -259,7 +262,7 @@ def test_fragments_are_applied_late_so_that_transmission_hides_behind_computing(
     assert exchanges['diloco:6:3'] > 1.3 * exchanges['diloco:6:3-pipeline']
 
 
-@pytest.mark.parametrize('sync', NEW)
+@ANY
 @pytest.mark.parametrize('state', ['computing', 'pushing'])
 def test_a_robot_that_is_lost_in_a_local_phase_comes_back_with_what_it_has(sync, state):
     fleet, _ = settled(sync=sync, rate=1e5)
@@ -270,7 +273,7 @@ def test_a_robot_that_is_lost_in_a_local_phase_comes_back_with_what_it_has(sync,
     check_end(fleet)
 
 
-@pytest.mark.parametrize('sync', NEW)
+@ANY
 def test_a_robot_that_is_killed_in_a_local_phase_and_started_again_joins_the_others(sync):
     fleet, _ = settled(sync=sync, rate=1e5, patience=0.0)
     run_until(fleet, lambda: fleet.robots['robot0'].machine.state == 'computing')
