@@ -517,6 +517,9 @@ class ServerMachine:
         lost = now >= self.missed_at
         if lost:
             self.missed_at, self.missing = math.inf, self.method.expected
+        if now >= self.method.deadline:
+            self.method.on_time(now)
+            lost = True  # as if somebody had come or gone: it is asked again who may go on
         for member in self.members.values():
             if member.alive and now >= min(member.heard + self.config.heartbeat_limit,
                                            self.stop_by):
@@ -534,7 +537,7 @@ class ServerMachine:
     @property
     def deadline(self) -> float:
         """Time at which `on_time` is due; infinity: never."""
-        return min([self.missed_at, *map(self.deadline_of, self.members)])
+        return min([self.missed_at, self.method.deadline, *map(self.deadline_of, self.members)])
 
     def _retires_at(self, member: Member) -> float:
         """Time until which it must make progress: others wait for it."""
@@ -561,5 +564,5 @@ class ServerMachine:
         if member is None:
             return math.inf
         silent = min(member.heard + self.config.heartbeat_limit, self.stop_by,
-                     self._retires_at(member))
+                     self._retires_at(member), self.method.deadline)
         return silent if member.sender is None else min(silent, member.sender.deadline)

@@ -14,11 +14,12 @@ from .methods import Team
 def warm_up() -> None:
     """Compile every kernel, or load it from the cache on disk."""
     for codec in EXAMPLES:
-        _one_iteration(codec)
+        _one_iteration(codec, 'rsp:2')
+    _one_iteration('raw', 'diloco:1')
 
 
-def _one_iteration(codec: str) -> None:
-    pair = Loopback.small([('w', (3, 400)), ('b', (9,))], 'rsp:2', Team({'robot': 1.0}, codec))
+def _one_iteration(codec: str, sync: str) -> None:
+    pair = Loopback.small([('w', (3, 400)), ('b', (9,))], sync, Team({'robot': 1.0}, codec))
     worker = pair.workers['robot']
     gradient = np.ones(worker.partition.elements, np.float32)
     wanted = pair.start()

@@ -41,7 +41,7 @@ SHAPES = {
                ('linear', (40, 26))],
     'raw': [('conv', (60, 17)), ('bias', (8,)), ('long', (1, 601 + 400)), ('scale', ()),
             ('linear', (40, 26))]}
-SHAPES['ternary'] = SHAPES['ternary:0.1'] = SHAPES['onebit']
+SHAPES |= dict.fromkeys(('ternary', 'ternary:0.1', 'e3m0', 'sparseloco'), SHAPES['onebit'])
 
 CHUNK = 2000  # bytes at most: several chunks for every transfer
 BUFFER = 2.0  # seconds of data that a link queues up before it drops
@@ -465,6 +465,8 @@ class Fleet:
     def check_start(self, robot, iteration):
         """Invariant 3, at the moment a worker may begin to compute ``iteration``."""
         robot.granted = iteration
+        if robot.machine.server != self.server.incarnation:
+            return  # granted by a server that has crashed, of which the robot has not heard yet
         self.staleness.starts(robot.machine)
         self.counts['staleness checked'] += self.staleness.check(robot, iteration, self)
 

@@ -42,6 +42,7 @@ class Codec(ABC):
     name: str
     number: int                    # on the wire
     segment_elements: int          # a longer row travels in several segments: each fits a datagram
+    kept: float = 1.0              # share of what it has not sent that stays with the sender
     faults: tuple[str, ...] = ()   # error texts of the codec's own rules, from `OWN` on
 
     @abstractmethod
@@ -153,6 +154,25 @@ def mean_scales(of: np.ndarray, chosen: np.ndarray, segments: int) -> np.ndarray
     total = np.bincount(of, np.abs(chosen), segments)
     count = np.bincount(of[chosen != 0], minlength=segments)
     return bfloat16_encode((total / np.maximum(count, 1)).astype(np.float32))
+
+
+def largest_of(dense: Array, lengths: np.ndarray, counts: np.ndarray
+               ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Find the elements of largest magnitude of each segment, of equal ones the first.
+
+    ``dense``: a tensor in which the segments stand one after the other; ``counts``: how many of
+    each. Returns, on the host, the segment of each element counted from 0, its position in it and
+    its value: by segment, then by position, but zeros last, as `kernels.select_largest` has them.
+    """
+    segments = np.arange(lengths.size)
+    order = dense.abs().argsort(descending=True, stable=True)
+    order = order[repeat(segments, lengths, dense)[order].argsort(stable=True)]
+    largest = order[spans(starts_of(lengths), counts, dense)]
+    chosen, at = dense[largest].cpu().numpy(), largest.cpu().numpy()
+    # From here on the host, in the order of the loops: what is sent is little.
+    of = np.repeat(segments, counts)
+    ascending = np.lexsort((at, chosen == 0, of))
+    return of, at[ascending] - np.repeat(starts_of(lengths), counts), chosen[ascending]
 
 
 def starts_of(sizes: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from ..errors import ConfigError
 from .asp import Asp
 from .base import Method, Team
 from .coded import Dcgc, DghGc, Gc, Gcc, Hgc
+from .diloco import DiLoCo
 from .dssp import Dssp
 from .flown import Flown
 from .gsgm import Gsgm
@@ -27,7 +28,7 @@ from .written import Written, read
 __all__ = ['METHODS', 'Method', 'Team', 'check_method', 'create', 'parse', 'usages']
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
-    Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, Gc, Hgc, Gcc, Dcgc, DghGc)}
+    Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, DiLoCo, Gc, Hgc, Gcc, Dcgc, DghGc)}
 PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # options that are mix-in classes of a method
 
 

@@ -11,6 +11,7 @@ No I/O, no clock: times come in as arguments, in seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -131,7 +132,7 @@ class Method:
     def __init__(self, written: Written, team: Team) -> None:
         self.written, self.team = written, team
         self.options, self.numbers = written.options(
-            self.known, self.by_default(written), self.numbered())
+            self.known, self.by_default(written), self.numbered(), self.ranges())
         self.bound, self.most = self.bounds()
         self.model: Model | None = None
 
@@ -144,8 +145,13 @@ class Method:
 
     @classmethod
     def numbered(cls) -> tuple[str, ...]:
-        """Return the options that may be given a number."""
+        """Return the options that may be given a whole number."""
         return ('svrg',)
+
+    @classmethod
+    def ranges(cls) -> Mapping[str, tuple[float, float]]:
+        """Return the options that may be given any number, with its lowest and highest value."""
+        return {}
 
     def bounds(self) -> tuple[float, float]:
         """Read the arguments; return ``bound`` and ``most``."""
@@ -159,7 +165,8 @@ class Method:
 
     def named(self, *arguments: object) -> str:
         """Return the name of this method with these arguments and its own options."""
-        options = [text + f'={number}' if (number := self.numbers.get(text[1:])) else text for text
+        options = [text if (number := self.numbers.get(text[1:])) is None else
+                   f'{text}={number:.9g}' for text
                    in suffix(self.known, self.options, self.by_default(self.written))]
         return ':'.join(map(str, (self.written.name, *arguments))) + ''.join(options)
 
@@ -190,6 +197,10 @@ class Method:
 
     def refusal(self, robot: str) -> str:
         """Return why this robot cannot take part; empty if it can."""
+        return ''
+
+    def unfit(self, model: Model) -> str:
+        """Return why this method cannot train this model; empty if it can."""
         return ''
 
     def on_join(self, robot: str) -> list[Due]:
@@ -230,12 +241,24 @@ class Method:
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if iteration - other.slowest >= bound]
 
+    @property
+    def deadline(self) -> float:
+        """Time at which `on_time` is due, s; infinity: never."""
+        return math.inf
+
+    def on_time(self, now: float) -> None:
+        """Handle the time `deadline`; the server then asks again who may go on."""
+
     # -- what a robot computes and sends ---------------------------------------------------------
 
     @property
     def pipelined(self) -> bool:
-        """Whether a robot computes its next gradient during the transfer, if the bound allows."""
+        """Whether a robot computes its next gradient during the transfer; see `goes_ahead`."""
         return 'pipeline' in self.options
+
+    def goes_ahead(self, staleness: int) -> bool:
+        """Whether a robot that is so many iterations ahead may compute the next one already."""
+        return self.pipelined and staleness + 1 < self.bound
 
     @property
     def shrinks(self) -> bool:
