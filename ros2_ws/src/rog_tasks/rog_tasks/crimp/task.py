@@ -24,7 +24,7 @@ COLOUR = 0.2
 FAR = 1.0
 """Error, m, of a pixel where the map has no surface, and the largest that counts."""
 
-_VIEWS, _PIXELS = 24, 192  # by which the depth of a map is measured
+_VIEWS, _PIXELS = 24, 96  # by which the depth of a map is measured
 
 
 class Crimp(Task):
@@ -144,7 +144,7 @@ class Crimp(Task):
                     'estimate': robot.poses.positions[:robot.known].numpy()}
         assert isinstance(model, ImplicitMap)
         low, high = self._bounds
-        step = max(float((high - low)[:2].max()) / 160, 0.02)
+        step = max(float((high - low)[:2].max()) / 160, self._cell / 2)
         x, y = (torch.arange(float(low[axis]), float(high[axis]), step) for axis in (0, 1))
         start = torch.stack([*torch.meshgrid(x, y, indexing='xy'),
                              torch.full((len(y), len(x)), float(high[2]) - TRUNCATION)], 2)
