@@ -31,7 +31,7 @@ class Classification(Task):
         function or class that returns a model: images (N, C, H, W), 0 to 1, to logits (N, classes).
     :param model_options: keyword arguments of that function.
     :param split: who gets which images, see :func:`rog_tasks.shards.partition`.
-    :param test_limit: evaluate on at most so many test images; 0 for all.
+    :param test_limit: evaluate on at most so many test images, evenly chosen; 0 for all.
     :raises TaskError: for an option that cannot be, which it names.
     """
 
@@ -47,7 +47,9 @@ class Classification(Task):
         self._model_spec = model
         self._model_options = dict(model_options or {})
         self._data = self._load(data, dict(data_options or {}))
-        chosen = slice(test_limit or None)
+        images = len(self._data.test_labels)  # evenly chosen: they may be in the order of classes
+        chosen = torch.arange(test_limit) * images // test_limit \
+            if 0 < test_limit < images else slice(None)
         self._test = as_float(self._data.test_images[chosen]), self._data.test_labels[chosen]
         self._shards = self._cut(1)  # refuses an unknown split, and missing labels, at once
 

@@ -220,6 +220,17 @@ def test_a_model_is_pretrained_once_and_kept(tmp_path):
     assert pretrained(root, pretrain_epochs=3, seed=7, pretrain_seed=1)[1] == 0
 
 
+def test_a_part_of_the_test_images_has_all_classes(tmp_path):
+    """They lie class by class; the first ones would all be of one."""
+    task = Cruda(data='image_folder', data_options={'root': made(tmp_path, test=class_files(8))},
+                 pretrain_epochs=0, test_limit=4)
+
+    class Red(torch.nn.Module):
+        def forward(self, images):
+            return torch.tensor([[0.0, 1.0]]).expand(len(images), 2)
+    assert task.evaluate_clean(Red()) == .5
+
+
 def test_cruda_adapts_to_images_of_a_folder(tmp_path):
     task = Cruda(data='image_folder', data_options={'root': made(tmp_path), 'size': 16},
                  model='convmlp', pretrain_epochs=0, split='place')
