@@ -28,7 +28,8 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
     arguments = [
         DeclareLaunchArgument('fleet', default_value=default_fleet,
                               description='fleet that comes along (indoor, outdoor, non_iid, '
-                                          'heterogeneous, two_speeds, crimp) or the path of a fleet file'),
+                                          'heterogeneous, two_speeds, crimp) or the path of a fleet '
+                                          'file'),
         DeclareLaunchArgument('out', default_value='', description='directory for run.jsonl, '
                               'summary.json and the checkpoint; empty for runs/<fleet>-<time>'),
         ONLY,
@@ -54,12 +55,12 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     space = fleet.network.namespace
     server = None
     if 'server' in here:
-        parameters = server_parameters(fleet, 0.0, out) | {
+        parameters = server_parameters(fleet, out) | {
             'resume': value(context, 'resume') == 'true'}
         server = Node(package='rog_ps', executable='parameter_server', output='screen',
                       namespace=f'{space}/{SERVER}', parameters=typed(parameters), **TIMES)
     robots = [Node(package='rog_worker', executable='worker', namespace=f'{space}/{robot.name}',
-                   output='screen', parameters=typed(worker_parameters(fleet, robot, 0.0)),
+                   output='screen', parameters=typed(worker_parameters(fleet, robot)),
                    **TIMES) for robot in fleet.robots if robot.name in here]
     return [*_misspelt(context, names), *environment(fleet.network),
             *Ending(server, robots, run=True).actions(), *([server] if server else []), *robots]
