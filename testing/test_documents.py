@@ -84,6 +84,8 @@ RUN = {
               '--minutes 0.2 --seeds 1'),
     'rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 60 --robots 4':
         Short('rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 1 --robots 4'),
+    'rog sim crimp --minutes 10':
+        Short('rog sim crimp --minutes 0.3', says='map.png'),
     'rog compare two_speeds':
         Short('rog compare two_speeds --minutes 0.5 --seeds 1 --sync bsp,asp'),
     'rog calibrate ../shared/data/traces/rog_outdoors_record.txt':
