@@ -171,8 +171,8 @@ def test_only_who_has_the_fleets_key_controls_it(fleet, keys):
                    SetParameters.Request(parameters=[
                        Parameter('sync', value='bsp').to_parameter_msg()]))
     assert not answer.results[0].successful and 'rog control' in answer.results[0].reason
-    refused = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'other.key'))
-    assert refused.returncode == 2 and 'is not proved' in refused.stderr
+    refused = rog(fleet, 'sync', 'bsp', '--timeout', '3', '--key', str(keys / 'other.key'))
+    assert refused.returncode == 2 and 'is not proved by this key' in refused.stderr
     refused = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'robot1.key'))
     assert refused.returncode == 2 and "needs the fleet's own" in refused.stderr
     assert fleet.status.sync == 'rsp:4'
@@ -205,3 +205,30 @@ def test_a_registration_is_taken_once(tmp_path, keys):
         answer = _call(fleet, Register, '/rog/register', request)
         assert not answer.accepted and 'is not proved' in answer.reason
         assert len(answer.tag) == 16  # a refusal is proved, too
+
+
+def test_a_robot_follows_a_restarted_server_at_once_and_strangers_never(tmp_path, keys):
+    """With this limit it would otherwise wait for its dead server longer than this test lasts."""
+    patient = {'heartbeat.limit': 3600.0}
+    with Fleet(tmp_path, robots=1) as fleet:
+        stranger = fleet.node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
+        stranger.publish(FleetStatus(incarnation=7, state='training', elapsed=1e6, host='mine'))
+        fleet.start('server', **key(keys, 'fleet'), **patient)
+        fleet.start('robot1', **key(keys, 'robot1'), **patient)
+        fleet.until_trained('robot1')
+        assert 'does not count: it is not signed with our key' in fleet.log('server')
+        assert 'it is not signed with the key of this fleet' in fleet.log('robot1')
+        fleet.start('server', label='second', out=str(tmp_path / 'second'), **key(keys, 'fleet'))
+        assert fleet.ended('second') == 1
+        assert 'there is a parameter server at /rog already' in fleet.log('second')
+        ours = fleet.status
+        # It says that it is the next server of our run, but not with the key.
+        stranger.publish(FleetStatus(incarnation=7, state='training', run=ours.run,
+                                     start=ours.start + 1, count=1))
+        fleet.until_trained('robot1', iterations=10)
+        assert fleet.log('server').count('robot1 joins') == 1
+        fleet.kill('server')
+        fleet.start('server', resume=True, **key(keys, 'fleet'), **patient)
+        fleet.until(lambda: fleet.log('server').count('robot1 joins') == 2, 'it follows')
+        fleet.until_trained('robot1')
+        assert (fleet.status.run, fleet.status.start) == (ours.run, ours.start + 1)

@@ -62,18 +62,18 @@ from rog_ros.seal import (
     Key,
     SealError,
     Session,
+    Signature,
     check,
     derived,
-    of_status,
     process_of,
     read_key,
     sealed,
 )
-from rog_ros.servers import gives_way, is_there, refusal, this_process, this_version
+from rog_ros.servers import Others, gives_way, refusal, this_process, this_version
 from rog_tasks.task import Task, load_task
 
 from . import checkpoint
-from .directory import check_directory, kept
+from .directory import check_directory, claim, kept
 
 ASK_EVERY = 10.0  # seconds between two looks at who publishes
 STATES = {'pulling': 'training', 'draining': 'training'}  # names of states in RobotStatus
@@ -84,7 +84,7 @@ class _Peer:
 
     def __init__(self, node: ParameterServerNode, robot: str, link: ShapedLink) -> None:
         self.link = link
-        base = f'{fleet_namespace(node.get_namespace())}/{robot}/'
+        self.base = base = f'{fleet_namespace(node.get_namespace())}/{robot}/'
         self.out: dict[type, Any] = {
             Chunk: node.create_publisher(RowChunk, base + 'pull', qos.CHUNK),
             Ack: node.create_publisher(RowAck, base + 'push_ack', qos.CHUNK),
@@ -123,6 +123,7 @@ class ParameterServerNode(Node):
         require_key(security.key, security.open)
         self._key = read_key(security.key) if security.key else None
         self._control = self._key and self._key.control()
+        self._signature = self._key and Signature(self._key)
         self._controlled = 0       # time of the last control call, ns
         self._changing = False     # this node changes its own parameters
         check_method(settings, self._capacities)
@@ -150,6 +151,9 @@ class ParameterServerNode(Node):
         self.machine = self._build_machine()
         self.set_parameters([Parameter('sync', value=str(self.machine.method))])  # a checkpoint's
         self.add_on_set_parameters_callback(self._on_set_parameters)
+        self._claim = claim(self.out, settings.resume)
+        self._others = Others(self._signature, self._claim.run,
+                              process_of(self.machine.incarnation))
         self._recorder = self._build_recorder()
         self._status = self.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
@@ -360,11 +364,16 @@ class ParameterServerNode(Node):
 
     def _on_other(self, message: Any) -> None:
         """Handle the status of a server at the same place, which may be our own."""
-        mine = self.elapsed, process_of(self.machine.incarnation)
-        if self.done or message.incarnation == mine[1] or not is_there(message):
+        others, mine = self._others, (self.elapsed, process_of(self.machine.incarnation))
+        if self.done:
             return
-        # With a key, anybody may say that there is another one; only the user decides then.
-        if self._key is None and gives_way(mine, message, time.monotonic() - self._born):
+        others.refused = ''
+        if not others.shows(message, time.time()):
+            if others.refused:
+                self._dropped['another server'] += 1
+                self.get_logger().warning('dropped a status of another parameter server: '
+                                          f'{others.refused}', throttle_duration_sec=5.0)
+        elif gives_way(mine, message, time.monotonic() - self._born):
             self.error, self.done = refusal(message, self.get_namespace()), True
         else:
             self.get_logger().error(
@@ -582,6 +591,7 @@ class ParameterServerNode(Node):
         self._statuses += 1
         message = FleetStatus(
             incarnation=process_of(machine.incarnation), count=self._statuses,
+            run=self._claim.run, start=self._claim.start,
             host=this_process(), version=this_version(), sync=str(machine.method),
             model=machine.partition.digest,
             state='stopped' if self.done else 'stopping' if machine.stopping else 'training',
@@ -599,10 +609,9 @@ class ParameterServerNode(Node):
             idle=float(now - m.progress), refused=machine.refused[m.robot],
             why=why(m, machine.iteration, m.robot in machine.waited_for, now))
             for m in machine.members.values()]
-        for entry in message.robots:
-            session = self._peers[entry.robot].session
-            sealed(session.to_robot if session else None, entry, of_status(message))
         message.header.stamp = self.get_clock().now().to_msg()
+        if self._signature is not None:
+            self._signature.sign(message)
         self._status.publish(message)
 
     def _diagnose(self) -> None:
@@ -641,7 +650,7 @@ class ParameterServerNode(Node):
             return found
         found = {}
         for robot in [name for name in self._dropped if name in self._peers]:
-            topic = f'/{robot}/training_status'
+            topic = self._peers[robot].base + 'training_status'
             known = self.get_publishers_info_by_topic(topic)
             if len(known) > 1:
                 found[topic] = ', '.join(shown(f'{one.node_namespace}/{one.node_name} ', 80)
