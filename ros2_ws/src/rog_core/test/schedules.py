@@ -15,7 +15,8 @@ SCHEDULES = int(os.environ.get('ROG_SCHEDULES', 80 * settings().max_examples // 
 SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early', 'rsp:1', 'rsp:2',
          'rsp:4', 'rsp:20', 'rsp:20+second', 'rsp:auto:2:8', 'rsp:4-early', 'rsp:3-order-minimum',
          'rsp:4+pipeline', 'rsp:6+pipeline+sparse', 'rsp:3+sparse',
-         'rsp:auto:2:9+pipeline+sparse', 'gsgm', 'gsgm:3', 'local:3']
+         'rsp:auto:2:9+pipeline+sparse', 'gsgm', 'gsgm:3', 'local:3',
+         'trimmed:1']
 EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # with codec raw only
 CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1']
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'gap', 'deaf', 'blackout', 'slow',
