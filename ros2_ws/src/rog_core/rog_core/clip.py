@@ -9,7 +9,7 @@ first are the most important ones. A push within the budget is not changed at al
 
 The median is that of the robots, each with the median of its own last pushes, so that a robot that
 pushes more often than others counts no more than they do. With fewer than three robots there is no
-majority, and no bound.
+majority, and no bound. The first push of all is measured and does not count: it has no measure.
 """
 
 from __future__ import annotations
@@ -36,36 +36,34 @@ class NormBound:
     def begin(self) -> None:
         """Forget the norms: those of another method may be others."""
         self._norms: dict[Kind, dict[str, deque[float]]] = {Kind.PUSH: {}, Kind.ANCHOR: {}}
-        self._most = dict.fromkeys(self._norms, math.inf)  # sum of squares that counts
+        # Sum of squares that counts.
+        self._most = dict.fromkeys(self._norms, 0.0 if self.limit else math.inf)
 
-    def bounded(self, push: Receiver, rows: Rows) -> Rows | None:
-        """Return new rows of a push as they count, scaled down if need be; None: not at all.
+    def bounded(self, push: Receiver, rows: Rows, robots: int) -> Rows:
+        """Return new rows of a push as they count, scaled down if need be, to 0 if they do not.
 
-        ``push.energy`` includes them already.
+        ``push.energy`` includes them already; the fleet has ``robots`` robots.
         """
-        most = self._most[rows.transfer.kind]
-        left = most - (push.energy - rows.energy)
+        most = self._most[rows.transfer.kind] if robots >= LEAST else math.inf
+        left = max(most - (push.energy - rows.energy), 0.0)
         if left >= rows.energy:
             return rows
-        if left <= 0:
-            return None
         data = rows.codec.scaled(push.rows_of(rows.transfer), rows.ids, rows.data,
                                  math.sqrt(left / rows.energy))
         return rows._replace(data=data, energy=left)
 
-    def exceeded(self, push: Receiver) -> bool:
-        """Whether not all of a push that is over has counted."""
-        return push.transfer is not None and push.energy > self._most[push.transfer.kind]
+    def learn(self, robot: str, push: Receiver, robots: Collection[str]) -> bool:
+        """Remember the norm of a push that is over; whether it was too large to count in full.
 
-    def learn(self, robot: str, push: Receiver, robots: Collection[str]) -> None:
-        """Remember the norm of a push that is over; ``robots``: those that take part now."""
+        ``robots``: those that take part now.
+        """
         if not self.limit or push.transfer is None or push.energy <= 0:
-            return
+            return False
         kind = push.transfer.kind
         norms = self._norms[kind]
         norms.setdefault(robot, deque(maxlen=LAST)).append(math.sqrt(push.energy))
         for gone in norms.keys() - {robot, *robots}:
             del norms[gone]
-        enough = len({robot, *robots}) >= LEAST
         usual = median_low([median(last) for last in norms.values()])
-        self._most[kind] = (self.limit * usual) ** 2 if enough else math.inf
+        former, self._most[kind] = self._most[kind], (self.limit * usual) ** 2
+        return len(robots) >= LEAST and 0 < former < push.energy

@@ -252,9 +252,10 @@ class ServerMachine:
         if rows is not None:
             member.advance(now)
         if rows is not None and self.plausibility.admits(member.push, rows):
-            counts = self.norm_bound.bounded(member.push, rows)
-            if counts is not None:
-                self.aggregation.take(member, counts, len(self.active()))
+            robots = len(self.active())
+            counts = self.norm_bound.bounded(member.push, rows,
+                                             max(robots, len(self.config.capacities)))
+            self.aggregation.take(member, counts, robots)
         elif rows is not None and member.push.refused == 1:
             self.refused[robot] += 1
         if ack is None:
@@ -310,8 +311,8 @@ class ServerMachine:
     def _close_push(self, member: Member, taken: np.ndarray) -> None:
         assert member.push.transfer is not None
         self.plausibility.learn(member.push)
-        self.clipped[member.robot] += self.norm_bound.exceeded(member.push)
-        self.norm_bound.learn(member.robot, member.push, [m.robot for m in self.active()])
+        self.clipped[member.robot] += self.norm_bound.learn(
+            member.robot, member.push, [m.robot for m in self.active()])
         iteration = member.push.transfer.iteration
         complete = self._partition_of(member.push.transfer.kind).rows_complete(taken)
         member.versions[complete] = np.maximum(member.versions[complete], iteration)

@@ -303,6 +303,7 @@ class ParameterServerNode(Node):
     def on_message(self, robot: str, message: Any) -> None:
         """Handle a message of a transfer."""
         keys, session, refused = None, self._peers[robot].session, self.machine.refused[robot]
+        clipped = self.machine.clipped[robot]
         if self._key is not None:
             if session is None:
                 return
@@ -315,6 +316,10 @@ class ParameterServerNode(Node):
                     '(server.implausible)')
             self.get_logger().warning(f'refused a push of {robot}: {what}')
             self._fault(robot, 'push_refused', what)
+        if self.machine.clipped[robot] != clipped:
+            self.get_logger().warning(f'a push of {robot} counts only in part: its norm is above '
+                                      f'{self.settings.server.clip:g} times the median of the '
+                                      'robots (server.clip)', throttle_duration_sec=30.0)
         if actions is None:
             self._dropped[robot] += 1
             return
@@ -632,6 +637,7 @@ class ParameterServerNode(Node):
                   'key': 'yes' if self._key else 'no',
                   **{f'messages refused of {who}': n for who, n in self._dropped.items()},
                   **{f'pushes refused of {who}': n for who, n in refused.items() if n},
+                  **{f'pushes clipped of {who}': n for who, n in self.machine.clipped.items() if n},
                   **{f'publishers of {topic}': who for topic, who in self._who_publishes().items()}}
         status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
         message = DiagnosticArray(status=[status])
