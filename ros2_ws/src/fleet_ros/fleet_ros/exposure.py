@@ -63,8 +63,8 @@ def look_before(name: str, namespace: str, arguments: Sequence[str] | None = Non
     :param name, namespace: of the node that is going to be.
     :param arguments: of the process, by default sys.argv.
     """
-    if not leaves_machine(os.environ):
-        return
+    if not leaves_machine(os.environ) or os.environ.get('ROS_SECURITY_ENABLE', '') == 'true':
+        return  # with SROS 2 it may not join another domain; the real node looks by itself
     context = Context()
     with _kept_in():
         context.init(None if arguments is None else list(arguments), domain_id=_ASIDE)
