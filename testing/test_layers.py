@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -29,16 +30,31 @@ def table():
 TABLE = table()
 
 
+KEYS = {'PIL': 'python3-pil', 'cryptography': 'python3-cryptography', 'joblib': 'python3-joblib',
+        'llvmlite': 'python3-numba', 'matplotlib': 'python3-matplotlib', 'numba': 'python3-numba',
+        'numpy': 'python3-numpy', 'pydantic': 'python3-pydantic-pip', 'rich': 'python3-rich',
+        'rosbags': 'python3-rosbags-pip', 'safetensors': 'python3-safetensors-pip',
+        'sklearn': 'python3-sklearn', 'torch': 'python3-torch-pip', 'yaml': 'python3-yaml'}
+PIP = {'PIL': 'pillow', 'llvmlite': 'numba', 'sklearn': 'scikit-learn', 'yaml': 'PyYAML'}
+# Used where they are found; an error or the log says so where one is missed.
+OPTIONAL = {'distributed', 'h5py', 'jtop'}
+
+
 def imports(package):
     """The packages of ours that a package imports anywhere."""
+    return modules(package) & {
+        *PLACES, *(p.parent.name for p in ROOT.glob('ros2_ws/src/*_msgs/msg'))}
+
+
+def modules(package):
+    """What a package imports anywhere, without the standard library."""
     found = set()
     for file in PLACES[package].rglob('*.py'):
         for node in ast.walk(ast.parse(file.read_text())):
-            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else \
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else \
                 [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
-            found |= {module.partition('.')[0] for module in modules}
-    return found & {*PLACES, *(p.parent.name for p in ROOT.glob('ros2_ws/src/*_msgs/msg'))} \
-        - {package}
+            found |= {name.partition('.')[0] for name in names}
+    return found - sys.stdlib_module_names - {package}
 
 
 def test_the_table_has_every_package_and_points_down():
@@ -60,7 +76,15 @@ def test_a_package_imports_what_the_table_says(package):
 def test_package_xml_names_what_is_imported(package):
     tree = ElementTree.parse(PLACES[package].parent / 'package.xml')
     named = {element.text for tag in ('depend', 'exec_depend') for element in tree.iter(tag)}
-    assert imports(package) <= named
+    used = modules(package) - OPTIONAL
+    assert {KEYS.get(module, module) for module in used} <= named
+    others = {key for key in named if key.startswith('python3-')}
+    assert others <= {KEYS.get(module) for module in used}, 'named and not imported'
+    text = (PLACES[package].parent / 'setup.py').read_text()
+    required = re.search(r'install_requires=\[(.*?)\]', text, re.S)[1]
+    assert {PIP.get(module, module) for module in used if module in KEYS} == {
+        re.match(r"'([\w-]+)", one.strip())[1] for one in required.split(',') if one.strip()
+    }
 
 
 # In rog_core a method of another package is tried out in a small fleet, which needs all the rest.

@@ -69,9 +69,9 @@ def _start(context: Any, names: list[str]) -> list[Any]:
                     parameters=typed(parameters), output='screen',
                     ros_arguments=enclave(context, f'{space}/{name}'), **TIMES)
 
-    server = node('rog_ps', 'parameter_server', SERVER, server_parameters(fleet, 0.0, out) | {
+    server = node('rog_ps', 'parameter_server', SERVER, server_parameters(fleet, out) | {
         'resume': value(context, 'resume') == 'true'}) if 'server' in here else None
-    robots = [node('rog_worker', 'worker', robot.name, worker_parameters(fleet, robot, 0.0))
+    robots = [node('rog_worker', 'worker', robot.name, worker_parameters(fleet, robot))
               for robot in fleet.robots if robot.name in here]
     return [*_misspelt(context, names), *environment(fleet.network), *enforced(context),
             *Ending(server, robots, run=True).actions(), *([server] if server else []), *robots]

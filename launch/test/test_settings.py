@@ -27,7 +27,7 @@ from rog_ros.parameters import ServerSettings, WorkerSettings, server_parameters
 fleet = read_fleet('fleet.yaml')
 assert fleet.network.hops == 5, 'in a fleet file'
 assert 'hops: 5' in explained_fleet(fleet) and 'most hops of a packet' in explained_fleet(fleet)
-assert server_parameters(fleet, 0.0, '')['hops'] == 5, 'handed to a node'
+assert server_parameters(fleet, '')['hops'] == 5, 'handed to a node'
 
 rclpy.init(args=['--ros-args', '-p', 'hops:=7'])
 for model in (ServerSettings, WorkerSettings):

@@ -222,10 +222,10 @@ def _nodes(fleet, script):
     nodes = []
     try:
         nodes.append(made(ParameterServerNode,
-                          server_parameters(fleet, 0.0, '') | {'minutes': 0.0}))
+                          server_parameters(fleet, '') | {'minutes': 0.0}))
         protocol.watch_server(nodes[0].machine)
         for robot in fleet.robots:
-            nodes.append(made(_Watched, worker_parameters(fleet, robot, 0.0) | {'pace': 0.0},
+            nodes.append(made(_Watched, worker_parameters(fleet, robot) | {'pace': 0.0},
                               namespace=robot.name))
             nodes[-1].protocol = protocol
         yield protocol, nodes[1:], spin_until

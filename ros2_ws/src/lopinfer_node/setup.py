@@ -11,7 +11,7 @@ setup(
         ('share/' + package_name, ['package.xml']),
         ('lib/' + package_name, ['scripts/lopinfer_server', 'scripts/lopinfer_client']),
     ],
-    install_requires=['torch', 'numpy', 'numba', 'safetensors', 'matplotlib', 'rich'],
+    install_requires=['torch>=2.4', 'numpy', 'numba', 'safetensors', 'matplotlib', 'rich'],
     extras_require={'test': ['pytest', 'hypothesis', 'ortools', 'torchvision']},
     zip_safe=True,
     maintainer='The ROG founders',

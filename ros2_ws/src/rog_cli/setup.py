@@ -9,8 +9,9 @@ setup(
     data_files=[
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
         ('share/' + package_name, ['package.xml']),
+        ('lib/' + package_name, ['scripts/rog']),
     ],
-    install_requires=['rich'],
+    install_requires=['numpy', 'PyYAML', 'rich', 'safetensors', 'torch>=2.4'],
     extras_require={'test': ['pytest']},
     zip_safe=True,
     maintainer='The ROG founders',

@@ -19,7 +19,6 @@ from rclpy.node import Node
 from torch.utils import _pytree as pytree
 
 from .errors import ModelError
-from .model.trace import untouched
 from .model.traced import trace
 from .ros.client_shell import Client, ClientOptions
 from .runtime.client import OPEN, Report
@@ -72,9 +71,7 @@ class OffloadedModel:
             warnings.warn(f'{error}; it runs whole on this machine', stacklevel=3)
             return
         self._inputs = pytree.tree_flatten((args, kwargs))[1]
-        with untouched(self.model), torch.no_grad():
-            copies = pytree.tree_map(torch.clone, (args, kwargs))   # the model may write into them
-            self._outputs = pytree.tree_flatten(self.model(*copies[0], **copies[1]))[1]
+        self._outputs = traced.structure
         self._context = Context()  # our own: the program may use rclpy or not, before and after
         rclpy.init(context=self._context)
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)

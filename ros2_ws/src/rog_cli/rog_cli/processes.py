@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,14 @@ class FleetProcesses:
     """Starts the server and the robots; ends them in order. Logs go to ``out``/logs.
 
     :param names: `server`, and names of robots: those that run on this machine.
-    :param environment: variables that the processes have, and this one need not.
     """
 
-    def __init__(self, fleet: FleetConfig, out: Path, names: Iterable[str], resume: bool = False,
-                 environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, fleet: FleetConfig, out: Path, names: Iterable[str], resume: bool = False
+                 ) -> None:
         self.fleet, self.out, self.names, self.resume = fleet, out, list(names), resume
         self.processes: dict[str, subprocess.Popen] = {}
         self.killed: set[str] = set()
         self._asked: set[str] = set()
-        self._environment = dict(environment or {})
 
     # -- starting ---
 
@@ -62,19 +60,18 @@ class FleetProcesses:
         space = self.fleet.network.namespace
         if name == 'server':
             module, namespace = 'rog_ps.main', f'{space}/{SERVER}'
-            parameters = server_parameters(self.fleet, 0.0, str(self.out))
+            parameters = server_parameters(self.fleet, str(self.out))
             parameters['resume'] = self.resume or name in self.processes
         else:
             module, namespace = 'rog_worker.main', f'{space}/{name}'
-            parameters = worker_parameters(self.fleet, self.fleet.robot(name), 0.0)
+            parameters = worker_parameters(self.fleet, self.fleet.robot(name))
         return [sys.executable, '-m', module, '--ros-args', '-r', f'__ns:={namespace}',
                 '--params-file', str(self._parameters_file(name, parameters))]
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the variables of a process."""
         # One thread each: the fleet shares this machine, and its robots are small.
-        return {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1', **launched(),
-                **self._environment}
+        return {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1', **launched()}
 
     def _parameters_file(self, name: str, parameters: dict[str, Any]) -> Path:
         folder = self.out / 'parameters'

@@ -70,8 +70,8 @@ def test_the_bridge_joins_all_ports_and_nothing_else():
 def test_nodes_do_not_emulate_the_link_a_second_time():
     fleet = fleet_of(2, **{'link.rate': 3, 'link.latency': 0.1})
     bare = without_shaping(fleet)
-    assert not server_parameters(bare, 0.0, '')['robot1.link.emulate']
-    assert not worker_parameters(bare, bare.robot('robot2'), 0.0)['link.emulate']
+    assert not server_parameters(bare, '')['robot1.link.emulate']
+    assert not worker_parameters(bare, bare.robot('robot2'))['link.emulate']
 
 
 def test_counters_of_ip_are_read_by_name():

@@ -10,12 +10,23 @@ import numpy as np
 from .messages import Chunk, Kind, Receipt, RegisterResponse
 from .methods.base import Standing
 from .mirror import Mirror
-from .states import AWAY, COUNTED, DONE, JOINING, MEMBER, PLACE, STOPPED
+from .states import (
+    AWAY,
+    COUNTED,
+    DONE,
+    JOINING,
+    MEMBER,
+    PLACE,
+    PULLING,
+    STOPPED,
+    TRAINING,
+)
 from .steps import Gradient, Step
 from .transfer.link import LinkEstimate
 from .transfer.receiver import Receiver
 from .transfer.sender import Sender
 
+BUSY = (JOINING, PULLING, TRAINING)  # it is its turn to do something
 USUAL = 10  # a gradient that takes so many times longer than usual is no progress any more
 
 
@@ -100,6 +111,11 @@ class Member:
     def alive(self) -> bool:
         """Whether it is neither away nor stopped."""
         return self.state not in (AWAY, STOPPED)
+
+    @property
+    def has_to_act(self) -> bool:
+        """Whether it is its turn; also if it waits for rows of its own, which no push brings."""
+        return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:
         """End the transfer that was under way by what the worker says it has taken of it."""

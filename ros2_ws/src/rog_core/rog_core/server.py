@@ -22,7 +22,7 @@ from .clip import NormBound
 from .codecs import Codec, get_codec
 from .config import ServerConfig
 from .errors import ConfigError, RemoteProtocolError
-from .member import Member
+from .member import BUSY, Member
 from .messages import (
     Ack,
     Action,
@@ -62,7 +62,7 @@ from .transfer.receiver import Receiver
 from .transfer.sender import Sender
 
 ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)  # see the module
-BUSY = (JOINING, PULLING, TRAINING)  # it is its turn to do something
+OUT_OF_STEP = 10  # heartbeat limits: so long, as a rule, no link carries nothing but heartbeats
 EARLY = 64  # chunks of a push that are kept while the receipt of the pull before it is awaited
 
 
@@ -127,6 +127,8 @@ class ServerMachine:
         if former is not None and former.answer is not None and request.number <= former.request:
             return former.answer, []  # a duplicate of an earlier request
         push = self._known_push(request)
+        if push is not None and push.transfer.attempt > request.attempt:
+            push = None  # the worker has not made it; somebody else has
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
             member, attempt = former, former.attempt  # its snapshot is already under way
@@ -164,8 +166,6 @@ class ServerMachine:
         former = self.members.get(robot)
         receiver = Receiver(self.partition, frozenset({Kind.PUSH, Kind.ANCHOR}),
                             incarnation ^ self.incarnation, self.codec, floor=request.attempt + 1)
-        if former is not None and former.incarnation == incarnation:
-            receiver.floor = max(receiver.floor, former.push.floor)
         transfer = self.config.transfer
         link, attempt = (former.link, former.attempt) if former is not None else (
             LinkEstimate(transfer.chunk_bytes, transfer.chunk_time, transfer.traffic), 0)
@@ -191,11 +191,33 @@ class ServerMachine:
         silent, member.heard, member.loss = now - member.heard, now, loss
         if computing and member.as_usual(now, self.patience):
             member.progress = now
+        if not computing and member.has_to_act and now >= self._out_of_step_at(member):
+            return self._register_again(member, now)
         back = member.place == RETIRED or silent > self.config.heartbeat_limit / 2
         if member.sender is None or not back or math.isinf(self.patience):
             return []
         member.sender.wake(now)
         return self._poll(member, now)
+
+    def _out_of_step_at(self, member: Member) -> float:
+        """Time from which a member that is heard and does nothing has other ideas than we have."""
+        return member.progress + self.patience + OUT_OF_STEP * self.config.heartbeat_limit
+
+    def _register_again(self, member: Member, now: float) -> list[Action]:
+        """Drop a member that waits for us while we wait for it, as a forged receipt makes it.
+
+        It notices, registers again, and both begin with what they really have.
+        """
+        detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
+        self._drop(member, 'silent')
+        return [Notice(member.robot, 'out_of_step', f'{detail}; it has to register again'),
+                *self._release(now), *self._finish()]
+
+    def on_held_up(self, seconds: float) -> None:
+        """Count the time in which this process did not run, s, as nobody's silence or pause."""
+        for member in self.members.values():
+            member.heard += seconds
+            member.progress += seconds
 
     def on_leave(self, robot: str, incarnation: int, now: float) -> list[Action]:
         """Handle a worker's message that it stops."""
@@ -530,7 +552,7 @@ class ServerMachine:
         if self.stopping:  # to be given up is worse than to be retired
             limit = max(self.patience, self.config.heartbeat_limit)
             return math.inf if member.state == WAITING else member.progress + limit
-        waited = member.state in BUSY and member.place == COUNTED \
+        waited = member.has_to_act and member.place == COUNTED \
             and member.robot in self.waited_for
         return member.progress + self.patience if waited else math.inf
 

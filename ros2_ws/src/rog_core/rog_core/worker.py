@@ -102,8 +102,6 @@ class WorkerMachine:
 
     def _register(self, now: float) -> list[Action]:
         self.settle(now)
-        if self.gradient == BUSY:  # a snapshot may arrive before the gradient is computed
-            self.accumulator.detach()
         self._order = self._order and replace(self._order, iteration=0)  # of no valid iteration
         self.accumulator.anchor = None
         self._register_at = now + self._register_interval
@@ -132,7 +130,8 @@ class WorkerMachine:
         self.sync = response.sync
         self.server = response.incarnation
         self._push_is_over(response.push)
-        if self.pull is None or self.pull.incarnation != self.session:
+        if self.pull is None or self.pull.incarnation != self.session \
+                or self._foreign(self.pull.transfer, response.attempt):
             kinds = frozenset({Kind.PULL, Kind.SNAPSHOT, Kind.FINAL, Kind.ANCHOR})
             self.pull = Receiver(self.partition, kinds, self.session, self.codec)
         self.pull.floor = response.attempt
@@ -140,6 +139,16 @@ class WorkerMachine:
         self._register_interval = REGISTER_INTERVAL
         self._move('accepted', now)
         return []
+
+    @staticmethod
+    def _foreign(pull: TransferId | None, following: int) -> bool:
+        """Whether the server has not sent this transfer: the one that follows is not later.
+
+        It may be the same only if it is a snapshot, which goes on when a worker registers again.
+        """
+        if pull is None or pull.attempt < following:
+            return False
+        return pull.attempt > following or pull.kind != Kind.SNAPSHOT
 
     @property
     def session(self) -> int:
@@ -303,6 +312,8 @@ class WorkerMachine:
 
     def _apply(self, rows: Rows) -> None:
         store, kind = self.accumulator, rows.transfer.kind
+        if self.gradient == BUSY:  # a snapshot may arrive before the gradient is computed
+            store.detach()
         if not kind.is_raw:
             rows.codec.add(self.partition, store.weights, rows.ids, rows.data)
         elif kind == Kind.ANCHOR:

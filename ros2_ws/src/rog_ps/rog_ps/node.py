@@ -397,8 +397,7 @@ class ParameterServerNode(Node):
         """If this process was held up, heartbeats wait to be read: count silence from now."""
         if now - self._awake > self.settings.heartbeat.period + self.settings.heartbeat.limit / 2:
             self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')
-            for member in self.machine.members.values():
-                self.machine.on_heartbeat(member.robot, member.incarnation, now, member.loss)
+            self.machine.on_held_up(now - self._awake)
         self._awake = now
 
     def _heartbeat(self) -> None:

@@ -58,20 +58,19 @@ class RobotEntry(Computer):
     link: LinkConfig = LinkConfig(trace='')
 
 
-def worker_parameters(fleet: FleetConfig, robot: RobotConfig, epoch: float) -> dict[str, Any]:
+def worker_parameters(fleet: FleetConfig, robot: RobotConfig) -> dict[str, Any]:
     """Parameters of a robot's worker node."""
     return parameters(WorkerSettings(**_sections(fleet) | {
         'training': changed(fleet.training, pace=robot.pace), 'link': robot.link,
         'power': robot.power, 'stragglers': robot.stragglers, 'capacity': robot.capacity,
-        'rank': fleet.rank(robot.name), 'world': len(fleet.robots), 'link_epoch': epoch,
+        'rank': fleet.rank(robot.name), 'world': len(fleet.robots),
         'server_namespace': f'{fleet.network.namespace}/{SERVER}'}))
 
 
-def server_parameters(fleet: FleetConfig, epoch: float, out: str) -> dict[str, Any]:
+def server_parameters(fleet: FleetConfig, out: str) -> dict[str, Any]:
     """Parameters of the parameter-server node."""
     found = parameters(ServerSettings(**_sections(fleet) | {
-        'robots': tuple(robot.name for robot in fleet.robots), 'out': out, 'fleet': fleet.name,
-        'link_epoch': epoch}))
+        'robots': tuple(robot.name for robot in fleet.robots), 'out': out, 'fleet': fleet.name}))
     for robot in fleet.robots:
         entry = parameters(RobotEntry(capacity=robot.capacity, link=robot.link))
         found |= {f'{robot.name}.{name}': value for name, value in entry.items()}

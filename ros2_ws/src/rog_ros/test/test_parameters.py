@@ -49,7 +49,7 @@ def other(knob):
 
 
 def parameters(fleet):
-    return server_parameters(fleet, 1.0, 'out'), worker_parameters(fleet, fleet.robots[1], 1.0)
+    return server_parameters(fleet, 'out'), worker_parameters(fleet, fleet.robots[1])
 
 
 @pytest.mark.parametrize('knob', SETTINGS, ids=lambda knob: knob.name)

@@ -94,6 +94,8 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
     count = min(workers or os.cpu_count() or 1, len(due))
     with TemporaryDirectory(prefix='rog-runs-') as scratch, \
             _on_cluster(cluster) if cluster else _here(count) as results_of:
+        for job in due:  # now: where nothing can be written, nothing is computed for hours
+            job.directory.mkdir(parents=True, exist_ok=True)
         # A killed run leaves temporary files, which are removed here; a cluster cancels runs.
         places = None if cluster else (scratch, os.getpid())
         calls = [(index, job.label, job.fleet, links[index], simulate, places)

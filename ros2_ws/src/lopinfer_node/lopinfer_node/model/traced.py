@@ -29,12 +29,14 @@ class Traced:
     """A model as calls of pure operators, and the graph along the axes of its inputs.
 
     `axes`: the axis along which each input is divided, None for an input that stays whole.
+    `structure`: how the model nests its results; None if it was not run.
     """
 
     def __init__(self, name: str, tape: Tape, axes: Sequence[int | None]) -> None:
         self.name = name
         self.tape = tape
         self.axes = tuple(axes)
+        self.structure: pytree.TreeSpec | None = None
         self.divisions: dict[int, Division] = {}
         self.calls: dict[int, Call] = {}
         self.graph = self._build()
@@ -164,7 +166,7 @@ def _verify(model: torch.nn.Module, traced: Traced, args: Any, kwargs: Any,
             leaves: list[torch.Tensor]) -> None:
     with torch.no_grad():
         copies = pytree.tree_map(torch.clone, (args, kwargs))   # the model may write into them
-        wanted = pytree.tree_leaves(model(*copies[0], **copies[1]))
+        wanted, traced.structure = pytree.tree_flatten(model(*copies[0], **copies[1]))
         results = traced.run(dict(zip(traced.graph.inputs, leaves, strict=True)))
         for got, want in zip(results, wanted, strict=True):
             if got.shape != want.shape or not torch.allclose(got, want, 1e-3, 1e-4,

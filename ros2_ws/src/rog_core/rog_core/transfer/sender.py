@@ -142,12 +142,17 @@ class Sender:
             if sent.on_way(order):
                 self._give_up(sent)
         self._expiry.clear()
-        self._resend_end, self._end_interval = now, max(self.link.timeout, 0.2)
+        self._resend_end, self._end_interval = now, self._first_interval
+
+    @property
+    def _first_interval(self) -> float:
+        """Seconds after which the end is repeated for the first time."""
+        return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
         """Ask for the receipt again soon, because the peer goes on: it has the end."""
         if self.state == CLOSING:
-            self._end_interval = max(self.link.timeout, 0.2)
+            self._end_interval = self._first_interval
             self._resend_end = min(self._resend_end, now + self._end_interval)
 
     def poll(self, now: float) -> list[Chunk | End]:
@@ -342,4 +347,4 @@ class Sender:
             self.mta_duration = now - self.started
         self._message = End(self.transfer, self._fresh, now - self.started, self.mta_duration,
                             self.command)
-        self._resend_end, self._end_interval = now, max(self.link.timeout, 0.2)
+        self._resend_end, self._end_interval = now, self._first_interval

@@ -1,0 +1,113 @@
+"""A stranger who hears everything forges messages; when it is silent, the fleet goes on.
+
+Without a key nothing proves who has sent a message, so rows may be lost. But both sides must come
+to the same idea of what is under way again, by themselves.
+"""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fleet import Fleet
+from rog_core.messages import Command, End, Kind, Receipt, TransferId
+from rog_core.server import OUT_OF_STEP
+from rog_core.states import DONE
+from schedules import run_until
+
+LIMIT = 0.5   # heartbeat limit and patience, s
+
+
+class Deceived(Fleet):
+    """A fleet whose rows may be lost, so that nobody counts them."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, heartbeat_limit=LIMIT, patience=LIMIT, **kwargs)
+        self.staleness.grants = self.staleness.pushes = lambda *_: None
+        self.versions.applied = lambda *_: None
+        for robot in self.robots.values():
+            robot.compute_time = 0.1
+        run_until(self, lambda: len(self.server.active()) == len(self.robots))
+        self.run(2)
+
+    def check_start(self, robot, iteration):
+        """Check nothing: see the class."""
+
+    def iterations(self):
+        return {name: robot.machine.iteration for name, robot in self.robots.items()}
+
+    # -- what a stranger can make of what it has heard
+
+    def session(self, name):
+        return self.robots[name].machine.session
+
+    def push_receipt(self, name, rng):
+        push = self.robots[name].machine.push
+        if push is not None and push.state != DONE:
+            taken = bytes(rng.randrange(256) for _ in range((push._fresh + 7) // 8))
+            self.deliver_to_robot(self.robots[name], Receipt(push.transfer, push._fresh, taken),
+                                  self.server)
+
+    def push_end(self, name, rng):
+        member = self.server.members[name]
+        transfer = TransferId(self.session(name), Kind.PUSH, member.granted,
+                              self.following(member.push))
+        self.deliver_to_server(name, End(transfer, rng.choice([0, 3]), 0.1, 0.1, Command()))
+
+    def pull_end(self, name, rng):
+        machine = self.robots[name].machine
+        if machine.pull is not None:
+            ahead = machine.iteration + rng.choice([0, 1, 7])
+            transfer = TransferId(self.session(name), Kind.PULL, machine.iteration,
+                                  self.following(machine.pull))
+            self.deliver_to_robot(
+                self.robots[name],
+                End(transfer, 0, 0.1, 0.1, replace(machine.command, next_iteration=ahead + 1)),
+                self.server)
+
+    def pull_receipt(self, name, _):
+        sender = self.server.members[name].sender
+        if sender is not None:
+            taken = np.packbits(np.zeros(sender._fresh, np.uint8)).tobytes()
+            self.deliver_to_server(name, Receipt(sender.transfer, sender._fresh, taken))
+
+    def following(self, receiver):
+        last = receiver.transfer
+        return receiver.floor if last is None else max(receiver.floor, last.attempt + 1)
+
+
+FORGED = ['push_receipt', 'push_end', 'pull_end', 'pull_receipt']
+
+
+def trains_again(fleet):
+    fleet.run((OUT_OF_STEP + 5) * LIMIT)
+    before = fleet.iterations()
+    fleet.run(3)
+    after = fleet.iterations()
+    assert all(after[name] > before[name] + 5 for name in after), (before, after)
+
+
+LONG = [pytest.param(sync, marks=pytest.mark.long) for sync in ('asp', 'gsgm', 'bsp')]
+
+
+@pytest.mark.parametrize('sync', ['rsp:4', 'rsp:6+pipeline+sparse', *LONG])
+@pytest.mark.parametrize('what', FORGED)
+@pytest.mark.parametrize('state', ['computing', 'pushing', 'waiting', 'pulling'])
+def test_one_forged_message(sync, what, state):
+    fleet = Deceived(3, 3, sync)
+    worker = fleet.robots['robot0'].machine
+    if sync != 'asp' or state != 'waiting':
+        run_until(fleet, lambda: worker.state == state)
+    getattr(fleet, what)('robot0', random.Random(1))
+    trains_again(fleet)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('seed', range(20))
+def test_a_stream_of_them(seed):
+    rng = random.Random(seed)
+    fleet = Deceived(seed, 3, rng.choice(['bsp', 'rsp:4', 'rsp:6+pipeline+sparse', 'asp', 'gsgm']))
+    for _ in range(60):
+        fleet.run(rng.uniform(0.0, 0.1))
+        getattr(fleet, rng.choice(FORGED))(rng.choice(sorted(fleet.robots)), rng)
+    trains_again(fleet)
