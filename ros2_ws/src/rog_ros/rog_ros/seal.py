@@ -28,7 +28,6 @@ import stat
 import struct
 from collections.abc import Callable
 from functools import lru_cache
-from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -198,17 +197,17 @@ _OF_ACK = attrgetter('attempt', 'kind', 'incarnation', 'iteration', 'next_expect
                      'received_mask')
 
 
-_PRIMITIVES = 'hazmat.primitives.'
-
-
-def _cryptography(module: str) -> Any:
-    """Return a module of the package `cryptography`, which only a fleet with a key needs."""
+def _cryptography() -> tuple[Any, Any, Any]:
+    """Return what we use of the package `cryptography`, which only a fleet with a key needs."""
     try:
-        return import_module(f'cryptography.{module}')
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
         raise ConfigError('a fleet with a key needs the Python package cryptography; install '
                           'it here: pip install cryptography, or the package '
                           'python3-cryptography of the system') from None
+    return AESGCM, ed25519, InvalidSignature
 
 
 class Side:
@@ -216,8 +215,8 @@ class Side:
 
     def __init__(self, key: bytes) -> None:
         self._begin = hashlib.blake2b(key=derived(key, 'messages'), digest_size=TAG).copy
-        aead = _cryptography(_PRIMITIVES + 'ciphers.aead')
-        self._gcm = aead.AESGCM(derived(key, 'chunks')).encrypt
+        aead, _, _ = _cryptography()
+        self._gcm = aead(derived(key, 'chunks')).encrypt
 
     def tag_of(self, message: Any) -> bytes:
         """Return the tag of a message."""
@@ -263,7 +262,7 @@ class Signature:
     """Signs the statuses of a fleet's server, and checks them; ``key``: a robot's only checks."""
 
     def __init__(self, key: Key) -> None:
-        ed25519 = _cryptography(_PRIMITIVES + 'asymmetric.ed25519')
+        _, ed25519, self._invalid = _cryptography()
         self._private = None
         if key.robot:
             self.public = key.public
@@ -272,7 +271,6 @@ class Signature:
                 derived(key.secret, 'statuses'))
             self.public = self._private.public_key().public_bytes_raw()
         self._verify = ed25519.Ed25519PublicKey.from_public_bytes(self.public).verify
-        self._invalid = _cryptography('exceptions').InvalidSignature
 
     def sign(self, status: Any) -> None:
         """Give a status its signature."""
