@@ -142,6 +142,8 @@ class ServerConfig(Settings):
                                 'finished by then are given up', 's', gt=0.0)
     implausible: float = _(100.0, 'a push is refused whose norm is so many times the median of the '
                                   "fleet's last 64; 0: none is", ge=0.0)
+    clip: float = _(0.0, 'a push counts for at most so many times the median norm of what the '
+                         'robots push; the rest of it is dropped. 0: all of it counts', ge=0.0)
 
 
 class SecurityConfig(Settings):

@@ -17,7 +17,8 @@ SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early',
          'rsp:4+pipeline', 'rsp:6+pipeline+sparse', 'rsp:3+sparse',
          'rsp:auto:2:9+pipeline+sparse', 'gsgm', 'gsgm:3', 'local:3', 'diloco:3', 'diloco:6:3',
          'diloco:4:2+quorum=2+grace=0.3', 'rsp:4+local=3+rate=0.7+momentum=0.5',
-         'rsp:6+pipeline+sparse+local=2']
+         'rsp:6+pipeline+sparse+local=2',
+         'trimmed:1']
 EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # with codec raw only
 CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1', 'e3m0', 'sparseloco']
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'gap', 'deaf', 'blackout', 'slow',

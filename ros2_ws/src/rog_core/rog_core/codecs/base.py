@@ -97,6 +97,15 @@ class Codec(ABC):
             factor: float = 1.0) -> None:
         """Add factor * the decoded (and checked) data to the segments ``ids`` of ``values``."""
 
+    def scaled(self, partition: Segments, ids: np.ndarray, data: np.ndarray, factor: float
+               ) -> np.ndarray:
+        """Return the encoding of factor (0 to 1) * the decoded (and checked) data; rounds down."""
+        out, starts = data.copy(), starts_of(self.sizes(partition.lengths[ids]))
+        codes = out[starts].astype(np.uint16) | out[starts + 1].astype(np.uint16) << 8
+        codes = ((bfloat16_decode(codes) * np.float32(factor)).view(np.uint32) >> 16)
+        out[starts], out[starts + 1] = codes & 255, codes >> 8
+        return out
+
     def refuse(self, partition: Segments, ids: np.ndarray, data: np.ndarray, rule: int, at: int
                ) -> NoReturn:
         """Raise the error for data that breaks a rule (from `LENGTH` on) at segment ``ids[at]``."""

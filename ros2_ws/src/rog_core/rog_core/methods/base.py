@@ -52,12 +52,13 @@ class Team:
 
     ``capacities``: robot -> computing capacity, in order of rank; empty if any robot may join.
     ``codec``: name of the fleet's codec. ``momentum``: used by methods that keep the momentum on
-    the server.
+    the server. ``clip``: see `rog_core.clip`; 0: pushes count as they are.
     """
 
     capacities: Mapping[str, float] = field(default_factory=dict)
     codec: str = 'raw'
     momentum: float = 0.0
+    clip: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -368,13 +369,12 @@ class Method:
 
 
 class Holding(Method):
-    """A method that holds pushes back until it applies them, and keeps momentum on the server."""
+    """A method that holds pushes back until it applies them."""
 
     def begin(self, model: Model, iteration: int) -> None:
         """See `Method.begin`."""
         super().begin(model, iteration)
         self.held: dict[str, Array] = {}  # robot -> what it has pushed, float32 (elements,)
-        self.velocity = model.zeros()
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
              ) -> None:
@@ -386,13 +386,27 @@ class Holding(Method):
 
     def arrays(self) -> dict[str, Array]:
         """See `Method.arrays`."""
-        return {'velocity': self.velocity,
-                **{f'held/{name}': held for name, held in self.held.items()}}
+        return {f'held/{name}': held for name, held in self.held.items()}
 
     def load_arrays(self, arrays: dict[str, Array]) -> None:
         """See `Method.load_arrays`."""
-        self.velocity = arrays.get('velocity', self.velocity)
         self.held = {name.removeprefix('held/'): value for name, value in arrays.items()
                      if name.startswith('held/')}
 
 
+class Rolling(Holding):
+    """A method that holds pushes back, and keeps momentum on the server."""
+
+    def begin(self, model: Model, iteration: int) -> None:
+        """See `Method.begin`."""
+        super().begin(model, iteration)
+        self.velocity = model.zeros()
+
+    def arrays(self) -> dict[str, Array]:
+        """See `Method.arrays`."""
+        return {'velocity': self.velocity, **super().arrays()}
+
+    def load_arrays(self, arrays: dict[str, Array]) -> None:
+        """See `Method.load_arrays`."""
+        super().load_arrays(arrays)
+        self.velocity = arrays.get('velocity', self.velocity)
