@@ -7,7 +7,7 @@ from ledger import decode
 from reference import PLACES, put
 from rog_core.arrays import to_host, trimmed_mean
 from rog_core.clip import NormBound
-from rog_core.codecs import get_codec
+from rog_core.codecs import EXAMPLES, get_codec
 from rog_core.errors import ConfigError
 from rog_core.messages import Kind, TransferId
 from rog_core.methods import METHODS, Team, create
@@ -19,7 +19,7 @@ SHAPES = [('w', (40, 30)), ('b', (30,))]
 ROBOTS = ('robot1', 'robot2', 'robot3', 'robot4')
 
 
-@pytest.mark.parametrize('codec', ['raw', 'onebit', 'ternary', 'ternary:0.1'])
+@pytest.mark.parametrize('codec', EXAMPLES)
 @pytest.mark.parametrize('factor', [0.0, 1e-30, 0.3, 1.0])
 def test_an_encoding_is_scaled_without_decoding_it_and_never_up(codec, factor):
     partition, codec = partition_of(SHAPES, 'row', codec), get_codec(codec)

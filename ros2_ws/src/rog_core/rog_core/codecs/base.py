@@ -42,6 +42,7 @@ class Codec(ABC):
     name: str
     number: int                    # on the wire
     segment_elements: int          # a longer row travels in several segments: each fits a datagram
+    scales: int = 1                # bfloat16 numbers with which the code of a segment begins
     kept: float = 1.0              # share of what it has not sent that stays with the sender
     faults: tuple[str, ...] = ()   # error texts of the codec's own rules, from `OWN` on
 
@@ -101,6 +102,7 @@ class Codec(ABC):
                ) -> np.ndarray:
         """Return the encoding of factor (0 to 1) * the decoded (and checked) data; rounds down."""
         out, starts = data.copy(), starts_of(self.sizes(partition.lengths[ids]))
+        starts = (starts[:, None] + 2 * np.arange(self.scales)).reshape(-1)
         codes = out[starts].astype(np.uint16) | out[starts + 1].astype(np.uint16) << 8
         codes = ((bfloat16_decode(codes) * np.float32(factor)).view(np.uint32) >> 16)
         out[starts], out[starts + 1] = codes & 255, codes >> 8

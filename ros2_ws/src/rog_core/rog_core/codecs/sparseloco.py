@@ -52,6 +52,7 @@ class SparseLoCo(Codec):
 
     name, number = 'sparseloco', 5
     segment_elements = 4096
+    scales = 2
     kept = float(FEEDBACK)
     faults = 'a position is outside segment {}', 'positions in segment {} do not ascend'
 
