@@ -20,6 +20,7 @@ from rog_ros import qos
 from rog_ros.parameters import server_parameters, worker_parameters
 
 HERE = Path(__file__).parent
+SEED = 3  # of the fleet, and of its task
 MODULES = {'server': 'rog_ps.main'}
 
 
@@ -27,7 +28,7 @@ def write_fleet(folder, robots=2, minutes=10.0, task='tiny_task:Tiny', sync='rsp
     """Write a fleet file for a tiny task over fast links, and return its path."""
     path = Path(folder) / 'tiny.yaml'
     path.write_text(yaml.safe_dump({
-        'name': 'tiny', 'minutes': minutes, 'seed': 3,
+        'name': 'tiny', 'minutes': minutes, 'seed': SEED,
         'training': {'task': task, 'sync': sync, 'pace': 0.05, 'learning_rate': 0.02,
                      'batch_size': 8},
         'link': {'emulate': False}, 'heartbeat': {'period': 0.2, 'limit': 2.0},

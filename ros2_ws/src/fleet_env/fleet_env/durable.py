@@ -41,7 +41,10 @@ class Kept:
 
     def numbers(self) -> list[int]:
         """Return the numbers of all saves, ascending."""
-        pattern = re.compile(re.escape(self.name) + r'-([0-9]{6,})\.json')
+        return self._numbers_of('.json')
+
+    def _numbers_of(self, suffix: str) -> list[int]:
+        pattern = re.compile(re.escape(self.name) + r'-([0-9]{6,})' + re.escape(suffix))
         try:
             found = [pattern.fullmatch(entry) for entry in os.listdir(self.directory)]
         except FileNotFoundError:
@@ -87,9 +90,11 @@ class Kept:
                 path.unlink()
                 raise
             self._flush_directory()
-            for old in there[:max(len(there) + 1 - self.keep, 0)]:
-                self.path(old, '.json').unlink()
-                self.path(old).unlink(missing_ok=True)
+            oldest = [*there, number][-self.keep:][0]
+            for suffix in ('.json', self.suffix):  # who was killed between the two left a payload
+                for old in self._numbers_of(suffix):
+                    if old < oldest:
+                        self.path(old, suffix).unlink()
         except OSError as error:
             raise DurableError(f'{path} cannot be written: {error.strerror}') from None
         return path

@@ -41,6 +41,17 @@ def test_the_newest_are_kept(tmp_path):
         f'checkpoint-00000{n}{end}' for n in (3, 4, 5) for end in ('.json', '.safetensors')]
 
 
+def test_a_payload_that_a_killed_process_has_left_goes_with_the_old_saves(tmp_path):
+    for number in range(4):
+        saves(tmp_path).write(PAYLOAD, META)
+    (tmp_path / 'checkpoint-000001.safetensors').write_bytes(PAYLOAD)  # its JSON is gone already
+    (tmp_path / 'checkpoint-000005.safetensors').write_bytes(b'')  # its JSON was not written yet
+    assert saves(tmp_path).write(PAYLOAD, META).name == 'checkpoint-000005.safetensors'
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        f'checkpoint-00000{n}{end}' for n in (3, 4, 5) for end in ('.json', '.safetensors')]
+    assert saves(tmp_path).newest().payload == PAYLOAD
+
+
 def test_none_is_none(tmp_path):
     assert saves(tmp_path).newest() is None
     assert saves(tmp_path / 'not there').newest() is None

@@ -19,8 +19,9 @@ _CYCLONE = 'rmw_cyclonedds_cpp'
 # What docs/network.md explains, each with a measurement or a source.
 _ON_THE_AIR = ('<AllowMulticast>spdp</AllowMulticast><MaxMessageSize>1400B</MaxMessageSize>'
                '<MaxRexmitMessageSize>1400B</MaxRexmitMessageSize>')
-_DISCOVERY = '<SPDPInterval>1s</SPDPInterval><LeaseDuration>30s</LeaseDuration>'
-_BUFFERS = '<Internal><SocketReceiveBufferSize min="default" max="10MB"/></Internal>'
+_DISCOVERY = '<SPDPInterval>5s</SPDPInterval><LeaseDuration>150s</LeaseDuration>'
+_HEARTBEATS = '<HeartbeatInterval min="5ms" minsched="200ms" max="8s">200ms</HeartbeatInterval>'
+_BUFFERS = '<SocketReceiveBufferSize min="default" max="10MB"/>'
 
 
 def is_loopback(network: ReachConfig) -> bool:
@@ -43,13 +44,14 @@ def cyclone_profile(network: ReachConfig) -> str:
     if is_loopback(network):
         general = f'{interface} multicast="false"/></Interfaces><AllowMulticast>false' \
                   '</AllowMulticast>'
-        discovery = ''
+        discovery = heartbeats = ''
     else:
         general = f'{interface}/></Interfaces>{_ON_THE_AIR}'
+        heartbeats = _HEARTBEATS
         discovery = f'<Discovery>{_DISCOVERY}' + f'<Peers>{peers}</Peers>' * bool(peers) \
             + '</Discovery>'
-    return (f'<CycloneDDS><Domain><General>{general}</General>{discovery}{_BUFFERS}'
-            '</Domain></CycloneDDS>')
+    return (f'<CycloneDDS><Domain><General>{general}</General>{discovery}'
+            f'<Internal>{heartbeats}{_BUFFERS}</Internal></Domain></CycloneDDS>')
 
 
 def dds_environment(network: ReachConfig) -> dict[str, str]:

@@ -47,7 +47,8 @@ def test_what_the_environment_says_does_not_keep_a_fleet_on_this_machine(monkeyp
     found = dds_environment(on('wlan0', peers='10.0.0.2, laptop.local'))
     assert found['ROS_LOCALHOST_ONLY'] == ''
     assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SUBNET'
-    for part in ('"wlan0"', '"10.0.0.2"', '"laptop.local"', '<MaxMessageSize>1400B'):
+    for part in ('"wlan0"', '"10.0.0.2"', '"laptop.local"', '<MaxMessageSize>1400B',
+                 '<SPDPInterval>5s', '>200ms</HeartbeatInterval>'):
         assert part in found['CYCLONEDDS_URI']
 
 

@@ -25,9 +25,10 @@ from fleet_env.radio import Conditions
 from rog_core.errors import ConfigError
 
 from . import chaos_schedule as plan
-from .chaos_watch import Seen, Watch, checksums, grew, growth, mirrored
+from .chaos_watch import Seen, Watch, checksums, grew, growth, mirrored, offered
 from .emulated_network import SERVER, EmulatedNetwork, check_rights, own_mounts
 from .fleet_options import add_fleet_options, chosen_fleet
+from .processes import LINGER, kill
 
 ROBOTS = '5'
 DISK_MIB = 64        # of the server's directory, which the disk-full mishap fills
@@ -37,7 +38,8 @@ DRAIN = 120.0        # s that it has to end, beyond its minutes and the server's
 START = 60.0         # s that a process may take from its start to its first status
 HELD_UP = 1.0        # s; if this process is late by so much, the machine is, and nobody is to blame
 SAMPLE = 5.0         # s between two looks at the memory of the processes
-FADED = 0.05         # Mbit/s; a trace below it is no link that a heartbeat passes in time
+FADED = 0.05         # Mbit/s; below it a link, or its share of the air, passes no heartbeat in time
+SNAPSHOT = 180.0     # s that the whole model may take to a robot which was started again
 STEP = 0.25          # s between two looks at the fleet
 
 
@@ -101,6 +103,8 @@ class _Run:
         self._order = itertools.count()
         self._newest: tuple[int, int] = (0, 0)   # number and iteration of the last checkpoint
         self._sampled = 0.0
+        self._states: dict[str, str] = {}     # of the robots, as the server sees them
+        self._offered: dict[str, float] = {}  # Mbit/s that the air has for each robot
 
     def do(self) -> None:
         """Run the fleet to its end, or a signal; what goes wrong is in `watch`."""
@@ -108,7 +112,6 @@ class _Run:
         from rog_core.warm_up import warm_up
 
         from .emulated_fleet import EmulatedFleet
-        from .processes import LINGER
         from .view import Monitor
 
         with _small_disk(self.disk):
@@ -175,8 +178,8 @@ class _Run:
         print(f'{self.ended:7.1f} s  {mishap}', flush=True)
         if mishap.kind in (plan.KILL, plan.RESTART):
             self.down.add(whom)
-            self.processes.processes[whom].kill()
-            self.processes.processes[whom].wait()
+            if not kill(self.processes.processes[whom]):
+                self.watch.report(self.ended, 'died', whom, 'it was killed, but does not end')
         elif mishap.kind == plan.PAUSE:
             self.processes.processes[whom].send_signal(signal.SIGSTOP)
         elif mishap.kind == plan.DISK_FULL:
@@ -224,7 +227,10 @@ class _Run:
 
     def _look(self, now: float) -> None:
         fleet = self.monitor.fleet
-        away = {r.robot for r in fleet.robots if r.state == 'away'} if fleet is not None else set()
+        self._states = {r.robot: r.state for r in fleet.robots} if fleet is not None else {}
+        away = {name for name, state in self._states.items() if state == 'away'}
+        if len(counters := self.network.counters()) == 2:
+            self._offered = offered(*counters)
         if not self._over():
             self.watch.observe(now, {
                 robot.name: Seen(self._iteration(robot.name), robot.name in away,
@@ -252,7 +258,11 @@ class _Run:
         if time.monotonic() < self._held_until:
             return 'held up'
         trace = self._traces.get(robot)
-        return 'fade' if trace is not None and trace.rate(now) < FADED else ''
+        if (trace is not None and trace.rate(now) < FADED) or self._offered.get(robot, 1.0) < FADED:
+            return 'fade'
+        # Over a slow link the whole model takes a while, and meanwhile there is no iteration.
+        begun = time.monotonic() < self._started.get(robot, -math.inf) + SNAPSHOT
+        return 'snapshot' if begun and self._states.get(robot) == 'joining' else ''
 
     def _heard(self, name: str) -> float:
         return self.monitor.heard.get('rog' if name == SERVER else name, -math.inf)

@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 CHECKSUM = re.compile(r'checksum of (\S+): ([0-9a-f]{8})')
 FLAT_MIB, FLAT_SHARE = 32.0, 0.15  # growth of a process that counts as flat: the larger of both
 AGE = 120.0                        # s that a process lives before its memory is judged
+BUSY = 0.95                        # share of the time from which on a direction always had to wait
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,23 @@ class Seen:
     iteration: int
     away: bool
     unable: str
+
+
+def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
+    """Return what the shared air has offered each robot, Mbit/s, in the worse direction.
+
+    From two reports of `fleet_env.radio.Radio` with their times ``t``. A direction that was not
+    busy all the time has had as much as it wanted: infinity.
+    """
+    seconds = after['t'] - before['t']
+    found = {}
+    for robot, now in after['robots'].items():
+        former = before['robots'][robot]
+        found[robot] = min(
+            math.inf if now[way]['busy'] - former[way]['busy'] < BUSY * seconds
+            else (now[way]['bytes'] - former[way]['bytes']) * 8e-6 / seconds
+            for way in ('uplink', 'downlink'))
+    return found
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,13 @@ from fleet_env.settings import changed
 from fleet_ros.environment import dds_environment
 from rog_core.errors import RogError
 
+from .processes import kill
 from .radio import BEGIN, end_processes_in
 
 INTERFACE = 'radio0'  # in every namespace
 START_LIMIT = 60.0    # s that the radio has to start, on a busy machine
 AIR_FILE, SUMMARY = 'air.jsonl', 'air.json'
+_LINES = 1 << 17      # bytes that hold its last lines, of fleets with up to a hundred robots
 SERVER = 'server'
 # Of the user, beside those that `dds_environment` replaces; they would lead DDS elsewhere.
 FOREIGN = ('ROS_DISCOVERY_SERVER', 'FASTRTPS_DEFAULT_PROFILES_FILE',
@@ -143,6 +145,13 @@ class EmulatedNetwork:
         self._tell(BEGIN)
         self.began = True
 
+    def counters(self) -> list[dict[str, Any]]:
+        """Return the radio's last lines of counters, oldest first: two, or those there are."""
+        with (self.out / AIR_FILE).open('rb') as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - _LINES, 0))
+            *lines, _ = file.read().split(b'\n')  # the last may be incomplete
+        return [json.loads(line) for line in lines[1:][-2:] if line.startswith(b'{"t"')]
+
     def _tell(self, order: Any) -> None:
         assert self._radio is not None and self._radio.stdin is not None
         try:
@@ -227,8 +236,7 @@ class EmulatedNetwork:
             try:
                 self._radio.wait(5.0)
             except subprocess.TimeoutExpired:
-                self._radio.kill()
-                self._radio.wait()
+                kill(self._radio)
             self._radio = None
             self._write_summary(counters)
         for fd in (*self._spaces.values(), self._home):

@@ -19,6 +19,17 @@ from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
 LINGER = 10.0  # s that a robot may take to evaluate the final model when the run is over
 _STEP = 0.05   # s between two looks at whether a process has ended
+_GONE = 10.0   # s in which a process that is killed ends, unless a device holds it
+
+
+def kill(process: subprocess.Popen) -> bool:
+    """Kill a process; whether it has ended: one that waits for a device may stay."""
+    process.kill()
+    try:
+        process.wait(_GONE)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 class FleetProcesses:
@@ -137,9 +148,7 @@ class FleetProcesses:
                 time.sleep(_STEP)
         for name in self.alive():
             self.killed.add(name)
-            self.processes[name].kill()
-        for process in self.processes.values():
-            process.wait()
+            kill(self.processes[name])
 
     def _signal(self, names: Iterable[str]) -> None:
         for name in names:

@@ -1,7 +1,9 @@
 """What `rog chaos` finds wrong, and what it does not."""
 
+import math
+
 import pytest
-from rog_cli.chaos_watch import Seen, Watch, checksums, grew, growth, mirrored
+from rog_cli.chaos_watch import Seen, Watch, checksums, grew, growth, mirrored, offered
 
 BOUND, LIMIT = 60.0, 4.0
 
@@ -39,6 +41,20 @@ def test_a_robot_may_be_called_away_just_after_it_has_returned():
     watch = watched((30, 1, False, True), (10, 0, False, False), (1, 0, False, True),
                     (1, 0, True, True), (20, 1, False, True))
     assert not watch.violations
+
+
+def counters(t, *ways):
+    up, down = ({'bytes': nbytes, 'busy': busy} for nbytes, busy in ways)
+    return {'t': t, 'robots': {'robot1': {'uplink': up, 'downlink': down}}}
+
+
+@pytest.mark.parametrize(('up', 'down', 'mbit'), [
+    ((5000, 1.0), (250, 0.1), 0.04), ((250, 0.1), (5000, 1.0), 0.04),
+    ((5000, 1.0), (2500, 1.0), 0.02), ((250, 0.5), (0, 0.0), math.inf)])
+def test_a_link_that_had_to_wait_all_the_time_got_what_the_air_had_for_it(up, down, mbit):
+    before = counters(7.0, (10 ** 6, 40.0), (10 ** 6, 40.0))
+    after = counters(8.0, (10 ** 6 + up[0], 40.0 + up[1]), (10 ** 6 + down[0], 40.0 + down[1]))
+    assert offered(before, after) == {'robot1': pytest.approx(mbit)}
 
 
 @pytest.mark.parametrize(('slope', 'expected'), [(0.0, False), (0.005, False), (0.1, True)])

@@ -30,7 +30,7 @@ FLEET = FleetConfig(name='team', robots=(RobotConfig(name='robot1'), RobotConfig
 ELSEWHERE = {
     'domain_id': 'ROS_DOMAIN_ID', 'interface': 'the configuration of DDS', 'peers': 'the same',
     'namespace': 'the namespaces of the nodes',
-    'channel.shared': 'virtual time only', 'channel.overhead': 'virtual time only',
+    'channel.shared': 'virtual time only', 'channel.header': 'virtual time only',
     'codec_pace': 'virtual time only',
     'traffic': 'virtual time only'}
 CHANGED = {

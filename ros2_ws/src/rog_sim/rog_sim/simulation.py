@@ -49,6 +49,7 @@ from .robot import Robot
 from .traffic import traffic_factor
 
 Progress = Callable[[float], None]
+DATAGRAM = 1300  # bytes of a message in one datagram; a longer one is sent in several
 
 
 def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None,
@@ -108,6 +109,7 @@ class Simulation:
         self.robots = {config.name: self._robot(config, rank, task, master, int(lives[rank + 1]))
                        for rank, config in enumerate(fleet.robots)}
         self._latency = {config.name: config.link.latency for config in fleet.robots}
+        self._header = fleet.channel.header
         self._away: set[str] = set()
         self._unheard: set[str] = set()
         self._patient = math.isinf(fleet.server.patience)  # no robot is ever retired
@@ -156,9 +158,10 @@ class Simulation:
                 return
             if departs <= due:
                 self.now = max(departs, self.now)
-                for name, uplink, chunk in channel.pop(self.now):
-                    self._waiting.discard((name, chunk.transfer, chunk.sequence))
-                    self._arrive(name, uplink, chunk)
+                for name, uplink, message in channel.pop(self.now):
+                    if isinstance(message, Chunk):
+                        self._waiting.discard((name, message.transfer, message.sequence))
+                    self._arrive(name, uplink, message)
             else:
                 self.now, _, call = heapq.heappop(queue)
                 call()
@@ -284,21 +287,31 @@ class Simulation:
             and self.now >= self.robots[name].silent_until
 
     def _send(self, name: str, uplink: bool, message: Any) -> None:
-        """Send a message: rows over the channel; others, which are small, only take the latency."""
-        if isinstance(message, Chunk) and self.now > 0.0:
+        """Send a message: rows over the channel; others, which are small, only take the latency.
+
+        If headers count, all go over the channel.
+        """
+        if self.now > 0.0 and (self._header or isinstance(message, Chunk)):
             self._queue_up(name, uplink, message)
         else:
             self._over_the_air(name, lambda: self._deliver(name, uplink, message))
 
-    def _queue_up(self, name: str, uplink: bool, chunk: Chunk) -> None:
-        """Queue a chunk at the channel; dropped without a link, or while a copy still waits."""
-        key = name, chunk.transfer, chunk.sequence
-        if key in self._waiting or not self._heard(name):
+    def _queue_up(self, name: str, uplink: bool, message: Any) -> None:
+        """Queue a message at the channel; dropped without a link.
+
+        A chunk is dropped, too, while a copy of it still waits.
+        """
+        if not self._heard(name):
             return
-        self._waiting.add(key)
-        nbytes = (chunk.ids.size + chunk.values.size) * self._traffic + HEADER_BYTES
-        nbytes *= 1 + self.fleet.channel.overhead
-        self.channel.offer(name, uplink, nbytes, chunk, self.now)
+        nbytes = float(HEADER_BYTES)
+        if isinstance(message, Chunk):
+            key = name, message.transfer, message.sequence
+            if key in self._waiting:
+                return
+            self._waiting.add(key)
+            nbytes += (message.ids.size + message.values.size) * self._traffic
+        nbytes += self._header * math.ceil(nbytes / DATAGRAM)
+        self.channel.offer(name, uplink, nbytes, message, self.now)
 
     def _over_the_air(self, name: str, deliver: Callable[[], None]) -> None:
         """Deliver after the latency, at time 0 at once; without a link it is lost after time 0."""
@@ -307,8 +320,8 @@ class Simulation:
         elif self._heard(name):
             self._at(self._latency[name], deliver)
 
-    def _arrive(self, name: str, uplink: bool, chunk: Chunk) -> None:
-        self._at(self._latency[name], lambda: self._deliver(name, uplink, chunk))
+    def _arrive(self, name: str, uplink: bool, message: Any) -> None:
+        self._at(self._latency[name], lambda: self._deliver(name, uplink, message))
 
     def _deliver(self, name: str, uplink: bool, message: Any) -> None:
         try:

@@ -189,15 +189,14 @@ def test_robots_that_share_the_air_have_less_of_it(tmp_path):
     assert done[0] < 0.8 * done[1]
 
 
+def test_headers_and_acknowledgements_take_air_time(tmp_path):
+    fleet = fleet_of(tmp_path, 'bsp', 0.5, ('0 80\n',) * 3, (0.5,) * 3)
+    bare, dds, more = (simulate(changed(fleet, channel=ChannelConfig(header=size)))
+                       .robots['robot1'] for size in (0, 98, 400))
+    assert bare.iterations > dds.iterations > more.iterations
+
+
 # -- links that die for minutes
-
-def test_an_overhead_on_the_air_is_as_good_as_links_that_are_slower(tmp_path):
-    def done(rate, overhead):
-        fleet = fleet_of(tmp_path, 'bsp', links=(f'0 {rate}\n',) * 3, paces=(0.5,) * 3)
-        found = simulate(changed(fleet, channel=ChannelConfig(overhead=overhead))).robots.values()
-        return [(r.iterations, r.communicate_s) for r in found]
-    assert done(80, 1.0) == done(40, 0.0)
-
 
 def test_a_robot_out_of_reach_is_missed_by_nobody_and_comes_back(tmp_path):
     links = (GOOD_LINK, GOOD_LINK, '0 30\n60 0\n240 30\n600 30\n')
@@ -211,6 +210,22 @@ def test_a_robot_out_of_reach_is_missed_by_nobody_and_comes_back(tmp_path):
     # It goes on where the others are, not where it was.
     others = max(e.iteration for e in events['robot1'] if e.t <= first.t)
     assert others - 5 <= first.iteration <= others + 1
+
+
+@pytest.mark.parametrize('sync', ['bsp', 'rsp:4'])
+def test_the_return_of_a_robot_after_a_minute_slows_the_others_by_less_than_a_tenth(tmp_path, sync):
+    links = ('0 80\n', '0 80\n', '0 80\n60 0\n120 80\n600 80\n')
+    simulate(fleet_of(tmp_path, sync, 3.0, links, (0.5,) * 3), tmp_path / 'out')
+    events = iterations(tmp_path / 'out')
+    assert any(120 < e.t < 125 for e in events['robot3'])  # it is back
+
+    def pace(begin, end):
+        during = [e for robot in ('robot1', 'robot2') for e in events[robot] if begin < e.t <= end]
+        return len(during) / (end - begin)
+
+    usual = pace(20, 60)
+    assert pace(60, 120) > 0.9 * usual  # until it counts as away they wait for it
+    assert pace(120, 130) > 0.9 * usual and pace(130, 175) > 0.9 * usual
 
 
 MINUTES, ALIVE_FROM = 6.0, 300.0
