@@ -84,6 +84,8 @@ RUN = {
               '--minutes 0.2 --seeds 1'),
     'rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 60 --robots 4':
         Short('rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 1 --robots 4'),
+    'rog sim crimp --minutes 10':
+        Short('rog sim crimp --minutes 0.3', says='map.png'),
     'rog compare two_speeds':
         Short('rog compare two_speeds --minutes 0.5 --seeds 1 --sync bsp,asp'),
     'rog calibrate ../shared/data/traces/rog_outdoors_record.txt':
@@ -138,6 +140,7 @@ NOT_RUN = {
     'dask ': "rog_sim's tests start a scheduler and a worker",
     'rog study coding --cluster': "rog_sim's tests run on a cluster",
     'python tools/settings.py': 'launch/test compares what it prints with the page',
+    'export ROS_SECURITY_ENABLE': ROS,
     'colcon ': 'make test-all does it', 'ros2 ': ROS, 'source install/': ROS,
 }
 

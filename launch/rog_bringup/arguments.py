@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,10 @@ from launch.actions import DeclareLaunchArgument, LogInfo, SetEnvironmentVariabl
 from launch.substitutions import LaunchConfiguration
 from launch_ros.parameter_descriptions import ParameterValue
 
+ENCLAVE = DeclareLaunchArgument(
+    'enclave', default_value='', description='SROS 2: before the names of the enclaves, which are '
+    'those of server and robots: /fleet stands for /fleet/rog, /fleet/robot1, and so on; / for '
+    '/rog, /robot1. Empty: none')
 ONLY = DeclareLaunchArgument('only', default_value='', description='start only these, separated '
                              'by commas: server, or names of robots; empty: all')
 
@@ -64,6 +69,30 @@ def environment(network: ReachConfig) -> list[Any]:
     """The actions that confine DDS to this network, and say so."""
     return [*(SetEnvironmentVariable(*item) for item in dds_environment(network).items()),
             LogInfo(msg=where_traffic_goes(network))]
+
+
+def enclave(context: Any, name: str) -> list[str]:
+    """The ROS arguments that give a node its enclave, if it is to have one.
+
+    :param name: namespace of the node, for example /robot1.
+    """
+    prefix = value(context, 'enclave')
+    if not prefix:
+        return []
+    if os.environ.get('ROS_SECURITY_ENABLE', '') != 'true':
+        raise RuntimeError(f'enclave:={prefix} asks for SROS 2, but ROS_SECURITY_ENABLE is not '
+                           'true: the nodes would talk unprotected. Export it, and '
+                           'ROS_SECURITY_KEYSTORE')
+    return ['--enclave', prefix.rstrip('/') + name]
+
+
+def enforced(context: Any) -> list[Any]:
+    """With enclaves, the action that makes a node without valid keys fail.
+
+    By default of ROS 2 it would start, and talk unprotected.
+    """
+    return [SetEnvironmentVariable('ROS_SECURITY_STRATEGY', 'Enforce')] \
+        if value(context, 'enclave') else []
 
 
 def typed(values: Mapping[str, Any]) -> list[dict[str, Any]]:

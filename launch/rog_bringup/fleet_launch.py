@@ -19,7 +19,18 @@ from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
 from launch import LaunchDescription
 from rog_bringup import FLEETS
-from rog_bringup.arguments import ONLY, chosen, declared, environment, given, typed, value
+from rog_bringup.arguments import (
+    ENCLAVE,
+    ONLY,
+    chosen,
+    declared,
+    enclave,
+    enforced,
+    environment,
+    given,
+    typed,
+    value,
+)
 from rog_bringup.ending import TIMES, Ending
 
 
@@ -28,10 +39,11 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
     arguments = [
         DeclareLaunchArgument('fleet', default_value=default_fleet,
                               description='fleet that comes along (indoor, outdoor, non_iid, '
-                                          'heterogeneous, two_speeds) or the path of a fleet file'),
+                                          'heterogeneous, two_speeds, crimp) or the path of a '
+                                          'fleet file'),
         DeclareLaunchArgument('out', default_value='', description='directory for run.jsonl, '
                               'summary.json and the checkpoint; empty for runs/<fleet>-<time>'),
-        ONLY,
+        ONLY, ENCLAVE,
         DeclareLaunchArgument('resume', default_value='false', choices=['true', 'false'],
                               description='go on from the checkpoint in out'),
         *declared({name: f'{text}. Left empty: what the fleet file says'
@@ -52,16 +64,17 @@ def _start(context: Any, names: list[str]) -> list[Any]:
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
     warm_up()  # compile once, not in every process at the same time
     space = fleet.network.namespace
-    server = None
-    if 'server' in here:
-        parameters = server_parameters(fleet, out) | {
-            'resume': value(context, 'resume') == 'true'}
-        server = Node(package='rog_ps', executable='parameter_server', output='screen',
-                      namespace=f'{space}/{SERVER}', parameters=typed(parameters), **TIMES)
-    robots = [Node(package='rog_worker', executable='worker', namespace=f'{space}/{robot.name}',
-                   output='screen', parameters=typed(worker_parameters(fleet, robot)),
-                   **TIMES) for robot in fleet.robots if robot.name in here]
-    return [*_misspelt(context, names), *environment(fleet.network),
+
+    def node(package: str, executable: str, name: str, parameters: Any) -> Node:
+        return Node(package=package, executable=executable, namespace=f'{space}/{name}',
+                    parameters=typed(parameters), output='screen',
+                    ros_arguments=enclave(context, f'{space}/{name}'), **TIMES)
+
+    server = node('rog_ps', 'parameter_server', SERVER, server_parameters(fleet, out) | {
+        'resume': value(context, 'resume') == 'true'}) if 'server' in here else None
+    robots = [node('rog_worker', 'worker', robot.name, worker_parameters(fleet, robot))
+              for robot in fleet.robots if robot.name in here]
+    return [*_misspelt(context, names), *environment(fleet.network), *enforced(context),
             *Ending(server, robots, run=True).actions(), *([server] if server else []), *robots]
 
 

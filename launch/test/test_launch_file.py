@@ -71,6 +71,7 @@ def test_a_process_that_was_killed_makes_the_launch_fail(tmp_path):
     ('fleet:=nowhere', "no fleet is called 'nowhere'"),
     ('only:=robot9', 'only:=robot9 names robot9; there are server, robot1'),
     ('resume:=perhaps', 'resume'),
+    ('enclave:=/fleet', 'ROS_SECURITY_ENABLE is not true: the nodes would talk unprotected'),
 ])
 def test_a_bad_argument_ends_it_before_anything_is_started(tmp_path, argument, message):
     check_refused(Launched(tmp_path, FILE, f'out:={tmp_path / "out"}', argument), message)

@@ -21,7 +21,7 @@ def scenario(folder, sync):
     trace.write_text('0 200\n')
     link = LinkConfig(trace=str(trace), latency=0.001)
     return FleetConfig(
-        name='four', seed=3, minutes=2.0, heartbeat=HeartbeatConfig(period=5.0, limit=600.0),
+        name='four', seed=3, minutes=10.0, heartbeat=HeartbeatConfig(period=5.0, limit=600.0),
         robots=tuple(RobotConfig(name=f'robot{n}', link=link, pace=pace)
                      for n, pace in enumerate(PACES, 1)),
         training=TrainingConfig(task='exact_task:Exact', sync=sync, codec='raw',
@@ -46,6 +46,10 @@ def real_links(fleet):
     ('hgc', {}),
     ('dgh-gc', {12: 'rsp:3', 20: 'gcc'}),
     ('local:3', {9: 'bsp', 15: 'local:2'}),
+    ('diloco:4:2+rate=1+momentum=0.5', {}),
+    ('diloco:2+quorum=3+rate=1+momentum=0.5', {13: 'rsp:3'}),
+    ('rsp:4+local=8+rate=1+momentum=0.5', {}),
+    ('rsp:4+pipeline+local=2', {12: 'diloco:4:4+rate=1+momentum=0.5'}),
 ])
 def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
     def patient():  # a machine that is held up must not take a chunk for lost
@@ -72,7 +76,8 @@ def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
 
 METHODS = ['bsp', 'ssp:4', 'dssp:3:15', 'flown', 'asp', 'rsp:4', 'rsp:20', 'rsp:auto',
            'rsp:4+pipeline', 'rsp:4+sparse', 'ssp:4+early', 'rsp:4-order', 'gsgm', 'gsgm:4', 'gc:1',
-           'dgh-gc:0', 'local:3', 'bsp']
+           'dgh-gc:0', 'local:3', 'diloco:4', 'diloco:4:2', 'diloco:4:2+quorum=2+grace=0.2',
+           'rsp:4+local=4', 'bsp']
 
 
 @pytest.mark.long

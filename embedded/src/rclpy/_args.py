@@ -23,7 +23,7 @@ _SWITCHES = ("rosout-logs", "stdout-logs", "external-lib-logs")
 _WITH_VALUE = {
     "-r": "remap", "--remap": "remap", "-p": "param", "--param": "param",
     "--params-file": "file", "--log-level": "level", "--log-config-file": "ignored",
-    "--log-file-name": "ignored", "-e": "ignored", "--enclave": "ignored",
+    "--log-file-name": "ignored", "-e": "enclave", "--enclave": "enclave",
 }  # fmt: skip
 
 
@@ -216,6 +216,11 @@ def _add(args: RosArgs, kind: str, text: str) -> None:
             args.add_parameters(pattern, values)
     elif kind == "level":
         _add_level(args, text)
+    elif kind == "enclave":
+        raise InvalidArgumentsError(
+            f"--enclave {text}: this rclpy has no SROS 2 and would talk unprotected. Source "
+            "a ROS 2 installation, whose DDS has it, or leave the argument out"
+        )
 
 
 def _switch(args: RosArgs, option: str) -> bool:

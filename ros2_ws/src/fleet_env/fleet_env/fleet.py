@@ -25,8 +25,8 @@ class TrainingConfig(Settings):
                                          'argument, a JSON object')
     sync: str = _('rsp:4', 'synchronisation method and its threshold; docs/methods.md describes '
                            'them all', live=True)
-    codec: str = _('onebit', 'encoding of the rows: raw, onebit, ternary, or ternary:P with the '
-                             'share P of the elements that is sent')
+    codec: str = _('onebit', 'encoding of the rows: raw, onebit, ternary, ternary:P with the '
+                             'share P of the elements that is sent, e3m0 or sparseloco')
     granularity: Literal['model', 'layer', 'row', 'element'] = _(
         'row', 'unit of transmission and staleness')
     device: str = _('cpu', "device that computes the gradients and holds the robot's rows",
@@ -143,6 +143,8 @@ class ServerConfig(Settings):
                                 'finished by then are given up', 's', gt=0.0)
     implausible: float = _(100.0, 'a push is refused whose norm is so many times the median of the '
                                   "fleet's last 64; 0: none is", ge=0.0)
+    clip: float = _(0.0, 'a push counts for at most so many times the median norm of what the '
+                         'robots push; the rest of it is dropped. 0: all of it counts', ge=0.0)
 
 
 class SecurityConfig(Settings):

@@ -5,10 +5,16 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 from fleet_env.errors import SettingError
+from fleet_env.fleet import ReachConfig
+from rclpy.context import Context
+from rclpy.node import Node
+
+from .environment import dds_environment
 
 _INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([^"\']+)["\']')
 
@@ -46,3 +52,43 @@ def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.env
             'it, change its model or stop it. Make a key with rog key FILE and give it to all by '
             'security.key; or say security.open: true, if you trust everybody on the network; or '
             'keep it on this machine (interface lo)')
+
+
+def look_before(name: str, namespace: str, arguments: Sequence[str] | None = None) -> None:
+    """Call `require_key` with the parameters of a node before anything of it is on the network.
+
+    Only a node can read its parameters; so this one never leaves the machine. Nor has it the DDS
+    domain of the real one, as DDS may keep the configuration of a domain once it has it.
+
+    :param name, namespace: of the node that is going to be.
+    :param arguments: of the process, by default sys.argv.
+    """
+    if not leaves_machine(os.environ) or os.environ.get('ROS_SECURITY_ENABLE', '') == 'true':
+        return  # with SROS 2 it may not join another domain; the real node looks by itself
+    context = Context()
+    with _kept_in():
+        context.init(None if arguments is None else list(arguments), domain_id=_ASIDE)
+        try:
+            node = Node(name, namespace=namespace, context=context, enable_rosout=False,
+                        start_parameter_services=False)
+            key = node.declare_parameter('security.key', '').value
+            is_open = node.declare_parameter('security.open', False).value
+            node.destroy_node()
+        finally:
+            context.try_shutdown()
+    require_key(key, is_open)
+
+
+_ASIDE = 101  # the highest domain whose ports Linux does not give to others
+
+
+@contextmanager
+def _kept_in() -> Iterator[None]:
+    """Let DDS talk on this machine only, for a while."""
+    former = dict(os.environ)
+    os.environ.update(dds_environment(ReachConfig()))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(former)

@@ -16,25 +16,31 @@ from .ending import Interruption, end_with_launcher, ignore_signals, leave_at_ex
 
 
 def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
-        arguments: Sequence[str] | None, packages: Collection[str]) -> int:
+        arguments: Sequence[str] | None, packages: Collection[str],
+        before: Callable[[Sequence[str] | None], None] = lambda arguments: None) -> int:
     """Build a node, serve it, and return the exit code of the process.
+
+    ``before`` is called with the arguments before the process joins DDS, and may refuse.
 
     ``build`` imports what takes long (PyTorch), so that Ctrl+C is as clean before as it is later.
     Errors with which ``packages``, or rclpy, name a fault of the user are one line. Without
     ``arguments`` this is the program of the process, which ends with it.
     """
-    code = _run(build, serve, arguments, packages)
+    code = _run(build, serve, arguments, packages, before)
     if arguments is None:
         leave_at_exit(code)
     return code
 
 
 def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
-         arguments: Sequence[str] | None, packages: Collection[str]) -> int:
+         arguments: Sequence[str] | None, packages: Collection[str],
+         before: Callable[[Sequence[str] | None], None]) -> int:
     ours = {'rclpy', 'fleet_ros', 'fleet_env', *packages}
     end_with_launcher()
     interruption = Interruption()
     try:
+        with interruption.raised():
+            before(arguments)
         # Signals are left to us, so that Ctrl+C can end a run in order.
         rclpy.init(args=None if arguments is None else list(arguments),
                    signal_handler_options=SignalHandlerOptions.NO)

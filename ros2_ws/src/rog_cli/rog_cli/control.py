@@ -15,7 +15,7 @@ from rog_core.errors import RogError
 from rog_msgs.msg import FleetStatus
 from rog_msgs.srv import SaveCheckpoint, SetSync, Stop
 from rog_ros import qos
-from rog_ros.seal import read_key, sealed
+from rog_ros.seal import Key, Signature, read_key, sealed
 
 
 class ControlError(RogError):
@@ -44,7 +44,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    key = None if options.key is None else read_key(options.key).control()
+    key = None if options.key is None else read_key(options.key)
     rclpy.init()
     node = Node('rog_control')
     spinning = Spinning(node)
@@ -57,24 +57,32 @@ def _run(options: argparse.Namespace) -> int:
         rclpy.try_shutdown()
 
 
-def _call(node: Node, key: bytes | None, call: tuple[str, Any, dict[str, str]], end: float) -> str:
+def _call(node: Node, key: Key | None, call: tuple[str, Any, dict[str, str]], end: float) -> str:
     """Call a service of the server, given as (name, type, fields), and return its answer."""
     service, kind, values = call
+    control, proves = key and key.control(), key and Signature(key).proves
     heard: list[Any] = []
-    node.create_subscription(FleetStatus, '/rog/fleet_status', heard.append, qos.STATUS)
+    unproved: list[Any] = []
+
+    def on_status(status: Any) -> None:
+        (heard if proves is None or proves(status) else unproved)[:] = [status]
+
+    node.create_subscription(FleetStatus, '/rog/fleet_status', on_status, qos.STATUS)
     client = node.create_client(kind, f'/rog/{service}')
-    _until(lambda: heard and client.service_is_ready(), end, 'no parameter server is there')
+    _until(lambda: heard and client.service_is_ready(), end,
+           lambda: 'the status of the parameter server is not proved by this key' if unproved
+           else 'no parameter server is there')
     request = kind.Request(server=heard[-1].incarnation, time=time.time_ns(), **values)
-    future = client.call_async(sealed(key, request))
-    _until(future.done, end, 'the parameter server does not answer')
+    future = client.call_async(sealed(control, request))
+    _until(future.done, end, lambda: 'the parameter server does not answer')
     answer = future.result()
     if not answer.success:
         raise ControlError(answer.message)
     return str(answer.message)
 
 
-def _until(condition: Callable[[], Any], end: float, otherwise: str) -> None:
+def _until(condition: Callable[[], Any], end: float, otherwise: Callable[[], str]) -> None:
     while not condition():
         if time.monotonic() >= end:
-            raise ControlError(otherwise)
+            raise ControlError(otherwise())
         time.sleep(0.02)

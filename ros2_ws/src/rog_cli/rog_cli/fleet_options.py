@@ -18,7 +18,7 @@ def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> 
     """Add the fleet and the options that change it; ``virtual``: also those of virtual time."""
     parser.add_argument('fleet', metavar='FLEET',
                         help='a fleet that comes along (indoor, outdoor, non_iid, heterogeneous, '
-                             'two_speeds) or the path of a fleet file')
+                             'two_speeds, crimp) or the path of a fleet file')
     parser.add_argument('--minutes', metavar='M', help='duration of the training')
     parser.add_argument('--seed', metavar='N', help='seed of everything random')
     parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE',

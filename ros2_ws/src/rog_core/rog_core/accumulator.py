@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from .arrays import Array, accumulate, all_finite, copy_of, to_host, zeros_like
-from .codecs import Codec, Part, in_model_order
+from .codecs import RAW, Codec, Part, in_model_order
 from .errors import GradientError
 from .partition import RowPartition
 
@@ -21,8 +21,10 @@ class Accumulator:
     ``weights``: the model, to which pulled rows are added; ``model``: the memory on which gradients
     are computed, the same until `detach` separates the two. ``pending``: sum of the steps
     (gradients times learning rate) not yet taken by the server. ``magnitude`` float32 (segments,):
-    sum of |pending|. For SVRG, ``full``: this worker's full gradient, to be pushed; ``anchor``: the
-    model at the last full gradient, and the fleet's full gradient there; None if there is none.
+    sum of |pending|. ``drift``: local steps in rows that the server has not taken since; the model
+    of this worker alone has them, and ``weights`` has not; None: no local steps go on. For SVRG,
+    ``full``: this worker's full gradient, to be pushed; ``anchor``: the model at the last full
+    gradient, and the fleet's full gradient there; None if there is none.
     """
 
     def __init__(self, partition: RowPartition, weights: Array) -> None:
@@ -34,6 +36,7 @@ class Accumulator:
         self.pending = zeros_like(weights)
         self.magnitude = np.zeros(partition.segments, np.float32)
         self.rate = 0.0  # learning rate of the last step
+        self.drift: Array | None = None
         self.full: Array | None = None
         self.anchor: tuple[Array, Array] | None = None
 
@@ -52,6 +55,27 @@ class Accumulator:
             self.model[:] = self.weights
             if ahead:
                 self.model -= np.float32(ahead * self.rate) * self.momentum
+
+    def publish_own(self) -> None:
+        """As `publish`, but of ``weights`` less ``drift``; ``model`` gets memory of its own."""
+        if self.drift is None:
+            self.drift = zeros_like(self.weights)
+        self.detach()
+        self.model[:] = self.weights
+        self.model -= self.drift
+
+    def keep_local(self, change: Array) -> None:
+        """Add the change of the model by local steps, as it is, to ``pending`` and ``drift``."""
+        self.accumulate(change, 1.0, 0.0)
+        self.momentum[:] = 0  # nothing of it is left for a method whose momentum goes on
+        if self.drift is not None:
+            self.drift += change
+
+    def settle(self, ids: np.ndarray) -> None:
+        """The server has taken these segments: they have no drift any more."""
+        if self.drift is not None:
+            zeros = np.zeros(4 * int(self.partition.lengths[ids].sum()), np.uint8)
+            RAW.store(self.partition, self.drift, ids, zeros)
 
     def accumulate(self, gradient: Array, learning_rate: float, momentum: float = 0.9,
                    weight_decay: float = 0.0, nesterov: bool = True) -> None:
@@ -74,6 +98,7 @@ class Accumulator:
         """Drop what the server has not taken, and the momentum: the server refuses their like."""
         self.clear()
         self.momentum[:] = 0
+        self.drift = None
 
     def check(self, gradient: Array) -> None:
         """Raise `GradientError` when the gradient is not finite."""

@@ -39,8 +39,14 @@ class Aggregation:
 
     def __init__(self, sync: str, model: Model, team: Team) -> None:
         self.model, self.team = model, team
-        self.method = create(sync, team)
+        self.method = self._created(sync)
         self.method.begin(model, 0)
+
+    def _created(self, sync: str) -> Method:
+        method = create(sync, self.team)
+        if reason := method.unfit(self.model):
+            raise ConfigError(reason)
+        return method
 
     def change(self, sync: str, robots: Collection[str], iteration: int) -> None:
         """Change the method for a fleet of ``robots``; pushes that are held back are applied now.
@@ -48,7 +54,7 @@ class Aggregation:
         ``iteration``: the highest that any robot has pushed or was granted. In a change between a
         coded and another method, pushes under way are dropped. `ConfigError`: nothing has changed.
         """
-        method = create(sync, self.team)
+        method = self._created(sync)
         for name in robots:
             if reason := method.refusal(name):
                 raise ConfigError(reason)
@@ -102,7 +108,7 @@ class Aggregation:
 
     def load(self, state: ServerState) -> None:
         """Resume from a checkpoint; `ConfigError` if it does not fit the method."""
-        method: Method = create(state.sync, self.team)
+        method = self._created(state.sync)
         method.begin(self.model, state.iteration)
         try:
             method.load_state(state.policy)

@@ -18,6 +18,7 @@ from numba import njit
 
 Array = Any  # numpy.ndarray or torch.Tensor
 
+_BLOCK = 1 << 14  # elements
 _SUM = {'reassoc', 'nsz', 'contract'}  # additions may be reordered inside one sum, nowhere else
 
 
@@ -81,6 +82,18 @@ def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array,
     return _segment_sums(pending.add_(step, alpha=rate).abs(), offsets)
 
 
+def trimmed_mean(values: list[Array], cut: int) -> Array:
+    """Mean per element, without its ``cut`` largest and ``cut`` smallest values; float32."""
+    if not isinstance(values[0], np.ndarray):
+        import torch
+        return torch.stack(values).sort(dim=0).values[cut:len(values) - cut].mean(dim=0)
+    out = np.empty_like(values[0])
+    for begin in range(0, out.size, _BLOCK):  # as much as a cache holds
+        block = slice(begin, begin + _BLOCK)
+        _trimmed_mean(np.stack([v[block] for v in values]), cut, out[block])
+    return out
+
+
 def difference_magnitude(master: Array, mirror: Array, offsets: np.ndarray) -> np.ndarray:
     """Sum |master - mirror| per segment, float32; ``offsets`` as of `accumulate`."""
     if isinstance(master, np.ndarray):
@@ -94,6 +107,23 @@ def _segment_sums(values: Array, offsets: np.ndarray) -> np.ndarray:
     import torch
     lengths = from_host(np.diff(offsets), values)
     return to_host(torch.segment_reduce(values, 'sum', lengths=lengths, unsafe=True))
+
+
+@njit(nogil=True, cache=True)
+def _trimmed_mean(values, cut, out):
+    """See `trimmed_mean`; ``values`` (arrays, elements)."""
+    count, sorted_values = values.shape[0], np.empty(values.shape[0], np.float32)
+    for k in range(out.size):
+        for i in range(count):  # insertion: these are few
+            value, at = values[i, k], i
+            while at > 0 and sorted_values[at - 1] > value:
+                sorted_values[at] = sorted_values[at - 1]
+                at -= 1
+            sorted_values[at] = value
+        total = np.float64(0)
+        for i in range(cut, count - cut):
+            total += sorted_values[i]
+        out[k] = total / (count - 2 * cut)
 
 
 @njit(nogil=True, cache=True, fastmath=_SUM)

@@ -68,7 +68,8 @@ class ServerConfig:
     ``stop_limit``: seconds that the end of the run may take. ``capacities``: robot -> computing
     capacity of the whole fleet in order of rank; empty if the fleet is not known from the
     beginning. ``implausible``: how many times the usual norm a push may have; 0: any, see
-    `rog_core.plausible`.
+    `rog_core.plausible`. ``clip``: for how many times the median norm it counts at most; 0: for
+    any, see `rog_core.clip`.
     """
 
     transfer: TransferConfig
@@ -80,6 +81,7 @@ class ServerConfig:
     stop_limit: float
     capacities: Mapping[str, float]
     implausible: float
+    clip: float = 0.0
 
     @classmethod
     def of(cls, settings: Any, capacities: Mapping[str, float], traffic: float = 1.0
@@ -88,4 +90,4 @@ class ServerConfig:
         return cls(TransferConfig.of(settings, traffic), settings.training.sync,
                    settings.training.momentum, settings.heartbeat.limit, settings.server.patience,
                    settings.server.drain_limit, settings.server.stop_limit, dict(capacities),
-                   settings.server.implausible)
+                   settings.server.implausible, settings.server.clip)

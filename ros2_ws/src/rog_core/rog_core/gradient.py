@@ -40,6 +40,7 @@ class GradientSource:
         self.clear = flat.zero_grad
         self.batch, self.shard, self.batch_of = data.batch, data.shard, data.batch_of
         self._loss, self._in_shard = data.loss, 0
+        self.velocity: torch.Tensor | None = None
 
     def shard_batches(self) -> int:
         """Return the number of batches of the robot's whole shard."""

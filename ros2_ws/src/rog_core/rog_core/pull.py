@@ -40,23 +40,23 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     """
     partition, sending = model.partition, method.sending()
     pending = member.mirror.measure()
-    candidates = pending > 0
+    differ, age = pending > 0, member.iteration - member.pulled_at
+    candidates = differ & member.step.turn(age)
     time = budget(member, active) if method.time_limited else math.inf
     if sending.minimum < 1:
         scores = plans.importance(pending, updated_at - updated_at.min(),
                                   config.importance_magnitude, config.importance_age)
         # Not in the paper: staleness is bounded for pulled rows as for pushed ones.
-        plan = plans.by_importance(partition, sending, scores, member.iteration - member.pulled_at,
-                                   candidates, time)
+        plan = plans.by_importance(partition, sending, scores, age, candidates, time)
     else:
         plan = plans.everything(partition, np.flatnonzero(candidates))
-    member.pulled_at[~candidates] = member.iteration
+    member.pulled_at[~differ] = member.iteration
     left = patience(member, active, method)
     codec = plans.affordable(plan, partition, model.codec, SMALLER, member.link.rate, left)
     iteration, step = method.grant(member.robot, member.iteration)
     staleness = member.iteration - min(m.slowest for m in active)
     command = Command(iteration, time, staleness, str(method), patience=left, sending=sending,
-                      ahead=method.pipelined and staleness + 1 < method.bound, step=step)
+                      ahead=method.goes_ahead(staleness), step=step)
     # Unless it was out of reach then, it holds the model of the barrier, but for rounding.
     current = bool((member.pulled_at >= member.iteration - 1).all())
     full = method.full_gradient_for(member.iteration, current)

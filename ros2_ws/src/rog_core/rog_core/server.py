@@ -18,6 +18,7 @@ import numpy as np
 from .admission import refusal
 from .aggregation import Aggregation, ServerState
 from .arrays import Array
+from .clip import NormBound
 from .codecs import Codec, get_codec
 from .config import ServerConfig
 from .errors import ConfigError, RemoteProtocolError
@@ -78,9 +79,11 @@ class ServerMachine:
         self.codec: Codec = get_codec(config.transfer.codec)
         self.model = Model(partition, master, self.codec)
         self.aggregation = Aggregation(config.sync, self.model, Team(
-            config.capacities, self.codec.name, config.momentum))
+            config.capacities, self.codec.name, config.momentum, config.clip))
         self.plausibility = Plausibility(config.implausible, master)
+        self.norm_bound = NormBound(config.clip)
         self.refused: Counter[str] = Counter()  # implausible pushes by robot
+        self.clipped: Counter[str] = Counter()  # pushes that did not count in full
         self.state = RUNNING
         self.members: dict[str, Member] = {}
         self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
@@ -271,7 +274,10 @@ class ServerMachine:
         if rows is not None:
             member.advance(now)
         if rows is not None and self.plausibility.admits(member.push, rows):
-            self.aggregation.take(member, rows, len(self.active()))
+            robots = len(self.active())
+            counts = self.norm_bound.bounded(member.push, rows,
+                                             max(robots, len(self.config.capacities)))
+            self.aggregation.take(member, counts, robots)
         elif rows is not None and member.push.refused == 1:
             self.refused[robot] += 1
         if ack is None:
@@ -327,6 +333,8 @@ class ServerMachine:
     def _close_push(self, member: Member, taken: np.ndarray) -> None:
         assert member.push.transfer is not None
         self.plausibility.learn(member.push)
+        self.clipped[member.robot] += self.norm_bound.learn(
+            member.robot, member.push, [m.robot for m in self.active()])
         iteration = member.push.transfer.iteration
         complete = self._partition_of(member.push.transfer.kind).rows_complete(taken)
         member.versions[complete] = np.maximum(member.versions[complete], iteration)
@@ -453,6 +461,7 @@ class ServerMachine:
         newest = max([self.iteration, *(m.granted for m in self.members.values())])
         self.aggregation.change(text, self.members, newest)
         self.plausibility.begin()
+        self.norm_bound.begin()
         for member in self.members.values():
             self._count_slowest(member)
         return self._release(now)
@@ -517,6 +526,9 @@ class ServerMachine:
         lost = now >= self.missed_at
         if lost:
             self.missed_at, self.missing = math.inf, self.method.expected
+        if now >= self.method.deadline:
+            self.method.on_time(now)
+            lost = True  # as if somebody had come or gone: it is asked again who may go on
         for member in self.members.values():
             if member.alive and now >= min(member.heard + self.config.heartbeat_limit,
                                            self.stop_by):
@@ -534,7 +546,7 @@ class ServerMachine:
     @property
     def deadline(self) -> float:
         """Time at which `on_time` is due; infinity: never."""
-        return min([self.missed_at, *map(self.deadline_of, self.members)])
+        return min([self.missed_at, self.method.deadline, *map(self.deadline_of, self.members)])
 
     def _retires_at(self, member: Member) -> float:
         """Time until which it must make progress: others wait for it."""
@@ -561,5 +573,5 @@ class ServerMachine:
         if member is None:
             return math.inf
         silent = min(member.heard + self.config.heartbeat_limit, self.stop_by,
-                     self._retires_at(member))
+                     self._retires_at(member), self.method.deadline)
         return silent if member.sender is None else min(silent, member.sender.deadline)

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
+
 from .arrays import copy_of
 from .config import SgdConfig
 from .errors import RemoteProtocolError
@@ -36,6 +38,7 @@ class Source(Protocol):
     weights: torch.Tensor   # the model, flat, as gradients are computed on it
     gradient: torch.Tensor  # what `add` adds to, flat
     result: Array           # the same memory
+    velocity: torch.Tensor | None  # momentum of local steps that go on
 
     def batch(self) -> Any:
         """Return the robot's own next batch."""
@@ -83,6 +86,22 @@ class Step:
         if len(integers) != count or numbers:
             raise ValueError(f'it has {count}, not {len(integers) + len(numbers)}')
         return cls(*integers)
+
+    def turn(self, age: np.ndarray) -> np.ndarray:
+        """Return which rows may travel with this step, bool (rows,).
+
+        ``age`` int64 (rows,): for how many iterations each row has not been sent that way.
+        """
+        return np.ones(age.size, bool)
+
+    def begin(self, store: Accumulator, ahead: int) -> Step:
+        """Put the model there on which it is computed; return the step as it is ordered.
+
+        ``ahead``: see `Accumulator.publish`.
+        """
+        store.drift = None
+        store.publish(ahead)
+        return self
 
     def batches(self, source: Source) -> int:
         """Return how many gradients of a batch are computed for it."""
@@ -260,8 +279,11 @@ class Local(Step):
 
     def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
         """See `Step.compute`: the "gradient" is the model before minus the model after."""
+        return self._steps(source, source.gradient.clone(), sgd)  # which is zero
+
+    def _steps(self, source: Source, velocity: torch.Tensor, sgd: SgdConfig) -> float:
         weights, gradient = source.weights, source.gradient
-        before, velocity, losses = weights.clone(), gradient.clone(), []
+        before, losses = weights.clone(), []
         try:
             for _ in range(self.steps):
                 source.clear()
@@ -277,11 +299,67 @@ class Local(Step):
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
         """See `Step.keep`: the change already includes learning rate and momentum."""
-        store.accumulate(gradient, 1.0, 0.0)
-        store.momentum[:] = 0  # nothing of it is left for a method whose momentum goes on
+        store.keep_local(gradient)
 
 
-STEPS: dict[str, type[Step]] = {step.name: step for step in (Gradient, Shards, Full, Local)}
+@dataclass(frozen=True)
+class Phase(Local):
+    """``steps`` local steps of a training that goes on: momentum, and the robot's own drift.
+
+    The robot's model is the fleet's with its own local steps in the rows that it has not pushed
+    since. Rows r with r mod ``fragments`` = ``fragment`` travel, in either direction, and those
+    that have not for ``fragments`` iterations. ``fresh``: momentum begins at zero; the worker says
+    so where it has no drift that goes on, and the server never.
+    """
+
+    name = 'phase'
+    exchangeable = True
+
+    fragments: int = field(default=1, compare=False)
+    fragment: int = field(default=0, compare=False)
+    fresh: bool = field(default=False, compare=False)
+
+    def check(self) -> None:
+        """See `Step.check`."""
+        super().check()
+        if not 0 <= self.fragment < self.fragments <= MAX_LOCAL:
+            raise RemoteProtocolError(f'the server asks for fragment {self.fragment} of '
+                                      f'{self.fragments}; there may be {MAX_LOCAL}, from 0 on')
+
+    def integers(self) -> tuple[int, ...]:
+        """See `Step.integers`."""
+        return self.steps, self.fragments, self.fragment
+
+    @classmethod
+    def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
+        """See `Step.of`."""
+        if len(integers) != 3 or numbers:
+            raise ValueError(f'it has 3, not {len(integers) + len(numbers)}')
+        return cls(*integers)
+
+    def turn(self, age: np.ndarray) -> np.ndarray:
+        """See `Step.turn`."""
+        return (np.arange(age.size) % self.fragments == self.fragment) | (age >= self.fragments)
+
+    def begin(self, store: Accumulator, ahead: int) -> Step:
+        """See `Step.begin`: a step under way is in the drift, so nothing has to be predicted."""
+        fresh = store.drift is None
+        store.publish_own()
+        return dataclasses.replace(self, fresh=fresh)
+
+    def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
+        """See `Step.compute`."""
+        if self.fresh or source.velocity is None:
+            source.velocity = source.gradient.clone()  # which is zero
+        return self._steps(source, source.velocity, sgd)
+
+    def after_push(self, store: Accumulator, push: Sender) -> None:
+        """See `Step.after_push`."""
+        super().after_push(store, push)
+        store.settle(push.taken())
+
+
+STEPS: dict[str, type[Step]] = {step.name: step for step in (Gradient, Shards, Full, Local, Phase)}
 
 
 def step_of(name: str, integers: Iterable[int], numbers: Iterable[float]) -> Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .arrays import trimmed_mean
 from .codecs import EXAMPLES
 from .config import SgdConfig
 from .dispatch import Loopback
@@ -14,11 +15,13 @@ from .methods import Team
 def warm_up() -> None:
     """Compile every kernel, or load it from the cache on disk."""
     for codec in EXAMPLES:
-        _one_iteration(codec)
+        _one_iteration(codec, 'rsp:2')
+    _one_iteration('raw', 'diloco:1')
+    trimmed_mean([np.ones(1, np.float32)] * 3, 1)
 
 
-def _one_iteration(codec: str) -> None:
-    pair = Loopback.small([('w', (3, 400)), ('b', (9,))], 'rsp:2', Team({'robot': 1.0}, codec))
+def _one_iteration(codec: str, sync: str) -> None:
+    pair = Loopback.small([('w', (3, 400)), ('b', (9,))], sync, Team({'robot': 1.0}, codec))
     worker = pair.workers['robot']
     gradient = np.ones(worker.partition.elements, np.float32)
     wanted = pair.start()

@@ -240,14 +240,15 @@ class WorkerMachine:
         return [*self._poll(now), *self._compute_ahead(now)]
 
     def _push_plan(self) -> plans.Plan:
-        sending = self.command.sending
+        sending, age = self.command.sending, self.iteration - self.pushed_at
+        turn = self.command.step.turn(age)
         if sending.minimum >= 1:
-            return plans.everything(self.partition)
+            return plans.everything(self.partition, np.flatnonzero(turn))
         scores = plans.importance(
             self.accumulator.mean_magnitude(), self.pushed_at.max() - self.pushed_at,
             self.config.importance_magnitude, self.config.importance_age)
-        return plans.by_importance(self.partition, sending, scores, self.iteration - self.pushed_at,
-                                   np.ones(self.partition.rows, bool), self.command.mta_time)
+        return plans.by_importance(self.partition, sending, scores, age, turn,
+                                   self.command.mta_time)
 
     def _compute_ahead(self, now: float) -> list[Action]:
         """Pipelining: start the next gradient on the present model, if the server allows it."""
@@ -258,8 +259,7 @@ class WorkerMachine:
         return self._compute(self.iteration + 1, ahead=1)
 
     def _compute(self, iteration: int, ahead: int = 0) -> list[Action]:
-        self.accumulator.publish(ahead)
-        self._order = Compute(iteration, self.command.step)
+        self._order = Compute(iteration, self.command.step.begin(self.accumulator, ahead))
         return [self._order]
 
     def on_ack(self, ack: Ack, now: float) -> list[Action]:

@@ -41,7 +41,7 @@ SHAPES = {
                ('linear', (40, 26))],
     'raw': [('conv', (60, 17)), ('bias', (8,)), ('long', (1, 601 + 400)), ('scale', ()),
             ('linear', (40, 26))]}
-SHAPES['ternary'] = SHAPES['ternary:0.1'] = SHAPES['onebit']
+SHAPES |= dict.fromkeys(('ternary', 'ternary:0.1', 'e3m0', 'sparseloco'), SHAPES['onebit'])
 
 CHUNK = 2000  # bytes at most: several chunks for every transfer
 BUFFER = 2.0  # seconds of data that a link queues up before it drops
@@ -71,12 +71,12 @@ class Fleet:
 
     def __init__(self, seed, robots=3, sync='rsp:3', codec='onebit', loss=0.0, duplicate=0.0,
                  delay=0.02, rate=1e6, heartbeat_limit=1.0, momentum=0.5, capacities=(),
-                 patience=math.inf):
+                 patience=math.inf, clip=0.0):
         self.rng = random.Random(seed)
         self.partition = partition_of(SHAPES[codec], 'row', codec)
         self.codec, self.loss, self.duplicate, self.delay = codec, loss, duplicate, delay
         self.sync, self.heartbeat_limit, self.rate = sync, heartbeat_limit, rate
-        self.patience = patience         # the server's, s
+        self.patience, self.clip = patience, clip  # the server's, s; and see `rog_core.clip`
         self.momentum = momentum         # the server's
         self.capacities = {f'robot{k}': value for k, value in enumerate(capacities)}
         self.team = Team(self.capacities, codec, momentum)
@@ -117,7 +117,7 @@ class Fleet:
             self.partition, master, next(self.lives),
             server_config(self.sync, self.codec, CHUNK, heartbeat_limit=self.heartbeat_limit,
                           momentum=self.momentum, capacities=self.capacities,
-                          patience=self.patience))
+                          patience=self.patience, clip=self.clip))
         self.server.aggregation = self.update = SummingAggregation(
             self.sync, self.server.model, self.team)
         if state is not None:
@@ -465,6 +465,8 @@ class Fleet:
     def check_start(self, robot, iteration):
         """Invariant 3, at the moment a worker may begin to compute ``iteration``."""
         robot.granted = iteration
+        if robot.machine.server != self.server.incarnation:
+            return  # granted by a server that has crashed, of which the robot has not heard yet
         self.staleness.starts(robot.machine)
         self.counts['staleness checked'] += self.staleness.check(robot, iteration, self)
 

@@ -16,7 +16,7 @@ from rog_core.methods.svrg import FullGradient
 from rog_core.mirror import Mirror, RawRows
 from rog_core.report import WorkerStatistics
 from rog_core.server import ServerMachine
-from rog_core.steps import MAX_LOCAL, MAX_SHARDS, Local, Shards
+from rog_core.steps import MAX_LOCAL, MAX_SHARDS, Local, Phase, Shards
 from rog_core.transfer.link import LinkEstimate
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import Sender
@@ -45,6 +45,12 @@ BAD_STEPS = {
     'no local steps': Local(0),
     'local steps below 0': Local(-3),
     'too many local steps': Local(MAX_LOCAL + 1),
+    'a phase without steps': Phase(0),
+    'a phase with too many steps': Phase(MAX_LOCAL + 1),
+    'no fragments': Phase(3, 0, 0),
+    'a fragment too high': Phase(3, 2, 2),
+    'a fragment below 0': Phase(3, 2, -1),
+    'too many fragments': Phase(3, MAX_LOCAL + 1, 0),
 }
 
 # What no worker can follow of the other words of a command; for `dataclasses.replace`.

@@ -64,7 +64,7 @@ class Gradients:
 
 
 class SummingAccumulator(Accumulator):
-    """Adds up in double precision what it is given: ``produced``; and ``dropped`` as refused."""
+    """Adds up in double precision what it is given: ``produced``; and what is ``dropped``."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -75,6 +75,13 @@ class SummingAccumulator(Accumulator):
         before = self.pending.astype(np.float64)
         super().accumulate(*arguments, **options)
         self.produced += self.pending - before
+
+    def encode(self, codec, ids):
+        before = self.pending.astype(np.float64) if codec.kept < 1 else 0
+        data = super().encode(codec, ids)
+        if codec.kept < 1:  # its error feedback decays
+            self.dropped += before - self.pending - decode(self.partition, codec, ids, data)
+        return data
 
     def reset(self):
         self.dropped += self.pending

@@ -50,6 +50,43 @@ def sparse_reference(row, sparsity):
     return out + b'\xff\xff' * (count - len(chosen)), decoded
 
 
+def four_bit_reference(row):
+    """E3M0 bytes and decoded values of one segment."""
+    out, scale = rounded(max((abs(v) for v in row), default=0))
+    levels = [np.float32(0), *(np.float32(scale * 2.0 ** (e - 7)) for e in range(1, 8))]
+    codes, decoded = [], np.zeros_like(row)
+    for k, value in enumerate(row):
+        # The nearest level, the larger of two that are as near; all are exact in double precision.
+        far = [abs(abs(float(value)) - float(level)) for level in levels]
+        code = max(e for e in range(8) if far[e] == min(far)) if value != 0 else 0
+        codes.append(code | 8 * bool(code and value < 0))
+        decoded[k] = -levels[code] if value < 0 else levels[code]
+    codes += [0] * (len(codes) % 2)
+    return out + bytes(a | b << 4 for a, b in zip(codes[::2], codes[1::2], strict=True)), decoded
+
+
+def sparseloco_reference(row):
+    """SparseLoCo bytes and decoded values of one segment."""
+    count = max(round(row.size / 64), 1)
+    largest = sorted(range(row.size), key=lambda k: (-abs(float(row[k])), k))[:count]
+    chosen, decoded = sorted(k for k in largest if row[k] != 0), np.zeros_like(row)
+    sizes = [abs(float(row[k])) for k in chosen]
+    mean = sum(sizes) / max(len(sizes), 1)
+    groups = [[size for size in sizes if (size > mean) == large] for large in (True, False)]
+    (first, large), (second, small) = (rounded(sum(g) / max(len(g), 1)) for g in groups)
+    bits = 0
+    for n, k in enumerate(chosen):
+        scale = large if abs(float(row[k])) > mean else small
+        word = k | 0x1000 * (scale is large) | 0x2000 * bool(row[k] < 0)
+        bits |= word << 14 * n
+        decoded[k] = -scale if row[k] < 0 else scale
+    return first + second + bits.to_bytes((14 * count + 7) // 8, 'little'), decoded
+
+
+BY_SEGMENT = {'ternary': ternary_reference, 'e3m0': four_bit_reference,
+              'sparseloco': sparseloco_reference}
+
+
 def reference(codec, partition, values, ids, sums):
     """Encoded bytes and decoded values (elements,), one element at a time."""
     out, decoded = bytearray(), np.zeros_like(values)
@@ -59,8 +96,8 @@ def reference(codec, partition, values, ids, sums):
             out += values[lo:hi].astype('<f4').tobytes()
             decoded[lo:hi] = values[lo:hi]
             continue
-        if codec == 'ternary':
-            code, decoded[lo:hi] = ternary_reference(values[lo:hi])
+        if codec in BY_SEGMENT:
+            code, decoded[lo:hi] = BY_SEGMENT[codec](values[lo:hi])
             out += code
             continue
         if codec.startswith('ternary:'):

@@ -15,9 +15,12 @@ SCHEDULES = int(os.environ.get('ROG_SCHEDULES', 80 * settings().max_examples // 
 SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early', 'rsp:1', 'rsp:2',
          'rsp:4', 'rsp:20', 'rsp:20+second', 'rsp:auto:2:8', 'rsp:4-early', 'rsp:3-order-minimum',
          'rsp:4+pipeline', 'rsp:6+pipeline+sparse', 'rsp:3+sparse',
-         'rsp:auto:2:9+pipeline+sparse', 'gsgm', 'gsgm:3', 'local:3']
+         'rsp:auto:2:9+pipeline+sparse', 'gsgm', 'gsgm:3', 'local:3', 'diloco:3', 'diloco:6:3',
+         'diloco:4:2+quorum=2+grace=0.3', 'rsp:4+local=3+rate=0.7+momentum=0.5',
+         'rsp:6+pipeline+sparse+local=2',
+         'trimmed:1']
 EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # with codec raw only
-CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1']
+CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1', 'e3m0', 'sparseloco']
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'gap', 'deaf', 'blackout', 'slow',
           'fast', 'sync', 'replay', 'corrupt', 'checkpoint', 'crash']
 NETWORK = {'loss': [0.0, 0.05, 0.3], 'duplicate': [0.0, 0.2], 'delay': [0.001, 0.02, 0.2],

@@ -31,7 +31,8 @@ def test_links_that_die_for_minutes_stop_nobody_for_good(sync, heartbeat_limit):
 
 
 @pytest.mark.parametrize('sync', ['bsp', 'ssp:2', 'dssp:1:4', 'flown:1:6', 'ssp:2+early',
-                                  'ssp:2+early-minimum', 'gsgm', 'local:3'])
+                                  'ssp:2+early-minimum', 'gsgm', 'local:3',
+                                  'diloco:3', 'diloco:6:3-pipeline'])
 def test_iterations_never_part_by_more_than_the_highest_threshold(sync):
     fleet = Fleet(2, 3, sync, loss=0.05, rate=3e4)
     for robot, seconds in zip(fleet.robots.values(), (0.05, 0.1, 0.5)):
@@ -151,7 +152,8 @@ def test_a_lone_robot_has_all_the_time():
 # -- the books
 
 
-@pytest.mark.parametrize('sync', ['bsp', 'rsp:4', 'rsp:20+pipeline+sparse', 'local:3'])
+@pytest.mark.parametrize('sync', ['bsp', 'rsp:4', 'rsp:20+pipeline+sparse', 'local:3',
+                                  'diloco:4:2', 'rsp:4+pipeline+local=2'])
 def test_all_time_since_the_first_grant_is_computing_communicating_or_stalled(sync):
     fleet = Fleet(9, 3, sync, loss=0.05, rate=5e4)
     began = {}

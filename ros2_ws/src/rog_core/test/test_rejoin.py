@@ -8,7 +8,8 @@ from rog_core.messages import Kind, RegisterRequest
 from schedules import come_back, lose, run_until, settled, state_of
 
 SYNCS = ['bsp', 'ssp:2', 'asp', 'dssp:1:4', 'flown', 'rsp:4', 'rsp:20+pipeline+sparse', 'rsp:auto',
-         'gsgm', 'gsgm:4', 'local:3']
+         'gsgm', 'gsgm:4', 'local:3', 'diloco:4:2', 'diloco:4+quorum=2',
+         'rsp:4+local=8+momentum=0.5']
 
 
 @pytest.mark.parametrize('state', ['computing', 'pushing', 'waiting', 'pulling'])

@@ -15,7 +15,7 @@ from rog_core.errors import RemoteProtocolError
 from rog_core.flat import flatten
 from rog_core.learner import Learner
 from rog_core.messages import Compute
-from rog_core.steps import MAX_LOCAL, STEPS, Full, Gradient, Local, Shards, step_of
+from rog_core.steps import MAX_LOCAL, STEPS, Full, Gradient, Local, Phase, Shards, step_of
 
 SHARDS, BATCHES = 6, 4
 numbers = st.floats(-9, 9, width=32)
@@ -23,7 +23,10 @@ shards = st.lists(st.tuples(st.integers(0, SHARDS - 1), numbers), min_size=1, ma
     lambda parts: st.builds(Shards, st.just(SHARDS), st.just(tuple(k for k, _ in parts)),
                             st.just(tuple(w for _, w in parts)), st.booleans()))
 steps = st.one_of(st.builds(Gradient, st.booleans()), st.just(Full()), shards,
-                  st.builds(Local, st.integers(1, MAX_LOCAL)))
+                  st.builds(Local, st.integers(1, MAX_LOCAL)),
+                  st.tuples(st.integers(1, MAX_LOCAL), st.integers(1, MAX_LOCAL)).flatmap(
+                      lambda n: st.builds(Phase, st.just(n[0]), st.just(n[1]),
+                                          st.integers(0, n[1] - 1))))
 
 
 # -- how they are told
@@ -40,7 +43,7 @@ def test_a_step_survives_being_told_in_plain_values(step):
 
 def test_every_step_is_found_by_its_name():
     assert {name: cls.name for name, cls in STEPS.items()} == {name: name for name in STEPS}
-    assert set(STEPS.values()) == {Gradient, Shards, Full, Local}
+    assert set(STEPS.values()) == {Gradient, Shards, Full, Local, Phase}
 
 
 @pytest.mark.parametrize('name', ['', 'fast', 'Gradient', 'os:system'])
@@ -53,7 +56,8 @@ def test_a_step_that_this_version_does_not_know_is_the_servers_fault(name):
 @pytest.mark.parametrize(('name', 'integers', 'floats'), [
     ('gradient', (), ()), ('gradient', (1, 1), ()), ('gradient', (1,), (0.5,)),
     ('shards', (), ()), ('shards', (4,), (1.0,)), ('full', (1,), ()), ('full', (), (1.0,)),
-    ('local', (), ()), ('local', (3, 4), ()), ('local', (3,), (0.5,))])
+    ('local', (), ()), ('local', (3, 4), ()), ('local', (3,), (0.5,)),
+    ('phase', (3,), ()), ('phase', (3, 1, 0, 1), ()), ('phase', (3, 1, 0), (0.5,))])
 def test_numbers_that_are_not_those_of_the_step_are_the_servers_fault(name, integers, floats):
     with pytest.raises(RemoteProtocolError, match=f"the numbers of the step '{name}' are not its"):
         step_of(name, integers, floats)
@@ -258,6 +262,59 @@ def test_one_local_step_is_one_gradient_of_a_worker_that_has_no_momentum_yet(nes
         ours.source.compute(Compute(1, step), sgd)
         pushed.append(kept(ours, step, sgd))
     assert close(*pushed)
+
+
+def torch_steps(count, sgd):
+    """How far so many steps of torch's SGD lead, and where to."""
+    model, data = network(), Batches()
+    before = flatten(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=sgd.learning_rate, momentum=sgd.momentum,
+                                nesterov=sgd.nesterov)
+    for _ in range(count):
+        optimizer.zero_grad()
+        data.loss(model, data.batch()).backward()
+        optimizer.step()
+    return before - flatten(model)
+
+
+def phase(ours, step, sgd, ahead=0):
+    """Compute a phase as a worker does, and keep what it comes to; returns the step as ordered."""
+    ordered = step.begin(ours.store, ahead)
+    ours.source.compute(Compute(1, ordered), sgd)
+    kept(ours, ordered, sgd)
+    return ordered
+
+
+def test_phases_of_which_nothing_is_sent_are_one_long_training():
+    """Momentum and the robot's own model go on, and the rows of the fleet stay as they are."""
+    sgd, ours = SgdConfig(0.1, 0.9, 0.0, True), learner()
+    before = ours.store.weights.copy()
+    fresh = [phase(ours, Phase(count), sgd).fresh for count in (3, 1, 4)]
+    assert fresh == [True, False, False]
+    assert close(ours.store.pending, torch_steps(8, sgd))
+    assert close(ours.store.drift, ours.store.pending)
+    assert (ours.store.weights == before).all()
+
+
+def test_what_the_server_takes_is_the_robots_own_no_more():
+    sgd, ours = SgdConfig(0.1, 0.9, 0.0, True), learner()
+    phase(ours, Phase(3), sgd)
+    taken = np.array([1, 2])
+    span = slice(ours.store.partition.offsets[1], ours.store.partition.offsets[3])
+    ours.store.settle(taken)
+    assert not ours.store.drift[span].any() and ours.store.drift.any()
+    Phase(3).begin(ours.store, 0)
+    assert (ours.store.model[span] == ours.store.weights[span]).all()
+
+
+def test_after_a_refusal_or_another_method_a_phase_begins_anew():
+    sgd, ours = SgdConfig(0.1, 0.9, 0.0, True), learner()
+    for end in (ours.store.reset, lambda: Gradient().begin(ours.store, 0)):
+        phase(ours, Phase(3), sgd)
+        assert not Phase(3).begin(ours.store, 0).fresh
+        end()
+        assert Phase(3).begin(ours.store, 0).fresh
+        assert (ours.store.model == ours.store.weights).all()
 
 
 def test_a_batch_that_fails_in_the_middle_leaves_the_model_as_it_was():

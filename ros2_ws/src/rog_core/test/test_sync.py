@@ -48,7 +48,11 @@ def test_a_threshold_below_one_has_no_minimum():
     ('rsp:9+pipeline+sparse', 9, True), ('gsgm', 2, False), ('gsgm:4', 4, True),
     ('gsgm:4-early', 4, False), ('gsgm+svrg', 2, False), ('asp+svrg=7', math.inf, False),
     ('bsp+svrg', 1, False), ('gc', 1, False), ('dgh-gc:2:3:20', 1, False),
-    ('hgc:1-feedback', 1, False), ('dcgc:0', 1, False), ('local:3', 1, False)])
+    ('hgc:1-feedback', 1, False), ('dcgc:0', 1, False), ('local:3', 1, False),
+    ('diloco:30', 1, False), ('diloco:30:3-pipeline', 1, False),
+    ('diloco:30:3+quorum=2+grace=0.5+rate=0.4+momentum=0.3', 1, False),
+    ('diloco:4+pipeline+rate=1+momentum=0', 1, False), ('rsp:4+local=8', 4, True),
+    ('rsp:9+pipeline+sparse+local=8+rate=0.7+momentum=0.9', 9, True)])
 def test_methods_are_named_by_strings(text, bound, adaptive):
     method = create(text, TEAM)
     assert (method.bound, method.early) == (bound, adaptive)
@@ -66,7 +70,7 @@ def test_methods_are_named_by_strings(text, bound, adaptive):
 @pytest.mark.parametrize(('text', 'reason'), [
     ('', 'is unknown'),
     ('bps', "'bps' is unknown.*bsp, ssp:S, asp, dssp:LOW:HIGH, flown, rsp:T, rsp:auto, gsgm, "
-            'local:H'),
+            'local:H, diloco:H'),
     ('RSP:4', 'is unknown'), ('bsp:1', 'takes no threshold'), ('bsp:', 'takes no threshold'),
     ('asp:3', 'takes no threshold'), ('ssp', 'needs one threshold'), ('rsp', 'needs one threshold'),
     ('rsp:', 'not a whole number'),
@@ -87,6 +91,19 @@ def test_methods_are_named_by_strings(text, bound, adaptive):
     ('dgh-gc:1:2:3:4', 'more than the stragglers, groups and rounds'),
     ('local', 'needs one threshold'), ('local:0', '1 to 1000'),
     ('local:3+early', 'it has none'),
+    ('diloco', 'needs the number of local steps'), ('diloco:0', '1 to 1000'),
+    ('diloco:-2', '1 to 1000'), ('diloco:8:0', '1 to 1000'), ('diloco:8:2:2', 'needs the number'),
+    ('diloco:8.5', 'not a whole number'),
+    ('diloco:8:3', '8 local steps cannot be divided among 3 fragments'),
+    ('diloco:2:4', 'cannot be divided among 4'), ('diloco:8+grace=2', 'write quorum=K'),
+    ('diloco:8+quorum', 'quorum needs a number'), ('diloco:8+quorum=0', '1 to 1000'),
+    ('diloco:8+quorum=2.5', 'not a whole number'), ('diloco:8+quorum=13', 'the fleet has 12'),
+    ('diloco:8+quorum=2+grace=x', "'x' .* is not a number"),
+    ('diloco:8+quorum=2+grace=nan', '0 to 3600'), ('diloco:8+rate=0', '0.01 to 10'),
+    ('diloco:8+momentum=1', '0 to 0.999'), ('diloco:8+rate', 'rate needs a number'),
+    ('diloco:8+early', "no option 'early'"), ('rsp:4+local', 'local needs a number'),
+    ('rsp:4+local=0', '1 to 1000'), ('rsp:4+rate=0.5', 'write local=H'),
+    ('rsp:4+momentum=0.5', 'write local=H'),
     ('gc+pipeline', "no option 'pipeline'; it has feedback"), ('gsgm-feedback', 'no option')])
 def test_anything_else_is_refused_with_the_reason(text, reason):
     with pytest.raises(ConfigError, match=reason):

@@ -1,13 +1,19 @@
-"""The out directory: whether it can be used. Imports nothing that takes long."""
+"""The out directory: whether it can be used, and by whom. Imports nothing that takes long."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import secrets
 from pathlib import Path
+from typing import NamedTuple
 
 from fleet_env.durable import Kept
 from fleet_env.errors import DurableError
 
 FORMER = 'checkpoint.safetensors'  # of versions whose checkpoints had no digest
+SERVED = 'server.json'             # which run it is, and how often its server was started
 
 
 def kept(directory: Path, keep: int = 1) -> Kept:
@@ -26,3 +32,59 @@ def check_directory(out: Path, resume: bool) -> Kept:
         raise DurableError(f'{out / FORMER} is of an earlier version and has no digest; this '
                            'version cannot go on from it')
     return store
+
+
+class Claim(NamedTuple):
+    """A run, served by this process; ``start``: counts the processes that have served it."""
+
+    run: int
+    start: int
+
+
+def run_in(out: Path) -> int:
+    """Return the identity of the run in a directory; 0: there is none."""
+    try:
+        return _served((out / SERVED).read_bytes()).run
+    except OSError:
+        return 0
+
+
+def claim(out: Path | None, resume: bool) -> Claim:
+    """Take a directory for as long as this process lives, and count its start of the run.
+
+    The lock ends with the process, however that ends. So whoever claims a run knows, and tells the
+    robots, that every former server of it is gone. Without a directory each process is a new run.
+
+    :raises DurableError: another process has it, or it cannot be written.
+    """
+    new = Claim(secrets.randbits(63) | 1, 1)
+    if out is None:
+        return new
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        handle = os.open(out / SERVED, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a lock that forks do not share
+        except BlockingIOError:
+            os.close(handle)
+            raise DurableError(f'another parameter server that is still running writes to {out}; '
+                               'stop it, or choose another out directory') from None
+        former = _served(os.read(handle, 1024))
+        taken = Claim(former.run, former.start + 1) if resume and former.run else new
+        text = json.dumps({'run': f'{taken.run:016x}', 'start': f'{taken.start:08d}'}).encode()
+        os.pwrite(handle, text, 0)  # as long as the former one, so that it is never half
+        os.ftruncate(handle, len(text))
+        os.fsync(handle)
+    except OSError as error:
+        raise DurableError(f'{out / SERVED} cannot be written: {error.strerror}') from None
+    return taken
+
+
+def _served(data: bytes) -> Claim:
+    try:
+        found = json.loads(data)
+        run, start = int(found['run'], 16), int(found['start'])
+    except (ValueError, KeyError, TypeError):
+        run = start = 0
+    # A new file, or damaged: it is taken as a new run's.
+    return Claim(run, start) if 0 < run < 2**64 and 0 < start < 2**32 - 1 else Claim(0, 0)

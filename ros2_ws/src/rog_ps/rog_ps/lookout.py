@@ -11,16 +11,17 @@ from rog_core.errors import ConfigError
 from rog_msgs.msg import FleetStatus
 from rog_ros import qos
 from rog_ros.parameters import SERVER
-from rog_ros.servers import is_there, refusal
+from rog_ros.servers import Others, refusal
 
 SECONDS = 1.0  # in which a server on this network is found
 _LEAST = 0.3   # s of them for reading what has arrived during the imports
 
 
 class Lookout:
-    """Listens at the place where the server is going to be."""
+    """Listens at the place where the server is going to be; ``others``: what counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Others) -> None:
+        self._others = others
         self._until = time.monotonic() + SECONDS
         self._node = Node('lookout', namespace=f'/{SERVER}')
         self._heard: list[Any] = []
@@ -31,10 +32,16 @@ class Lookout:
         executor = SingleThreadedExecutor(context=self._node.context)
         executor.add_node(self._node)
         until = max(self._until, time.monotonic() + _LEAST)
-        while not any(map(is_there, self._heard)) and (left := until - time.monotonic()) > 0:
+        found = None
+        while found is None and (left := until - time.monotonic()) > 0:
             executor.spin_once(timeout_sec=left)
+            found = next((s for s in self._heard if self._others.shows(s, time.time())), None)
+            self._heard.clear()
         executor.remove_node(self._node)
         place = self._node.get_namespace()
+        if self._others.refused:
+            self._node.get_logger().warning('a status of another parameter server does not count: '
+                                            f'{self._others.refused}')
         self._node.destroy_node()
-        for status in filter(is_there, self._heard):
-            raise ConfigError(refusal(status, place))
+        if found is not None:
+            raise ConfigError(refusal(found, place))

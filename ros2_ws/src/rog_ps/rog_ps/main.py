@@ -8,21 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from fleet_ros.ending import Interruption
+from fleet_ros.exposure import look_before
 from fleet_ros.process import fail, run, spin_until
 from rclpy.node import Node
+from rog_ros.parameters import SERVER
+from rog_ros.seal import Signature, read_key
+from rog_ros.servers import Others
 
-from .directory import check_directory
+from .directory import check_directory, run_in
 from .lookout import Lookout
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the node until its time is over or it is stopped; the exit code is 0 for a clean end."""
-    return run(_build, _serve, args, ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps'))
+    return run(_build, _serve, args, ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps'),
+               lambda given: look_before('parameter_server', f'/{SERVER}', given))
 
 
 def _build() -> Any:
-    _look_at_directory()
-    lookout = Lookout()  # before the imports, which take as long as DDS needs to find others
+    # Before the imports, which take as long as DDS needs to find others.
+    lookout = Lookout(_look_at_settings())
     import torch
     from rog_core.warm_up import warm_up
 
@@ -35,17 +40,20 @@ def _build() -> Any:
     return node
 
 
-def _look_at_directory() -> None:
-    """Refuse a full disk or a damaged checkpoint at once; what follows takes seconds."""
-    node = Node('parameter_server', namespace='/rog', start_parameter_services=False,
+def _look_at_settings() -> Others:
+    """Refuse a full disk, a damaged checkpoint or key at once; what follows takes seconds."""
+    node = Node('parameter_server', namespace=f'/{SERVER}', start_parameter_services=False,
                 enable_rosout=False)
     try:
         out = node.declare_parameter('out', '').value
         resume = node.declare_parameter('resume', False).value
+        key = node.declare_parameter('security.key', '').value
     finally:
         node.destroy_node()
     if out:
         check_directory(Path(out), resume)
+    return Others(Signature(read_key(key)) if key else None,
+                  run_in(Path(out)) if out and resume else 0)
 
 
 def _serve(node: Any, interruption: Interruption) -> int:

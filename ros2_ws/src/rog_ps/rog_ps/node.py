@@ -62,18 +62,18 @@ from rog_ros.seal import (
     Key,
     SealError,
     Session,
+    Signature,
     check,
     derived,
-    of_status,
     process_of,
     read_key,
     sealed,
 )
-from rog_ros.servers import gives_way, is_there, refusal, this_process, this_version
+from rog_ros.servers import Others, gives_way, refusal, this_process, this_version
 from rog_tasks.task import Task, load_task
 
 from . import checkpoint
-from .directory import check_directory, kept
+from .directory import check_directory, claim, kept
 
 ASK_EVERY = 10.0  # seconds between two looks at who publishes
 STATES = {'pulling': 'training', 'draining': 'training'}  # names of states in RobotStatus
@@ -84,7 +84,7 @@ class _Peer:
 
     def __init__(self, node: ParameterServerNode, robot: str, link: ShapedLink) -> None:
         self.link = link
-        base = f'{fleet_namespace(node.get_namespace())}/{robot}/'
+        self.base = base = f'{fleet_namespace(node.get_namespace())}/{robot}/'
         self.out: dict[type, Any] = {
             Chunk: node.create_publisher(RowChunk, base + 'pull', qos.CHUNK),
             Ack: node.create_publisher(RowAck, base + 'push_ack', qos.CHUNK),
@@ -123,6 +123,7 @@ class ParameterServerNode(Node):
         require_key(security.key, security.open)
         self._key = read_key(security.key) if security.key else None
         self._control = self._key and self._key.control()
+        self._signature = self._key and Signature(self._key)
         self._controlled = 0       # time of the last control call, ns
         self._changing = False     # this node changes its own parameters
         check_method(settings, self._capacities)
@@ -150,6 +151,9 @@ class ParameterServerNode(Node):
         self.machine = self._build_machine()
         self.set_parameters([Parameter('sync', value=str(self.machine.method))])  # a checkpoint's
         self.add_on_set_parameters_callback(self._on_set_parameters)
+        self._claim = claim(self.out, settings.resume)
+        self._others = Others(self._signature, self._claim.run,
+                              process_of(self.machine.incarnation))
         self._recorder = self._build_recorder()
         self._status = self.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
@@ -299,6 +303,7 @@ class ParameterServerNode(Node):
     def on_message(self, robot: str, message: Any) -> None:
         """Handle a message of a transfer."""
         keys, session, refused = None, self._peers[robot].session, self.machine.refused[robot]
+        clipped = self.machine.clipped[robot]
         if self._key is not None:
             if session is None:
                 return
@@ -311,6 +316,10 @@ class ParameterServerNode(Node):
                     '(server.implausible)')
             self.get_logger().warning(f'refused a push of {robot}: {what}')
             self._fault(robot, 'push_refused', what)
+        if self.machine.clipped[robot] != clipped:
+            self.get_logger().warning(f'a push of {robot} counts only in part: its norm is above '
+                                      f'{self.settings.server.clip:g} times the median of the '
+                                      'robots (server.clip)', throttle_duration_sec=30.0)
         if actions is None:
             self._dropped[robot] += 1
             return
@@ -360,11 +369,16 @@ class ParameterServerNode(Node):
 
     def _on_other(self, message: Any) -> None:
         """Handle the status of a server at the same place, which may be our own."""
-        mine = self.elapsed, process_of(self.machine.incarnation)
-        if self.done or message.incarnation == mine[1] or not is_there(message):
+        others, mine = self._others, (self.elapsed, process_of(self.machine.incarnation))
+        if self.done:
             return
-        # With a key, anybody may say that there is another one; only the user decides then.
-        if self._key is None and gives_way(mine, message, time.monotonic() - self._born):
+        others.refused = ''
+        if not others.shows(message, time.time()):
+            if others.refused:
+                self._dropped['another server'] += 1
+                self.get_logger().warning('dropped a status of another parameter server: '
+                                          f'{others.refused}', throttle_duration_sec=5.0)
+        elif gives_way(mine, message, time.monotonic() - self._born):
             self.error, self.done = refusal(message, self.get_namespace()), True
         else:
             self.get_logger().error(
@@ -581,6 +595,7 @@ class ParameterServerNode(Node):
         self._statuses += 1
         message = FleetStatus(
             incarnation=process_of(machine.incarnation), count=self._statuses,
+            run=self._claim.run, start=self._claim.start,
             host=this_process(), version=this_version(), sync=str(machine.method),
             model=machine.partition.digest,
             state='stopped' if self.done else 'stopping' if machine.stopping else 'training',
@@ -598,10 +613,9 @@ class ParameterServerNode(Node):
             idle=float(now - m.progress), refused=machine.refused[m.robot],
             why=why(m, machine.iteration, m.robot in machine.waited_for, now))
             for m in machine.members.values()]
-        for entry in message.robots:
-            session = self._peers[entry.robot].session
-            sealed(session.to_robot if session else None, entry, of_status(message))
         message.header.stamp = self.get_clock().now().to_msg()
+        if self._signature is not None:
+            self._signature.sign(message)
         self._status.publish(message)
 
     def _diagnose(self) -> None:
@@ -622,6 +636,7 @@ class ParameterServerNode(Node):
                   'key': 'yes' if self._key else 'no',
                   **{f'messages refused of {who}': n for who, n in self._dropped.items()},
                   **{f'pushes refused of {who}': n for who, n in refused.items() if n},
+                  **{f'pushes clipped of {who}': n for who, n in self.machine.clipped.items() if n},
                   **{f'publishers of {topic}': who for topic, who in self._who_publishes().items()}}
         status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
         message = DiagnosticArray(status=[status])
@@ -640,7 +655,7 @@ class ParameterServerNode(Node):
             return found
         found = {}
         for robot in [name for name in self._dropped if name in self._peers]:
-            topic = f'/{robot}/training_status'
+            topic = self._peers[robot].base + 'training_status'
             known = self.get_publishers_info_by_topic(topic)
             if len(known) > 1:
                 found[topic] = ', '.join(shown(f'{one.node_namespace}/{one.node_name} ', 80)

@@ -120,7 +120,7 @@ def main() -> None:
     wire = Wire()
     session = Session(new_key().of('robot1'), 3, 2)
     line: dict[str, Any] = {'bench': 'seal', 'elements': partition.elements}
-    for chunk in (14000, 1200):
+    for chunk in (60000, 14000, 1300):
         push = Push(partition, chunk, wire)
         push.run(None), push.run(session)
         times: dict[bool, list[float]] = {False: [], True: []}

@@ -9,6 +9,9 @@ many, GMAC, the tag of AES-256-GCM without a text (NIST SP 800-38D, package `cry
 which processors have instructions. Its nonce is the number of the chunk, which is never used for
 another one with the same key. The key proves who has sent what; it hides nothing.
 
+A fleet status is for everybody, also for robots that have not registered with this process, so it
+is signed: Ed25519 (RFC 8032). A robot's key file holds the public half, with which it cannot sign.
+
 Within a session a repeated message does no harm: transfers are numbered, chunks count once, and
 statuses carry a counter. A registration names the server process that it is meant for, which takes
 each worker process once; control calls carry the time.
@@ -34,6 +37,7 @@ from rog_msgs.msg import RowAck, RowChunk
 
 TAG = 16       # bytes of a tag
 SECRET = 32    # bytes of a key
+LARGE = 4096   # bytes of values from which GMAC is faster than BLAKE2b
 MAGIC = 'rog-key-1'
 
 
@@ -61,17 +65,22 @@ def process_of(incarnation: int) -> int:
 
 
 class Key(NamedTuple):
-    """A key file's content. ``robot``: whose key it is; empty: the fleet's."""
+    """A key file's content. ``robot``: whose key it is; empty: the fleet's.
+
+    ``public``: what checks the server's signatures, 32 bytes; empty in the fleet's, which signs.
+    """
 
     secret: bytes
     robot: str = ''
+    public: bytes = b''
 
     def of(self, robot: str) -> Key:
         """Return the key of one robot, from its own or from the fleet's."""
         if self.robot not in ('', robot):
             raise ConfigError(f"this is the key of '{self.robot}', not of '{robot}'; write its own "
                               f'with rog key FILE --robot {robot}')
-        return self if self.robot else Key(derived(self.secret, 'robot', robot), robot)
+        return self if self.robot else Key(derived(self.secret, 'robot', robot), robot,
+                                           Signature(self).public)
 
     def control(self) -> bytes:
         """Return the key of control calls; only who has the fleet's key can make them."""
@@ -81,7 +90,8 @@ class Key(NamedTuple):
 
     def text(self) -> str:
         """Return what the file holds."""
-        return f'{MAGIC} {self.robot or "-"} {self.secret.hex()}\n'
+        return ' '.join((MAGIC, self.robot or '-', self.secret.hex(),
+                         *[self.public.hex()] * bool(self.robot))) + '\n'
 
 
 def new_key() -> Key:
@@ -112,11 +122,13 @@ def read_key(path: str | Path) -> Key:
     if mode & 0o077:
         raise ConfigError(f'the key {path} can be read by others (mode {mode:o}); chmod 600 {path}')
     try:
-        magic, robot, secret = words
-        key = Key(bytes.fromhex(secret), '' if robot == '-' else robot)
-        if magic != MAGIC or len(key.secret) != SECRET:
+        magic, robot, *parts = words
+        key = Key(bytes.fromhex(parts[0]), '' if robot == '-' else robot,
+                  *map(bytes.fromhex, parts[1:]))
+        if magic != MAGIC or [*map(len, (key.secret, key.public))] != [SECRET,
+                                                                       SECRET * bool(key.robot)]:
             raise ValueError
-    except ValueError:
+    except (ValueError, IndexError, TypeError):
         raise ConfigError(f'{path} is no key of rog key, or is damaged') from None
     return key
 
@@ -175,48 +187,62 @@ def _part(get: Callable[[Any], Any], idl: str) -> Callable[[Any], bytes]:
     return lambda m: struct.pack('<I', len(get(m))) + b''.join(map(one, get(m)))
 
 
-_CHUNK = struct.Struct('<IIBBHQII').pack
-_NONCE = struct.Struct('<IIBxxx').pack
-_ACK = struct.Struct('<3sQIIQIB').pack
+# What the tag of a chunk is made of. The first 12 bytes are its nonce: they number the chunk within
+# a session and direction, and padding makes them 12.
+_CHUNK = struct.Struct('<IIBxxxBHQII').pack
+_OF_CHUNK = attrgetter('attempt', 'sequence', 'kind', 'codec', 'segments', 'incarnation',
+                       'iteration', 'ids', 'values')
+_ACK = struct.Struct('<3sIBQIIQ').pack
+_OF_ACK = attrgetter('attempt', 'kind', 'incarnation', 'iteration', 'next_expected',
+                     'received_mask')
+
+
+def _cryptography() -> tuple[Any, Any, Any]:
+    """Return what we use of the package `cryptography`, which only a fleet with a key needs."""
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        raise ConfigError('a fleet with a key needs the Python package cryptography; install '
+                          'it here: pip install cryptography, or the package '
+                          'python3-cryptography of the system') from None
+    return AESGCM, ed25519, InvalidSignature
 
 
 class Side:
     """The keys of one side of a session: what it sends, it seals with them."""
 
     def __init__(self, key: bytes) -> None:
-        try:
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        except ImportError:
-            raise ConfigError('a fleet with a key needs the Python package cryptography; install '
-                              'it here: pip install cryptography, or the package '
-                              'python3-cryptography of the system') from None
-        self._key = derived(key, 'messages')
-        self._gcm = AESGCM(derived(key, 'chunks')).encrypt
+        self._begin = hashlib.blake2b(key=derived(key, 'messages'), digest_size=TAG).copy
+        aead, _, _ = _cryptography()
+        self._gcm = aead(derived(key, 'chunks')).encrypt
 
-    def tag_of(self, message: Any, more: bytes = b'') -> bytes:
-        """Return the tag of a message; ``more``: what a status proves beside its own fields."""
+    def tag_of(self, message: Any) -> bytes:
+        """Return the tag of a message."""
         kind = type(message)
         if kind is RowChunk:
-            m = message
-            header = _CHUNK(m.attempt, m.sequence, m.kind, m.codec, m.segments, m.incarnation,
-                            m.iteration, len(m.ids))
-            return self._gcm(_NONCE(m.attempt, m.sequence, m.kind), b'',
-                             b''.join((header, m.ids, m.values)))
-        if kind is RowAck:
-            m = message
-            text = _ACK(b'ack', m.incarnation, m.iteration, m.next_expected, m.received_mask,
-                        m.attempt, m.kind)
-        else:
-            text = canonical(message) + more
-        return hashlib.blake2b(text, key=self._key, digest_size=TAG).digest()
+            *numbers, ids, values = _OF_CHUNK(message)
+            header = _CHUNK(*numbers, len(ids))
+            if len(values) >= LARGE:
+                return self._gcm(header[:12], b'', b''.join((header, ids, values)))
+            digest = self._begin()
+            digest.update(header)
+            digest.update(ids)
+            digest.update(values)
+            return digest.digest()
+        digest = self._begin()
+        digest.update(_ACK(b'ack', *_OF_ACK(message)) if kind is RowAck
+                      else canonical(message))
+        return digest.digest()
 
-    def check(self, message: Any, more: bytes = b'') -> None:
+    def check(self, message: Any) -> None:
         """Raise `SealError` unless the message has the tag that the keys give it."""
-        _check(message, self.tag_of(message, more))
+        _check(message, self.tag_of(message))
 
 
 def tag_of(key: bytes, message: Any, more: bytes = b'') -> bytes:
-    """Return the tag of a message that belongs to no session; ``more``: as with `Side.tag_of`."""
+    """Return the tag of a message that belongs to no session; ``more``: proved beside it."""
     return hashlib.blake2b(canonical(message) + more, key=key, digest_size=TAG).digest()
 
 
@@ -226,15 +252,38 @@ def check(key: bytes, message: Any, more: bytes = b'') -> None:
 
 
 def _check(message: Any, tag: bytes) -> None:
-    if not len(message.tag):
-        raise SealError('it carries no tag, but this side has a key (security.key)')
-    if not hmac.compare_digest(bytes(message.tag), tag):
-        raise SealError('its tag is not made with our key, or it was changed or repeated')
+    if not hmac.compare_digest(message.tag, tag):
+        raise SealError('its tag is not made with our key, or it was changed or repeated'
+                        if len(message.tag) else
+                        'it carries no tag, but this side has a key (security.key)')
 
 
-def of_status(message: Any) -> bytes:
-    """Return what a fleet status says to every robot; the robot's own entry proves it."""
-    return struct.pack('<QQ', message.incarnation, message.count)
+class Signature:
+    """Signs the statuses of a fleet's server, and checks them; ``key``: a robot's only checks."""
+
+    def __init__(self, key: Key) -> None:
+        _, ed25519, self._invalid = _cryptography()
+        self._private = None
+        if key.robot:
+            self.public = key.public
+        else:
+            self._private = ed25519.Ed25519PrivateKey.from_private_bytes(
+                derived(key.secret, 'statuses'))
+            self.public = self._private.public_key().public_bytes_raw()
+        self._verify = ed25519.Ed25519PublicKey.from_public_bytes(self.public).verify
+
+    def sign(self, status: Any) -> None:
+        """Give a status its signature."""
+        assert self._private is not None, 'a robot cannot sign'
+        status.tag = array.array('B', self._private.sign(canonical(status)))
+
+    def proves(self, status: Any) -> bool:
+        """Whether a server with the fleet's key has sent this status, at whatever time."""
+        try:
+            self._verify(bytes(status.tag), canonical(status))
+        except self._invalid:
+            return False
+        return True
 
 
 class Session:
@@ -249,6 +298,6 @@ class Session:
 def sealed(key: Side | bytes | None, message: Any, more: bytes = b'') -> Any:
     """Return the message with its tag; without a key, as it is."""
     if key is not None:
-        tag = key.tag_of(message, more) if isinstance(key, Side) else tag_of(key, message, more)
+        tag = key.tag_of(message) if isinstance(key, Side) else tag_of(key, message, more)
         message.tag = array.array('B', tag)
     return message

@@ -8,7 +8,10 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from .seal import Signature
+
 YOUNG = 10.0  # s in which a server that meets another one may still give way
+FRESH = 30.0  # s for which a proved status of another server counts; clocks may differ by that
 
 
 def this_process() -> str:
@@ -27,6 +30,40 @@ def this_version() -> str:
 def is_there(status: Any) -> bool:
     """Whether the server that sent this status still serves."""
     return status.state != 'stopped'
+
+
+class Others:
+    """Whether a status shows that another server is there, at the place of one of our own.
+
+    With a key only a status counts that is proved by it and was just made. Else a stranger could
+    keep a server from starting, or make it end, with a status of its own making; or with one that
+    it has recorded, of a server that is gone.
+
+    :param signature: of the fleet's key; None: it has none.
+    :param run: that our server goes on with. A former server of it is dead, or still holds the lock
+        of its directory, which then refuses us; 0: a new one.
+    :param process: public number of our process, if it publishes statuses.
+    """
+
+    def __init__(self, signature: Signature | None, run: int = 0, process: int = 0) -> None:
+        self._signature, self._run, self._process = signature, run, process
+        self.refused = ''  # why the last status of somebody else did not count
+
+    def shows(self, status: Any, now: float) -> bool:
+        """Whether another server is there; ``now``: time since 1970, s."""
+        if status.incarnation == self._process or not is_there(status) \
+                or self._run and status.run == self._run:
+            return False
+        if self._signature is not None:
+            age = abs(now - status.header.stamp.sec)
+            if not self._signature.proves(status):
+                self.refused = 'it is not signed with our key'
+                return False
+            if age > FRESH:
+                self.refused = (f'it was made {age:.0f} s ago or hence: somebody repeats it, or '
+                                'the clocks of the machines differ')
+                return False
+        return True
 
 
 def refusal(status: Any, place: str) -> str:
@@ -56,9 +93,26 @@ class Loyalty:
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._heard = -math.inf
+        self._place = (0, 0)  # run and start of the server that has accepted the robot
 
     def listens(self, own: bool, now: float) -> bool:
         """Whether a message counts; ``own``: it is from the server that has accepted the robot."""
         if own:
             self._heard = now
         return own or now - self._heard > self._limit
+
+    def note(self, own: bool, status: Any) -> None:
+        """Take note of a status that is proved with the fleet's key; ``own``: see `listens`.
+
+        One from a later start of the run of our server says that ours is dead, since a server
+        holds a lock on the run's directory as long as it lives: there is no need to wait until
+        silence shows it. Never call this without a proof: anybody can read run and start, and
+        could send the robot away from a server that is well. That is why a fleet without a key
+        waits; when DDS sees that the writer of a killed server is gone is no help, as it trusts
+        one for 30 s.
+        """
+        run, start = status.run, status.start
+        if own:
+            self._place = run, start
+        elif run == self._place[0] and start > self._place[1]:
+            self._heard = -math.inf

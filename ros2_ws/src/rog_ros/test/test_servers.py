@@ -3,12 +3,15 @@
 from types import SimpleNamespace
 
 import pytest
-from rog_ros.servers import YOUNG, Loyalty, gives_way, refusal
+from rog_msgs.msg import FleetStatus
+from rog_ros.seal import Signature, new_key
+from rog_ros.servers import FRESH, YOUNG, Loyalty, Others, gives_way, refusal
 
 
-def status(elapsed=0.0, incarnation=5, state='training'):
+def status(elapsed=0.0, incarnation=5, state='training', run=0, start=1):
     return SimpleNamespace(state=state, elapsed=elapsed, incarnation=incarnation, sync='bsp',
-                           host='laptop, process 7', robots=[SimpleNamespace(robot='robot1')])
+                           host='laptop, process 7', robots=[SimpleNamespace(robot='robot1')],
+                           run=run, start=start)
 
 
 @pytest.mark.parametrize(('mine', 'other'), [
@@ -36,3 +39,50 @@ def test_a_robot_stays_with_the_server_that_has_accepted_it_until_that_one_is_si
         assert not loyalty.listens(False, tick + 0.5)
     assert not loyalty.listens(False, 22.0)
     assert loyalty.listens(False, 22.1)
+
+
+def test_a_later_start_of_its_run_shows_a_robot_at_once_that_its_server_is_dead():
+    loyalty = Loyalty(3.0)
+    assert loyalty.listens(True, 0.0)
+    loyalty.note(True, status(run=7, start=2))
+    for other in (status(run=8, start=9), status(run=7, start=1), status(run=7, start=2)):
+        loyalty.note(False, other)
+        assert not loyalty.listens(False, 0.1)
+    loyalty.note(False, status(run=7, start=3))
+    assert loyalty.listens(False, 0.2)
+
+
+def test_before_a_robot_knows_a_run_nothing_makes_it_disloyal():
+    loyalty = Loyalty(3.0)
+    assert loyalty.listens(True, 0.0)  # the answer to its registration; no status yet
+    loyalty.note(False, status(run=7, start=3))
+    assert not loyalty.listens(False, 0.1)
+
+
+KEY = new_key()
+
+
+def a_status(made=100, key=KEY, run=5, state='training'):
+    message = FleetStatus(incarnation=9, run=run, start=1, state=state)
+    message.header.stamp.sec = made
+    if key is not None:
+        Signature(key).sign(message)
+    return message
+
+
+def test_without_a_key_every_status_of_another_server_shows_it():
+    others = Others(None, run=3, process=2)
+    assert others.shows(a_status(key=None), 1e6)
+    assert not others.shows(a_status(key=None, state='stopped'), 100)
+    assert not others.shows(FleetStatus(incarnation=2, state='training'), 100)  # our own
+    assert not others.shows(a_status(key=None, run=3), 100), 'the lock of its directory decides'
+    assert Others(None).shows(FleetStatus(incarnation=2, state='training'), 100)
+
+
+@pytest.mark.parametrize('key, now, why', [
+    (None, 100, 'not signed'), (new_key(), 100, 'not signed'),
+    (KEY, 100 + FRESH + 1, 'somebody repeats it'), (KEY, 100 - FRESH - 1, 'somebody repeats it')])
+def test_with_a_key_a_status_shows_a_server_only_if_it_is_proved_and_new(key, now, why):
+    others = Others(Signature(KEY))
+    assert not others.shows(a_status(key=key), now) and why in others.refused
+    assert others.shows(a_status(), 100 + FRESH)

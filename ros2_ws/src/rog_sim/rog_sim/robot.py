@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from fleet_env.fleet import FleetConfig, RobotConfig
 from fleet_env.power import EnergyMeter
@@ -76,12 +78,15 @@ class Robot:
                 and self.store.model is self.store.weights:
             self.finish()
 
-    def work(self, order: Compute | None, anchor: Any, evaluate: bool) -> tuple[float, float]:
+    def work(self, order: Compute | None, anchor: Any, evaluate: bool, portrait: bool = False
+             ) -> Any:
         """Evaluate the model, if asked, then compute a gradient, if any; return loss and accuracy.
 
         Runs in another process, which shares only the model and the gradient with this one;
-        therefore the anchor of the store (SVRG) is an argument.
+        therefore the anchor of the store (SVRG) is an argument. ``portrait``: return that instead.
         """
+        if portrait:
+            return self.task.portrait(self.model)
         accuracy = measure(self.task, self.model) if evaluate else math.nan
         if order is None:
             return math.nan, accuracy
@@ -111,6 +116,10 @@ class Robot:
         """Evaluate the model that this robot holds now."""
         _, self.accuracy = processes.submit(self._rank, None, None, True).result()
         self.evaluated_at = finished
+
+    def portrait(self, processes: GradientProcesses) -> Mapping[str, np.ndarray]:
+        """Return what the task shows of this robot; its state is in the process that trains."""
+        return processes.submit(self._rank, None, None, False, True).result()
 
     def settle(self, now: float) -> None:
         """Update the energy meter with the present activity of the robot."""

@@ -43,6 +43,7 @@ from rog_core.states import COMPUTING
 from rog_tasks.sources import CameraSource
 from rog_tasks.task import Task, load_task
 
+from .portraits import SERVER, write_portraits
 from .processes import GradientProcesses
 from .robot import Robot
 from .traffic import traffic_factor
@@ -87,6 +88,7 @@ class Simulation:
     def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0
                  ) -> None:
         self.fleet, self.now, self.end = fleet, 0.0, 60 * fleet.minutes
+        self._out = out
         self._server_every = server_every
         training = fleet.training
         links = {config.name: link_trace(config.link) for config in fleet.robots}
@@ -175,9 +177,18 @@ class Simulation:
             if not self._server_every:
                 robot.evaluate(self._processes, report.iteration)
             self._report(robot, 'stopped')
+        if self._out is not None:
+            self._save_portraits(self._out)
         if reason != 'interrupted':
             progress(1.0)
         return self._recorder.stop(self.end, reason)
+
+    def _save_portraits(self, out: Path) -> None:
+        """Write what the task shows of the models at the end, if it shows anything."""
+        unflatten(self._model, self.server.master)
+        shown = {SERVER: self._task.portrait(self._model), **{
+            name: robot.portrait(self._processes) for name, robot in self.robots.items()}}
+        write_portraits(out, shown)
 
     def _measure_server(self) -> None:
         """Evaluate the server's model, as the papers on GSGM and gradient coding do."""

@@ -5,9 +5,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from rog_tasks.image_data import as_float
 from rog_tasks.shift import Shift
 
 Batch = tuple[Tensor, Tensor]
+
+
+def to_device_of(model: torch.nn.Module, batch: Batch) -> Batch:
+    """Return the batch on the device that holds the model."""
+    images, labels = batch
+    device = next(model.parameters(), images).device
+    return images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
 class Batches(Iterator[Batch]):
@@ -27,7 +35,8 @@ class Batches(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         chosen = self._choose()
-        return self._shift(self._images[chosen], self._generator), self._labels[chosen]
+        return self._shift(as_float(self._images[chosen]), self._generator), \
+            self._labels[chosen]
 
     def skip(self, count: int) -> None:
         """Pass over ``count`` batches without making their images."""

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rog_tasks.batches import Batch, Batches
+from rog_tasks.batches import Batch, Batches, to_device_of
+from rog_tasks.cache import Progress
 from rog_tasks.data import LOADERS, ImageData
 from rog_tasks.errors import TaskError
+from rog_tasks.image_data import as_float
 from rog_tasks.loading import load_object
 from rog_tasks.models import build_model, try_model
 from rog_tasks.shards import partition, require_labels
@@ -29,7 +31,7 @@ class Classification(Task):
         function or class that returns a model: images (N, C, H, W), 0 to 1, to logits (N, classes).
     :param model_options: keyword arguments of that function.
     :param split: who gets which images, see :func:`rog_tasks.shards.partition`.
-    :param test_limit: evaluate on at most so many test images; 0 for all.
+    :param test_limit: evaluate on at most so many test images, evenly chosen; 0 for all.
     :raises TaskError: for an option that cannot be, which it names.
     """
 
@@ -39,23 +41,25 @@ class Classification(Task):
                  test_limit: int = 0):
         if test_limit < 0:
             raise TaskError('test_limit must be at least 0')
-        self._seed = seed
+        self._seed = self._model_seed = seed
         self._split = split
         self._shift = Shift(0.0, 0.0)
         self._model_spec = model
         self._model_options = dict(model_options or {})
         self._data = self._load(data, dict(data_options or {}))
-        chosen = slice(test_limit or None)
-        self._test = self._data.test_images[chosen], self._data.test_labels[chosen]
+        images = len(self._data.test_labels)  # evenly chosen: they may be in the order of classes
+        chosen = torch.arange(test_limit) * images // test_limit \
+            if 0 < test_limit < images else slice(None)
+        self._test = as_float(self._data.test_images[chosen]), self._data.test_labels[chosen]
         self._shards = self._cut(1)  # refuses an unknown split, and missing labels, at once
 
     def model(self) -> nn.Module:
         """Return a new model; the global random state is left as it was."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._number('model'))
+            torch.manual_seed(self._number('model', seed=self._model_seed))
             made = build_model(self._model_spec, self._model_options,
                                self._data.train_images.shape[1], self._data.classes)
-            try_model(made, self._model_spec, self._data.test_images[:1])
+            try_model(made, self._model_spec, self._test[0][:1])
         return made
 
     def batches(self, rank: int, world: int) -> Iterator[Batch]:
@@ -67,12 +71,12 @@ class Classification(Task):
         """Yield the shard once, in its order; the last batch may be smaller."""
         generator = self._generator('shard', rank)
         for chosen in self._shard(rank, world).split(self.batch_size):
-            yield (self._shift(self._data.train_images[chosen], generator),
+            yield (self._shift(as_float(self._data.train_images[chosen]), generator),
                    self._data.train_labels[chosen])
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy."""
-        images, labels = batch
+        images, labels = to_device_of(model, batch)
         return nn.functional.cross_entropy(model(images), labels)
 
     def evaluate(self, model: nn.Module) -> float:
@@ -106,13 +110,13 @@ class Classification(Task):
         require_labels(shards, labels, self._data.classes)
         return [torch.from_numpy(shard) for shard in shards]
 
-    def _number(self, purpose: str, rank: int = 0) -> int:
+    def _number(self, purpose: str, rank: int = 0, seed: int | None = None) -> int:
         """Return the seed of one purpose, so that no two draw the same numbers."""
-        entropy = [self._seed, rank, *purpose.encode()]
+        entropy = [self._seed if seed is None else seed, rank, *purpose.encode()]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
-    def _generator(self, purpose: str, rank: int = 0) -> torch.Generator:
-        return torch.Generator().manual_seed(self._number(purpose, rank))
+    def _generator(self, purpose: str, rank: int = 0, seed: int | None = None) -> torch.Generator:
+        return torch.Generator().manual_seed(self._number(purpose, rank, seed))
 
 
 def fit(model: nn.Module, loss: Callable[[nn.Module, Batch], Tensor], batches: Iterable[Batch],
@@ -122,7 +126,9 @@ def fit(model: nn.Module, loss: Callable[[nn.Module, Batch], Tensor], batches: I
         return
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    progress = Progress('training the model that the fleet begins with', steps)
     for batch in islice(batches, steps):
+        progress.step()
         optimizer.zero_grad()
         loss(model, batch).backward()
         optimizer.step()
@@ -137,7 +143,8 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor, at_once: int = 51
     try:
         with torch.inference_mode():
             right = sum(int((model(part).argmax(1) == truth).sum()) for part, truth in
-                        zip(images.split(at_once), labels.split(at_once), strict=True))
+                        (to_device_of(model, batch) for batch in zip(
+                            images.split(at_once), labels.split(at_once), strict=True)))
     finally:
         model.train(training)
     return right / len(labels)

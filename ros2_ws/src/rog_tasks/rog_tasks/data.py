@@ -9,8 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from rog_tasks.formats import cifar10, cifar100, fashion_mnist, fed_cifar100, image_folder, mnist
+from rog_tasks.formats import cifar10, cifar100, fashion_mnist, fed_cifar100, mnist
 from rog_tasks.image_data import ImageData
+from rog_tasks.image_folder import image_folder
 from rog_tasks.shapes import shapes
 
 __all__ = ['LOADERS', 'ImageData', 'digits']

@@ -86,33 +86,6 @@ def fed_cifar100(root: str = 'data') -> ImageData:
     return _data(parts, 100)
 
 
-def image_folder(root: str = 'data', size: int = 32) -> ImageData:
-    """Images in ``root/train/<class>/*`` and ``root/test/<class>/*``, scaled to ``size`` pixels."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise DataError('to read image files: pip install pillow') from error
-    train = Path(root) / 'train'
-    names = sorted(path.name for path in train.iterdir() if path.is_dir()) if train.is_dir() else []
-    if not names:
-        raise DataError(f'{train} holds no folders; make one for each class')
-    parts: list[_Part] = []
-    for part in ('train', 'test'):
-        images, labels = [], []
-        for label, name in enumerate(names):
-            for file in sorted((Path(root) / part / name).glob('*')):
-                try:
-                    with Image.open(file) as image:
-                        images.append(np.asarray(image.convert('RGB').resize((size, size))))
-                except (OSError, UnidentifiedImageError) as error:
-                    raise DataError(f'{file} is not an image: {error}') from error
-                labels.append(label)
-        if not images:
-            raise DataError(f'{Path(root) / part} holds no images of {", ".join(names)}')
-        parts.append((_pixels(np.stack(images).transpose(0, 3, 1, 2)), _labels(np.array(labels))))
-    return _data(parts, len(names))
-
-
 def _idx_data(root: str, what: str) -> ImageData:
     parts: list[_Part] = []
     for part in ('train', 't10k'):

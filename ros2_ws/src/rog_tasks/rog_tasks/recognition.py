@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rog_tasks.batches import Batch
+from rog_tasks.batches import Batch, to_device_of
 from rog_tasks.classify import accuracy, fit
 from rog_tasks.errors import TaskError
 from rog_tasks.models import build_model, try_model
@@ -84,7 +84,7 @@ class Recognition(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of the images that have a label."""
-        images, labels = batch
+        images, labels = to_device_of(model, batch)
         return self._source.loss(model(images), labels)
 
     def evaluate(self, model: nn.Module) -> float:

@@ -4,11 +4,13 @@ Every sample is in exactly one shard, no shard is empty, and equal arguments giv
 """
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from rog_tasks.errors import DataError
+from rog_tasks.image_data import as_float
 
 Indices = NDArray[np.int64]
 
@@ -91,7 +93,8 @@ def _main_direction(images: Tensor) -> NDArray[np.float64]:
 
     Of the images averaged down to a few cells: where they are light and dark, not their detail.
     """
-    cells = adaptive_avg_pool2d(images, _CELLS).flatten(1).double().numpy()
+    cells = torch.cat([adaptive_avg_pool2d(as_float(part), _CELLS) for part in images.split(4096)]
+                      ).flatten(1).double().numpy()
     centred = cells - cells.mean(0)
     direction = np.linalg.eigh(centred.T @ centred)[1][:, -1]
     direction *= np.sign(direction[np.abs(direction).argmax()])  # its sign is arbitrary

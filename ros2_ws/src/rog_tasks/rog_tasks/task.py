@@ -15,6 +15,7 @@ from rog_tasks.errors import TaskError
 from rog_tasks.loading import load_object
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from rog_tasks.sources import Source
@@ -70,6 +71,16 @@ class Task(ABC):
         """Return the metric in the world before it changed, 0 to 1; NaN where it never did."""
         return math.nan
 
+    def portrait(self, model: 'nn.Module') -> 'Mapping[str, NDArray[Any]]':
+        """Return small arrays that a figure of the end of a run shows, by name; none by default.
+
+        In virtual time it is asked for every robot's model, and for that of the server.
+        `rog_sim.figures` draws: of a robot ``truth`` and ``estimate``, positions (n, 3) in m; of
+        the server ``top`` (H, W, 3), colours 0 to 1 seen from above, ``height`` (H, W) in m, and
+        ``extent``, the four bounds of x and y in m.
+        """
+        return {}
+
 
 def _without_shard(cls: type) -> str:
     return (f'{cls.__name__} does not implement shard(rank, world), one pass over the data of a '
@@ -113,6 +124,9 @@ class _Plain(Task):
         if hasattr(self._inner, 'evaluate_clean'):
             return self._inner.evaluate_clean(model)
         return math.nan
+
+    def portrait(self, model: 'nn.Module') -> 'Mapping[str, NDArray[Any]]':
+        return self._inner.portrait(model) if hasattr(self._inner, 'portrait') else {}
 
 
 def load_task(spec: str, options: Mapping[str, Any] | None = None, seed: int = 0,

@@ -8,7 +8,9 @@ import torch
 from rog_tasks.cruda import LEARNING_RATE, Cruda
 from rog_tasks.data import digits
 from rog_tasks.errors import TaskError
+from rog_tasks.recognition import Recognition
 from rog_tasks.task import load_task
+from sample_images import CLASSES, class_files, write
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -134,3 +136,32 @@ def test_the_model_has_several_hundred_rows_and_no_buffers():
     rows = sum(1 if p.ndim < 2 or p.numel() < 1000 else p.shape[0] for p in model.parameters())
     assert rows == 336 and sum(p.numel() for p in model.parameters()) == 159_626
     assert not list(model.buffers())
+
+
+@pytest.mark.parametrize('made', [
+    lambda folder: Cruda(pretrain_epochs=0),
+    lambda folder: Recognition(f'folder:{folder}', CLASSES, size=32)])
+def test_a_loss_is_computed_where_the_model_is(made, tmp_path):
+    """The device `meta` computes shapes alone, and like a GPU refuses to mix with the CPU."""
+    task = made(write(tmp_path / 'images', class_files()))
+    loss = task.loss(task.model().to('meta'), next(iter(task.batches(0, 1))))
+    assert loss.shape == () and loss.device.type == 'meta'
+    loss.backward()
+
+
+def test_a_model_is_measured_where_it_is():
+    class Constant(torch.nn.Module):
+        """Is on the device `meta`, and says what it was given."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1, device='meta'))
+
+        def forward(self, images):
+            devices.add(images.device.type)
+            return torch.zeros(len(images), 10, device='meta')
+
+    devices = set()
+    with pytest.raises((RuntimeError, NotImplementedError), match='meta'):  # it has no values
+        Cruda(pretrain_epochs=0).evaluate(Constant())
+    assert devices == {'meta'}

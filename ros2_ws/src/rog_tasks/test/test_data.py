@@ -57,7 +57,7 @@ def test_shapes_that_cannot_be_are_refused(options):
     (torch.zeros(2, 8, 8), torch.zeros(2, dtype=torch.int64), 'must be'),
     (torch.zeros(2, 1, 8, 8), torch.zeros(3, dtype=torch.int64), 'must be'),
     (torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64), 'n > 0'),
-    (torch.zeros(2, 1, 8, 8), torch.zeros(2), 'float32 and int64'),
+    (torch.zeros(2, 1, 8, 8), torch.zeros(2), 'uint8 or float32 and int64'),
     (torch.zeros(2, 1, 8, 8), torch.tensor([0, 5]), 'between 0 and 4'),
 ])
 def test_data_of_the_wrong_form_is_refused(images, labels, words):

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 from rog_tasks.data import LOADERS
 from rog_tasks.errors import DataError
-from rog_tasks.formats import (
-    cifar10,
-    cifar100,
-    fashion_mnist,
-    fed_cifar100,
-    image_folder,
-    mnist,
-)
+from rog_tasks.formats import cifar10, cifar100, fashion_mnist, fed_cifar100, mnist
 
 
 def idx(values):
@@ -171,22 +164,5 @@ def test_fed_cifar_100_is_read_client_by_client(tmp_path):
 
 def test_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, 'h5py', None)
-    monkeypatch.setitem(sys.modules, 'PIL', None)
     with pytest.raises(DataError, match='pip install h5py'):
         fed_cifar100(str(tmp_path))
-    with pytest.raises(DataError, match='pip install pillow'):
-        image_folder(str(tmp_path))
-
-
-def test_folders_of_images_are_classes(tmp_path):
-    image = pytest.importorskip('PIL.Image')
-    for part in ('train', 'test'):
-        for name, colour in (('cat', (255, 0, 0)), ('ant', (0, 0, 255))):
-            (tmp_path / part / name).mkdir(parents=True)
-            image.new('RGB', (20, 10), colour).save(tmp_path / part / name / 'a.png')
-    data = image_folder(str(tmp_path), size=16)
-    assert data.train_images.shape == (2, 3, 16, 16) and data.classes == 2
-    assert data.train_images[0].mean((1, 2)).tolist() == [0, 0, 1]
-    (tmp_path / 'test' / 'ant' / 'b.png').write_text('no image')
-    with pytest.raises(DataError, match='b.png is not an image'):
-        image_folder(str(tmp_path))

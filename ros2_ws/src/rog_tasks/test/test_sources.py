@@ -219,7 +219,8 @@ def test_damaged_messages_are_skipped_and_counted(tmp_path):
     record(tmp_path / 'bag', events)
     made = source(f'bag:{tmp_path}/bag?topic=/cam', 'topic:/said')
     assert right(next(made.batches(0, 1, 4)))
-    assert made.report().message == 'some cannot be used: 2 damaged messages'
+    assert made.report().message.startswith('some cannot be used: 2 damaged messages, last ')
+    assert 'Error: ' in made.report().message
 
 
 def test_each_robot_may_have_a_recording_of_its_own(tmp_path):

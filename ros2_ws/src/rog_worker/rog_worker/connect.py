@@ -9,6 +9,7 @@ from typing import Any
 import rclpy
 import torch
 from fleet_env.settings import changed
+from fleet_ros.exposure import look_before
 from fleet_ros.spinning import Spinning
 from rog_core.config import SgdConfig, TransferConfig
 from rog_core.optimizer import RogOptimizer
@@ -48,6 +49,7 @@ def connect(robot: str) -> Iterator[Connection]:
     """Join the fleet of this DDS domain as ``robot``; initialises rclpy if nobody has."""
     own = not rclpy.ok()
     if own:
+        look_before('worker', f'/{robot}')
         rclpy.init()
     connection = Connection(robot)
     try:

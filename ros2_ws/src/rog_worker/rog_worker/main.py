@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet_ros.ending import Interruption
+from fleet_ros.exposure import look_before
 from fleet_ros.process import fail, run, spin_until
 
 LINGER = 1.0  # s in which the last receipt is repeated, or a gradient may still be computed
@@ -17,7 +18,8 @@ LINGER = 1.0  # s in which the last receipt is repeated, or a gradient may still
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the node until the run is over; the exit code is 0 for a clean end."""
-    return run(_build, _serve, args, ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker'))
+    return run(_build, _serve, args, ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker'),
+               lambda given: look_before('worker', '/', given))
 
 
 def _build() -> Any:

@@ -61,9 +61,9 @@ from rog_ros.receive import checksum_of, receive
 from rog_ros.seal import (
     SealError,
     Session,
+    Signature,
     check,
     derived,
-    of_status,
     process_of,
     read_key,
     sealed,
@@ -87,9 +87,9 @@ class WorkerNode(Node):
         security = self.settings.security
         require_key(security.key, security.open)
         self._key = read_key(security.key).of(self.robot) if security.key else None
+        self._signature = self._key and Signature(self._key)
         self._session: Session | None = None  # if there is a key, and the server has accepted us
-        self._proved_at = time.monotonic()    # when a status of the server was proved last
-        self._counts = 0, 0                   # of the last statuses sent, and proved of the server
+        self._counts = 0, 0                   # of the last statuses sent, and heard of our server
         self._process = 0                     # the server's, as its statuses say
         self.incarnation = secrets.randbits(63)
         self.machine: WorkerMachine | None = None
@@ -224,10 +224,9 @@ class WorkerNode(Node):
         if self._silent or self._link.is_dead(now):  # dead in both directions
             return
         mine = [r for r in message.robots if r.robot == self.robot]
-        proved = self._session is None or self._is_proved(message, mine)
-        if not proved and now - self._proved_at <= self.settings.heartbeat.limit:
-            return  # as long as our server is there, only what it proves counts
         ours = self.machine is not None and message.incarnation == process_of(self.machine.server)
+        if self._signature is not None and not self._is_proved(message, ours):
+            return
         if not self._is_of_ours(ours, now):
             self.get_logger().warning(
                 f'there is a second parameter server at {self.settings.server_namespace}: '
@@ -243,19 +242,26 @@ class WorkerNode(Node):
         if silent > CONTACT * self.settings.heartbeat.period:
             self.report()  # so that the server knows it at once, too
             self._act(self.machine.on_contact(now))
-        known = proved and bool(mine) and mine[0].state != 'away'
+        known = bool(mine) and mine[0].state != 'away'
         self._act(self.machine.on_server_status(self.machine.server if ours else 0, known, now))
 
-    def _is_proved(self, message: Any, mine: list[Any]) -> bool:
-        """Whether a fleet status is of our server, and later than the last one."""
-        assert self._session is not None
-        try:
-            if not mine or message.count <= self._counts[1]:
-                return False
-            self._session.to_robot.check(mine[0], of_status(message))
-        except SealError:
+    def _is_proved(self, message: Any, ours: bool) -> bool:
+        """Whether a status is of a server with the fleet's key; ``ours``: it says, of our server.
+
+        Where there is a key nothing else counts, ever: not for who our server is, nor for whether
+        it lives or knows us, nor for which one a robot asks that has none yet.
+        """
+        assert self._signature is not None
+        if ours and message.count <= self._counts[1]:
+            return False  # it comes a second time
+        if not self._signature.proves(message):
+            self._dropped += 1
+            self.get_logger().warning('dropped a status of the parameter server: it is not signed '
+                                      'with the key of this fleet', throttle_duration_sec=5.0)
             return False
-        self._counts, self._proved_at = (self._counts[0], message.count), time.monotonic()
+        if ours:
+            self._counts = self._counts[0], message.count
+        self._loyalty.note(ours, message)
         return True
 
     def _is_of_ours(self, ours: bool, now: float) -> bool:
@@ -286,8 +292,10 @@ class WorkerNode(Node):
                 self.leave(shown(response.reason, 600))
                 return
         if response.accepted and self._key is not None:
-            self._session = Session(self._key, self.incarnation, response.incarnation)
-            self._counts, self._proved_at = (self._counts[0], 0), now
+            former, self._session = self._session, Session(self._key, self.incarnation,
+                                                           response.incarnation)
+            if former is None or former.session != self._session.session:
+                self._counts = self._counts[0], 0  # another process of the server counts anew
         self._act(self.machine.on_register_response(response, now))
 
     def _proved_answer(self, message: Any) -> RegisterResponse:

@@ -66,6 +66,7 @@ class ClientMachine:
         self.round_trips = 0
         self._next_handle = 1
         self._number = self._done = 0          # of the last message, and the last reply
+        self._asked = False                    # something, since the program waited last
         self._items: list[bytes] = []          # of the message that is being filled
         self._sealed: list[bytes] = []
         self._awaited: set[int] = set()        # numbers of messages
@@ -182,8 +183,12 @@ class ClientMachine:
 
     def await_value(self, run: int, index: int) -> Awaited:
         """A value of a replayed run is needed."""
-        self.round_trips += 1
         return Awaited(run, index)
+
+    def waits(self) -> None:
+        """The program waits: a round trip, unless all that it asked for was on its way before."""
+        self.round_trips += self._asked
+        self._asked = False
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -197,13 +202,13 @@ class ClientMachine:
 
     def _wait(self, item: Any, first: int = 0, key: Any = None, asked: Any = None) -> Ticket:
         self._items.append(encode(item))
-        self.round_trips += 1
         self._seal(True)
         self._awaited.add(self._number)
         return Ticket(self._number, first, key, asked)
 
     def _seal(self, wanted: bool) -> None:
         self._number += 1
+        self._asked = True
         self._sealed.append(encode_tuple((encode(self._number), encode(wanted),
                                           encode_tuple(self._items))))
         self._items.clear()
@@ -240,6 +245,8 @@ class ClientMachine:
         """Nobody waits for this reply any more: what it brings is let go when it comes."""
         if isinstance(ticket, Ticket) and ticket.number in self._awaited:
             self._forgone[ticket.number] = ticket.first
+        elif isinstance(ticket, Ticket) and ticket.number in self._replies:
+            self._drop(ticket.first, self._replies.pop(ticket.number)[2])
 
     def _drop(self, first: int, described: Any) -> None:
         """Free what a call made that gave the program nothing; what it did not make is nothing."""

@@ -21,5 +21,7 @@ def to_ros(action: SendFrame | SendAck) -> Any:
     if isinstance(action, SendAck):
         return msg.Ack(incarnation=action.incarnation, number=action.number, error=action.error)
     frame = action.frame
+    data = array.array('B')
+    data.frombytes(frame.data)   # array('B', view) would take it for a list of numbers
     return msg.Frame(incarnation=action.incarnation, number=frame.number, last=frame.last,
-                     data=array.array('B', frame.data))
+                     data=data)

@@ -19,7 +19,7 @@ Infer = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta
 
 
 def derive(sequence: Sequence, given: Meta | None, infer: Infer,
-           meta_of: Callable[[int], Meta]) -> Sequence | None:
+           meta_of: Callable[[int], Meta | None]) -> Sequence | None:
     """The sequence for an input of meta `given`; None if it does not follow.
 
     `given` differs from the sequence's first input in dimension 0 alone.
@@ -37,7 +37,7 @@ def derive(sequence: Sequence, given: Meta | None, infer: Infer,
 
 class _Derivation:
     def __init__(self, sequence: Sequence, given: Meta, infer: Infer,
-                 meta_of: Callable[[int], Meta]) -> None:
+                 meta_of: Callable[[int], Meta | None]) -> None:
         self.sequence, self.infer, self.meta_of = sequence, infer, meta_of
         old = sequence.steps[0].metas[0]
         assert old is not None
@@ -51,6 +51,8 @@ class _Derivation:
     def of(self, role: StepRole) -> tuple[Meta, Meta]:
         if role not in self.metas and type(role) is Persistent:
             meta = self.meta_of(role.handle)
+            if meta is None:
+                raise ValueError('a tensor is not known')
             self.metas[role] = meta, meta
         return self.metas[role]
 

@@ -154,6 +154,9 @@ class Device:
                 if result is not MISS:
                     follower.advance()
                     return result
+            if operator(function).decomposes:
+                # Not function.decompose(): it prefers decompositions in Python, rounding otherwise.
+                return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
             _headroom(ROOM)   # a RecursionError comes before anything has changed
             try:
                 handler = _HANDLERS.get(function)
@@ -166,9 +169,6 @@ class Device:
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run any operator on the server, or here if the server can not."""
         facts = operator(function)
-        if facts.decomposes:
-            # Not function.decompose(): it prefers decompositions in Python, with other rounding.
-            return function._op_dk(COMPOSITE, *args, **kwargs)
         try:
             resolve(facts.name)
         except Refused as error:
@@ -257,11 +257,16 @@ class Device:
 
     def download(self, tensor: RemoteTensor) -> torch.Tensor:
         """Device to host."""
+        return self.downloads([tensor])[0]
+
+    def downloads(self, tensors: list[RemoteTensor]) -> list[torch.Tensor]:
+        """Device to host, several in one round trip."""
         with self.lock:
             self.collect()
-            self._bear(tensor)
-            meta, data = self._ask('download', tensor.handle)
-        return unpack(meta, data)
+            for tensor in tensors:
+                self._bear(tensor)
+            found = self._ask('downloads', [(t.handle, meta_of(t)) for t in tensors])
+        return [unpack(meta, data) for meta, data in found]
 
     @contextmanager
     def loading_weights(self) -> Iterator[None]:
@@ -458,6 +463,23 @@ class Device:
 
     # -- what the server can not do --------------------------------------------------------------
 
+    def existing(self, values: Any) -> Iterator[RemoteTensor]:
+        """The remote tensors among values, however deep in lists, made on the server."""
+        for value in values:
+            if isinstance(value, RemoteTensor):
+                self._bear(value)
+                yield value
+            elif isinstance(value, (list, tuple)):
+                yield from self.existing(value)
+
+    def overwrite(self, tensor: RemoteTensor, values: torch.Tensor) -> None:
+        """Give a tensor values that were computed here."""
+        if values.shape != tensor.shape:   # `out=`
+            self._own(tensor)
+            self._become(tensor, self.upload(values))
+        else:
+            self._copy(tensor, values)
+
     def _run_here(self, function: Any, facts: Operator, args: Any, kwargs: Any, why: Exception
                   ) -> Any:
         """Fetch the arguments, run the operator on the CPU, bring back what it changed and made."""
@@ -470,49 +492,54 @@ class Device:
             self._announced.add(facts.name)
             print(f'rrto: {facts.name} runs on this machine, not on the server ({why}); '
                   f'first used at {users_line()}', file=sys.stderr)
-        here: dict[int, torch.Tensor] = {}    # by handle
-        given: dict[int, RemoteTensor] = {}   # by what stands for it here
-
-        def fetch(value: Any) -> Any:
-            if isinstance(value, RemoteTensor):
-                self._bear(value)
-                if value.handle not in here:
-                    here[value.handle] = self.download(value)
-                given.setdefault(id(here[value.handle]), value)
-                return here[value.handle]
-            if isinstance(value, (list, tuple)):
-                return [fetch(item) for item in value]
-            if isinstance(value, torch.device):
-                return torch.device('cpu')
-            return value
-
-        def back(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return given[id(value)] if id(value) in given else self.upload(value)
-            if isinstance(value, (list, tuple)):
-                return type(value)([back(item) for item in value])
-            return value
-
-        def write(value: Any) -> None:
-            if isinstance(value, RemoteTensor):
-                values = here[value.handle]
-                if values.shape != value.shape:   # `out=`
-                    self._own(value)
-                    self._become(value, self.upload(values))
-                else:
-                    self._copy(value, values)
-            elif isinstance(value, (list, tuple)):
-                for item in value:
-                    write(item)
-
+        here = _Here(self, (*args, *kwargs.values()))
         with ordinary():
-            result = function(*[fetch(a) for a in args], **{k: fetch(v) for k, v in kwargs.items()})
-        returned = result if stays else back(result)
+            result = function(*[here.fetched(a) for a in args],
+                              **{k: here.fetched(v) for k, v in kwargs.items()})
+        returned = result if stays else here.sent(result)
         for name, value in [*zip((a.name for a in function._schema.arguments), args, strict=False),
                             *kwargs.items()]:
             if name in facts.writes:
-                write(value)
+                here.write(value)
         return returned
+
+
+class _Here:
+    """What an operator is given on this machine, and the way back."""
+
+    def __init__(self, device: Device, arguments: Any) -> None:
+        self._device = device
+        given: dict[int, RemoteTensor] = {}
+        for tensor in device.existing(arguments):
+            given.setdefault(tensor.handle, tensor)
+        values = device.downloads([*given.values()]) if given else []
+        self._values = dict(zip(given, values, strict=True))                        # by handle
+        self._given = dict(zip(map(id, values), given.values(), strict=True))
+
+    def fetched(self, value: Any) -> Any:
+        """An argument, with tensors and devices of this machine."""
+        if isinstance(value, RemoteTensor):
+            return self._values[value.handle]
+        if isinstance(value, (list, tuple)):
+            return [self.fetched(item) for item in value]
+        return torch.device('cpu') if isinstance(value, torch.device) else value
+
+    def sent(self, value: Any) -> Any:
+        """A result, with tensors of the server."""
+        if isinstance(value, torch.Tensor):
+            given = self._given.get(id(value))
+            return self._device.upload(value) if given is None else given
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.sent(item) for item in value])
+        return value
+
+    def write(self, value: Any) -> None:
+        """Write on the server what the operator wrote here."""
+        if isinstance(value, RemoteTensor):
+            self._device.overwrite(value, self._values[value.handle])
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self.write(item)
 
 
 def _headroom(frames: int) -> None:

@@ -80,10 +80,25 @@ class PerCall:
             self.settle(self.machine.keep(handle, meta, data, digest))
         return handle
 
-    def download(self, handle: int) -> tuple[Meta, Any]:
-        """Device to host."""
+    def download(self, handle: int, meta: Meta | None = None) -> tuple[Meta, Any]:
+        """Device to host; `meta`: of the tensor, where it is known."""
         meta, data = self.settle(self.machine.download(handle))
         return meta, data
+
+    def downloads(self, tensors: list[tuple[int, Meta | None]]) -> list[tuple[Meta, Any]]:
+        """Several of them, asked for together."""
+        if self.machine.mode != 'async':
+            return [self.download(*tensor) for tensor in tensors]
+        return self._settle_all([self.machine.download(handle) for handle, _ in tensors])
+
+    def _settle_all(self, tickets: list[Any]) -> list[Any]:
+        try:
+            return [self.settle(ticket) for ticket in tickets]
+        except BaseException:
+            for ticket in tickets:
+                if type(ticket) is Ticket:
+                    self.machine.forgo(ticket)
+            raise
 
     def free(self, handles: list[int]) -> None:
         """The program has dropped these tensors."""
@@ -129,6 +144,7 @@ class PerCall:
     def settle(self, result: Any) -> Any:
         """`result`, waited for if it is a Ticket."""
         if type(result) is Ticket or type(result) is Awaited:
+            self.machine.waits()
             return self.port.wait(result)
         self.port.post()
         return result

@@ -21,7 +21,7 @@ from .actions import Abandon, Action, Finish, Free, More, Notice, Start, Switch,
 from .derive import Infer
 from .record import HTOD, Call, Meta
 from .search import Search
-from .sequence import Step, instantiate
+from .sequence import Sequence, Step, instantiate
 from .stretch import Stretches
 from .tree import Known, Tree
 
@@ -71,15 +71,15 @@ class ReplayClient:
     """State machine of one program.
 
     `allocate(n)` reserves n handles and returns the first; `meta_of(handle)`: of a tensor that the
-    program holds; `infer`: see derive.py. `closed`: after `call`, `leave` and `received`, if that
-    closed a run whose effects stay: gives its calls, as `pending` did.
+    program holds, None if it is not known; `infer`: see derive.py. `closed`: after `call`, `leave`
+    and `received`, if that closed a run whose effects stay: gives its calls, as `pending` did.
     """
 
     def __init__(self, allocate: Callable[[int], int],
-                 meta_of: Callable[[int], Meta], search: Search | None = None,
+                 meta_of: Callable[[int], Meta | None], search: Search | None = None,
                  infer: Infer | None = None) -> None:
         self.search = search or Search()
-        self.stretches = Stretches(Search(self.search.repetitions, self.search.limit))
+        self.stretches = Stretches(self.search.repetitions)
         self.expected: Step | None = None  # the only call that `advance` may stand for
         self.base = 0                      # handle of slot 0 of the open run
         self.runs = self.finished = 0      # opened, and brought to their end
@@ -306,8 +306,9 @@ class ReplayClient:
         metas = dict(sequence.metas)
         for position, returned in run.returned.items():
             metas |= sequence.steps[position].made(returned)
-        self.search.interrupt({h: metas[h - run.base] for h in alive})
-        self.stretches.interrupt({run.base + slot for slot in metas.keys() - sequence.metas.keys()})
+        left = {h: metas[h - run.base] for h in alive}
+        self.search.interrupt(left)
+        self._take(self.stretches.interrupt(left), actions)
         self._boundary = True
         self.closed = partial(self._calls, run, self._position)
         self._close()
@@ -335,8 +336,11 @@ class ReplayClient:
 
     def _observe(self, call: Call, actions: list[Action]) -> None:
         for sequence in (self.search.observe(call), self.stretches.observe(call)):
-            if sequence is not None:
-                self._tree.add(sequence, actions)
+            self._take(sequence, actions)
+
+    def _take(self, sequence: Sequence | None, actions: list[Action]) -> None:
+        if sequence is not None and self._tree.alive(sequence):
+            self._tree.add(sequence, actions)
 
     def _forget(self, handle: int) -> None:
         self.search.freed(handle)

@@ -29,7 +29,7 @@ class Replaying(PerCall):
     def __init__(self, port: Port, journal: Journal | None = None, repeats: int = 3) -> None:
         super().__init__(port, journal)
         self._metas: dict[int, Meta] = {}
-        self.replay = ReplayClient(self.machine.allocate, self._metas.__getitem__,
+        self.replay = ReplayClient(self.machine.allocate, self._metas.get,
                                    Search(repeats), infer)
         self.follower = self.replay
         self.defined: Sequence | None = None   # the newest
@@ -65,16 +65,25 @@ class Replaying(PerCall):
         self._recorded(call, (handle,), (meta,))
         return handle
 
-    def download(self, handle: int) -> tuple[Meta, Any]:
-        """Device to host."""
-        call = Call(DTOH, (Ref(handle),), wanted=True)
-        decision = self._decide(call)
-        if decision.step is not None:
-            meta, data = self._value(decision)[0]
-            return meta, data
-        meta, data = super().download(handle)
-        self._recorded(call, (), ())
-        return meta, data
+    def download(self, handle: int, meta: Meta | None = None) -> tuple[Meta, Any]:
+        """Device to host; `meta`: of the tensor, where it is known."""
+        (found, data), = self.downloads([(handle, meta)])
+        return found, data
+
+    def downloads(self, tensors: list[tuple[int, Meta | None]]) -> list[tuple[Meta, Any]]:
+        """Several of them, asked for together."""
+        asked: list[Any] = []
+        for handle, meta in tensors:
+            if meta is not None:
+                self._metas.setdefault(handle, meta)   # a replayed pass may have made it
+            call = Call(DTOH, (Ref(handle),), wanted=True)
+            decision = self._decide(call)
+            if decision.step is not None:
+                asked.append(self._value(decision)[0])
+            else:
+                asked.append(self.machine.download(handle))
+                self._recorded(call, (), ())
+        return self._settle_all(asked)
 
     def free(self, handles: list[int]) -> None:
         """The program has dropped these tensors."""
@@ -117,10 +126,6 @@ class Replaying(PerCall):
         decision = self.replay.call(call, data)
         self._note_closed()
         self._act(decision.actions)
-        if decision.wait is not None and self.replay.finished != self.inferences:
-            self.inferences = self.replay.finished
-            self.last = self.machine.round_trips + 1 - self._round_trips
-            self._round_trips = self.machine.round_trips + 1
         return decision
 
     def _note_closed(self) -> None:
@@ -147,6 +152,10 @@ class Replaying(PerCall):
             self.port.post()
             return None, ()
         value = self.settle(self.machine.await_value(*decision.wait))
+        if self.replay.finished != self.inferences:
+            self.inferences = self.replay.finished
+            self.last = self.machine.round_trips - self._round_trips
+            self._round_trips = self.machine.round_trips
         if value.error:
             self._act(self.replay.failed())
             name, _, text = value.error.partition(': ')

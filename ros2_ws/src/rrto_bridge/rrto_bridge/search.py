@@ -39,10 +39,13 @@ _INDEX = (1 << _SHIFT) - 1
 class Search:
     """The log of calls that ran one by one, and what repeats in it."""
 
-    def __init__(self, repetitions: int = REPETITIONS, limit: int = LIMIT) -> None:
+    def __init__(self, repetitions: int = REPETITIONS, limit: int = LIMIT, rotate: bool = True
+                 ) -> None:
+        """`rotate`: a pass may begin at another place of what repeats than where it began first."""
         if repetitions < REPETITIONS:
             raise ValueError(f'a sequence must be seen at least {REPETITIONS} times')
         self.repetitions, self.limit = repetitions, limit
+        self._rotate = rotate
         self.observed = 0             # calls, ever
         self._tags: dict[Any, int] = {}
         self.restart()
@@ -71,7 +74,7 @@ class Search:
             self.restart()
         self.observed += 1
         position = len(self._row)
-        key, given = _skeleton(call)
+        key, given = skeleton(call)
         origin = self._origin
         self._given.extend(given)
         self._from.extend([origin.get(h, -1) for h in given])
@@ -228,7 +231,7 @@ class Search:
         A sequence of several chunks repeats from any of them. The right one is where fewest
         tensors are carried over; then where the next call brings an input; then the next one.
         """
-        if period == 1:
+        if period == 1 or not self._rotate:
             return 0
         start = end + 1 - length
         lives: dict[tuple[int, int], int] = {}  # calls from making to last use, in any rotation
@@ -277,8 +280,8 @@ def _span(begin: int, size: int, change: list[int]) -> None:
         change[stop - length] -= 1
 
 
-def _skeleton(call: Call) -> tuple[list[Any], list[int]]:
-    """The call without handles and results, and its handles."""
+def skeleton(call: Call) -> tuple[list[Any], list[int]]:
+    """The call without handles and results, and its handles: (op, wanted, metas, ...)."""
     given: list[int] = []
     key: list[Any] = [call.op, call.wanted, call.metas]
     add = key.append

@@ -52,8 +52,8 @@ class Zygote:
                 pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=sys.stderr)
         self._say(server=server, folder=str(folder), settings=settings.model_dump_json())
 
-    def wait(self) -> dict[str, Any]:
-        """Wait until it is ready; its PyTorch, operators and device."""
+    def ready(self) -> dict[str, Any]:
+        """Wait until it is ready, at most `START`; its PyTorch, operators and device."""
         self._link.settimeout(START)
         try:
             answer: dict[str, Any] = json.loads(self._link.recv(MESSAGE) or b'{}')
@@ -101,7 +101,8 @@ class Zygote:
             self._process.wait(FAREWELL)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):   # the kernel does not let it go
+                self._process.wait(FAREWELL)
         self._link.close()
 
 
@@ -126,7 +127,7 @@ class Server:
         self._weights = Weights(settings.weights << 20, self.folder / 'weights')
         self._zygote = Zygote(name, self.folder, settings)
         try:
-            facts = self._zygote.wait()
+            facts = self._zygote.ready()
         except ConfigError:
             self._end()
             raise

@@ -48,12 +48,20 @@ class Known:
 class Tree:
     """Known sequences, last used last. `meta_of` and `infer` serve other batch sizes."""
 
-    def __init__(self, meta_of: Callable[[int], Meta], infer: Infer | None) -> None:
+    def __init__(self, meta_of: Callable[[int], Meta | None], infer: Infer | None) -> None:
         self.known: list[Known] = []
         self._former: deque[Sequence] = deque(maxlen=4)  # forgotten since a tensor was freed
         self._meta_of, self._infer = meta_of, infer
         self.taken = 0                # sequences, ever
         self._derived: set[tuple[int, tuple[Meta | None, ...]]] = set()  # tried: sequence, input
+
+    def alive(self, sequence: Sequence) -> bool:
+        """Whether its persistent tensors are held; one that was found too late counts as former."""
+        if all(self._meta_of(r.handle) for step in sequence.steps for r in step.roles()
+               if isinstance(r, Persistent)):
+            return True
+        self._former.append(sequence)
+        return False
 
     def add(self, sequence: Sequence, actions: list[Action]) -> Known:
         """Take a sequence up; a known one that differs only in what is kept is replaced.
@@ -64,8 +72,10 @@ class Tree:
         for former in self._former:
             loose = changed(sequence, former)
             if loose and len(loose) <= MAX_LOOSE:
-                sequence = loosen(sequence, {h: self._meta_of(h) for h in loose})
-                break
+                metas = {h: meta for h in loose if (meta := self._meta_of(h))}
+                if len(metas) == len(loose):
+                    sequence = loosen(sequence, metas)
+                    break
         for known in self.known:
             if known.sequence.keys == sequence.keys:
                 sequence.kept |= known.sequence.kept

@@ -125,7 +125,9 @@ class _Worker:
         while not self.reason:
             with self._changed:
                 while not self.reason and (message := self.machine.work()) is None:
-                    self._changed.wait()
+                    # The node's thread ends what is silent, too; this one does not rely on it.
+                    self._changed.wait(max(0.0, self.machine.deadline - time.monotonic()))
+                    self._act(self.machine.on_time(time.monotonic()))
                 if self.reason:
                     break
             assert message is not None

@@ -223,7 +223,7 @@ class Offload(Device):
 
     def __init__(self, seed=0, infer=None, search=None):
         super().__init__()
-        self.machine = ReplayClient(self.allocate, lambda h: self.metas[h], search, infer)
+        self.machine = ReplayClient(self.allocate, self.metas.get, search, infer)
         self.server = ReplayServer(self.executor)
         self.chance = random.Random(seed)
         self.values, self.notices, self.messages = {}, [], 0

@@ -253,7 +253,7 @@ def main(server, seed, count):
             calls, messages = calls + asked, messages + 1
             error = session.send(data)
         if error:
-            ended[re.sub(r'[\d.]+ ?', 'N ', error)[:90]] += 1
+            ended[re.sub(r'(tag|string) .*', r'\1', re.sub(r'[\d.]+ ?', 'N ', error))[:90]] += 1
         session.close()
     print(json.dumps({'calls': calls, 'messages': messages, 'sessions': sessions,
                       'ended': dict(ended.most_common())}), flush=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 OPS = ('add', 'mul', 'weight', 'buffer', 'view_write', 'track', 'track_named', 'row', 'sum',
-       'split', 'cat', 'noise', 'item', 'nonzero', 'state', 'put', 'own_write', 'zeros', 'size')
+       'split', 'cat', 'noise', 'item', 'nonzero', 'state', 'put', 'own_write', 'zeros', 'size',
+       'varying')
 
 
 class Stopped(Exception):
@@ -114,6 +115,9 @@ class Program:
             self.state = device.sum(device.add(self.state, device.sum(x)))
         elif op == 'put':
             return device.add(device.sum(x), device.put(np.full((1, 4), choice)))
+        elif op == 'varying':
+            return device.add(device.sum(x), device.sum(device.put(
+                np.arange(1 + device.item(x) % 5))))
         elif op == 'own_write':
             own = device.mul(x, 1)
             device.add_(own, device.sum(buffer))

@@ -1,8 +1,14 @@
 """Whatever a program asks between a forward pass and reading its result, every wait ends."""
 
+import os
+import signal
+from pathlib import Path
+
 import pytest
 import remote
 import torch
+from fleet_testing import environment, free_domain
+from rrto_bridge.cli import run
 from torch import nn
 
 
@@ -64,3 +70,15 @@ def test_a_seed_set_within_a_replayed_pass_counts_from_there_on(mode):
     expected = program('cpu')
     remote.start(mode)
     assert all(map(torch.equal, program('cuda'), expected))
+
+
+@pytest.mark.long
+def test_a_server_of_its_own_that_does_not_end_is_killed(monkeypatch):
+    monkeypatch.setattr(run, 'STOP_LIMIT', 1.0)
+    for key, value in environment(free_domain()).items():
+        monkeypatch.setenv(key, value)
+    with run.own_server():
+        server = next(int(pid) for pid in Path(f'/proc/{os.getpid()}/task/{os.getpid()}/children')
+                      .read_text().split())
+        os.kill(server, signal.SIGSTOP)   # it will not hear that it is to end
+    assert not Path(f'/proc/{server}').exists()

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from ..errors import ConfigError, RemoteProtocolError
 from .base import Codec, Part, in_model_order
+from .e3m0 import E3M0
 from .ids import decode_ids, encode_ids, split_into_chunks
 from .onebit import OneBit
 from .raw import Raw
 from .sparse import SparseTernary
+from .sparseloco import SparseLoCo
 from .ternary import Ternary
 
 __all__ = ['CODECS', 'EXAMPLES', 'RAW', 'SMALLER', 'Codec', 'Part', 'codec_on_wire',
            'decode_ids', 'encode_ids', 'get_codec', 'in_model_order', 'split_into_chunks']
 
 RAW = Raw()
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit(), Ternary())}
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (
+    RAW, OneBit(), Ternary(), E3M0(), SparseLoCo())}
 SMALLER = CODECS['ternary']  # in place of the fleet's codec where the fleet cannot wait
 _WITH_ARGUMENT = {'ternary': SparseTernary.of}  # the function takes the text after the colon
 EXAMPLES = (*CODECS, 'ternary:0.05')  # one name of each codec, for tests and warm-up

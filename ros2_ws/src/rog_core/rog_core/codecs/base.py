@@ -42,6 +42,8 @@ class Codec(ABC):
     name: str
     number: int                    # on the wire
     segment_elements: int          # a longer row travels in several segments: each fits a datagram
+    scales: int = 1                # bfloat16 numbers with which the code of a segment begins
+    kept: float = 1.0              # share of what it has not sent that stays with the sender
     faults: tuple[str, ...] = ()   # error texts of the codec's own rules, from `OWN` on
 
     @abstractmethod
@@ -95,6 +97,16 @@ class Codec(ABC):
     def add(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray,
             factor: float = 1.0) -> None:
         """Add factor * the decoded (and checked) data to the segments ``ids`` of ``values``."""
+
+    def scaled(self, partition: Segments, ids: np.ndarray, data: np.ndarray, factor: float
+               ) -> np.ndarray:
+        """Return the encoding of factor (0 to 1) * the decoded (and checked) data; rounds down."""
+        out, starts = data.copy(), starts_of(self.sizes(partition.lengths[ids]))
+        starts = (starts[:, None] + 2 * np.arange(self.scales)).reshape(-1)
+        codes = out[starts].astype(np.uint16) | out[starts + 1].astype(np.uint16) << 8
+        codes = ((bfloat16_decode(codes) * np.float32(factor)).view(np.uint32) >> 16)
+        out[starts], out[starts + 1] = codes & 255, codes >> 8
+        return out
 
     def refuse(self, partition: Segments, ids: np.ndarray, data: np.ndarray, rule: int, at: int
                ) -> NoReturn:
@@ -153,6 +165,25 @@ def mean_scales(of: np.ndarray, chosen: np.ndarray, segments: int) -> np.ndarray
     total = np.bincount(of, np.abs(chosen), segments)
     count = np.bincount(of[chosen != 0], minlength=segments)
     return bfloat16_encode((total / np.maximum(count, 1)).astype(np.float32))
+
+
+def largest_of(dense: Array, lengths: np.ndarray, counts: np.ndarray
+               ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Find the elements of largest magnitude of each segment, of equal ones the first.
+
+    ``dense``: a tensor in which the segments stand one after the other; ``counts``: how many of
+    each. Returns, on the host, the segment of each element counted from 0, its position in it and
+    its value: by segment, then by position, but zeros last, as `kernels.select_largest` has them.
+    """
+    segments = np.arange(lengths.size)
+    order = dense.abs().argsort(descending=True, stable=True)
+    order = order[repeat(segments, lengths, dense)[order].argsort(stable=True)]
+    largest = order[spans(starts_of(lengths), counts, dense)]
+    chosen, at = dense[largest].cpu().numpy(), largest.cpu().numpy()
+    # From here on the host, in the order of the loops: what is sent is little.
+    of = np.repeat(segments, counts)
+    ascending = np.lexsort((at, chosen == 0, of))
+    return of, at[ascending] - np.repeat(starts_of(lengths), counts), chosen[ascending]
 
 
 def starts_of(sizes: np.ndarray) -> np.ndarray:

@@ -62,3 +62,72 @@ def bad_scale(code):
     Positive bfloat16 have bits 0x0000 to 0x7f7f; above come infinity, NaN, the negative ones.
     """
     return (np.uint16(code[0]) | np.uint16(code[1]) << 8) > 0x7f7f
+
+
+@njit(nogil=True, cache=True)
+def _count(magnitudes, least):
+    """How many are at least ``least``."""
+    total = np.int32(0)
+    for k in range(magnitudes.size):
+        total = np.int32(total + np.int32(magnitudes[k] >= least))
+    return np.int64(total)
+
+
+@njit(nogil=True, cache=True)
+def _threshold(magnitudes, count):
+    """(t, equals): the ``count`` largest are those above t and the first ``equals`` that are t.
+
+    Where fewer are above zero, t is 0.
+    """
+    low, high, above = np.int32(0), np.int32(0), 0
+    for k in range(magnitudes.size):
+        high = max(high, magnitudes[k])
+    high += 1  # at least ``count`` magnitudes are ``low`` or more, ``above`` are ``high`` or more
+    step = 1 << 23  # a factor of 2; most often what is sought is that near to the largest
+    while high - low > 1:
+        middle = np.int32(max(low + (high - low) // 2, high - step))
+        step *= 2
+        found = _count(magnitudes, middle)
+        if found < count:
+            high, above = middle, found
+            continue
+        low = middle
+        if found == count:
+            break
+    return low, count - above
+
+
+@njit(nogil=True, cache=True)
+def select_largest(bits, magnitudes, positions, count):
+    """Find the ``count`` elements of largest magnitude other than 0; of equal ones the first.
+
+    ``bits``: a segment as int32. Their positions are stored in ``positions``, ascending; returns
+    how many there are. Scratch: ``magnitudes`` int32 of the size of ``bits``; ``positions`` uint16
+    is not smaller. The least magnitude is found by bisection on the bits of float32: counting can
+    be vectorised, eight elements at a time, so it is faster than sorting.
+    """
+    for k in range(bits.size):
+        magnitudes[k] = bits[k] & 0x7fffffff
+    threshold, equals = _threshold(magnitudes, count)
+    found, least = 0, max(threshold, np.int32(1))
+    for k in range(bits.size):  # no branch: which elements are large cannot be foreseen
+        positions[found] = k
+        found += magnitudes[k] >= least
+    sent = 0
+    for k in positions[:found]:
+        equal = magnitudes[k] == threshold
+        if equal and equals == 0:
+            continue
+        equals -= equal
+        positions[sent] = k
+        sent += 1
+    return sent
+
+
+@njit(nogil=True, cache=True)
+def longest(offsets, ids):
+    """Elements of the longest of the given segments."""
+    most = np.int64(0)
+    for i in range(ids.size):
+        most = max(most, offsets[ids[i] + 1] - offsets[ids[i]])
+    return most

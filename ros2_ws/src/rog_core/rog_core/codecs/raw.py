@@ -54,6 +54,10 @@ class Raw(Codec):
         else:
             values[elements(partition, ids, values)] += factor * from_host(_floats(data), values)
 
+    def scaled(self, partition, ids, data, factor):
+        """See `Codec.scaled`."""
+        return (_floats(data) * np.float32(factor)).view(np.uint8)
+
     def store(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray) -> None:
         """Store the decoded (and checked) data in the segments ``ids`` of ``values``."""
         if isinstance(values, np.ndarray):

@@ -8,9 +8,6 @@ leaves the scale to the learning rate; ours is that of [40], the mean magnitude 
 A segment: its scale (bfloat16), then, ascending by position, two bytes for each of the m elements
 of largest magnitude: position in bits 0 to 14, its sign in bit 15 (1: negative). Zeros are not
 sent: 0xffff in their place, at the end. Of equal magnitudes the first are sent.
-
-The least magnitude sent is found by bisection on the bits of float32: counting can be vectorised,
-eight elements at a time, so it is faster than sorting.
 """
 
 from __future__ import annotations
@@ -21,8 +18,18 @@ import numpy as np
 from numba import njit
 
 from ..errors import ConfigError
-from .base import Codec, add_signed, join, mean_scales, repeat, spans, split, starts_of
-from .kernels import LENGTH, OWN, SCALE, bad_scale, prefetch_row, scale_of, write_scale
+from .base import Codec, add_signed, join, largest_of, mean_scales, split
+from .kernels import (
+    LENGTH,
+    OWN,
+    SCALE,
+    bad_scale,
+    longest,
+    prefetch_row,
+    scale_of,
+    select_largest,
+    write_scale,
+)
 
 NEGATIVE = 0x8000  # the sign of an element; the other bits are its position
 NOTHING = 0xffff   # fills up a segment that has fewer elements other than zero
@@ -67,15 +74,8 @@ class SparseTernary(Codec):
         _encode(values, mirror, offsets, ids, sizes // 2 - 1, out)
 
     def _encode_dense(self, dense, lengths, magnitude):
-        counts, segments = self.counts(lengths), np.arange(lengths.size)
-        order = dense.abs().argsort(descending=True, stable=True)
-        order = order[repeat(segments, lengths, dense)[order].argsort(stable=True)]
-        largest = order[spans(starts_of(lengths), counts, dense)]
-        chosen, at = dense[largest].cpu().numpy(), largest.cpu().numpy()
-        # From here on the host, in the order of the loops: what is sent is little.
-        of = np.repeat(segments, counts)
-        ascending = np.lexsort((at, chosen == 0, of))
-        at, chosen = at[ascending] - np.repeat(starts_of(lengths), counts), chosen[ascending]
+        counts = self.counts(lengths)
+        of, at, chosen = largest_of(dense, lengths, counts)
         words = np.where(chosen != 0, at | np.signbit(chosen) * NEGATIVE, NOTHING)
         return join(mean_scales(of, chosen, lengths.size), words.astype('<u2').view(np.uint8),
                     2 * counts)
@@ -105,61 +105,14 @@ class SparseTernary(Codec):
 
 
 @njit(nogil=True, cache=True)
-def _count(magnitudes, least):
-    """How many are at least ``least``."""
-    total = np.int32(0)
-    for k in range(magnitudes.size):
-        total = np.int32(total + np.int32(magnitudes[k] >= least))
-    return np.int64(total)
-
-
-@njit(nogil=True, cache=True)
-def _threshold(magnitudes, count):
-    """(t, equals): the ``count`` largest are those above t and the first ``equals`` that are t.
-
-    Where fewer are above zero, t is 0.
-    """
-    low, high, above = np.int32(0), np.int32(0), 0
-    for k in range(magnitudes.size):
-        high = max(high, magnitudes[k])
-    high += 1  # at least ``count`` magnitudes are ``low`` or more, ``above`` are ``high`` or more
-    step = 1 << 23  # a factor of 2; most often what is sought is that near to the largest
-    while high - low > 1:
-        middle = np.int32(max(low + (high - low) // 2, high - step))
-        step *= 2
-        found = _count(magnitudes, middle)
-        if found < count:
-            high, above = middle, found
-            continue
-        low = middle
-        if found == count:
-            break
-    return low, count - above
-
-
-@njit(nogil=True, cache=True)
 def _write(row, magnitudes, positions, count, code):
-    """Encode one segment; returns its scale.
-
-    Scratch: ``magnitudes`` int32 of the size of ``row``, ``positions`` uint16 not smaller.
-    """
-    bits = row.view(np.int32)
-    for k in range(row.size):
-        magnitudes[k] = bits[k] & 0x7fffffff
-    threshold, equals = _threshold(magnitudes, count)
-    found, least = 0, max(threshold, np.int32(1))
-    for k in range(row.size):  # no branch: which elements are large cannot be foreseen
-        positions[found] = k
-        found += magnitudes[k] >= least
-    total, sent = 0.0, 0
-    for k in positions[:found]:
-        equal = magnitudes[k] == threshold
-        if equal and equals == 0:
-            continue
-        equals -= equal
-        code[2 + 2 * sent], code[3 + 2 * sent] = k & 255, k >> 8 | (bits[k] < 0) << 7
+    """Encode one segment; returns its scale. Scratch: see `select_largest`."""
+    bits, total = row.view(np.int32), 0.0
+    sent = select_largest(bits, magnitudes, positions, count)
+    for i in range(sent):
+        k = positions[i]
+        code[2 + 2 * i], code[3 + 2 * i] = k & 255, k >> 8 | (bits[k] < 0) << 7
         total += abs(row[k])
-        sent += 1
     code[2 + 2 * sent:] = 255
     return write_scale(code, total / max(sent, 1))
 
@@ -181,18 +134,10 @@ def _move(row, code, scale):
 
 
 @njit(nogil=True, cache=True)
-def _longest(offsets, ids):
-    longest = np.int64(0)
-    for i in range(ids.size):
-        longest = max(longest, offsets[ids[i] + 1] - offsets[ids[i]])
-    return longest
-
-
-@njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, counts, out):
     """Write values - mirror of the given segments; without a mirror take it off ``values``."""
-    at, longest = 0, _longest(offsets, ids)
-    magnitudes, positions = np.empty(longest, np.int32), np.empty(longest, np.uint16)
+    at, most = 0, longest(offsets, ids)
+    magnitudes, positions = np.empty(most, np.int32), np.empty(most, np.uint16)
     for i in range(ids.size):
         prefetch_row(values, offsets, ids, i + 1)
         lo, hi = offsets[ids[i]], offsets[ids[i] + 1]

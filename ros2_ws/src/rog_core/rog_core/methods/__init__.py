@@ -15,6 +15,7 @@ from ..errors import ConfigError
 from .asp import Asp
 from .base import Method, Team
 from .coded import Dcgc, DghGc, Gc, Gcc, Hgc
+from .diloco import DiLoCo
 from .dssp import Dssp
 from .flown import Flown
 from .gsgm import Gsgm
@@ -22,12 +23,14 @@ from .local import LocalSgd
 from .rsp import Rsp
 from .ssp import Ssp
 from .svrg import Svrg
+from .trimmed import Trimmed
 from .written import Written, read
 
 __all__ = ['METHODS', 'Method', 'Team', 'check_method', 'create', 'parse', 'usages']
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
-    Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, Gc, Hgc, Gcc, Dcgc, DghGc)}
+    Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, DiLoCo, Trimmed, Gc, Hgc, Gcc, Dcgc,
+    DghGc)}
 PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # options that are mix-in classes of a method
 
 
@@ -64,7 +67,8 @@ def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
     Call it before a server is started, so that nothing else has been started yet.
     """
     training = settings.training
-    create(training.sync, Team(capacities, get_codec(training.codec).name, training.momentum))
+    create(training.sync, Team(capacities, get_codec(training.codec).name, training.momentum,
+                               settings.server.clip))
 
 
 def _built(cls: type[Method], written: Written, team: Team) -> Method:

@@ -11,6 +11,7 @@ No I/O, no clock: times come in as arguments, in seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -51,12 +52,13 @@ class Team:
 
     ``capacities``: robot -> computing capacity, in order of rank; empty if any robot may join.
     ``codec``: name of the fleet's codec. ``momentum``: used by methods that keep the momentum on
-    the server.
+    the server. ``clip``: see `rog_core.clip`; 0: pushes count as they are.
     """
 
     capacities: Mapping[str, float] = field(default_factory=dict)
     codec: str = 'raw'
     momentum: float = 0.0
+    clip: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -131,7 +133,7 @@ class Method:
     def __init__(self, written: Written, team: Team) -> None:
         self.written, self.team = written, team
         self.options, self.numbers = written.options(
-            self.known, self.by_default(written), self.numbered())
+            self.known, self.by_default(written), self.numbered(), self.ranges())
         self.bound, self.most = self.bounds()
         self.model: Model | None = None
 
@@ -144,8 +146,13 @@ class Method:
 
     @classmethod
     def numbered(cls) -> tuple[str, ...]:
-        """Return the options that may be given a number."""
+        """Return the options that may be given a whole number."""
         return ('svrg',)
+
+    @classmethod
+    def ranges(cls) -> Mapping[str, tuple[float, float]]:
+        """Return the options that may be given any number, with its lowest and highest value."""
+        return {}
 
     def bounds(self) -> tuple[float, float]:
         """Read the arguments; return ``bound`` and ``most``."""
@@ -159,7 +166,8 @@ class Method:
 
     def named(self, *arguments: object) -> str:
         """Return the name of this method with these arguments and its own options."""
-        options = [text + f'={number}' if (number := self.numbers.get(text[1:])) else text for text
+        options = [text if (number := self.numbers.get(text[1:])) is None else
+                   f'{text}={number:.9g}' for text
                    in suffix(self.known, self.options, self.by_default(self.written))]
         return ':'.join(map(str, (self.written.name, *arguments))) + ''.join(options)
 
@@ -190,6 +198,10 @@ class Method:
 
     def refusal(self, robot: str) -> str:
         """Return why this robot cannot take part; empty if it can."""
+        return ''
+
+    def unfit(self, model: Model) -> str:
+        """Return why this method cannot train this model; empty if it can."""
         return ''
 
     def on_join(self, robot: str) -> list[Due]:
@@ -230,12 +242,24 @@ class Method:
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if iteration - other.slowest >= bound]
 
+    @property
+    def deadline(self) -> float:
+        """Time at which `on_time` is due, s; infinity: never."""
+        return math.inf
+
+    def on_time(self, now: float) -> None:
+        """Handle the time `deadline`; the server then asks again who may go on."""
+
     # -- what a robot computes and sends ---------------------------------------------------------
 
     @property
     def pipelined(self) -> bool:
-        """Whether a robot computes its next gradient during the transfer, if the bound allows."""
+        """Whether a robot computes its next gradient during the transfer; see `goes_ahead`."""
         return 'pipeline' in self.options
+
+    def goes_ahead(self, staleness: int) -> bool:
+        """Whether a robot that is so many iterations ahead may compute the next one already."""
+        return self.pipelined and staleness + 1 < self.bound
 
     @property
     def shrinks(self) -> bool:
@@ -345,13 +369,12 @@ class Method:
 
 
 class Holding(Method):
-    """A method that holds pushes back until it applies them, and keeps momentum on the server."""
+    """A method that holds pushes back until it applies them."""
 
     def begin(self, model: Model, iteration: int) -> None:
         """See `Method.begin`."""
         super().begin(model, iteration)
         self.held: dict[str, Array] = {}  # robot -> what it has pushed, float32 (elements,)
-        self.velocity = model.zeros()
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
              ) -> None:
@@ -363,13 +386,27 @@ class Holding(Method):
 
     def arrays(self) -> dict[str, Array]:
         """See `Method.arrays`."""
-        return {'velocity': self.velocity,
-                **{f'held/{name}': held for name, held in self.held.items()}}
+        return {f'held/{name}': held for name, held in self.held.items()}
 
     def load_arrays(self, arrays: dict[str, Array]) -> None:
         """See `Method.load_arrays`."""
-        self.velocity = arrays.get('velocity', self.velocity)
         self.held = {name.removeprefix('held/'): value for name, value in arrays.items()
                      if name.startswith('held/')}
 
 
+class Rolling(Holding):
+    """A method that holds pushes back, and keeps momentum on the server."""
+
+    def begin(self, model: Model, iteration: int) -> None:
+        """See `Method.begin`."""
+        super().begin(model, iteration)
+        self.velocity = model.zeros()
+
+    def arrays(self) -> dict[str, Array]:
+        """See `Method.arrays`."""
+        return {'velocity': self.velocity, **super().arrays()}
+
+    def load_arrays(self, arrays: dict[str, Array]) -> None:
+        """See `Method.load_arrays`."""
+        super().load_arrays(arrays)
+        self.velocity = arrays.get('velocity', self.velocity)

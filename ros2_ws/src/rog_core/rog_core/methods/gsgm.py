@@ -9,11 +9,11 @@ import numpy as np
 from ..arrays import Array
 from ..errors import ConfigError
 from ..steps import Gradient, Step
-from .base import Contribute, Due, EndRound, Fleet, Holding, Model, Team
+from .base import Contribute, Due, EndRound, Fleet, Model, Rolling, Team
 from .written import EARLY, Written
 
 
-class Gsgm(Holding):
+class Gsgm(Rolling):
     """``gsgm``: all rows. ``gsgm:T``: rows by ATP, with the bound T on their staleness.
 
     Source: GSGM, Algorithm 2. A robot on the white list contributes as soon as it pushes, and is

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import Fleet, Method, Team
+from ..errors import ConfigError
+from ..steps import Phase, Step
+from .base import Fleet, Team
+from .outer import Outer
 from .written import EARLY, Written
 
 AUTO_RANGE = (4, 40)
@@ -13,8 +16,13 @@ HARM = 0.25                         # relative rise of the loss that counts as h
 ROUNDS = 4                          # pushes of each robot between two decisions
 
 
-class Rsp(Method):
+class Rsp(Outer):
     """``rsp:T``, or ``rsp:auto[:LOW:HIGH]``, which adapts the staleness threshold T.
+
+    With ``local=H`` an iteration is H local steps; staleness then counts such rounds. What they
+    come to enters the accumulator as a gradient does, and rows travel by ATP. A robot's own model
+    is the fleet's with its local steps in the rows that it has not sent since. The server's outer
+    step is that of `Outer`, per row. It is not from a paper.
 
     Source of rsp:T: ROG, Sections III and IV; the paper names adaptation as future work. Every
     `ROUNDS` pushes per robot `rsp:auto` looks at the share of time that the fleet has waited.
@@ -25,12 +33,16 @@ class Rsp(Method):
 
     name = 'rsp'
     usage = 'rsp:T, rsp:auto'
-    known = ('early', 'order', 'timeout', 'minimum', 'second', 'pipeline', 'sparse')
+    known = ('early', 'order', 'timeout', 'minimum', 'second', 'pipeline', 'sparse', 'local',
+             'rate', 'momentum')
     by_row = True
 
     def __init__(self, written: Written, team: Team) -> None:
         self.adapts = written.arguments[:1] == ('auto',)
         super().__init__(written, team)
+        if 'local' not in self.options and self.options & {'rate', 'momentum'}:
+            raise ConfigError(f"'{written.text}': rate and momentum are those of the outer step, "
+                              'which goes with local steps; write local=H, too')
         self.least = self.bound
         self._waited = 0.0
         self._pushes = 0
@@ -50,6 +62,17 @@ class Rsp(Method):
             return threshold, threshold
         limits = self.written.arguments[1:]
         return self.written.range(limits, 1) if limits else AUTO_RANGE
+
+    @classmethod
+    def numbered(cls) -> tuple[str, ...]:
+        """See `Method.numbered`."""
+        return ('local',)
+
+    def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
+        """See `Method.grant`."""
+        if 'local' not in self.options:
+            return super().grant(robot, iteration)
+        return iteration + 1, Phase(self.needed('local'))
 
     def __str__(self) -> str:
         """Return the name with the present threshold."""

@@ -7,7 +7,7 @@ installed package. `+` switches an option on, `-` switches off one that is on by
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +15,8 @@ from ..errors import ConfigError
 
 MAX_THRESHOLD = 1000
 EARLY = frozenset({'order', 'timeout', 'minimum'})  # what early transmission consists of
-_OPTION = re.compile(r'([+-])([a-z]*)(?:=(\w*))?')
+_NUMBER = r'(?:=[\w.]*)?'
+_OPTION = re.compile(r'([+-])([a-z]*)(?:=([\w.]*))?')
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,33 @@ class Written:
                               f'highest, {last}')
         return first, last
 
-    def options(self, known: Collection[str], default: frozenset[str], numbered: Collection[str]
-                ) -> tuple[frozenset[str], dict[str, int]]:
-        """Return the options that are on, and the numbers given to them (``svrg=N``)."""
+    def real(self, number: str, low: float, high: float) -> float:
+        """Return the number of an option, from ``low`` to ``high``; `ConfigError` if it is none."""
+        try:
+            value = float(number)
+        except ValueError:
+            raise ConfigError(f"'{number}' in '{self.text}' is not a number") from None
+        if not low <= value <= high:
+            raise ConfigError(f"'{number}' in '{self.text}' must be {low:g} to {high:g}")
+        return value
+
+    def options(self, known: Collection[str], default: frozenset[str], numbered: Collection[str],
+                real: Mapping[str, tuple[float, float]]
+                ) -> tuple[frozenset[str], dict[str, float]]:
+        """Return the options that are on, and the numbers given to them (``svrg=N``).
+
+        ``numbered``: options with a whole number; ``real``: with any number, and its range.
+        """
         names, numbers = set(default), {}
         for sign, name, number in self.signs:
             if name not in known:
                 there = f'it has {", ".join(known)}' if known else 'it has none'
                 raise ConfigError(f"'{self.text}': {self.name} has no option '{name}'; {there}")
-            if number and name not in numbered:
+            if number and name not in numbered and name not in real:
                 raise ConfigError(f"'{self.text}': {name} takes no number")
             if number:
-                numbers[name] = self.integer(number, 1)
+                numbers[name] = self.real(number, *real[name]) if name in real \
+                    else self.integer(number, 1)
             group = EARLY if name == 'early' else {name}
             names = names | group if sign == '+' else names - group
         return frozenset(names), {name: n for name, n in numbers.items() if name in names}
@@ -93,9 +109,9 @@ def read(text: str, names: frozenset[str]) -> Written | None:
     text = text.strip()
     # A name may hold a hyphen, as dgh-gc does, so those that come along are tried first.
     own = '|'.join(map(re.escape, sorted(names, key=len, reverse=True)))
-    match = re.fullmatch(rf'({own})((?::[^:+-]*|:-\w+)*)((?:[+-][a-z_]+(?:=\w*)?)*)', text) \
-        or re.fullmatch(r'((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*:[A-Za-z_]\w*)'
-                        r'((?::[^:+-]*|:-\w+)*)((?:[+-][a-z_]+(?:=\w*)?)*)', text)
+    rest = rf'((?::[^:+-]*|:-\w+)*)((?:[+-][a-z_]+{_NUMBER})*)'
+    match = re.fullmatch(rf'({own}){rest}', text) \
+        or re.fullmatch(rf'((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*:[A-Za-z_]\w*){rest}', text)
     if match is None:
         return None
     return Written(text, match[1], tuple(match[2].split(':')[1:]),

@@ -74,7 +74,7 @@ class Receiver:
         self._expect(chunk.transfer)
         if not 0 <= chunk.sequence < MAX_CHUNKS:
             raise RemoteProtocolError(f'chunk has sequence number {chunk.sequence}')
-        codec, partition = self._codec_of(chunk), self._partition_of(chunk.transfer)
+        codec, partition = self._codec_of(chunk), self.rows_of(chunk.transfer)
         ids = decode_ids(chunk.ids, chunk.segments, partition)
         energy = codec.check(partition, ids, chunk.values)
         return Rows(chunk.transfer, ids, codec, chunk.values, energy)
@@ -169,7 +169,8 @@ class Receiver:
                                       f"'{codec.name}'; it must be '{allowed[0].name}'")
         return codec
 
-    def _partition_of(self, transfer: TransferId) -> RowPartition:
+    def rows_of(self, transfer: TransferId) -> RowPartition:
+        """Return the rows that segments of a transfer belong to."""
         return self.partition.raw_partition if transfer.kind.is_raw else self.partition
 
     def _open(self, transfer: TransferId) -> None:

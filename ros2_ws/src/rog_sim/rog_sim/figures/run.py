@@ -11,6 +11,8 @@ from fleet_env.records import Evaluation, Event, Fault, Iteration, read_run
 from fleet_env.summary import Summary, read_summary
 from matplotlib.axes import Axes
 
+from rog_sim.portraits import SERVER, Portraits, read_portraits
+
 from . import style
 
 WINDOW = 30  # iterations that the micro-events figure shows before and after the worst moment
@@ -22,6 +24,8 @@ def draw_run(directory: str | PathLike[str], out: str | PathLike[str] | None = N
     run      accuracy, link rate and share of rows over time per robot; time per iteration
     micro    one robot's link rate, share of rows sent and iterations behind the fastest robot,
              around the moment when it was furthest behind
+    map      the map from above, its heights, and where robots were and think that they were, of a
+             task that makes one
 
     :param out: where the figures go; default: the directory itself.
     :raises RecordError: when the records cannot be read.
@@ -32,7 +36,34 @@ def draw_run(directory: str | PathLike[str], out: str | PathLike[str] | None = N
         paths = _draw_overview(events, summary, target)
         if any(isinstance(e, Iteration) and e.rows_total for e in events):
             paths += _draw_micro(events, summary, target)
+        portraits = read_portraits(Path(directory))
+        if 'top' in portraits.get(SERVER, {}):
+            paths += _draw_map(portraits, summary, target)
     return paths
+
+
+def _draw_map(portraits: Portraits, summary: Summary, out: Path) -> list[Path]:
+    """Draw colours and heights seen from above, and the ways of the robots over them."""
+    seen = portraits[SERVER]
+    figure = style.new_figure(style.PAGE, 3.2)
+    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+    left.imshow(seen['top'], origin='lower', extent=seen['extent'])
+    left.set_title(f'{summary.fleet or "map"}: {style.label(summary.sync)}, seed {summary.seed}',
+                   loc='left')
+    heights = np.where(np.isfinite(seen['height']), seen['height'], np.nan)
+    shades = right.imshow(heights, origin='lower', extent=seen['extent'], cmap='viridis')
+    figure.colorbar(shades, ax=right, label='height, m', shrink=.8)
+    for index, robot in enumerate(sorted(portraits.keys() - {SERVER})):
+        for name, dashes in (('truth', ':'), ('estimate', '-')):
+            for axis in (left, right):
+                axis.plot(*portraits[robot][name][:, :2].T, color=f'C{index % 10}', ls=dashes,
+                          label=f'{robot}, {name}')
+    for axis in (left, right):
+        axis.grid(visible=False)
+        axis.set_xlabel('x, m')
+    left.set_ylabel('y, m')
+    figure.legend(*left.get_legend_handles_labels(), loc='outside lower center', ncols=3)
+    return style.save(figure, out, 'map')
 
 
 def _draw_overview(events: list[Event], summary: Summary, out: Path) -> list[Path]:

@@ -39,6 +39,7 @@ class Recording:
         self.path, self._reader, self._topics = path, Reader, topics
         self._deserialize = get_typestore(Stores.ROS2_JAZZY).deserialize_cdr
         self.damaged = 0  # messages that are not what their type says
+        self.damage = ''  # what was wrong with the last of them
         next(self._events(only_look=True), None)
 
     def __iter__(self) -> Iterator[Event]:
@@ -78,13 +79,14 @@ class Recording:
         return [c for c in reader.connections if c.topic in self._topics]
 
     def _message(self, data: bytes, kind: str) -> Any:
-        if len(data) <= LARGEST + 2**16:
-            try:
-                return self._deserialize(data, kind)
-            except Exception:  # numpy, struct and rosbags each have their own
-                pass
-        self.damaged += 1
-        return None
+        try:
+            if len(data) > LARGEST + 2**16:
+                raise DataError(f'it has {len(data)} bytes')
+            return self._deserialize(data, kind)
+        except Exception as error:  # numpy, struct and rosbags each have their own
+            self.damaged += 1
+            self.damage = f'{type(error).__name__}: {" ".join(str(error).split())[:200]}'
+            return None
 
 
 class BagSource(Source):
@@ -121,11 +123,13 @@ class BagSource(Source):
         name = f'{self._spec.topic} in {self._spec.target}'
         counts: Counter[str] = sum((frames.counts for _, frames in self._played), Counter())
         damaged = sum(recording.damaged for recording, _ in self._played)
+        damage = [recording.damage for recording, _ in self._played if recording.damage]
         trouble = [frames.trouble for _, frames in self._played if frames.trouble]
         values = {**counts, 'damaged messages': damaged, **self._label_values()}
         if damaged or trouble:
             return Report(name, 'warn', 'some cannot be used: ' + (
-                trouble[-1] if trouble else f'{damaged} damaged messages'), values)
+                trouble[-1] if trouble else f'{damaged} damaged messages, last {damage[-1]}'),
+                values)
         return Report(name, 'ok', 'all can be used', values)
 
     def _play(self, recording: Recording, frames: Frames, count: int, rank: int) -> Iterator[Batch]:
@@ -177,6 +181,7 @@ class BagSource(Source):
             why += (f', {counts["without a label"]} have no label within '
                     f'{self._label_spec.tolerance:g} s on {self._label_spec.target} '
                     f'({counts["labels"]} labels)')
-        last = f'; last {frames.trouble}' if frames.trouble else ''
+        trouble = frames.trouble or recording.damage
+        last = f'; last {trouble}' if trouble else ''
         return (f'{recording.path}: none of the {counts["images"]} images of {self._spec.topic} '
                 f'can be used: {why}{last}')

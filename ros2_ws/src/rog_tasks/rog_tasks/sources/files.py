@@ -25,8 +25,11 @@ ARCHIVES = ('.tar', '.tar.gz', '.tgz', '.zip')
 class Files:
     """Image files below ``path``, a folder or an archive; ``names`` are sorted.
 
+    ``others`` are the names of files that are not called like images, hidden ones left out.
+
     :param memory: most bytes of a compressed tar's images that are held.
-    :raises DataError: for a path that is not there or cannot be read.
+    :raises DataError: for a path that is not there or cannot be read, and for an archive with a
+        link, or a name that leads out of it: it was not made to be read by strangers.
     """
 
     def __init__(self, path: str, memory: float) -> None:
@@ -48,6 +51,7 @@ class Files:
             raise DataError(f'{self.path} is neither a folder nor an archive '
                             f'({", ".join(ARCHIVES)})')
         self.names = sorted(filter(is_image, names))
+        self.others = sorted(n for n in names if not is_image(n) and not is_hidden(n))
         if not self.names:
             raise DataError(f'{self.path} holds no images ({", ".join(SUFFIXES)})')
 
@@ -104,13 +108,16 @@ class Files:
         with self._errors():
             archive = zipfile.ZipFile(self.path)
         self._size, self._read = lambda name: archive.getinfo(name).file_size, archive.read
-        return archive.namelist()
+        for info in archive.infolist():
+            self._check(info.filename, stat.S_ISLNK(info.external_attr >> 16))
+        return [info.filename for info in archive.infolist() if not info.is_dir()]
 
     def _tar(self) -> list[str]:
         places = {}
         plain = self.path.suffix == '.tar'
         with self._errors(), tarfile.open(self.path, 'r|' if plain else 'r|gz') as archive:
             for member in archive:
+                self._check(member.name, member.issym() or member.islnk())
                 if member.isreg():
                     places[member.name] = member.offset_data, member.size
         self._size = lambda name: places[name][1]
@@ -120,6 +127,14 @@ class Files:
             self._held = {}
             self._read = self._held.__getitem__
         return list(places)
+
+    def _check(self, name: str, link: bool) -> None:
+        """Refuse a link, or a name that leads out of the archive."""
+        path = PurePosixPath(name.replace('\\', '/'))
+        if link or path.is_absolute() or '..' in path.parts:
+            what = 'is a link' if link else 'leads out of the archive'
+            raise DataError(f'{name[:200]!r} in {self.path} {what}; an archive holds folders and '
+                            'files alone')
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -131,8 +146,12 @@ class Files:
 
 def is_image(name: str) -> bool:
     """Whether a file is called like an image, and not hidden (macOS adds ._name.jpg)."""
-    base = name.rpartition('/')[2]
-    return base.lower().endswith(SUFFIXES) and not base.startswith('.')
+    return name.lower().endswith(SUFFIXES) and not is_hidden(name)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether the last part of a name begins with a dot."""
+    return name.rpartition('/')[2].startswith('.')
 
 
 def _part(path: Path, start: int, size: int) -> bytes:

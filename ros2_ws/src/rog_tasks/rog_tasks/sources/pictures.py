@@ -80,6 +80,19 @@ def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
     return np.asarray(small, np.uint8).reshape(size, size, channels).transpose(2, 0, 1)
 
 
+def as_stored(picture: Picture) -> NDArray[Any]:
+    """Return the pixels of a JPEG or PNG file as it stores them: (H, W) or (H, W, channels).
+
+    :raises DataError: names an image that is no JPEG or PNG, is damaged or too large.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            return np.asarray(_opened(picture, '', 0))
+    except Exception as error:
+        raise DataError(f'{picture.name}: cannot be decoded: {str(error)[:200]}') from error
+
+
 def _opened(picture: Picture, mode: str, size: int) -> Image.Image:
     if picture.raw:
         encoding, width, height, step = picture.raw
@@ -89,5 +102,6 @@ def _opened(picture: Picture, mode: str, size: int) -> Image.Image:
     image = Image.open(io.BytesIO(picture.data), formats=FORMATS)
     if image.width * image.height > LARGEST:
         raise ValueError(f'{image.width} x {image.height} pixels; at most {LARGEST} are taken')
-    image.draft(mode, (size, size))  # a JPEG is decoded no larger than is needed
+    if size:
+        image.draft(mode, (size, size))  # a JPEG is decoded no larger than is needed
     return image

@@ -22,6 +22,7 @@ from fleet_ros.network_options import add_network_options, join_network
 
 from ..settings import Settings
 
+STOP_LIMIT = 30.0    # seconds in which it ends in order; then it is killed
 START_LIMIT = 300.0  # seconds in which a server on this machine has to be there, busy as it may be
 
 
@@ -116,7 +117,12 @@ def own_server(**parameters: float | str) -> Iterator[str]:
         yield name
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):   # the kernel does not let it go
+                process.wait(STOP_LIMIT)
 
 
 def run(command: list[str], environment: dict[str, str]) -> int:

@@ -12,7 +12,7 @@ from ...codecs import RAW
 from ...errors import ConfigError
 from ...mirror import Mirror
 from ...steps import Shards, Step
-from ..base import Decode, Discard, Due, Fleet, Holding, Model, Team
+from ..base import Decode, Discard, Due, Fleet, Model, Rolling, Team
 from ..written import Written
 from .schemes import Scheme
 
@@ -20,7 +20,7 @@ from .schemes import Scheme
 DEFAULTS = (1, 0, 50)
 
 
-class Coded(Holding):
+class Coded(Rolling):
     """Base of GC, HGC, GCC, DCGC and DGH-GC: all robots compute on the same model, in rounds.
 
     ``gc[:S[:K[:B]]]``: any S robots of a group may straggle, K groups, regrouped every B rounds.
@@ -41,6 +41,10 @@ class Coded(Holding):
             raise ConfigError(f"'{self}' codes gradients for a fleet that is known from the "
                               'beginning; give the server the robots of the fleet with their '
                               'capacities, as fleet files do')
+        if team.clip:
+            raise ConfigError(f"'{self}' decodes sums of coded gradients, which is wrong as soon "
+                              'as one of them is scaled down; choose another method, or '
+                              'server.clip: 0')
         stragglers, groups, every = self.numbers_of_code()
         self._names = list(team.capacities)
         self.expected = frozenset(team.capacities)

@@ -1,0 +1,176 @@
+"""``e3m0``: four bits per element, a sign and an exponent; for the outer steps of local methods.
+
+Source: Streaming DiLoCo (arXiv 2501.18512), which sends outer gradients so: one sign bit, three
+bits of exponent, none of mantissa. The sender keeps the difference to the exact values and sends it
+later (error feedback), which the paper does not.
+
+A segment: its scale (bfloat16), the largest magnitude in it, then four bits per element, the first
+element in the lower half of a byte, padded to a byte: in bits 0 to 2 the exponent e, for the value
+scale * 2^(e - 7), 0 for none; in bit 3 its sign (1: negative). Values are rounded to the nearest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ..arrays import from_host
+from .base import (
+    Codec,
+    bfloat16_decode,
+    bfloat16_encode,
+    elements,
+    join,
+    repeat,
+    spans,
+    split,
+    starts_of,
+)
+from .kernels import LENGTH, SCALE, bad_scale, prefetch_row, scale_of, write_scale
+
+LEVELS = np.array([0, *(2.0 ** (e - 7) for e in range(1, 8))], np.float32)  # over the scale
+LEAST = np.array([2.0 ** -7, *(1.5 * 2.0 ** (e - 8) for e in range(2, 8))], np.float32)  # of 1 to 7
+
+
+class E3M0(Codec):
+    """Half a byte per element and one bfloat16 scale per segment; ``magnitude`` is not used."""
+
+    name, number = 'e3m0', 4
+    segment_elements = 2048  # 1 KiB: one datagram
+
+    def sizes(self, lengths):
+        """See `Codec.sizes`."""
+        return 2 + (lengths + 1) // 2
+
+    def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
+        _encode(values, mirror, offsets, ids, out)
+
+    def _encode_dense(self, dense, lengths, magnitude):
+        import torch
+        sizes, magnitudes = (lengths + 1) // 2, dense.abs()
+        largest = torch.segment_reduce(magnitudes, 'max', lengths=from_host(lengths, dense),
+                                       unsafe=True).cpu().numpy()
+        scales = bfloat16_encode(np.maximum(largest, 0))  # no segments: -inf
+        scale = repeat(bfloat16_decode(scales), lengths, dense)
+        code = (magnitudes[:, None] >= scale[:, None] * from_host(LEAST, dense)).sum(1)
+        code = torch.where(magnitudes > 0, code, 0)
+        code = code + 8 * (dense.signbit() & (code > 0))
+        nibbles = code.new_zeros(2 * int(sizes.sum()))
+        nibbles[spans(2 * starts_of(sizes), lengths, dense)] = code
+        pairs = nibbles.view(-1, 2)
+        return join(scales, (pairs[:, 0] + 16 * pairs[:, 1]).cpu().numpy(), sizes)
+
+    def check(self, partition, ids, data):
+        """See `Codec.check`."""
+        rule, at, energy = _check(partition.lengths, ids, data)
+        if rule:
+            self.refuse(partition, ids, data, rule, at)
+        return energy
+
+    def add(self, partition, values, ids, data, factor=1.0):
+        """See `Codec.add`."""
+        if isinstance(values, np.ndarray):
+            _add(values, partition.offsets, ids, np.float32(factor), data)
+            return
+        lengths = partition.lengths[ids]
+        sizes = (lengths + 1) // 2
+        scales, body = split(data, sizes, factor)
+        nibble = spans(2 * starts_of(sizes), lengths, values)  # where that of each element is
+        code = from_host(body, values)[nibble >> 1] >> 4 * (nibble & 1) & 15
+        level = from_host(np.concatenate([LEVELS, -LEVELS]), values)[code.long()]
+        values[elements(partition, ids, values)] += repeat(scales, lengths, values) * level
+
+
+@njit(nogil=True, cache=True)
+def _code(value, least):
+    """Four bits of a value; ``least``: float32 (7,), the least magnitude of each exponent."""
+    magnitude, exponent = abs(value), 0
+    for e in range(7):
+        exponent += magnitude >= least[e]
+    if magnitude == 0 or exponent == 0:
+        return 0
+    return exponent | np.signbit(value) << 3
+
+
+@njit(nogil=True, cache=True)
+def _level(code):
+    level = LEVELS[code & 7]
+    return -level if code & 8 else level
+
+
+@njit(nogil=True, cache=True)
+def _write(row, code, least):
+    """Encode one segment; returns its scale. Scratch: ``least`` float32 (7,)."""
+    largest = np.float32(0)
+    for k in range(row.size):
+        largest = max(largest, abs(row[k]))
+    scale = write_scale(code, largest)
+    for e in range(7):
+        least[e] = scale * LEAST[e]
+    for k in range(0, row.size, 2):
+        byte = _code(row[k], least)
+        if k + 1 < row.size:
+            byte |= _code(row[k + 1], least) << 4
+        code[2 + k // 2] = byte
+    return scale
+
+
+@njit(nogil=True, cache=True)
+def _move(row, code, scale):
+    """Add the decoded values, times ``scale`` in place of the segment's own."""
+    for k in range(row.size):
+        row[k] += scale * _level(code[2 + k // 2] >> 4 * (k & 1) & 15)
+
+
+@njit(nogil=True, cache=True)
+def _size(length):
+    return 2 + (length + 1) // 2
+
+
+@njit(nogil=True, cache=True)
+def _encode(values, mirror, offsets, ids, out):
+    """Write values - mirror of the given segments; without a mirror take it off ``values``."""
+    at, least = 0, np.empty(7, np.float32)
+    for i in range(ids.size):
+        prefetch_row(values, offsets, ids, i + 1)
+        lo, hi = offsets[ids[i]], offsets[ids[i] + 1]
+        row, code = values[lo:hi], out[at:at + _size(hi - lo)]
+        if mirror is None:
+            _move(row, code, -_write(row, code, least))
+        else:
+            prefetch_row(mirror, offsets, ids, i + 1)
+            _write(row - mirror[lo:hi], code, least)
+        at += code.size
+
+
+@njit(nogil=True, cache=True)
+def _add(values, offsets, ids, factor, data):
+    """Add factor * the decoded segments."""
+    at = 0
+    for i in range(ids.size):
+        prefetch_row(values, offsets, ids, i + 1)
+        row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
+        code = data[at:at + _size(row.size)]
+        _move(row, code, factor * scale_of(code))
+        at += code.size
+
+
+@njit(nogil=True, cache=True)
+def _check(lengths, ids, data):
+    """Return the rule that ``data`` breaks, 0: none; the segment's position in ``ids``; the energy.
+
+    That is the sum of the squares of the values.
+    """
+    at, rule, bad, energy = 0, 0, 0, 0.0
+    for i in range(ids.size):
+        length, total = lengths[ids[i]], 0.0
+        code = data[at:at + _size(length)]
+        if code.size < _size(length):
+            return LENGTH, i, energy
+        at += code.size
+        if rule == 0 and bad_scale(code):
+            rule, bad = SCALE, i
+        for k in range(length):
+            total += np.float64(_level(code[2 + k // 2] >> 4 * (k & 1) & 15)) ** 2
+        energy += total * np.float64(scale_of(code)) ** 2
+    return (rule, bad, energy) if at == data.size else (LENGTH, bad, energy)

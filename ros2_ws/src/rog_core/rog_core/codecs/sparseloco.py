@@ -1,0 +1,259 @@
+"""``sparseloco``: of each 4096 elements the 64 largest, in 14 bits each; for local methods.
+
+Source: SparseLoCo (arXiv 2508.15706): chunks of 4096 elements, of each the 64 of largest magnitude,
+12 bits for the position and 2 for the value, and error feedback that decays: what has been left out
+for a long time is forgotten, .05 of it with every push. A chunk of the paper is a segment here (a
+row, or a part of a long one), of which one element in 64 is sent, at least one. In a pull, which
+the paper has not, nothing is forgotten.
+
+A segment: two scales (bfloat16), the mean magnitudes of the elements that are above the mean of all
+that are sent, and of the others; then, ascending by position, 14 bits for each element, the first
+in the lowest bits, padded to a byte: position in bits 0 to 11, bit 12 for the first scale, its sign
+in bit 13 (1: negative). Zeros are not sent: 0 in their place, at the end, where no position can be
+0; if a segment holds nothing else, both scales are 0. Of equal magnitudes the first are sent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from .base import (
+    Codec,
+    add_signed,
+    bfloat16_encode,
+    elements,
+    join,
+    largest_of,
+    split,
+    starts_of,
+)
+from .kernels import (
+    LENGTH,
+    OWN,
+    SCALE,
+    bad_scale,
+    longest,
+    prefetch_row,
+    scale_of,
+    select_largest,
+    write_scale,
+)
+
+SHARE = 64                  # elements of which one is sent
+BITS = 14                   # of an element
+LARGE, NEGATIVE = 1 << 12, 1 << 13
+FEEDBACK = np.float32(0.95)  # share of what is not sent that is kept
+_PLACES = np.arange(BITS)
+
+
+class SparseLoCo(Codec):
+    """14 bits for each element sent and two bfloat16 scales per segment; no ``magnitude``."""
+
+    name, number = 'sparseloco', 5
+    segment_elements = 4096
+    scales = 2
+    kept = float(FEEDBACK)
+    faults = 'a position is outside segment {}', 'positions in segment {} do not ascend'
+
+    def counts(self, lengths: np.ndarray) -> np.ndarray:
+        """Elements sent of segments of the given lengths, int64."""
+        return np.maximum(np.rint(lengths / SHARE), 1).astype(np.int64)
+
+    def sizes(self, lengths):
+        """See `Codec.sizes`."""
+        return 4 + (BITS * self.counts(lengths) + 7) // 8
+
+    def take(self, partition, values, ids, magnitude):
+        """See `Codec.take`; what stays decays."""
+        out = super().take(partition, values, ids, magnitude)
+        if isinstance(values, np.ndarray):
+            _decay(values, partition.offsets, ids)
+        else:
+            values[elements(partition, ids, values)] *= float(FEEDBACK)
+        return out
+
+    def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
+        _encode(values, mirror, offsets, ids, self.counts(np.diff(offsets)[ids]), sizes, out)
+
+    def _encode_dense(self, dense, lengths, magnitude):
+        counts = self.counts(lengths)
+        of, at, chosen = largest_of(dense, lengths, counts)
+        size = np.abs(chosen).astype(np.float64)
+        sent = chosen != 0
+        large = size > _means(of, size, sent, lengths.size)[of]
+        scales = [bfloat16_encode(_means(of, size, which, lengths.size).astype(np.float32))
+                  for which in (large, sent & ~large)]
+        words = np.where(sent, at | large * LARGE | np.signbit(chosen) * NEGATIVE, 0)
+        sizes = (BITS * counts + 7) // 8
+        return join(scales[0], join(scales[1], pack(words, counts), sizes), sizes + 2)
+
+    def check(self, partition, ids, data):
+        """See `Codec.check`."""
+        lengths = partition.lengths[ids]
+        if data.size != int(self.sizes(lengths).sum()):
+            self.refuse(partition, ids, data, LENGTH, 0)
+        rule, at, energy = _check(lengths, self.counts(lengths), self.sizes(lengths), data)
+        if rule:
+            self.refuse(partition, ids, data, rule, at)
+        return energy
+
+    def add(self, partition, values, ids, data, factor=1.0):
+        """See `Codec.add`."""
+        lengths = partition.lengths[ids]
+        counts, sizes = self.counts(lengths), self.sizes(lengths)
+        if isinstance(values, np.ndarray):
+            _add(values, partition.offsets, ids, counts, sizes, np.float32(factor), data)
+            return
+        large, rest = split(data, sizes - 2, factor)
+        small, body = split(rest, sizes - 4, factor)
+        words = unpack(body, counts)
+        first = np.zeros(words.size, bool)
+        first[starts_of(counts)] = True
+        sent = first | (words != 0)
+        index = np.repeat(partition.offsets[ids], counts) + (words & (LARGE - 1))
+        scale = np.where(words & LARGE, np.repeat(large, counts), np.repeat(small, counts))
+        add_signed(values, index[sent], (words & NEGATIVE != 0)[sent], scale[sent])
+
+
+def _means(of: np.ndarray, size: np.ndarray, which: np.ndarray, segments: int) -> np.ndarray:
+    """Mean size of the elements of each segment that are meant, float64; 0: there are none."""
+    total = np.bincount(of[which], size[which], segments)
+    return total / np.maximum(np.bincount(of[which], minlength=segments), 1)
+
+
+def _bit_places(counts: np.ndarray) -> np.ndarray:
+    """Where the bits of every element are, int64 (elements, 14), if a segment begins a byte."""
+    first = np.repeat(8 * starts_of((BITS * counts + 7) // 8) - BITS * starts_of(counts), counts)
+    return (first + BITS * np.arange(counts.sum()))[:, None] + _PLACES
+
+
+def pack(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Bytes of segments of so many words of 14 bits."""
+    bits = np.zeros(8 * int(((BITS * counts + 7) // 8).sum()), np.uint8)
+    bits[_bit_places(counts)] = words[:, None] >> _PLACES & 1
+    return np.packbits(bits, bitorder='little')
+
+
+def unpack(body: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Inverse of `pack`, int64."""
+    bits = np.unpackbits(body, bitorder='little')[_bit_places(counts)]
+    return (bits.astype(np.int64) << _PLACES).sum(1)
+
+
+@njit(nogil=True, cache=True)
+def _word(code, k):
+    """Word ``k`` of an encoded segment: its bits are in two bytes or three."""
+    bit = BITS * k
+    at, shift = 4 + bit // 8, bit % 8
+    word = np.int64(code[at]) | np.int64(code[at + 1]) << 8
+    if shift > 2:
+        word |= np.int64(code[at + 2]) << 16
+    return word >> shift & 0x3fff
+
+
+@njit(nogil=True, cache=True)
+def _put(code, k, word):
+    bit = BITS * k
+    at, shifted = 4 + bit // 8, word << bit % 8
+    code[at] |= shifted & 255
+    code[at + 1] |= shifted >> 8 & 255
+    if bit % 8 > 2:
+        code[at + 2] |= shifted >> 16
+
+
+@njit(nogil=True, cache=True)
+def _write(row, magnitudes, positions, count, code):
+    """Encode one segment; returns its scales. Scratch: see `select_largest`."""
+    bits = row.view(np.int32)
+    sent = select_largest(bits, magnitudes, positions, count)
+    total = 0.0
+    for i in range(sent):
+        total += abs(row[positions[i]])
+    mean, code[4:] = total / max(sent, 1), 0
+    large, small, many = 0.0, 0.0, 0
+    for i in range(sent):
+        k = np.int64(positions[i])
+        size = np.float64(abs(row[k]))
+        if size > mean:
+            large += size
+            many += 1
+            _put(code, i, k | LARGE | (bits[k] < 0) * NEGATIVE)
+        else:
+            small += size
+            _put(code, i, k | (bits[k] < 0) * NEGATIVE)
+    return (write_scale(code, large / max(many, 1)),
+            write_scale(code[2:], small / max(sent - many, 1)))
+
+
+@njit(nogil=True, cache=True)
+def _move(row, code, count, large, small):
+    """Add +scale or -scale to the elements that one segment names."""
+    for k in range(count):
+        word = _word(code, k)
+        if word == 0 and k > 0:
+            break
+        scale = large if word & LARGE else small
+        row[word & (LARGE - 1)] += -scale if word & NEGATIVE else scale
+
+
+@njit(nogil=True, cache=True)
+def _encode(values, mirror, offsets, ids, counts, sizes, out):
+    """Write values - mirror of the given segments; without a mirror take it off ``values``."""
+    at, most = 0, longest(offsets, ids)
+    magnitudes, positions = np.empty(most, np.int32), np.empty(most, np.uint16)
+    for i in range(ids.size):
+        prefetch_row(values, offsets, ids, i + 1)
+        lo, hi = offsets[ids[i]], offsets[ids[i] + 1]
+        row, code, count = values[lo:hi], out[at:at + sizes[i]], counts[i]
+        if mirror is None:
+            large, small = _write(row, magnitudes[:row.size], positions, count, code)
+            _move(row, code, count, -large, -small)
+        else:
+            prefetch_row(mirror, offsets, ids, i + 1)
+            _write(row - mirror[lo:hi], magnitudes[:row.size], positions, count, code)
+        at += code.size
+
+
+@njit(nogil=True, cache=True)
+def _decay(values, offsets, ids):
+    for i in range(ids.size):
+        row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
+        for k in range(row.size):
+            row[k] *= FEEDBACK
+
+
+@njit(nogil=True, cache=True)
+def _add(values, offsets, ids, counts, sizes, factor, data):
+    """Add factor * the decoded segments; only the elements that were sent are touched."""
+    at = 0
+    for i in range(ids.size):
+        row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
+        code = data[at:at + sizes[i]]
+        _move(row, code, counts[i], factor * scale_of(code), factor * scale_of(code[2:]))
+        at += code.size
+
+
+@njit(nogil=True, cache=True)
+def _check(lengths, counts, sizes, data):
+    """As the same of `ternary`, for ``data`` of the right length; ``lengths``: of its segments."""
+    at, energy = 0, 0.0
+    for i in range(lengths.size):
+        code = data[at:at + sizes[i]]
+        at += code.size
+        if bad_scale(code) or bad_scale(code[2:]):
+            return SCALE, i, energy
+        large, small = np.float64(scale_of(code)) ** 2, np.float64(scale_of(code[2:])) ** 2
+        previous, over = -1, False
+        for k in range(counts[i]):
+            word = _word(code, k)
+            position = word & (LARGE - 1)
+            over = over or word == 0 and k > 0
+            if position >= lengths[i]:
+                return OWN, i, energy
+            if position <= previous and not over or over and word != 0:
+                return OWN + 1, i, energy
+            previous = position
+            if not over:
+                energy += large if word & LARGE else small
+    return 0, 0, energy

@@ -1,0 +1,139 @@
+"""DiLoCo: local steps on the robots, Nesterov momentum on the server, fragments of the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ..errors import ConfigError
+from ..steps import Phase, Step
+from .base import Fleet, Model, Team
+from .outer import Outer
+from .written import Written
+
+
+class DiLoCo(Outer):
+    """``diloco:H``: H local steps of each robot, then an outer step of the mean of their changes.
+
+    ``diloco:H:P``: P fragments of the model, each exchanged every H steps, one after another, so
+    that an iteration has H/P local steps and sends one row in P. The next local steps are computed
+    while a fragment travels (``pipeline``), so that it is applied late, and transmission hides
+    behind computing. A robot's momentum goes on from phase to phase.
+
+    ``quorum=K``: nobody waits for a robot that fades: a round is over when K robots have pushed,
+    and the others have had ``grace=S`` more seconds. Who pushes later counts when it arrives, and
+    goes on with the round of the fleet.
+
+    Sources: DiLoCo (arXiv 2311.08105); Streaming DiLoCo (arXiv 2501.18512); Decoupled DiLoCo (arXiv
+    2604.21428) for quorum and grace. Rows, not layers, are dealt out to the fragments, so that all
+    are of about equal size. Where Streaming DiLoCo mixes a fragment that arrives with the robot's
+    own, and so forgets a part of the steps that were made meanwhile, none is forgotten here: they
+    stay in the robot's model, and are pushed with the next turn of the fragment. Where Decoupled
+    DiLoCo weighs robots by the number of their tokens and merges norms and directions apart, every
+    push has the same weight here.
+    """
+
+    name = 'diloco'
+    usage = 'diloco:H[:P]'
+    known = ('pipeline', 'quorum', 'grace', 'rate', 'momentum')
+    usual_rate, usual_momentum = 0.7, 0.9  # as published
+
+    def __init__(self, written: Written, team: Team) -> None:
+        super().__init__(written, team)
+        if 'grace' in self.options and 'quorum' not in self.options:
+            raise ConfigError(f"'{written.text}': grace is the time after a quorum; write "
+                              'quorum=K, too')
+        self.quorum = self.needed('quorum') if 'quorum' in self.options else 0
+        if team.capacities and self.quorum > len(team.capacities):
+            raise ConfigError(f"'{written.text}': the quorum is {self.quorum} robots; the fleet "
+                              f'has {len(team.capacities)}')
+        self.grace = self.numbers.get('grace', 0.0)
+        self._met = -1           # newest round that a quorum has pushed,
+        self._since = 0.0        # since when, s
+        self._over = -1          # newest round whose grace is over
+        self._newest = -1        # newest round that a robot was let go on from
+
+    @classmethod
+    def by_default(cls, written: Written) -> frozenset[str]:
+        """See `Method.by_default`."""
+        return frozenset({'pipeline'}) if len(written.arguments) > 1 else frozenset()
+
+    @classmethod
+    def numbered(cls) -> tuple[str, ...]:
+        """See `Method.numbered`."""
+        return ('quorum',)
+
+    @classmethod
+    def ranges(cls) -> Mapping[str, tuple[float, float]]:
+        """See `Method.ranges`."""
+        return {**super().ranges(), 'grace': (0.0, 3600.0)}
+
+    def bounds(self) -> tuple[float, float]:
+        """See `Method.bounds`."""
+        text, arguments = self.written.text, self.written.arguments
+        if not 1 <= len(arguments) <= 2:
+            raise ConfigError(f"'{text}' needs the number of local steps, and may have that of "
+                              'fragments, for example diloco:30 or diloco:30:3')
+        every = self.written.integer(arguments[0], 1)
+        self.fragments = self.written.integer(arguments[1], 1) if len(arguments) > 1 else 1
+        if every % self.fragments:
+            raise ConfigError(f"'{text}': {every} local steps cannot be divided among "
+                              f'{self.fragments} fragments; H must be a multiple of P')
+        self.steps = every // self.fragments
+        return 1, 1
+
+    def unfit(self, model: Model) -> str:
+        """See `Method.unfit`."""
+        rows = model.partition.rows
+        if self.fragments <= rows:
+            return ''
+        return (f"'{self.written.text}': {self.fragments} fragments are more than the {rows} rows "
+                f"of the model (granularity '{model.partition.granularity}')")
+
+    def begin(self, model: Model, iteration: int) -> None:
+        """See `Method.begin`: with a quorum all go on with one round, whatever was before."""
+        super().begin(model, iteration)
+        self._newest = iteration
+
+    @property
+    def by_row(self) -> bool:
+        """See `Method.by_row`."""
+        return self.fragments == 1 and not self.quorum and not self.pipelined
+
+    # -- who may go on ---------------------------------------------------------------------------
+
+    def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
+        """See `Method.on_push`."""
+        iteration = fleet[robot].iteration if robot in fleet else -1
+        pushed = sum(other.iteration >= iteration for other in fleet.values())
+        if self.quorum and iteration > self._met and pushed >= self.quorum:
+            self._met, self._since = iteration, now
+            if not self.grace:
+                self._over = iteration
+
+    @property
+    def deadline(self) -> float:
+        """See `Method.deadline`."""
+        return self._since + self.grace if self._met > self._over else math.inf
+
+    def on_time(self, now: float) -> None:
+        """See `Method.on_time`."""
+        self._over = self._met
+
+    def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
+        """See `Method.held_up_by`."""
+        if fleet[robot].iteration <= self._over:
+            return []
+        return super().held_up_by(robot, fleet, least)
+
+    # -- what a robot computes -------------------------------------------------------------------
+
+    def goes_ahead(self, staleness: int) -> bool:
+        """See `Method.goes_ahead`: it waits for the others when it has pushed, not before."""
+        return self.pipelined
+
+    def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
+        """See `Method.grant`: who comes after the quorum goes on with the round of the fleet."""
+        self._newest = max(self._newest, iteration)
+        following = (self._newest if self.quorum else iteration) + 1
+        return following, Phase(self.steps, self.fragments, following % self.fragments)

@@ -1,0 +1,112 @@
+"""The outer step of methods whose robots take local steps: Nesterov momentum on the server.
+
+Source: DiLoCo (arXiv 2311.08105), Algorithm 1: with delta, the mean of the changes that the robots'
+local steps come to, v = b v + delta; model -= rate (delta + b v). FedAvg is rate 1 and b = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numba import njit
+
+from ..arrays import Array, to_host
+from ..codecs import Codec
+from ..codecs.base import Segments, elements
+from ..errors import ConfigError
+from .base import Method, Model, Team
+from .written import Written
+
+
+class Outer(Method):
+    """Applies pushes with the options ``rate=R`` and ``momentum=B``; without them as `Method`.
+
+    Every row has its own momentum, so that rows may arrive one by one. What arrives is applied at
+    once, times the rate. The momentum of a row moves on, and is applied, when as many pushes of the
+    row have arrived as there are robots (delayed Nesterov, Liu et al., arXiv 2401.09135). Where
+    every robot pushes the row once in a round, that is the end of the round, and DiLoCo's step.
+    """
+
+    usual_rate, usual_momentum = 1.0, 0.0
+
+    def __init__(self, written: Written, team: Team) -> None:
+        super().__init__(written, team)
+        self.rate = self.numbers.get('rate', self.usual_rate)
+        self.momentum = self.numbers.get('momentum', self.usual_momentum)
+        for name in self.options & {*self.ranges(), *self.numbered()} - {*self.numbers}:
+            raise ConfigError(f"'{written.text}': {name} needs a number, for example {name}=1")
+
+    @classmethod
+    def ranges(cls) -> Mapping[str, tuple[float, float]]:
+        """See `Method.ranges`."""
+        return {'rate': (0.01, 10.0), 'momentum': (0.0, 0.999)}
+
+    def needed(self, option: str) -> int:
+        """Return the whole number of an option that has one."""
+        return int(self.numbers[option])
+
+    def begin(self, model: Model, iteration: int) -> None:
+        """See `Method.begin`."""
+        super().begin(model, iteration)
+        if self.momentum:
+            self.velocity, self.total = model.zeros(), model.zeros()
+            self.count = np.zeros(model.partition.segments, np.int64)  # pushes in the total
+
+    def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
+             ) -> None:
+        """See `Method.take`."""
+        model = self.held_model
+        codec.add(model.partition, model.master, ids, data, -self.rate / robots)
+        if not self.momentum:
+            return
+        codec.add(model.partition, self.total, ids, data, 1.0 / robots)
+        self.count[ids] += 1
+        due = ids[self.count[ids] >= robots]
+        if due.size:
+            self.count[due] = 0
+            add_momentum(model.partition, model.master, self.velocity, self.total, due, self.rate,
+                         self.momentum)
+
+    def arrays(self) -> dict[str, Array]:
+        """See `Method.arrays`."""
+        if not self.momentum:
+            return super().arrays()
+        lengths = self.held_model.partition.lengths
+        count = np.repeat(self.count.astype(np.float32), lengths)
+        return {**super().arrays(), 'velocity': self.velocity, 'total': self.total, 'count': count}
+
+    def load_arrays(self, arrays: dict[str, Array]) -> None:
+        """See `Method.load_arrays`."""
+        super().load_arrays(arrays)
+        if self.momentum and arrays.keys() >= {'velocity', 'total', 'count'}:
+            self.velocity, self.total = arrays['velocity'], arrays['total']
+            first = self.held_model.partition.offsets[:-1]
+            self.count = to_host(arrays['count'])[first].astype(np.int64)
+
+
+def add_momentum(partition: Segments, master: Array, velocity: Array, total: Array,
+                 ids: np.ndarray, rate: float, mu: float) -> None:
+    """Of the segments ``ids``: v = mu v + total; master -= rate mu v; total = 0.
+
+    All are flat float32 (elements,); ``velocity`` is v.
+    """
+    if isinstance(master, np.ndarray):
+        _add_momentum(partition.offsets, ids, master, velocity, total, np.float32(mu),
+                      np.float32(rate * mu))
+        return
+    index = elements(partition, ids, master)
+    moved = mu * velocity[index] + total[index]
+    velocity[index], total[index] = moved, 0.0
+    master[index] -= rate * mu * moved
+
+
+@njit(nogil=True, cache=True)
+def _add_momentum(offsets, ids, master, velocity, total, mu, factor):
+    for i in range(ids.size):
+        lo, hi = offsets[ids[i]], offsets[ids[i] + 1]
+        a, v, t = master[lo:hi], velocity[lo:hi], total[lo:hi]
+        for k in range(a.size):
+            v[k] = mu * v[k] + t[k]
+            a[k] -= factor * v[k]
+            t[k] = 0

@@ -1,0 +1,81 @@
+"""BSP with a mean of which one robot that sends nonsense, or several, cannot move much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..arrays import trimmed_mean
+from ..errors import ConfigError
+from .base import Due, EndRound, Fleet, Holding, Model, Team
+from .written import Written
+
+
+class Trimmed(Holding):
+    """``trimmed:K``: otherwise as BSP; of every element the K largest and K smallest do not count.
+
+    Source: coordinate-wise trimmed mean, Yin et al., Byzantine-robust distributed learning: towards
+    optimal statistical rates, ICML 2018. A push is held back until all robots have pushed; then the
+    model moves by the trimmed mean of the pushes. It takes 2 K + 1 robots; while fewer are there,
+    the mean is that of the middle one or two. Up to K robots may send anything.
+    """
+
+    name = 'trimmed'
+    usage = 'trimmed:K'
+    known = ()
+
+    def __init__(self, written: Written, team: Team) -> None:
+        super().__init__(written, team)
+        if team.capacities and len(team.capacities) <= 2 * self.cut:
+            raise ConfigError(f"'{self}' leaves out {2 * self.cut} robots of each mean, and the "
+                              f'fleet has {len(team.capacities)}; it needs at least '
+                              f'{2 * self.cut + 1}')
+        self._pushed: set[str] = set()     # in this round
+        self._round: tuple[str, ...] = ()  # whose pushes the next `EndRound` applies
+        self._robots: frozenset[str] = frozenset()  # of the fleet
+
+    def bounds(self) -> tuple[float, float]:
+        """See `Method.bounds`."""
+        self.cut = self.written.threshold(1)
+        return 1, 1
+
+    def begin(self, model: Model, iteration: int) -> None:
+        """See `Method.begin`."""
+        super().begin(model, iteration)
+        self._pushed.clear()
+
+    def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
+        """See `Method.on_push`."""
+        self._pushed.add(robot)
+
+    def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
+        """See `Method.dues`."""
+        self._robots = frozenset(fleet)
+        awaited = (self._robots | self.expected - gone) - self._pushed
+        if awaited or not self._pushed:
+            return []
+        self._round, self.expected = tuple(sorted(self._pushed)), frozenset()
+        self._pushed.clear()
+        return [EndRound()]
+
+    def carry_out(self, due: Due, robots: int) -> None:
+        """See `Method.carry_out`."""
+        values = [self.held.pop(name) for name in self._round if name in self.held]
+        self._round = ()
+        if values:
+            master = self.held_model.master
+            master -= trimmed_mean(values, min(self.cut, (len(values) - 1) // 2))
+
+    def flush(self, robots: int) -> None:
+        """See `Method.flush`."""
+        self._round = tuple(self.held)  # of robots that are gone, too: they count as taken
+        self._pushed.clear()
+        self.carry_out(EndRound(), robots)
+
+    def state(self) -> dict[str, Any]:
+        """See `Method.state`."""
+        return {'pushed': sorted(self._pushed), 'robots': sorted(self._robots)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `Method.load_state`."""
+        self._pushed = set(map(str, state.get('pushed', ())))
+        self.expected = frozenset(map(str, state.get('robots', ())))

@@ -1,0 +1,59 @@
+"""A run belongs to one server process at a time, and every start of it is counted."""
+
+import subprocess
+import sys
+
+import pytest
+from fleet_env.errors import DurableError
+from rog_ps.directory import SERVED, Claim, claim, run_in
+
+HOLD = """
+import sys
+from pathlib import Path
+from rog_ps.directory import claim
+print(*claim(Path(sys.argv[1]), sys.argv[2] == 'resume'), flush=True)
+sys.stdin.read()
+"""
+
+
+def holder(out, resume):
+    """A process that has claimed a directory, and its claim."""
+    process = subprocess.Popen([sys.executable, '-c', HOLD, str(out), 'resume' * resume], text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return process, Claim(*map(int, process.stdout.readline().split()))
+
+
+def test_a_run_goes_on_with_the_next_start_once_its_server_is_dead(tmp_path):
+    first, begun = holder(tmp_path / 'out', False)
+    try:
+        assert begun.start == 1 and run_in(tmp_path / 'out') == begun.run
+        with pytest.raises(DurableError, match='another parameter server.*still running'):
+            claim(tmp_path / 'out', True)
+    finally:
+        first.kill()
+        first.wait()
+    second, resumed = holder(tmp_path / 'out', True)
+    second.kill()
+    second.wait()
+    assert resumed == (begun.run, 2)
+    assert claim(tmp_path / 'out', False).start == 1
+    assert run_in(tmp_path / 'out') != begun.run
+
+
+@pytest.mark.parametrize('damage', ['', '{', '[1]', '{"run": "0", "start": "1"}',
+                                    '{"run": "' + 'f' * 17 + '", "start": "1"}' + ' ' * 500])
+def test_without_its_file_a_run_is_a_new_one(tmp_path, damage):
+    (tmp_path / SERVED).write_text(damage)
+    assert run_in(tmp_path) == 0 == run_in(tmp_path / 'none')
+    taken = claim(tmp_path, True)
+    assert taken.start == 1 and run_in(tmp_path) == taken.run > 0
+
+
+def test_without_a_directory_every_process_is_a_run_of_its_own():
+    assert claim(None, False).run != claim(None, False).run
+
+
+def test_a_directory_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / 'out').write_text('a file')
+    with pytest.raises(DurableError, match='cannot be written'):
+        claim(tmp_path / 'out', False)

@@ -1,0 +1,46 @@
+"""One robot of four sends wrong gradients on purpose: what a norm bound and a trimmed mean save."""
+
+import pytest
+from fleet_env.fleet import ServerConfig
+from rog_sim.simulation import simulate
+from virtual_fleet import GOOD_LINK, Linear, fleet_of
+
+
+def trained(folder, sync, task, clip=0.0):
+    """How far robot4, which means well, has come; `server.implausible` is not to help it."""
+    fleet = fleet_of(folder, sync, 0.4, (GOOD_LINK,) * 4, (0.5, 0.6, 0.7, 0.8), task=task,
+                     learning_rate=0.2, evaluate_every=1000)
+    server = ServerConfig(implausible=0.0, clip=clip)
+    start = Linear(fleet.seed)
+    return simulate(fleet.model_copy(update={'server': server})).robots['robot4'].accuracy.after \
+        - start.evaluate(start.model())
+
+
+@pytest.fixture(scope='module')
+def honest(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp('honest'), 'bsp', 'virtual_fleet:Linear')
+
+
+def test_without_a_bound_one_robot_ruins_the_model(tmp_path, honest):
+    assert trained(tmp_path, 'bsp', 'malicious:Reversed') < -0.3 < 0.1 < honest
+
+
+@pytest.mark.parametrize('sync, clip', [
+    ('bsp', 1.5), ('trimmed:1', 0.0), *(pytest.param(sync, 1.5, marks=pytest.mark.long)
+                                        for sync in ('rsp:4', 'asp', 'gsgm', 'ssp:2'))])
+def test_with_one_the_fleet_trains_although_it_pushes_100_times_the_opposite(
+        tmp_path, honest, sync, clip):
+    assert trained(tmp_path, sync, 'malicious:Reversed', clip) > 0.5 * honest
+
+
+@pytest.mark.long
+def test_a_trimmed_mean_leaves_out_what_points_the_other_way(tmp_path, honest):
+    """Its norm is that of the others, so no bound sees it."""
+    bsp = trained(tmp_path, 'bsp', 'malicious:Negated', 1.5)
+    assert honest > trained(tmp_path, 'trimmed:1', 'malicious:Negated') > bsp
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('sync', ['bsp', 'rsp:4'])
+def test_a_bound_costs_robots_that_mean_well_little(tmp_path, honest, sync):
+    assert trained(tmp_path, sync, 'virtual_fleet:Linear', clip=3.0) > 0.9 * honest

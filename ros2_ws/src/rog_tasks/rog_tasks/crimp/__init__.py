@@ -1,0 +1,5 @@
+"""CRIMP: robots map one place together while each finds its own pose; `docs/crimp.md`."""
+
+from rog_tasks.crimp.task import Crimp
+
+__all__ = ['Crimp']

@@ -1,0 +1,70 @@
+"""What a robot's RGB-D camera has seen: frames, poses and the camera itself."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Poses:
+    """Where a camera was: ``rotations`` (n, 3, 3) to the world, ``positions`` (n, 3) in it, m.
+
+    The axes of a camera are x right, y down, z forward.
+    """
+
+    rotations: Tensor
+    positions: Tensor
+
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self.positions)
+
+    def __getitem__(self, part: slice | Tensor) -> 'Poses':
+        """Return some of them."""
+        return Poses(self.rotations[part], self.positions[part])
+
+
+@dataclass(frozen=True)
+class Camera:
+    """A pinhole: size, focal lengths and centre, in pixels."""
+
+    width: int
+    height: int
+    fx: float
+    fy: float
+    cx: float
+    cy: float
+
+    def rays(self) -> Tensor:
+        """Return the direction of each pixel, (height * width, 3), of depth 1, row by row."""
+        v, u = torch.meshgrid(torch.arange(self.height), torch.arange(self.width), indexing='ij')
+        return torch.stack([(u - self.cx) / self.fx, (v - self.cy) / self.fy,
+                            torch.ones_like(u, dtype=torch.float32)], 2).reshape(-1, 3).float()
+
+
+@dataclass(frozen=True)
+class Frames:
+    """n images of p pixels: ``colours`` (n, p, 3), 0 to 1, ``depths`` (n, p), m, 0: not known.
+
+    ``truth``: poses as somebody else has measured them; the robot is told the first alone.
+    """
+
+    camera: Camera
+    colours: Tensor
+    depths: Tensor
+    truth: Poses
+
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self.depths)
+
+
+def trajectory_error(estimate: Tensor, truth: Tensor) -> float:
+    """Return the root mean square distance of positions (n, 3) after the best rigid motion, m."""
+    estimate, truth = estimate.double(), truth.double()
+    a, b = estimate - estimate.mean(0), truth - truth.mean(0)
+    u, _, vt = torch.linalg.svd(a.T @ b)
+    flip = torch.ones(3, dtype=torch.float64)
+    flip[2] = torch.sign(torch.linalg.det(u @ vt)) or 1.0
+    return float(((a @ (u * flip) @ vt - b) ** 2).sum(1).mean().sqrt())

@@ -1,0 +1,110 @@
+"""The implicit map: feature grids of several resolutions and a small decoder.
+
+It gives the distance to the nearest surface, in units of `TRUNCATION` and never above about 1, and
+the colour there. A grid is a parameter of one row per block of cells, so that what a robot sees
+touches few rows.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+FEATURES = 6
+"""Of a cell: the first four are added to distance and colour, the decoder makes more of all."""
+
+TRUNCATION = 0.3
+"""Distance, m, beyond which all is free space."""
+
+
+class ImplicitMap(nn.Module):
+    """Distances and colours between two corners of the world.
+
+    :param low, high: the corners (3,), m.
+    :param cells: length of a cell, m, of each level.
+    :param blocks: cells of a block along each side, of each level; a block is a row.
+    :param hidden: width of the decoder.
+    """
+
+    def __init__(self, low: Tensor, high: Tensor, cells: tuple[float, ...] = (0.4, 0.1),
+                 blocks: tuple[int, ...] = (2, 4), hidden: int = 16):
+        super().__init__()
+        self._low, self._cells = low.double().tolist(), cells
+        self.grids = nn.ParameterList()
+        self._shapes: list[tuple[tuple[int, ...], int]] = []
+        for cell, block in zip(cells, blocks, strict=True):
+            shape = tuple(-(-int(torch.ceil(length / cell) + 1) // block) for length in high - low)
+            self._shapes.append((shape, block))
+            self.grids.append(nn.Parameter(torch.zeros(shape[0] * shape[1] * shape[2],
+                                                       block ** 3 * FEATURES)))
+        self.rise = nn.Linear(len(cells) * FEATURES, hidden)
+        self.fall = nn.Linear(hidden, 4)
+        nn.init.zeros_(self.fall.weight)
+        nn.init.zeros_(self.fall.bias)
+
+    def forward(self, points: Tensor, gain: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return distances (n,) and colours (n, 3) at ``points`` (n, 3).
+
+        :param gain: factor on the gradient of the grids. A cell takes the mean over the points
+            around it, where the loss is a mean over all: a wall that fills the image is learnt no
+            faster than one far away.
+        """
+        found = [_Interpolate.apply(grid.view(-1, FEATURES), *self._around(level, points),
+                                    gain * len(points))
+                 for level, grid in enumerate(self.grids)]
+        out = self.fall(torch.relu(self.rise(torch.cat(found, 1))))
+        for level in found:
+            out = out + level[:, :4]
+        return 1 + out[:, 0], 0.5 + out[:, 1:]
+
+    def cast(self, origins: Tensor, directions: Tensor, far: float = 8.0, step: float = 0.1
+             ) -> Tensor:
+        """Return how far the first surface of the map is, in lengths of ``directions``, (n,).
+
+        Infinite where there is none within ``far``.
+        """
+        at = torch.arange(0.1, far, step, device=origins.device)
+        points = origins[:, None] + at[:, None] * directions[:, None]
+        values = torch.cat([self(part)[0] for part in points.reshape(-1, 3).split(2**16)])
+        before, after = values.view(len(origins), -1)[:, :-1], values.view(len(origins), -1)[:, 1:]
+        inside = (before > 0) & (after <= 0)
+        first = inside.int().argmax(1, keepdim=True)
+        share = (before / (before - after)).gather(1, first)[:, 0]
+        return torch.where(inside.any(1), at[first[:, 0]] + step * share, torch.inf)
+
+    def _around(self, level: int, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the eight cells around each point, (n, 8), and their weights, (n, 8)."""
+        shape, block = self._shapes[level]
+        most = torch.tensor(shape, device=points.device) * block
+        place = (points - points.new_tensor(self._low)) / self._cells[level]
+        place = torch.minimum(place.clamp(min=0), most - 1.001)
+        first = place.floor()
+        share = place - first
+        corner = (first.long()[:, None] + _corners(points.device))  # (n, 8, 3)
+        weight = torch.where(_corners(points.device).bool(), share[:, None], 1 - share[:, None])
+        outer, inner = corner // block, corner % block
+        row = (outer[..., 0] * shape[1] + outer[..., 1]) * shape[2] + outer[..., 2]
+        cell = (inner[..., 0] * block + inner[..., 1]) * block + inner[..., 2]
+        return row * block ** 3 + cell, weight.prod(2)
+
+
+def _corners(device: torch.device) -> Tensor:
+    return torch.tensor([[i >> 2, i >> 1 & 1, i & 1] for i in range(8)], device=device)
+
+
+class _Interpolate(torch.autograd.Function):
+    """Weighted means of cells; backwards each cell takes the weighted mean of what comes."""
+
+    @staticmethod
+    def forward(ctx: Any, cells: Tensor, index: Tensor, weight: Tensor, gain: float) -> Tensor:
+        ctx.save_for_backward(index, weight)
+        ctx.count, ctx.gain = len(cells), gain
+        return torch.einsum('nkf,nk->nf', cells[index], weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        index, weight = ctx.saved_tensors
+        given = torch.cat((gradient, torch.ones_like(gradient[:, :1])), 1)  # with the weight
+        total = gradient.new_zeros(ctx.count, given.shape[1])
+        total.index_add_(0, index.reshape(-1), (weight[..., None] * given[:, None]).flatten(0, 1))
+        return ctx.gain * total[:, :-1] / (total[:, -1:] + 1), None, None, None

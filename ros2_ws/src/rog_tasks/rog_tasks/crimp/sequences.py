@@ -1,0 +1,234 @@
+"""RGB-D recordings in the folders of TUM RGB-D, Replica (as NICE-SLAM has it) and ScanNet.
+
+What a file says is checked before it is used; a DataError names the file and what is wrong.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rog_tasks.crimp.frames import Camera, Frames, Poses
+from rog_tasks.errors import DataError
+from rog_tasks.sources.pictures import LARGEST, Picture, as_stored
+
+MOST = 20_000
+"""Frames of a recording, at most."""
+
+_LATE = 0.02
+"""Seconds between image, depth and pose that still count as one frame (TUM's own tool)."""
+
+
+@dataclass(frozen=True)
+class _Frame:
+    colour: Path
+    depth: Path
+    pose: NDArray[np.float64]  # (4, 4), camera to world
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a kind of recording lies in its folder.
+
+    ``scale``: of a depth pixel, per m. ``camera``: of the depth images, if the folder does not say.
+    ``alike``: whether images have the size of their depth images.
+    """
+
+    frames: Callable[[Path], list[_Frame]]
+    scale: float
+    camera: Camera
+    alike: bool
+
+
+def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, width: int) -> Frames:
+    """Return part ``share[0]`` of ``share[1]`` of a recording, one after the other.
+
+    :param kind: a key of `LAYOUTS`.
+    :param stride: every so many frames are taken.
+    :param width: pixels of a row; images are reduced to it, the height follows.
+    :raises DataError: names what is missing, damaged, or does not fit: a depth image of another
+        size, a pose that is no number.
+    """
+    layout, root = LAYOUTS[kind], Path(path)
+    if not root.is_dir():
+        raise DataError(f'{root.absolute()} is not there; name the folder of a {kind} recording')
+    listed = layout.frames(root)
+    if len(listed) > MOST:
+        raise DataError(f'{root} has {len(listed)} frames; at most {MOST} are taken')
+    part, parts = share
+    frames = [listed[i] for i in np.array_split(np.arange(0, len(listed), stride), parts)[part]]
+    if len(frames) < 2:
+        raise DataError(f'{root} has {len(listed)} frames: too few for part {part} of {parts} with '
+                        f'stride {stride}')
+    first = _depth(frames[0].depth)
+    height = max(1, round(width * first.shape[0] / first.shape[1]))
+    row = ((np.arange(height) + .5) * first.shape[0] / height).astype(int)
+    column = ((np.arange(width) + .5) * first.shape[1] / width).astype(int)
+    depths = np.empty((len(frames), height * width), np.float32)
+    colours = np.empty((len(frames), height * width, 3), np.float32)
+    for index, frame in enumerate(frames):
+        depth, colour = _depth(frame.depth), _pixels(frame.colour)
+        if depth.shape != first.shape:
+            raise DataError(f'{frame.depth} is {_size(depth)}, the first depth image of the '
+                            f'recording is {_size(first)}; all must be alike')
+        if colour.ndim != 3 or colour.shape[2] < 3:
+            raise DataError(f'{frame.colour} is no image in colour')
+        if layout.alike and colour.shape[:2] != depth.shape:
+            raise DataError(f'{frame.depth} is {_size(depth)}, its image {frame.colour.name} '
+                            f'{_size(colour)}; they must be alike')
+        depths[index] = depth[row][:, column].reshape(-1) / layout.scale
+        ratio = np.array(colour.shape[:2]) / depth.shape
+        colours[index] = colour[(row * ratio[0]).astype(int)][
+            :, (column * ratio[1]).astype(int), :3].reshape(-1, 3) / 255
+    poses = np.stack([frame.pose for frame in frames]).astype(np.float32)
+    return Frames(_camera(layout, root, first.shape, width, height), torch.from_numpy(colours),
+                  torch.from_numpy(depths),
+                  Poses(torch.from_numpy(poses[:, :3, :3]), torch.from_numpy(poses[:, :3, 3])))
+
+
+def _camera(layout: Layout, root: Path, shape: tuple[int, ...], width: int, height: int) -> Camera:
+    """Return the camera of the reduced images."""
+    camera, file = layout.camera, root / 'intrinsic' / 'intrinsic_depth.txt'
+    if layout is LAYOUTS['scannet'] and file.is_file():
+        k = _numbers(file, file.read_text(), (4, 4))
+        camera = Camera(shape[1], shape[0], k[0, 0], k[1, 1], k[0, 2], k[1, 2])
+    x, y = width / shape[1], height / shape[0]
+    own_x, own_y = shape[1] / camera.width, shape[0] / camera.height  # of another resolution
+    return Camera(width, height, camera.fx * own_x * x, camera.fy * own_y * y,
+                  (camera.cx + .5) * own_x * x - .5, (camera.cy + .5) * own_y * y - .5)
+
+
+def _tum(root: Path) -> list[_Frame]:
+    lists = {name: _stamped(root / f'{name}.txt') for name in ('rgb', 'depth', 'groundtruth')}
+    times = {name: np.array([time for time, _ in rows]) for name, rows in lists.items()}
+    found = []
+    for time, words in lists['rgb']:
+        near = {name: int(np.abs(times[name] - time).argmin()) for name in ('depth', 'groundtruth')}
+        if any(abs(times[name][index] - time) > _LATE for name, index in near.items()):
+            continue
+        seven = lists['groundtruth'][near['groundtruth']][1]
+        where = f'{root / "groundtruth.txt"} at {times["groundtruth"][near["groundtruth"]]:.4f} s'
+        found.append(_Frame(root / words[0], root / lists['depth'][near['depth']][1][0],
+                            _of_quaternion(_numbers(where, ' '.join(seven), (7,)), where)))
+    if not found:
+        raise DataError(f'{root}: no image has a depth image and a pose within {_LATE} s')
+    return found
+
+
+def _stamped(file: Path) -> list[tuple[float, list[str]]]:
+    rows = []
+    for number, line in enumerate(_text(file).splitlines(), 1):
+        if not line.strip() or line.startswith('#'):
+            continue
+        first, *words = line.split()
+        time = float(_numbers(f'{file}, line {number}', first, (1,))[0])
+        if not words or words[0].startswith('/') or '..' in Path(words[0]).parts:
+            raise DataError(f'{file}, line {number}: no file below the folder is named')
+        rows.append((time, words))
+    if not rows:
+        raise DataError(f'{file} lists nothing')
+    return rows
+
+
+def _replica(root: Path) -> list[_Frame]:
+    poses = _text(root / 'traj.txt').splitlines()
+    images = sorted((root / 'results').glob('frame*.jpg'))
+    depths = sorted((root / 'results').glob('depth*.png'))
+    if not images or not len(images) == len(depths) == len(poses):
+        raise DataError(f'{root} holds {len(images)} images (results/frame*.jpg), {len(depths)} '
+                        f'depth images (results/depth*.png) and {len(poses)} poses (traj.txt); '
+                        'there must be as many of each')
+    return [_Frame(image, depth, _rigid(f'{root / "traj.txt"}, line {number}', line))
+            for number, (image, depth, line) in enumerate(
+                zip(images, depths, poses, strict=True), 1)]
+
+
+def _scannet(root: Path) -> list[_Frame]:
+    depths = sorted((root / 'depth').glob('*.png'), key=lambda path: (len(path.stem), path.stem))
+    if not depths:
+        raise DataError(f'{root / "depth"} holds no depth images (*.png)')
+    found = []
+    for depth in depths:
+        image = root / 'color' / f'{depth.stem}.jpg'
+        pose = root / 'pose' / f'{depth.stem}.txt'
+        found.append(_Frame(image, depth, _rigid(str(pose), _text(pose))))
+    return found
+
+
+LAYOUTS = {
+    'tum': Layout(_tum, 5000.0, Camera(640, 480, 525.0, 525.0, 319.5, 239.5), True),
+    'replica': Layout(_replica, 6553.5, Camera(1200, 680, 600.0, 600.0, 599.5, 339.5), True),
+    'scannet': Layout(_scannet, 1000.0, Camera(640, 480, 577.9, 578.7, 318.9, 242.7), False)}
+"""Kinds of recordings; TUM's and ScanNet's intrinsics are their published defaults."""
+
+
+def _rigid(where: str, text: str) -> NDArray[np.float64]:
+    pose = _numbers(where, text, (4, 4))
+    turned = pose[:3, :3] @ pose[:3, :3].T
+    if np.abs(turned - np.eye(3)).max() > 1e-2 or np.linalg.det(pose[:3, :3]) < 0:
+        raise DataError(f'{where}: the pose is no rotation and position')
+    return pose
+
+
+def _of_quaternion(seven: NDArray[np.float64], where: str) -> NDArray[np.float64]:
+    length = np.linalg.norm(seven[3:])
+    if abs(length - 1) > 1e-2:
+        raise DataError(f'{where}: the quaternion has length {length:.3g}, not 1')
+    x, y, z, w = seven[3:] / length
+    pose = np.eye(4)
+    pose[:3, :3] = ((1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+                    (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+                    (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)))
+    pose[:3, 3] = seven[:3]
+    return pose
+
+
+def _numbers(where: str | Path, text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return the numbers of a text in that shape, each of them finite."""
+    words = text.split()
+    try:
+        values = np.array([float(word) for word in words])
+    except ValueError as error:
+        raise DataError(f'{where}: {str(error)[:100]}') from error
+    if len(values) != math.prod(shape):
+        raise DataError(f'{where}: {len(values)} numbers; {math.prod(shape)} are needed')
+    if not np.isfinite(values).all():
+        bad = words[int(np.flatnonzero(~np.isfinite(values))[0])]
+        raise DataError(f'{where}: {bad} is no number; cut the recording where its poses are known')
+    return values.reshape(shape)
+
+
+def _text(file: Path) -> str:
+    try:
+        if file.stat().st_size > LARGEST:
+            raise DataError(f'{file} has {file.stat().st_size} bytes; at most {LARGEST} are read')
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f'{file} cannot be read: {error}') from error
+
+
+def _pixels(file: Path) -> NDArray[np.generic]:
+    try:
+        size = file.stat().st_size
+        if not 0 < size <= LARGEST:
+            raise DataError(f'{file}: {size} bytes; an image has 1 to {LARGEST}')
+        return as_stored(Picture(str(file), file.read_bytes()))
+    except OSError as error:
+        raise DataError(f'{file} cannot be read: {error}') from error
+
+
+def _depth(file: Path) -> NDArray[np.generic]:
+    depth = _pixels(file)
+    if depth.ndim != 2 or depth.dtype == np.uint8:
+        raise DataError(f'{file} is no depth image: a grey PNG of 16 bits')
+    return depth
+
+
+def _size(pixels: NDArray[np.generic]) -> str:
+    return f'{pixels.shape[1]} x {pixels.shape[0]} pixels'
+
+

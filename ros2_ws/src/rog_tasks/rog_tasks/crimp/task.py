@@ -1,0 +1,194 @@
+"""CRIMP: robots map one place together while each finds its own pose (ROG, Section VI)."""
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rog_tasks.crimp.explorer import Explorer
+from rog_tasks.crimp.frames import Camera, Frames
+from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
+from rog_tasks.crimp.scene import film, flat, way
+from rog_tasks.crimp.sequences import LAYOUTS, open_sequence
+from rog_tasks.errors import TaskError
+from rog_tasks.sources.spec import parse
+from rog_tasks.task import Task
+
+COLOUR = 0.2
+"""Weight of the squared error of the colours, beside that of the distances."""
+
+FAR = 1.0
+"""Error, m, of a pixel where the map has no surface, and the largest that counts."""
+
+_VIEWS, _PIXELS = 24, 96  # by which the depth of a map is measured
+
+
+class Crimp(Task):
+    """Coordinated robotic implicit mapping and positioning.
+
+    A robot is told its first pose. From then on it finds where each new frame was taken by fitting
+    it to the map that it holds, between training steps, and learns from what it has seen so far.
+    The metric of a robot is the error of its whole trajectory after rigid alignment, as a share of
+    that of a robot which never moves: 1 is exact, 0 as wrong as that. What it has not yet driven
+    counts as if it stood still from there on. The metric of the server's model, which has no robot,
+    is the error of the map's depth: 1 is exact, 0 an empty map.
+
+    :param seed: of the generated flat, the noise of its frames, the decoder and the samples.
+    :param frames: '' for the generated flat, or ``tum:PATH``, ``replica:PATH``, ``scannet:PATH``;
+        each robot has a part of the recording, or with ``{rank}`` in the path one of its own.
+    :param bounds: lowest and highest corner of the map, m; needed with a recording.
+    :param size: width and depth of the generated flat, m.
+    :param furniture: pieces in each of its four rooms.
+    :param noise: deviation of a depth measured at 1 m, m; it grows with the square of the depth.
+    :param parts, first: the round through the flat (or the recording) has so many parts, of which
+        the first robot has number ``first``; by default as many as there are robots.
+    :param width: pixels in a row of an image; 4 to 3.
+    :param every: training steps from one new frame to the next.
+    :param stride: of a recording, every so many frames are taken.
+    :param rays: pixels from which a step learns, and by which a pose is found.
+    :param cell: length of the finest cells of the map, m; the coarse ones have four times it.
+    :raises TaskError: for an option that cannot be, which it names.
+    """
+
+    def __init__(self, seed: int = 0, frames: str = '',
+                 bounds: Sequence[Sequence[float]] | None = None,
+                 size: Sequence[float] = (8.0, 6.4), furniture: int = 2, noise: float = 0.004,
+                 parts: int = 0, first: int = 0, width: int = 40, every: int = 3, stride: int = 1,
+                 rays: int = 256, cell: float = 0.1):
+        for name, value, least, most in (
+                ('furniture', furniture, 0, 20), ('noise', noise, 0, 1), ('parts', parts, 0, 1000),
+                ('first', first, 0, 1000), ('width', width, 8, 640), ('every', every, 1, 1000),
+                ('stride', stride, 1, 1000), ('rays', rays, 16, 65536), ('cell', cell, .01, 1)):
+            if not least <= value <= most:
+                raise TaskError(f'{name} is {value}; it must lie between {least} and {most}')
+        if len(size) != 2 or not all(3 <= length <= 100 for length in size):
+            raise TaskError(f'size is {size}; it must be width and depth, 3 to 100 m each')
+        self._seed, self._parts, self._first = seed, parts, first
+        self._every, self._rays, self._noise = every, rays, noise
+        self._size = size[0], size[1]
+        self._width, self._stride, self._cell = width, stride, cell
+        self._source = parse(frames, 'frames', {f'{kind}:': () for kind in LAYOUTS}) \
+            if frames else None
+        self._scene = flat(*self._size, furniture, seed)
+        self._bounds = self._checked(bounds) if self._source else self._scene.bounds
+        self._robots: WeakKeyDictionary[nn.Module, Explorer] = WeakKeyDictionary()
+        self._views: Frames | None = None
+
+    def model(self) -> ImplicitMap:
+        """Return an empty map; the global random state is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._number('model', 0))
+            return ImplicitMap(self._bounds[0], self._bounds[1], (4 * self._cell, self._cell))
+
+    def batches(self, rank: int, world: int) -> Iterator[Explorer]:
+        """Yield the robot itself, at each step: what it learns from depends on the map."""
+        if not 0 <= rank < world:
+            raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
+        # Where robots see different places, the mean of their gradients is too small by `world`.
+        return repeat(Explorer(self._frames(rank, world), self._every, self._rays, float(world),
+                               self._number('samples', rank)))
+
+    def loss(self, model: nn.Module, batch: Explorer) -> Tensor:
+        """Find the pose of the next frame; return how badly the map fits what has been seen."""
+        assert isinstance(model, ImplicitMap)
+        self._robots[model] = batch
+        samples = batch.step(model)
+        distances, colours = model(samples.points, batch.gain)
+        seen = colours[:len(samples.colours)] - samples.colours
+        return ((distances - samples.distances) ** 2).mean() / 2 \
+            + COLOUR * (seen ** 2).sum(1).sum() / 2 / max(len(seen), 1)
+
+    def evaluate(self, model: nn.Module) -> float:
+        """Return the metric of the robot that trains ``model``, or of the server; see the class."""
+        robot = self._robots.get(model)
+        if robot is None:
+            return 1 - self.depth_error(model) / FAR
+        return max(0.0, 1 - robot.error() / max(robot.worst(), 1e-9))
+
+    def trajectory_error(self, model: nn.Module) -> float:
+        """Return the error of the robot that trains ``model``, m; NaN if there is none."""
+        robot = self._robots.get(model)
+        return float('nan') if robot is None else robot.error()
+
+    def depth_error(self, model: nn.Module) -> float:
+        """Return the mean absolute error of the map's depth, m, at most `FAR` for a pixel.
+
+        By views along all ways through the generated flat; NaN for a recording.
+        """
+        assert isinstance(model, ImplicitMap)
+        if self._source:
+            return float('nan')
+        if self._views is None:
+            ways = [way(*self._size, part, max(self._parts, 1))
+                    for part in range(max(self._parts, 1))]
+            total = sum(map(len, ways))
+            self._views = film(self._scene, self._camera(), _joined(ways)[::-(-total // _VIEWS)],
+                               0.0, 0)
+        views = self._views
+        pixels = torch.linspace(0, views.depths.shape[1] - 1, _PIXELS).long()
+        rays = torch.einsum('nij,pj->npi', views.truth.rotations, views.camera.rays()[pixels])
+        with torch.no_grad():
+            found = model.cast(views.truth.positions[:, None].expand_as(rays).reshape(-1, 3),
+                               rays.reshape(-1, 3))
+        return float((found - views.depths[:, pixels].reshape(-1)).abs().clamp(max=FAR).mean())
+
+    def portrait(self, model: nn.Module) -> dict[str, np.ndarray]:
+        """Return what a figure shows: see :meth:`rog_tasks.task.Task.portrait`."""
+        if model in self._robots:
+            robot = self._robots[model]
+            return {'truth': robot.frames.truth.positions.numpy(),
+                    'estimate': robot.poses.positions[:robot.known].numpy()}
+        assert isinstance(model, ImplicitMap)
+        low, high = self._bounds
+        step = max(float((high - low)[:2].max()) / 160, self._cell / 2)
+        x, y = (torch.arange(float(low[axis]), float(high[axis]), step) for axis in (0, 1))
+        start = torch.stack([*torch.meshgrid(x, y, indexing='xy'),
+                             torch.full((len(y), len(x)), float(high[2]) - TRUNCATION)], 2)
+        down = torch.tensor([0.0, 0.0, -1.0]).expand(start.numel() // 3, 3)
+        with torch.no_grad():
+            depth = model.cast(start.reshape(-1, 3), down, float(high[2] - low[2]))
+            there = depth.isfinite()
+            ground = start.reshape(-1, 3) + depth.where(there, 0.0)[:, None] * down
+            colour = model(ground)[1].clamp(0, 1).where(there[:, None], 1.0)
+        return {'top': colour.view(len(y), len(x), 3).numpy(),
+                'height': (start[0, 0, 2] - depth).view(len(y), len(x)).numpy(),
+                'extent': np.array([float(low[0]), float(high[0]), float(low[1]), float(high[1])])}
+
+    def _frames(self, rank: int, world: int) -> Frames:
+        part, parts = self._first + rank, max(self._parts, self._first + world)
+        if self._source:
+            own = '{rank}' in self._source.target
+            return open_sequence(self._source.kind,
+                                 self._source.target.replace('{rank}', str(part)),
+                                 (0, 1) if own else (part, parts), self._stride, self._width)
+        return film(self._scene, self._camera(), way(*self._size, part, parts), self._noise,
+                    self._number('noise', part))
+
+    def _camera(self) -> Camera:
+        width, height = self._width, 3 * self._width // 4
+        return Camera(width, height, width / 2, width / 2, (width - 1) / 2, (height - 1) / 2)
+
+    def _checked(self, bounds: Any) -> Tensor:
+        try:
+            corners = torch.tensor(bounds, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TaskError(f'bounds are {bounds!r}; a recording needs [[x, y, z], [x, y, z]], the '
+                            'lowest and the highest corner of the map in m') from error
+        if corners.shape != (2, 3) or not bool((corners[1] - corners[0] > 4 * self._cell).all()) \
+                or float((corners[1] - corners[0]).prod()) > 1e8 * self._cell ** 3:
+            raise TaskError(f'bounds are {bounds!r}; the lowest and the highest corner, with at '
+                            'most 100 million cells between them')
+        return corners
+
+    def _number(self, purpose: str, rank: int) -> int:
+        entropy = [self._seed, rank, *purpose.encode()]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+def _joined(ways: list[Any]) -> Any:
+    return type(ways[0])(torch.cat([w.rotations for w in ways]),
+                         torch.cat([w.positions for w in ways]))

@@ -1,0 +1,98 @@
+"""A data set of one's own: class folders of JPEG and PNG files, in folders or archives.
+
+They are decoded once, into the user's cache directory, by the digest of their content. A data set
+is for measuring, so nothing of it is left out in silence: what cannot be read is refused by name.
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rog_tasks.cache import Progress, Tensors, cached, digest
+from rog_tasks.errors import DataError, some
+from rog_tasks.image_data import ImageData
+from rog_tasks.sources.files import ARCHIVES, Files
+from rog_tasks.sources.pictures import decode
+
+_VERSION = '1'  # of what the cache holds
+
+
+def image_folder(root: str = 'data', size: int = 32, memory: float = 2048.0) -> ImageData:
+    """Images of class folders, squeezed to ``size`` pixels squared, in colour.
+
+    :param root: folder that holds ``train`` and ``test``, each a folder, or an archive: ``.tar``,
+        ``.tar.gz``, ``.tgz``, ``.zip``. An image's class is the folder that holds it.
+    :param memory: most MiB that the decoded images may take, and most that those of a compressed
+        tar may take encoded.
+    :raises DataError: names what is missing or cannot be used: a part, a class, a file that is no
+        image, a link in an archive.
+    """
+    if not 1 <= size <= 4096:
+        raise DataError(f'size is {size}; there are 1 to 4096 pixels')
+    parts = {part: Files(str(_find(root, part)), memory * 2**20) for part in ('train', 'test')}
+    classes = _classes(parts)
+    needed = sum(len(files.names) for files in parts.values()) * 3 * size * size
+    if needed > memory * 2**20:
+        raise DataError(f'the images of {root} take {needed / 2**20:.0f} MiB decoded, {memory:g} '
+                        'are allowed; choose a smaller size, or raise memory')
+    content = digest(_VERSION, str(size), *(_content(files) for files in parts.values()))
+    found = cached('images', content, lambda: {
+        name: tensor for part, files in parts.items()
+        for name, tensor in _decoded(part, files, classes, size).items()})
+    return ImageData(found['train_images'], found['train_labels'], found['test_images'],
+                     found['test_labels'], len(classes), content)
+
+
+def _find(root: str, part: str) -> Path:
+    names = [part, *(part + suffix for suffix in ARCHIVES)]
+    found = [path for path in (Path(root) / name for name in names) if path.exists()]
+    if len(found) != 1:
+        what = f'both {found[0].name} and {found[1].name}' if found else f'no {part}'
+        raise DataError(f'{Path(root).absolute()} holds {what}; it needs one of '
+                        f'{", ".join(names)}, with a folder for each class')
+    return found[0]
+
+
+def _classes(parts: dict[str, Files]) -> list[str]:
+    """Return the names of the classes, sorted; those of both parts must be the same."""
+    there = {part: {files.class_of(name) for name in files.names} for part, files in parts.items()}
+    for part, files in parts.items():
+        folders = {name.rpartition('/')[0] for name in files.names}
+        for other in files.others:
+            if other.rpartition('/')[0] in folders:
+                raise DataError(f'{other} in {files.path} is no image (JPEG or PNG), but lies '
+                                'among images; take it away')
+        missing = sorted(set.union(*there.values()) - there[part])
+        if missing:
+            raise DataError(f'{files.path} holds no images of {some(missing)}')
+    classes = sorted(there['train'])
+    if len(classes) < 2:
+        raise DataError(f'{parts["train"].path} holds one class, {classes[0]}; to tell classes '
+                        'apart takes two: a folder for each')
+    return classes
+
+
+def _content(files: Files) -> str:
+    """Return the digest of an archive, or of the names and contents of a folder's images."""
+    if files.path.is_file():
+        with files.path.open('rb') as stream:
+            whole = hashlib.sha256()
+            while part := stream.read(2**20):
+                whole.update(part)
+            return whole.hexdigest()
+    return digest(*(part for name in files.names for part in (name, files.read(name).data)))
+
+
+def _decoded(part: str, files: Files, classes: list[str], size: int) -> Tensors:
+    numbers = {name: number for number, name in enumerate(classes)}
+    progress = Progress(f'reading the images of {files.path}', len(files.names))
+    pixels: NDArray[np.uint8] = np.empty((len(files.names), 3, size, size), np.uint8)
+    files.hold(files.names)
+    for index, name in enumerate(files.names):
+        pixels[index] = decode(files.read(name), size, 3)
+        progress.step()
+    labels = [numbers[files.class_of(name)] for name in files.names]
+    return {f'{part}_images': torch.from_numpy(pixels), f'{part}_labels': torch.tensor(labels)}

@@ -1,0 +1,243 @@
+"""Images in class folders or archives are decoded once; what is no image is refused by name."""
+
+import io
+import os
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from rog_tasks import image_folder as module
+from rog_tasks.cache import cached
+from rog_tasks.cruda import Cruda
+from rog_tasks.errors import DataError
+from rog_tasks.image_data import as_float
+from rog_tasks.image_folder import image_folder
+from sample_images import class_files, encoded, write
+
+FORMS = ('{}', '{}.tar', '{}.tar.gz', '{}.tgz', '{}.zip')
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The user's cache directory, empty."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    return tmp_path / 'cache' / 'rog'
+
+
+def made(tmp_path, form='{}.tar.gz', train=None, test=None):
+    """A data set of two classes, 6 images for training and 2 for testing of each."""
+    root = tmp_path / 'data'
+    root.mkdir(exist_ok=True)
+    for part, files in (('train', class_files(6) if train is None else train),
+                        ('test', class_files(2) if test is None else test)):
+        path = root / form.format(part)
+        path.mkdir() if form == '{}' else None
+        write(path, {f'{part}/{name}': data for name, data in files.items()})
+    return str(root)
+
+
+def bomb(side):
+    """A PNG file that says it is as large as this, in a few bytes."""
+    out = io.BytesIO()
+    Image.new('1', (1, 1)).save(out, 'PNG')
+    data = bytearray(out.getvalue())
+    data[16:24] = side.to_bytes(4, 'big') * 2
+    data[29:33] = zlib.crc32(bytes(data[12:29])).to_bytes(4, 'big')
+    return bytes(data)
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_folders_and_archives_are_one_data_set(form, tmp_path):
+    data = image_folder(made(tmp_path, form), size=8)
+    assert data.classes == 2 and data.train_images.shape == (12, 3, 8, 8)
+    assert data.train_images.dtype == torch.uint8
+    assert data.train_labels.tolist() == [0] * 6 + [1] * 6  # blue, red
+    assert data.test_labels.tolist() == [0, 0, 1, 1]
+    images = as_float(data.train_images)
+    assert 0 <= images.min() and images.max() <= 1
+    assert ((images[:, 0].mean((1, 2)) > .5) == data.train_labels.bool()).all()
+
+
+def test_images_are_decoded_once(tmp_path, monkeypatch):
+    root = made(tmp_path)
+    first = image_folder(root, size=8)
+    monkeypatch.setattr(module, 'decode', None)  # nothing can be decoded any more
+    again = image_folder(root, size=8)
+    assert torch.equal(first.train_images, again.train_images)
+    assert first.digest == again.digest
+    with pytest.raises(TypeError):
+        image_folder(root, size=9)  # another size is something else
+
+
+def test_other_content_is_another_data_set(tmp_path):
+    (tmp_path / 'one').mkdir()
+    (tmp_path / 'two').mkdir()
+    one = image_folder(made(tmp_path / 'one', '{}'), size=8)
+    two = image_folder(made(tmp_path / 'two', '{}', train={
+        **class_files(6), 'red/000.jpg': encoded('blue')}), size=8)
+    assert one.digest != two.digest and not torch.equal(one.train_images, two.train_images)
+
+
+def test_a_damaged_cache_is_made_anew(tmp_path, cache):
+    root = made(tmp_path)
+    images = image_folder(root, size=8).train_images.clone()
+    file, = (cache / 'images').glob('*.safetensors')
+    for damaged in (file.read_bytes()[:100], file.read_bytes()[:-1] + b'\xff', b''):
+        file.unlink()  # a new file: the old one is mapped into memory
+        file.write_bytes(damaged)
+        assert torch.equal(image_folder(root, size=8).train_images, images)
+
+
+def test_a_failure_leaves_nothing_in_the_cache(cache):
+    with pytest.raises(ZeroDivisionError):
+        cached('things', 'key', lambda: 1 / 0)
+    assert not [path for path in cache.rglob('*') if path.is_file() and path.suffix != '.lock']
+    assert torch.equal(cached('things', 'key', lambda: {'a': torch.ones(2)})['a'], torch.ones(2))
+
+
+def link(kind, target):
+    """A member of a tar that is a link."""
+    member = tarfile.TarInfo('train/red/link.png')
+    member.type, member.linkname = kind, target
+    return member
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('name, data, words', [
+    ('red/no.jpg', b'no image', r'red/no.jpg.*cannot be decoded'),
+    ('red/notes.txt', b'notes', r'red/notes.txt.*is no image'),
+    ('red/empty.png', b'', r'red/empty.png.*0 bytes'),
+    ('red/cut.png', encoded('red', 'PNG')[:60], r'red/cut.png.*cannot be decoded'),
+    ('red/bomb.png', bomb(60_000), r'red/bomb.png.*cannot be decoded.*pixels'),
+])
+def test_what_is_no_image_is_refused_by_name(form, name, data, words, tmp_path, cache):
+    root = made(tmp_path, form, train={**class_files(2), name: data})
+    with pytest.raises(DataError, match=words):
+        image_folder(root, size=8)
+    assert not list(cache.rglob('*.safetensors'))
+
+
+@pytest.mark.parametrize('train, test, words', [
+    ({}, None, 'train.tar.gz holds no images'),
+    (None, {}, 'test.tar.gz holds no images'),
+    (class_files(3, ['red']), class_files(3, ['red']), 'holds one class, red'),
+    (class_files(3), class_files(3, ['red']), 'test.tar.gz holds no images of blue'),
+    (class_files(3, ['red']), class_files(3), 'train.tar.gz holds no images of blue'),
+])
+def test_a_data_set_that_lacks_something_is_refused(train, test, words, tmp_path):
+    with pytest.raises(DataError, match=words):
+        image_folder(made(tmp_path, train=train, test=test), size=8)
+
+
+@pytest.mark.parametrize('name', ['../evil.png', 'train/red/../../../evil.png', '/tmp/evil.png',
+                                  '..\\evil.png'])
+@pytest.mark.parametrize('form', FORMS[1:])
+def test_a_name_that_leads_out_of_the_archive_is_refused(form, name, tmp_path):
+    root = made(tmp_path, form)
+    write(Path(root) / form.format('train'), {name: encoded('red', 'PNG')})
+    with pytest.raises(DataError, match=r'evil.png.*leads out of the archive'):
+        image_folder(root)
+
+
+@pytest.mark.parametrize('kind', [tarfile.SYMTYPE, tarfile.LNKTYPE])
+@pytest.mark.parametrize('form', ['w', 'w:gz'])
+def test_a_link_in_a_tar_is_refused(kind, form, tmp_path):
+    root = Path(made(tmp_path))
+    (root / 'train.tar.gz').unlink()
+    with tarfile.open(root / ('train.tar' if form == 'w' else 'train.tar.gz'), form) as archive:
+        archive.addfile(link(kind, '/etc/passwd'))
+    with pytest.raises(DataError, match=r'red/link.png.*is a link'):
+        image_folder(str(root))
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path):
+    root = made(tmp_path, '{}.zip')
+    with zipfile.ZipFile(Path(root) / 'train.zip', 'a') as archive:
+        info = zipfile.ZipInfo('train/red/link.png')
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, '/etc/passwd')
+    with pytest.raises(DataError, match=r'red/link.png.*is a link'):
+        image_folder(root)
+
+
+def test_an_archive_that_is_cut_off_is_refused(tmp_path):
+    root = Path(made(tmp_path))
+    whole = (root / 'train.tar.gz').read_bytes()
+    (root / 'train.tar.gz').write_bytes(whole[:len(whole) // 2])
+    with pytest.raises(DataError, match=r'train.tar.gz cannot be read.*is it whole'):
+        image_folder(str(root))
+
+
+def test_what_is_not_there_or_there_twice_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r'holds no train; it needs one of train, train.tar'):
+        image_folder(str(tmp_path))
+    root = made(tmp_path)
+    os.mkdir(Path(root) / 'train')
+    with pytest.raises(DataError, match=r'both train and train.tar.gz'):
+        image_folder(root)
+
+
+def test_memory_is_bounded(tmp_path):
+    root = made(tmp_path)
+    with pytest.raises(DataError, match=r'MiB decoded.*smaller size'):
+        image_folder(root, size=64, memory=0.1)
+
+
+class Counted(torch.nn.Module):
+    """A tiny recogniser that counts how often it is trained."""
+
+    steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(3, 2)
+
+    def forward(self, images):
+        Counted.steps += self.training
+        return self.out(images.mean((2, 3)))
+
+
+def pretrained(root, **options):
+    task = Cruda(data='image_folder', data_options={'root': root, 'size': 8},
+                 model='test_image_folder:Counted', **options)
+    model, Counted.steps = task.model(), 0
+    task.pretrain(model)
+    return [p.clone() for p in model.parameters()], Counted.steps
+
+
+def test_a_model_is_pretrained_once_and_kept(tmp_path):
+    root = made(tmp_path)
+    first, steps = pretrained(root, pretrain_epochs=3)
+    assert steps == 3
+    again, steps = pretrained(root, pretrain_epochs=3)
+    assert steps == 0 and all(map(torch.equal, first, again))
+    assert pretrained(root, pretrain_epochs=4)[1] == 4
+    assert pretrained(root, pretrain_epochs=3, seed=1)[1] == 3
+    assert pretrained(root, pretrain_epochs=3, seed=7, pretrain_seed=1)[1] == 0
+
+
+def test_a_part_of_the_test_images_has_all_classes(tmp_path):
+    """They lie class by class; the first ones would all be of one."""
+    task = Cruda(data='image_folder', data_options={'root': made(tmp_path, test=class_files(8))},
+                 pretrain_epochs=0, test_limit=4)
+
+    class Red(torch.nn.Module):
+        def forward(self, images):
+            return torch.tensor([[0.0, 1.0]]).expand(len(images), 2)
+    assert task.evaluate_clean(Red()) == .5
+
+
+def test_cruda_adapts_to_images_of_a_folder(tmp_path):
+    task = Cruda(data='image_folder', data_options={'root': made(tmp_path), 'size': 16},
+                 model='convmlp', pretrain_epochs=0, split='place')
+    task.batch_size = 4
+    model = task.model()
+    images, labels = next(task.batches(1, 2))
+    assert images.dtype == torch.float32 and images.shape == (4, 3, 16, 16) and len(labels) == 4
+    assert images.min() >= .12  # brightness
+    assert task.loss(model, (images, labels)).isfinite() and 0 <= task.evaluate(model) <= 1
+    assert sum(len(labels) for _, labels in task.shard(0, 2)) == 6

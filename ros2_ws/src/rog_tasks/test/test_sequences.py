@@ -1,0 +1,196 @@
+"""Recordings of RGB-D cameras are read from their published folders; what does not fit is named."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rog_tasks.crimp import Crimp
+from rog_tasks.crimp.sequences import open_sequence
+from rog_tasks.errors import DataError
+
+COUNT, SIZE = 6, (32, 24)
+SCALES = {'tum': 5000, 'replica': 6553.5, 'scannet': 1000}
+BOUNDS = [[-3, -3, -1], [4, 3, 5]]
+
+
+def pose(number):
+    """Camera to world: turned by 90 degrees about z, and moved along x."""
+    matrix = np.eye(4)
+    matrix[:2, :2] = ((0, -1), (1, 0))
+    matrix[0, 3] = number / 10
+    return matrix
+
+
+def depth_of(number, size=SIZE):
+    """1 m on the left and 2 m on the right, a little more in each frame; one pixel is unknown."""
+    metres = np.where(np.arange(size[0]) < size[0] // 2, 1.0, 2.0) + number / 100
+    metres = np.tile(metres, (size[1], 1))
+    metres[0, 0] = 0
+    return metres
+
+
+def save(path, kind, number, size=SIZE):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray((depth_of(number, size) * SCALES[kind]).astype(np.uint16)).save(path)
+
+
+def picture(path, size=SIZE):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new('RGB', size, (255, 0, 0)).save(path)
+
+
+def depth_file(root, kind, number):
+    return root / {'tum': f'depth/{number}.png', 'replica': f'results/depth{number:06}.png',
+                   'scannet': f'depth/{number}.png'}[kind]
+
+
+def image_file(root, kind, number):
+    return root / {'tum': f'rgb/{number}.png', 'replica': f'results/frame{number:06}.jpg',
+                   'scannet': f'color/{number}.jpg'}[kind]
+
+
+def recorded(root, kind):
+    """A recording of `COUNT` frames."""
+    for number in range(COUNT):
+        save(depth_file(root, kind, number), kind, number)
+        picture(image_file(root, kind, number), (64, 48) if kind == 'scannet' else SIZE)
+    if kind == 'tum':
+        half = np.sqrt(.5)
+        for name, lines in (
+                ('rgb', [f'{n}.0 rgb/{n}.png' for n in range(COUNT)]),
+                ('depth', [f'{n}.01 depth/{n}.png' for n in range(COUNT)]),
+                ('groundtruth', [f'{n}.005 {n / 10} 0 0 0 0 {half} {half}'
+                                 for n in range(COUNT)])):
+            (root / f'{name}.txt').write_text('# comment\n' + '\n'.join(lines) + '\n')
+    elif kind == 'replica':
+        (root / 'traj.txt').write_text('\n'.join(
+            ' '.join(map(str, pose(n).flatten())) for n in range(COUNT)) + '\n')
+    else:
+        (root / 'pose').mkdir()
+        (root / 'intrinsic').mkdir()
+        np.savetxt(root / 'intrinsic/intrinsic_depth.txt', np.diag([16.0, 16, 1, 1]))
+        for n in range(COUNT):
+            np.savetxt(root / f'pose/{n}.txt', pose(n))
+    return root
+
+
+@pytest.fixture(params=sorted(SCALES))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def root(kind, tmp_path):
+    return recorded(tmp_path, kind)
+
+
+def read(kind, root, share=(0, 1), stride=1, width=16):
+    return open_sequence(kind, str(root), share, stride, width)
+
+
+def test_a_recording_is_read_and_reduced(kind, root):
+    frames = read(kind, root)
+    assert len(frames) == COUNT and frames.camera.width == 16 and frames.camera.height == 12
+    assert frames.depths.shape == (COUNT, 192) and frames.colours.shape == (COUNT, 192, 3)
+    row = frames.depths[2].view(12, 16)[5]
+    assert row[:8].tolist() == pytest.approx([1.02] * 8, abs=1e-3)
+    assert row[8:].tolist() == pytest.approx([2.02] * 8, abs=1e-3)
+    assert frames.colours[..., 0].min() > .98 and frames.colours[..., 1:].max() < .02
+    for number in range(COUNT):
+        expected = torch.tensor(pose(number), dtype=torch.float32)
+        assert torch.allclose(frames.truth.rotations[number], expected[:3, :3], atol=1e-5)
+        assert torch.allclose(frames.truth.positions[number], expected[:3, 3], atol=1e-5)
+
+
+def test_a_reduced_camera_sees_the_same_directions(kind, root):
+    whole, half = read(kind, root, width=32).camera.rays(), read(kind, root).camera.rays()
+    four = whole.view(12, 2, 16, 2, 3).mean((1, 3)).reshape(-1, 3)
+    assert torch.allclose(half, four, atol=1e-5)
+
+
+def test_robots_have_parts_one_after_the_other(kind, root):
+    parts = [read(kind, root, (part, 3)).truth.positions[:, 0] for part in range(3)]
+    assert torch.cat(parts).tolist() == pytest.approx([n / 10 for n in range(COUNT)])
+    assert len(read(kind, root, stride=2)) == COUNT / 2
+
+
+def test_a_robot_trains_on_a_recording(kind, root):
+    task = Crimp(frames=f'{kind}:{root}', bounds=BOUNDS, width=16, cell=.25, rays=64)
+    model = task.model()
+    loss = task.loss(model, next(task.batches(0, 2)))
+    loss.backward()
+    assert loss.isfinite() and task.evaluate(model) == pytest.approx(0, abs=1e-6)
+    assert np.isnan(task.evaluate(task.model()))  # nobody knows the true depth
+
+
+def test_a_depth_image_of_another_size_is_refused_by_name(kind, root):
+    save(depth_file(root, kind, 3), kind, 3, (16, 12))
+    with pytest.raises(DataError, match=rf'{depth_file(root, kind, 3)} is 16 x 12.*32 x 24'):
+        read(kind, root)
+
+
+@pytest.mark.parametrize('number', ['nan', 'inf', '-inf', 'x', ''])
+def test_a_pose_that_is_no_number_is_refused_by_name(kind, root, number):
+    if kind == 'scannet':
+        file, where = root / 'pose/4.txt', 'pose/4.txt'
+        file.write_text(file.read_text().replace('1.0', number, 1))
+    else:
+        file = root / ('traj.txt' if kind == 'replica' else 'groundtruth.txt')
+        where = rf'{file.name}(, line 5| at 4.005)'
+        file.write_text(file.read_text().replace('0.4 ', f'{number} ').replace(
+            ' 0.4\n', f' {number}\n'))
+    with pytest.raises(DataError, match=where):
+        read(kind, root)
+
+
+def test_what_is_missing_or_damaged_is_named(kind, root):
+    broken = image_file(root, kind, 2)
+    broken.write_bytes(b'no image')
+    with pytest.raises(DataError, match=rf'{broken}: cannot be decoded'):
+        read(kind, root)
+    picture(broken, SIZE)
+    depth_file(root, kind, 1).write_bytes(image_file(root, kind, 0).read_bytes())
+    with pytest.raises(DataError, match=rf'{depth_file(root, kind, 1)} is no depth image'):
+        read(kind, root)
+    save(depth_file(root, kind, 1), kind, 1)
+    broken.unlink()
+    with pytest.raises(DataError, match=f'{broken} cannot be read|holds 5 images'):
+        read(kind, root)
+    with pytest.raises(DataError, match='nowhere is not there'):
+        read(kind, root / 'nowhere')
+    with pytest.raises(DataError, match='too few for part 1 of 6'):
+        read(kind, recorded(root / 'again', kind), (1, 6))
+
+
+def test_an_image_of_another_size_than_its_depth_is_refused(tmp_path):
+    for kind in ('tum', 'replica'):
+        root = recorded(tmp_path / kind, kind)
+        picture(image_file(root, kind, 2), (64, 48))
+        with pytest.raises(DataError, match='32 x 24 pixels, its image .* 64 x 48'):
+            read(kind, root)
+
+
+@pytest.mark.parametrize('line, words', [
+    ('1.0 1 2 3 0 0 0 2', 'length 2, not 1'), ('1.0 1 2 3', '3 numbers; 7 are needed'),
+    ('x 1 2 3 0 0 0 1', 'line 2')])
+def test_a_line_of_a_trajectory_that_cannot_be_is_named(tmp_path, line, words):
+    root = recorded(tmp_path, 'tum')
+    lines = (root / 'groundtruth.txt').read_text().splitlines()
+    (root / 'groundtruth.txt').write_text('\n'.join([lines[0], line, *lines[3:]]))
+    with pytest.raises(DataError, match=words):
+        read('tum', root)
+
+
+@pytest.mark.parametrize('name', ['../secret.png', '/etc/passwd'])
+def test_a_list_that_leads_out_of_the_folder_is_refused(tmp_path, name):
+    root = recorded(tmp_path, 'tum')
+    (root / 'rgb.txt').write_text(f'0.0 {name}\n')
+    with pytest.raises(DataError, match=r'rgb.txt, line 1: no file below the folder'):
+        read('tum', root)
+
+
+def test_a_matrix_that_is_no_motion_is_refused(tmp_path):
+    root = recorded(tmp_path, 'scannet')
+    np.savetxt(root / 'pose/2.txt', 2 * np.eye(4))
+    with pytest.raises(DataError, match=r'pose/2.txt: the pose is no rotation'):
+        read('scannet', root)
