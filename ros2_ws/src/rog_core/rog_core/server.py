@@ -261,6 +261,7 @@ class ServerMachine:
             return []
         if member.push.is_closed(chunk.transfer):  # ended early, and the receipt was lost
             assert member.push.receipt is not None
+            member.heard = now
             return [Send(robot, member.push.receipt)]
         if member.state != TRAINING:
             if member.state == PULLING and len(member.early) < EARLY \
@@ -271,6 +272,8 @@ class ServerMachine:
                     member.sender.expect(now)  # or that one was lost
             return []
         ack, rows = member.push.on_chunk(chunk)
+        if ack is not None:  # also a chunk that comes again shows that the robot lives
+            member.heard = now
         if rows is not None:
             member.advance(now)
         if rows is not None and self.plausibility.admits(member.push, rows):
@@ -402,6 +405,8 @@ class ServerMachine:
             return []
         before = member.sender.arrived
         member.sender.on_ack(ack, now)
+        if ack.transfer == member.sender.transfer:
+            member.heard = now
         if member.sender.arrived > before:
             member.advance(now)
         return self._poll(member, now)

@@ -6,9 +6,9 @@ import pytest
 from configs import server_config
 from fleet import Fleet
 from rog_core.member import USUAL
-from rog_core.messages import Notice, Stop
+from rog_core.messages import Chunk, Notice, Stop
 from rog_core.patience import ITERATIONS, longest_pause
-from rog_core.states import AWAY, COUNTED, RETIRED, SENDING, STOPPED
+from rog_core.states import AWAY, COUNTED, OPEN, RETIRED, SENDING, STOPPED
 from schedules import SYNCS, check_end, run_until, settled
 from watched import watched
 
@@ -103,6 +103,23 @@ def test_a_robot_whose_rows_arrive_is_not_away_though_its_heartbeats_are_lost():
         assert fleet.server.members['robot0'].state != AWAY
     assert fleet.robots['robot0'].machine.iteration > before + 5
     fleet.check()
+
+
+def test_a_robot_whose_rows_only_come_again_is_not_away_either():
+    """The queue of its link is full of repeated chunks; its heartbeats do not get through."""
+    fleet = quick('asp', rate=2e4)
+    push = fleet.server.members['robot0'].push
+    run_until(fleet, lambda: push.state == OPEN)
+    chunk = next(message for name, message, *_ in reversed(fleet.history)
+                 if name == 'robot0' and isinstance(message, Chunk)
+                 and message.transfer == push.transfer)
+    fleet.dead_links.add('robot0')
+    for _ in range(10):
+        fleet.run(0.5)
+        fleet.deliver_to_server('robot0', chunk)
+    assert fleet.server.members['robot0'].state != AWAY
+    fleet.run(2.0)
+    assert fleet.server.members['robot0'].state == AWAY
 
 
 @pytest.mark.parametrize('sync', ['bsp', 'rsp:4', 'gsgm', 'local:3', 'gc'])
