@@ -94,7 +94,7 @@ def test_granularity_and_codec_are_part_of_the_digest():
 @pytest.mark.parametrize(('arguments', 'text'), [
     (([],), 'no parameters'), (([('p', (0, 3))],), r'p \(0x3\) has no elements'),
     (([('p', (3,))], 'rows'), "'rows' is unknown; choose one of model, layer, row, element"),
-    (([('p', (3,))], 'row', 'zip'), "'zip' is unknown; choose one of onebit, raw")])
+    (([('p', (3,))], 'row', 'zip'), "'zip' is unknown; choose one of e3m0, onebit, raw")])
 def test_what_cannot_be_cut_is_refused(arguments, text):
     with pytest.raises(ConfigError, match=text):
         partition_of(*arguments)
