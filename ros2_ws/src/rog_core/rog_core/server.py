@@ -261,7 +261,6 @@ class ServerMachine:
             return []
         if member.push.is_closed(chunk.transfer):  # ended early, and the receipt was lost
             assert member.push.receipt is not None
-            member.heard = now
             return [Send(robot, member.push.receipt)]
         if member.state != TRAINING:
             if member.state == PULLING and len(member.early) < EARLY \
