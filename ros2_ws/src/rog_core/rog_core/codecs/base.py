@@ -86,11 +86,23 @@ class Codec(ABC):
     def _encode_dense(self, dense: Array, lengths: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
         """Encode a tensor in which the segments stand one after the other."""
 
-    @abstractmethod
     def check(self, partition: Segments, ids: np.ndarray, data: np.ndarray) -> float:
         """Raise `RemoteProtocolError` unless ``data`` (uint8) is a valid encoding of ``ids``.
 
         Returns the sum of the squares of the values that it stands for.
+        """
+        rule, at, energy = self._look(partition.lengths, ids, data)
+        if rule:
+            self._refuse(partition, ids, data, rule, at)
+        return energy
+
+    @abstractmethod
+    def _look(self, lengths: np.ndarray, ids: np.ndarray, data: np.ndarray
+              ) -> tuple[int, int, float]:
+        """Return the rule that ``data`` breaks (`LENGTH`, `SCALE`, from `OWN` on; 0: none).
+
+        Then the position in ``ids`` of the segment where it does, and the sum of the squares.
+        ``lengths``: of all segments of the model.
         """
 
     @abstractmethod
@@ -108,7 +120,7 @@ class Codec(ABC):
         out[starts], out[starts + 1] = codes & 255, codes >> 8
         return out
 
-    def refuse(self, partition: Segments, ids: np.ndarray, data: np.ndarray, rule: int, at: int
+    def _refuse(self, partition: Segments, ids: np.ndarray, data: np.ndarray, rule: int, at: int
                ) -> NoReturn:
         """Raise the error for data that breaks a rule (from `LENGTH` on) at segment ``ids[at]``."""
         if rule == LENGTH:

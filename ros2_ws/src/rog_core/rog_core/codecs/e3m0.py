@@ -60,12 +60,8 @@ class E3M0(Codec):
         pairs = nibbles.view(-1, 2)
         return join(scales, (pairs[:, 0] + 16 * pairs[:, 1]).cpu().numpy(), sizes)
 
-    def check(self, partition, ids, data):
-        """See `Codec.check`."""
-        rule, at, energy = _check(partition.lengths, ids, data)
-        if rule:
-            self.refuse(partition, ids, data, rule, at)
-        return energy
+    def _look(self, lengths, ids, data):
+        return _check(lengths, ids, data)
 
     def add(self, partition, values, ids, data, factor=1.0):
         """See `Codec.add`."""

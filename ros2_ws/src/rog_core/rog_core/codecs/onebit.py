@@ -39,12 +39,8 @@ class OneBit(Codec):
         return join(bfloat16_encode((magnitude / lengths).astype(np.float32)),
                     packed.cpu().numpy(), sizes)
 
-    def check(self, partition, ids, data):
-        """See `Codec.check`."""
-        rule, at, energy = _check(partition.lengths, ids, data)
-        if rule:
-            self.refuse(partition, ids, data, rule, at)
-        return energy
+    def _look(self, lengths, ids, data):
+        return _check(lengths, ids, data)
 
     def add(self, partition, values, ids, data, factor=1.0):
         """See `Codec.add`."""

@@ -38,14 +38,12 @@ class Raw(Codec):
         _gather(values, None, partition.offsets, ids, out)
         return out.view(np.uint8)
 
-    def check(self, partition, ids, data):
-        """See `Codec.check`."""
-        if data.size != 4 * int(partition.lengths[ids].sum()):
-            self.refuse(partition, ids, data, LENGTH, 0)
+    def _look(self, lengths, ids, data):
+        if data.size != 4 * int(lengths[ids].sum()):
+            return LENGTH, 0, 0.0
         energy = _energy(_floats(data))
-        if not math.isfinite(energy):  # the squares of finite float32 add up to a finite float64
-            self.refuse(partition, ids, data, OWN, 0)
-        return energy
+        # The squares of finite float32 add up to a finite float64.
+        return 0 if math.isfinite(energy) else OWN, 0, energy
 
     def add(self, partition, values, ids, data, factor=1.0):
         """See `Codec.add`."""

@@ -80,15 +80,11 @@ class SparseTernary(Codec):
         return join(mean_scales(of, chosen, lengths.size), words.astype('<u2').view(np.uint8),
                     2 * counts)
 
-    def check(self, partition, ids, data):
-        """See `Codec.check`."""
-        counts = self.counts(partition.lengths[ids])
+    def _look(self, lengths, ids, data):
+        counts = self.counts(lengths[ids])
         if data.size != 2 * (counts.sum() + counts.size):
-            self.refuse(partition, ids, data, LENGTH, 0)
-        rule, at, energy = _check(partition.lengths, ids, counts, data)
-        if rule:
-            self.refuse(partition, ids, data, rule, at)
-        return energy
+            return LENGTH, 0, 0.0
+        return _check(lengths, ids, counts, data)
 
     def add(self, partition, values, ids, data, factor=1.0):
         """See `Codec.add`."""

@@ -88,15 +88,12 @@ class SparseLoCo(Codec):
         sizes = (BITS * counts + 7) // 8
         return join(scales[0], join(scales[1], pack(words, counts), sizes), sizes + 2)
 
-    def check(self, partition, ids, data):
-        """See `Codec.check`."""
-        lengths = partition.lengths[ids]
-        if data.size != int(self.sizes(lengths).sum()):
-            self.refuse(partition, ids, data, LENGTH, 0)
-        rule, at, energy = _check(lengths, self.counts(lengths), self.sizes(lengths), data)
-        if rule:
-            self.refuse(partition, ids, data, rule, at)
-        return energy
+    def _look(self, lengths, ids, data):
+        lengths = lengths[ids]
+        counts, sizes = self.counts(lengths), self.sizes(lengths)
+        if data.size != int(sizes.sum()):
+            return LENGTH, 0, 0.0
+        return _check(lengths, counts, sizes, data)
 
     def add(self, partition, values, ids, data, factor=1.0):
         """See `Codec.add`."""

@@ -46,12 +46,8 @@ class Ternary(Codec):
         code = 0x80 | np.signbit(chosen) * 0x40 | at.cpu().numpy()
         return join(scales, np.where(chosen != 0, code, 0), blocks)
 
-    def check(self, partition, ids, data):
-        """See `Codec.check`."""
-        rule, at, energy = _check(partition.lengths, ids, data)
-        if rule:
-            self.refuse(partition, ids, data, rule, at)
-        return energy
+    def _look(self, lengths, ids, data):
+        return _check(lengths, ids, data)
 
     def add(self, partition, values, ids, data, factor=1.0):
         """See `Codec.add`."""
