@@ -11,6 +11,7 @@ import numpy as np
 from lopinfer_node.model.footprint import identity, whole, window
 from lopinfer_node.model.graph import Graph, Kind, Node
 from lopinfer_node.planning.plan import DEVICE, Plan
+from lopinfer_node.runtime.client import PlannedTable
 
 PRIME = 1_000_003
 
@@ -113,3 +114,10 @@ class Run:
 def expected(graph, inputs):
     """What the whole program gives on one machine."""
     return Program(Plan.device_only(graph), DEVICE).start(inputs).finish_alone()
+
+
+def alike(bandwidths, plans, estimates):
+    """A table in which the down link makes no difference."""
+    bins = len(bandwidths)
+    return PlannedTable(bandwidths, plans, np.repeat(range(bins), bins).reshape(bins, bins),
+                        np.repeat(estimates, bins).reshape(bins, bins))

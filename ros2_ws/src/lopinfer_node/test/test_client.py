@@ -19,12 +19,12 @@ from lopinfer_node.runtime.client import (
 )
 from lopinfer_node.runtime.services import MISSING, PREPARING, READY, REFUSED, OpenReply
 from lopinfer_node.runtime.wire import NO_PLAN, NOT_OPEN, PROBE, Ack, Arrivals, Piece, plan_number
-from numpy_program import Program, expected, small_graph
+from numpy_program import Program, alike, expected, small_graph
 
 GRAPH = small_graph()
 INPUT = [np.arange(12)]
-TABLE = PlannedTable([0.0, 2e6, 20e6], [Plan.device_only(GRAPH), Plan.server_only(GRAPH),
-                                        Plan.server_only(GRAPH)], [math.inf, 0.2, 0.05])
+TABLE = alike([0.0, 2e6, 20e6], [Plan.device_only(GRAPH), Plan.server_only(GRAPH),
+                                 Plan.server_only(GRAPH)], [math.inf, 0.2, 0.05])
 NUMBER = plan_number(TABLE.plans[2].digest)
 REPLY = OpenReply(READY, '', 7, False, np.ones(len(GRAPH)), np.ones(len(GRAPH)))
 
@@ -72,6 +72,28 @@ def test_an_idle_probe_decides_the_bin_after_a_fade():
     assert {p.transfer for p in probe} == {PROBE} and sum(len(p.data) for p in probe) == 64000
     answer(machine, probe, 1.0, rate=2e6)
     assert machine.choose(1.5) == 1
+
+
+def test_the_down_links_bandwidth_is_what_the_server_measured_and_decides_too():
+    machine = opened(20e6)
+    plans, chosen = TABLE.plans, np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2]])
+    machine.table = PlannedTable(TABLE.bandwidths, plans, chosen, 0.1 + chosen)
+    assert machine.choose(1.0) == 2                  # until it is measured it is as the up link
+    probe = machine.on_time(1.0)
+    for piece in probe:
+        machine.on_ack(Ack(5, piece.packet, 0, 1.01, rate=2e6), 1.01)
+    assert machine.rates[1] == 2e6 and machine.choose(1.2) == 1
+    _, pieces = begin(machine, 1.3)
+    assert machine.report.estimate == 1.1 and len(pieces)
+    machine.on_ack(Ack(5, pieces[0].packet, 0, 1.31, rate=math.nan), 1.31)
+    assert machine.rates[1] == 2e6
+
+
+def test_a_servers_probe_is_acknowledged_and_is_no_piece_of_a_request():
+    machine = opened()
+    probe = Piece(5, 0, 0, 0, PROBE, 0, 4, 0, 0.0, bytes(16000)).sealed()
+    assert [type(a) for a in machine.on_piece(probe, 1.0)] == [Ack]
+    assert not machine.dropped
 
 
 def test_a_missing_model_is_sent_and_a_server_that_prepares_is_asked_again():
@@ -122,7 +144,7 @@ def test_an_answer_to_a_piece_from_before_the_fallback_does_not_bring_it_back():
     assert machine.state == CHECKING
 
 
-BETTER = PlannedTable([0.0, 1e6], [Plan.device_only(GRAPH), Plan.server_only(GRAPH)], [0.1, 0.02])
+BETTER = alike([0.0, 1e6], [Plan.device_only(GRAPH), Plan.server_only(GRAPH)], [0.1, 0.02])
 
 
 def test_a_second_table_is_used_once_the_server_has_it_too():

@@ -60,7 +60,8 @@ def halves(traced, fixed, per_share):
     graph = traced.graph
     whole = np.array([n.is_global or n.extent == 1 for n in graph.nodes])
     cuts = np.where(whole, 0, graph.extents // 2)
-    yield PlannedTable([0.0], [Plan.of_cuts(graph, cuts, cuts)], [2.0])
+    yield PlannedTable([0.0], [Plan.of_cuts(graph, cuts, cuts)], np.array([[0]]),
+                       np.array([[2.0]]))
 
 
 def same(got, want):

@@ -1,5 +1,6 @@
 """The two machines over a bad channel in virtual time: every result is right, nothing hangs."""
 
+import pytest
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,14 @@ def test_on_a_good_link_every_request_is_shared_and_right(seed, clients):
         assert client.machine.report.offloaded == 5
         assert client.machine.report.fallbacks == 0
         assert not client.machine.dropped['corrupt']
+
+
+@pytest.mark.parametrize('down', [2e6, 50e6])
+def test_each_direction_of_the_link_is_measured_by_itself(down):
+    world = World(GRAPH, 1, Channel(rate=10e6, down=down))
+    wait(world, 8.0)
+    up_rate, down_rate = world.clients[0].machine.rates
+    assert up_rate == pytest.approx(10e6, rel=0.1) and down_rate == pytest.approx(down, rel=0.1)
 
 
 @FEW

@@ -24,7 +24,18 @@ from lopinfer_node.runtime.services import (
     PlansRequest,
     encode_plans,
 )
-from lopinfer_node.runtime.wire import MAX_PIECE, NO_PLAN, NOT_OPEN, OK, Ack, plan_number
+from lopinfer_node.runtime.wire import (
+    MAX_PIECE,
+    MAX_PROBE,
+    NO_PLAN,
+    NOT_OPEN,
+    OK,
+    PROBE,
+    Ack,
+    Arrivals,
+    Piece,
+    plan_number,
+)
 from numpy_program import Program, expected, small_graph
 
 GRAPH = small_graph()
@@ -90,6 +101,30 @@ def test_the_first_piece_opens_a_request_and_the_answer_says_how_long_it_took():
     sent = finish(server)
     assert results(sent) == {'robot1': expected(GRAPH, inputs)[0]}
     assert sent[-1].message.busy == 0.5 and sent[-1].message.request == 1
+
+
+def test_a_probe_is_answered_by_one_of_the_same_size_and_then_with_the_down_links_rate():
+    server, box, arrivals = serving('robot1'), Outbox(5, MAX_PIECE), Arrivals()
+    box.probe(64000, 4)
+    up = box.poll(0.0)
+    sent = [s.message for piece in up for s in server.on_piece('robot1', piece, 1.0)]
+    assert [m.rate for m in sent if isinstance(m, Ack)] == [0.0] * 4
+    down = [m for m in sent if not isinstance(m, Ack)]
+    assert {p.transfer for p in down} == {PROBE} and sum(len(p.data) for p in down) == 64000
+    for k, piece in enumerate(down):
+        at = 1.01 + (k + 1) * len(piece.data) / 4e6
+        assert server.on_ack('robot1', arrivals.note(piece, at), at) == []
+    box.probe(64000, 4)
+    (ack, *_) = server.on_piece('robot1', box.poll(1.0)[0], 1.1)
+    assert ack.message.rate == pytest.approx(4e6)
+
+
+def test_what_a_probe_claims_to_be_does_not_make_the_server_send_more():
+    server = serving('robot1')
+    claims = Piece(5, 0, 0, 0, PROBE, 65534, 65535, 0, 0.0, bytes(MAX_PIECE)).sealed()
+    sent = [s.message for s in server.on_piece('robot1', claims, 1.0)]
+    assert sum(len(m.data) for m in sent if not isinstance(m, Ack)) <= MAX_PROBE
+    assert [type(s.message) for s in server.on_piece('robot1', claims, 1.0)] == [Ack]
 
 
 def test_two_clients_with_the_same_request_number_do_not_mix():

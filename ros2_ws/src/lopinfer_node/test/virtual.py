@@ -13,7 +13,6 @@ from lopinfer_node.runtime.client import (
     CallSetPlans,
     ClientMachine,
     MakePlans,
-    PlannedTable,
     Settings,
     Upload,
 )
@@ -35,7 +34,7 @@ from lopinfer_node.runtime.services import (
     encode_plans,
 )
 from lopinfer_node.runtime.wire import Ack, Piece
-from numpy_program import Program, expected, random_plan
+from numpy_program import Program, alike, expected, random_plan
 
 DIGEST = 'd' * 64
 PIECE = 24  # bytes; three values, so that most transfers have several parts
@@ -51,6 +50,7 @@ class Channel:
     jitter: float = 0.0
     latency: float = 0.002
     rate: float = 10e6
+    down: float | None = None   # where it is another one
 
 
 class World:
@@ -151,7 +151,8 @@ class World:
         channel, draw = self.channel, self.random.random
         size = 100 + (len(message.data) if isinstance(message, Piece) else 0)
         free = max(self._free.get(direction, 0.0), self.now)
-        self._free[direction] = free = free + size / channel.rate
+        rate = channel.down or channel.rate if direction[1] == 'down' else channel.rate
+        self._free[direction] = free = free + size / rate
         for _ in range(1 + (draw() < channel.double)):
             if draw() < channel.loss:
                 continue
@@ -240,7 +241,7 @@ class Client:
             elif isinstance(action, MakePlans):
                 bins, swapped = [0.0, 1e6, 2e6, 4e6, 8e6, 16e6], [self.plans[0], *self.plans[:0:-1]]
                 for delay, plans in (0.2, self.plans), (world.random.uniform(0.2, 3.0), swapped):
-                    table = PlannedTable(bins, plans, [0.05] * 6)
+                    table = alike(bins, plans, [0.05] * 6)
                     world.at(world.now + delay, lambda table=table: self.act(
                         machine.on_plans_made(table, world.now)))
             else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from fleet_env.errors import TraceError
+from fleet_env.power import PowerModel
 from fleet_env.trace import LinkTrace
 
 from ..model.graph import Graph
@@ -78,10 +79,12 @@ def tables(graph: Graph, costs: Costs, latency: float = LATENCY) -> dict[str, Se
 
 
 def estimates(graph: Graph, plan: Plan, costs: Costs, rates: np.ndarray,
-              latency: float = LATENCY) -> tuple[np.ndarray, np.ndarray]:
+              latency: float = LATENCY, message: float = 0.0, power: PowerModel | None = None
+              ) -> tuple[np.ndarray, np.ndarray]:
     """Latency in seconds and energy in J of one plan at many rates.
 
-    :param rates: (n,) bytes/s of each direction.
+    :param rates: bytes/s, (n,) the same in both directions, or (n, 2) up and down.
+    :param message: seconds that a transfer costs beyond its bytes.
     :returns: two float64 (n,), infinite where a transfer meets a rate of 0.
     :raises ValueError: the plan is not made of two cuts per operator (`Plan.of_cuts`).
     """
@@ -91,7 +94,7 @@ def estimates(graph: Graph, plan: Plan, costs: Costs, rates: np.ndarray,
     if Plan.of_cuts(graph, to, start) != plan:
         raise ValueError(f'{graph.name}: this plan is not made of cuts')
     work = compiled.work(len(graph))
-    problem = compiled.problem(graph, costs, Link(1.0, 1.0, latency))
+    problem = compiled.problem(graph, costs, Link(1.0, 1.0, latency, message), power)
     found = np.empty((2, len(rates)))
     for i, rate in enumerate(rates):
         problem.rate[:] = rate

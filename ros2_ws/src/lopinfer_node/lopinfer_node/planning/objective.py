@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -25,3 +27,9 @@ class Objective:
             raise ValueError(f'a deadline is some seconds, not {self.deadline}')
         if self.deadline is not None and self.weight:
             raise ValueError('an objective has a weight of energy or a deadline, not both')
+
+    def score(self, seconds: np.ndarray, joules: np.ndarray) -> np.ndarray:
+        """What is to be least, of latencies and energies of any shape, as `compiled.evaluate`."""
+        if self.deadline is None:
+            return seconds + self.weight * joules if self.weight else seconds
+        return np.where(seconds <= self.deadline, joules, 1e9 * (1 + seconds))

@@ -315,6 +315,7 @@ class Client:
                 requests=report.requests, offloaded=report.offloaded, fallbacks=report.fallbacks,
                 dropped=sum(machine.dropped.values()), bin=report.bin,
                 bandwidth=link.rate * 8e-6 if link.known else math.nan,
+                bandwidth_down=machine.down * 8e-6 or math.nan,
                 round_trip=link.round_trip, estimate=report.estimate, latency=report.latency,
                 device=report.device, server=report.server, transfer=report.transfer,
                 overlap=report.overlap, bytes_up=machine.outbox.bytes_sent,

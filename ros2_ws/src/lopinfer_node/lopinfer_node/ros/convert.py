@@ -13,7 +13,7 @@ from ..runtime.wire import Ack, Buffer, Piece
 
 _PIECE = ('incarnation', 'plan', 'packet', 'request', 'transfer', 'part', 'parts', 'bin', 'busy',
           'check')
-_ACK = ('incarnation', 'packet', 'mask', 'arrived', 'status')
+_ACK = ('incarnation', 'packet', 'mask', 'arrived', 'status', 'rate')
 
 
 def byte_array(data: Buffer) -> array[int]:

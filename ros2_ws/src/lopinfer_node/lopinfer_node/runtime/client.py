@@ -25,7 +25,20 @@ from ..planning.plan import DEVICE, Plan
 from .execution import AnyProgram, AnyRun, AnyStep, Execution
 from .outbox import Outbox, Route
 from .services import MISSING, PREPARING, READY, REFUSED, OpenReply
-from .wire import MAX_PIECE, NO_PLAN, NOT_OPEN, OK, Ack, Arrivals, Buffer, Piece, plan_number
+from .wire import (
+    MAX_PIECE,
+    MAX_PROBE,
+    NO_PLAN,
+    NOT_OPEN,
+    OK,
+    PROBE,
+    PROBE_PIECES,
+    Ack,
+    Arrivals,
+    Buffer,
+    Piece,
+    plan_number,
+)
 
 OPENING, UPLOADING, PLANNING, CHECKING, OPEN = (
     'opening', 'uploading', 'planning', 'checking', 'open')
@@ -34,7 +47,6 @@ CALL_LIMIT = 2.0       # seconds after which a call is repeated
 PREPARING_WAIT = 0.2   # seconds until a call is repeated whose answer was to ask again
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the server is opened again
-PROBE_PIECES = 4
 BIN_SLACK = 0.25e6     # bytes/s; a link at the edge of a bin is measured a little below it
 MAX_PENALTY = 30.0     # seconds for which the server is not used after many fallbacks in a row
 
@@ -67,11 +79,16 @@ Action = Piece | Ack | CallOpen | Upload | MakePlans | CallSetPlans
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """Plans by bandwidth (bytes/s, ascending); the latency expected of each, s (NaN: unknown)."""
+    """Which of ``plans`` serves best, by the bandwidths of the up link and the down link.
+
+    ``bandwidths``: bytes/s, ascending, of both. ``chosen``: int (up, down), position of the plan;
+    ``estimates``: float (up, down), latency that is expected of it, s (NaN: unknown).
+    """
 
     bandwidths: Sequence[float]
     plans: Sequence[Plan]
-    estimates: Sequence[float]
+    chosen: np.ndarray
+    estimates: np.ndarray
     programs: Sequence[AnyProgram] = ()  # of the plans, for the device; for the shell
 
 
@@ -83,7 +100,7 @@ class Settings(fleet_env.settings.Settings):
 
     probe_period: float = setting(0.5, 'time between measurements of an idle link', 's', ge=0.05,
                                   le=60.0)
-    probe_bytes: int = setting(64000, 'size of a measurement', 'B', ge=4096, le=240000)
+    probe_bytes: int = setting(64000, 'size of a measurement', 'B', ge=4096, le=MAX_PROBE)
     deadline: float = setting(0.1, 'time that a request waits for the server beyond what was '
                                    'expected of it; at least as long as was expected', 's', ge=0.0,
                               le=60.0)
@@ -123,7 +140,8 @@ class ClientMachine:
         self.report = Report()
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
-        self.table = PlannedTable((), (), ())
+        self.down = 0.0                    # bytes/s of the down link, as the server measured
+        self.table = PlannedTable((), (), np.empty(0), np.empty(0))
         self._next_table: PlannedTable | None = None  # waits for the end of a request
         self._numbers: list[int] = []      # of the plans, in pieces
         self._arrivals = Arrivals()
@@ -138,6 +156,7 @@ class ClientMachine:
         self._request: Execution | None = None
         self.changed = False               # `work` or `state` may have; whoever looks resets it
         self._abandoned = False
+        self._expected = math.nan          # of the request that `choose` was asked for, s
         self._limit = math.inf             # time at which the request stops waiting
         self._sending_since = math.inf
         self._bytes_down = 0               # of the present request
@@ -215,13 +234,27 @@ class ClientMachine:
     # -- requests --------------------------------------------------------------------------------
 
     def choose(self, now: float) -> int | None:
-        """Bandwidth bin for a request that begins now; None: the robot alone."""
+        """Position of the plan for a request that begins now; None: the robot alone."""
         self.report.requests += 1
         self.alone = self._why_alone(now)
-        return None if self.alone else self._bin()
+        if self.alone:
+            return None
+        self._expected = float(self.table.estimates[self._bins()])
+        return self._position()
 
-    def _bin(self) -> int:
-        return max(0, bisect_right(self.table.bandwidths, self.outbox.link.rate + BIN_SLACK) - 1)
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Bytes/s up and down; down as up until the server has measured it."""
+        up = self.outbox.link.rate
+        return up, self.down or up
+
+    def _bins(self) -> tuple[int, int]:
+        up, down = (max(0, bisect_right(self.table.bandwidths, rate + BIN_SLACK) - 1)
+                    for rate in self.rates)
+        return up, down
+
+    def _position(self) -> int:
+        return int(self.table.chosen[self._bins()])
 
     def _why_alone(self, now: float) -> str:
         """Why a request that begins now runs on the robot alone, empty if it is shared."""
@@ -230,14 +263,14 @@ class ClientMachine:
         if now < self._not_before:
             return (f'the server was late {self._penalties} times in a row; it is used again in '
                     f'{self._not_before - now:.1f} s')
-        bin_ = self._bin()
-        if any(t.source == DEVICE for t in self.table.plans[bin_].transfers):
+        if any(t.source == DEVICE for t in self.table.plans[self._position()].transfers):
             return ''
-        return (f'at {self.outbox.link.rate / 1e6:.1f} MB/s the plan computes everything on the '
-                'robot: that is the fastest by the measured profiles')
+        up, down = self.rates
+        return (f'at {up / 1e6:.1f} MB/s up and {down / 1e6:.1f} MB/s down the plan computes '
+                'everything on the robot: that is the fastest by the measured profiles')
 
     def begin(self, bin_: int, steps: Sequence[AnyStep], run: AnyRun, now: float) -> Execution:
-        """Begin a request with the plan of a bin; a former one is forgotten.
+        """Begin a request with the plan that `choose` gave; a former one is forgotten.
 
         Whoever computes hands the steps of `work` to the result's `compute`.
         """
@@ -247,7 +280,7 @@ class ClientMachine:
         route = Route(self._number, self._numbers[bin_], bin_)
         self._request = Execution(DEVICE, route, steps, plan.transfers, run)
         self._abandoned = False
-        estimate = self.table.estimates[bin_]
+        estimate = self._expected
         known = estimate if math.isfinite(estimate) else 1.0
         self._limit = now + max(2 * known, known + self.settings.deadline)
         self._bytes_down = 0
@@ -293,7 +326,7 @@ class ClientMachine:
             report.offloaded += 1
             self._penalties = 0
         self._note_sending(now)
-        report.transfer += self._bytes_down / self.outbox.link.rate
+        report.transfer += self._bytes_down / self.rates[1]
         self._request = None
         self.outbox.clear()
         return self.on_plans_made(self._next_table, now) if self._next_table is not None else []
@@ -317,13 +350,14 @@ class ClientMachine:
         try:
             piece.verify()
             request = self._request
-            if request is None or self._abandoned or piece.request != request.route.request:
-                self.dropped['late'] += 1
-            elif request.take(piece):
-                self.report.server = piece.busy
-                self.changed = True
-            self._bytes_down += len(piece.data)
             self.report.bytes_down += len(piece.data)
+            if piece.transfer != PROBE:
+                self._bytes_down += len(piece.data)
+                if request is None or self._abandoned or piece.request != request.route.request:
+                    self.dropped['late'] += 1
+                elif request.take(piece):
+                    self.report.server = piece.busy
+                    self.changed = True
         except RemoteError:
             self.dropped['corrupt'] += 1
             return []
@@ -340,6 +374,8 @@ class ClientMachine:
             self.dropped['corrupt'] += 1
             return []
         self._heard = now
+        if 0 < ack.rate < math.inf:
+            self.down = ack.rate
         if ack.status in (NOT_OPEN, NO_PLAN) and self.state in (CHECKING, OPEN):
             if ack.status == NOT_OPEN:
                 self._enter(OPENING, 'the server does not know this client')

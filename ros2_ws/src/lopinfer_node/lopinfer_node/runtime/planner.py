@@ -12,6 +12,7 @@ from ..errors import ProfileError
 from ..model.graph import Graph
 from ..model.traced import Traced
 from ..planning.baselines import BASELINES
+from ..planning.evaluate import estimates
 from ..planning.objective import Objective
 from ..planning.plan import Plan
 from ..planning.profile import Profile
@@ -75,8 +76,28 @@ class TablePlanner:
             table = PlanTable(graph, FIRST, self.latency, plans)
         else:
             table = self.table or self._plan(graph, costs)
-        return PlannedTable(table.bandwidths, table.plans, list(map(
-            latency, table.plans, table.bandwidths)))
+        return self._by_rates(table, costs)
+
+    def _by_rates(self, table: PlanTable, costs: Costs) -> PlannedTable:
+        """The plan for each pair of bandwidths, up and down.
+
+        Plans are searched for links that are as fast in both directions. Where they are not, a plan
+        made for another bandwidth may be better than that for the up link's.
+        """
+        bins = len(table)
+        pairs = np.stack(np.meshgrid(table.bandwidths, table.bandwidths, indexing='ij'), -1)
+        first = [table.plans.index(plan) for plan in table.plans]
+        found = {k: np.stack(estimates(table.graph, table.plans[k], costs, pairs.reshape(-1, 2),
+                                       self.latency, self.message, self.power))
+                 for k in set(first)}
+        seconds, joules = np.stack([found[k].reshape(2, bins, bins) for k in first], 1)
+        chosen = np.repeat(first, bins).reshape(bins, bins)
+        if self.method == LOSS:                      # a baseline's plan is the baseline's
+            score = (self.objective or Objective()).score(seconds, joules)
+            own = np.take_along_axis(score, chosen[None], 0)[0]
+            chosen = np.where(score.min(0) < own, score.argmin(0), chosen)
+        return PlannedTable(table.bandwidths, table.plans, chosen,
+                            np.take_along_axis(seconds, chosen[None], 0)[0])
 
     def _link(self, rate: float) -> Link:
         return Link(rate, rate, self.latency, self.message)

@@ -33,10 +33,12 @@ from .services import (
 )
 from .wire import (
     MAX_PIECE,
+    MAX_PROBE,
     NO_PLAN,
     NOT_OPEN,
     OK,
     PROBE,
+    PROBE_PIECES,
     Ack,
     Arrivals,
     Buffer,
@@ -306,10 +308,14 @@ class ServerMachine:
         except RemoteError:
             self.dropped['corrupt'] += 1
             return []
-        return [Send(client, session.arrivals.note(piece, now, status))]
+        link = session.outbox.link
+        ack = session.arrivals.note(piece, now, status, link.rate if link.known else 0.0)
+        return [Send(client, ack), *self._send(session, now)]
 
     def _take(self, session: _Session, piece: Piece) -> int:
         if piece.transfer == PROBE:
+            if piece.part == piece.parts - 1 and session.outbox.idle:   # the way back, as much
+                session.outbox.probe(min(len(piece.data) * piece.parts, MAX_PROBE), PROBE_PIECES)
             return OK if session.plans else NO_PLAN
         if piece.request < session.number:
             self.dropped['late'] += 1

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import RemoteError
 
-PROTOCOL = 1  # version; both sides must speak the same
+PROTOCOL = 2  # version; both sides must speak the same
 REFUSED, READY, PREPARING, MISSING = 0, 1, 2, 3  # answers, as in lopinfer_msgs/Open and SetPlans
 
 

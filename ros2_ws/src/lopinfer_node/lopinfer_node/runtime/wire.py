@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from ..errors import RemoteError
 
 PROBE = 0xFFFFFFFF      # transfer of a piece that belongs to no request
+PROBE_PIECES = 4
+MAX_PROBE = 240000      # bytes of them together
 MAX_PIECE = 245760      # most bytes of data in one piece
 MAX_PARTS = 0xFFFF
 MASK_BITS = 64
@@ -65,7 +67,8 @@ class Piece:
 class Ack:
     """Piece ``packet`` has arrived at ``arrived`` s of the receiver's clock.
 
-    Bit k of ``mask``: packet - 1 - k has arrived, too.
+    Bit k of ``mask``: packet - 1 - k has arrived, too. ``rate``: bytes/s at which the pieces of the
+    receiver arrive, in the other direction, as it has measured; 0: not yet.
     """
 
     incarnation: int
@@ -73,6 +76,7 @@ class Ack:
     mask: int
     arrived: float
     status: int = OK
+    rate: float = 0.0
 
 
 def parts_of(size: int, piece_bytes: int) -> int:
@@ -99,7 +103,7 @@ class Arrivals:
         self._newest = -1
         self._bits = 0      # bit k: newest - k has arrived
 
-    def note(self, piece: Piece, now: float, status: int = OK) -> Ack:
+    def note(self, piece: Piece, now: float, status: int = OK, rate: float = 0.0) -> Ack:
         """Note a piece; return its acknowledgement."""
         behind = self._newest - piece.packet
         if behind < 0:
@@ -108,7 +112,7 @@ class Arrivals:
         elif behind < HISTORY:
             self._bits |= 1 << behind
         mask = self._bits >> behind + 1 & ((1 << MASK_BITS) - 1)
-        return Ack(piece.incarnation, piece.packet, mask, now, status)
+        return Ack(piece.incarnation, piece.packet, mask, now, status, rate)
 
 
 class Inbox:
