@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -12,11 +15,14 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
         'plot', help='draw the figures of a run, of a comparison, or of several of either',
         description='One run: run.png, micro.png. A comparison, or several runs: the figures that '
                     'put methods side by side. Several comparisons: their sensitivity. All as SVG '
-                    'too.')
+                    'too. A rosbag2 recording of the statuses counts as a run.')
     parser.add_argument('directories', type=Path, nargs='+', metavar='DIR',
-                        help='directory of run.jsonl and summary.json, or of comparison.json')
+                        help='directory of run.jsonl and summary.json, or of comparison.json; or a '
+                             'recording: its folder, or its .mcap or .db3 file')
     parser.add_argument('--out', type=Path, metavar='DIR',
                         help='where the figures go (default: where the records are)')
+    parser.add_argument('--namespace', default='', metavar='NS',
+                        help='of the fleet, for a recording that holds several')
     parser.set_defaults(run=_run)
 
 
@@ -24,11 +30,33 @@ def _run(options: argparse.Namespace) -> int:
     from rog_sim.comparison import COMPARISON_FILE
     from rog_sim.figures import draw_comparison, draw_run
 
-    first, *others = options.directories
-    if others or (first / COMPARISON_FILE).exists():
-        paths = draw_comparison(options.directories, options.out)
-    else:
-        paths = draw_run(first, options.out)
-    for path in paths:
+    with ExitStack() as stack:
+        paths = [_records(path, options.namespace, stack) for path in options.directories]
+        out = options.out
+        if out is None and paths != options.directories:
+            out = _beside(options.directories)
+        if len(paths) > 1 or (paths[0] / COMPARISON_FILE).exists():
+            drawn = draw_comparison(paths, out)
+        else:
+            drawn = draw_run(paths[0], out)
+    for path in drawn:
         print(path)
     return 0
+
+
+def _records(path: Path, namespace: str, stack: ExitStack) -> Path:
+    """Return the directory with the records of what a path holds; for a recording they are made."""
+    from .bag import is_bag, write_run
+
+    if not is_bag(path):
+        return path
+    folder = Path(stack.enter_context(TemporaryDirectory()))
+    write_run(path, folder, namespace)
+    return folder
+
+
+def _beside(paths: list[Path]) -> Path:
+    """Return where figures go when some are of recordings: into the folder, or the common one."""
+    folders = [path if path.is_dir() else path.parent for path in paths]
+    return folders[0] if len(folders) == 1 else Path(os.path.commonpath(
+        [folder.absolute() for folder in folders]))

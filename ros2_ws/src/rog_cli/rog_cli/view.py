@@ -20,10 +20,14 @@ from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
+from rog_core.errors import ConfigError
 from rog_msgs.msg import FleetStatus, TrainingStatus
 from rog_ros import qos
-from rog_ros.parameters import SERVER
+from rog_ros.parameters import SERVER, robot_name
+from rog_ros.seal import Key, Signature
 
+from .fleet_state import COLUMNS, ROBOTS, Fleet, FleetState, number
 from .processes import FleetProcesses
 
 COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting': 'yellow',
@@ -31,38 +35,65 @@ COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting':
 
 
 class Monitor:
-    """A node that listens to the status topics of the fleet."""
+    """A node that listens to the status topics of the fleet.
 
-    def __init__(self, namespace: str = '') -> None:
-        self._namespace = namespace
+    :param key: the fleet's, or a robot's: statuses of the server count only if it proves them.
+    :param above: see `FleetState`.
+    """
+
+    def __init__(self, namespace: str = '', key: Key | None = None, above: str = '') -> None:
+        self.namespace = namespace
+        self._proves = None if key is None else Signature(key).proves
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self.node = rclpy.create_node(f'rog_status_{os.getpid()}')
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self.node)
-        self.fleet: Any = None
-        self.robots: dict[str, Any] = {}
-        self.heard: dict[str, float] = {}  # SERVER, or robot -> time of its last status
+        self.state = FleetState(above)
+        self.unproved = False  # whether the last status of a server was not proved by the key
         self._subscribed: set[str] = set()
         self.node.create_subscription(FleetStatus, f'{namespace}/{SERVER}/fleet_status',
                                       self._on_fleet, qos.STATUS)
 
+    @property
+    def fleet(self) -> Any:
+        """The last `FleetStatus`, or None."""
+        return self.state.fleet
+
+    @property
+    def robots(self) -> dict[str, Any]:
+        """Robot -> its last `TrainingStatus`."""
+        return self.state.robots
+
+    def heard(self, name: str) -> float:
+        """Return when the last status of `SERVER` or of a robot came, on the monotonic clock."""
+        if name == SERVER:
+            return self.state.heard_fleet
+        return self.state.heard.get(name, -math.inf)
+
     def listen(self, robot: str) -> None:
         """Listen to a robot's status."""
-        if robot not in self._subscribed:
-            self._subscribed.add(robot)
-            self.node.create_subscription(
-                TrainingStatus, f'{self._namespace}/{robot}/training_status', self._on_robot,
-                qos.STATUS)
+        if robot in self._subscribed or len(self._subscribed) >= ROBOTS:
+            return
+        try:
+            robot_name(robot)
+        except ConfigError:  # no server of ours says so; it is shown, and has no topic
+            return
+        self._subscribed.add(robot)
+
+        def on_robot(message: Any) -> None:
+            if message.robot == robot:
+                self.state.on_robot(message, time.monotonic())
+
+        self.node.create_subscription(
+            TrainingStatus, f'{self.namespace}/{robot}/training_status', on_robot, qos.STATUS)
 
     def _on_fleet(self, message: Any) -> None:
-        self.fleet = message
-        self.heard[SERVER] = time.monotonic()
-        for robot in message.robots:
+        self.unproved = self._proves is not None and not self._proves(message)
+        if self.unproved:
+            return
+        self.state.on_fleet(message, time.monotonic())
+        for robot in message.robots[:ROBOTS]:
             self.listen(robot.robot)
-
-    def _on_robot(self, message: Any) -> None:
-        self.robots[message.robot] = message
-        self.heard[message.robot] = time.monotonic()
 
     def spin(self, seconds: float) -> None:
         """Take what arrives for a while."""
@@ -70,63 +101,9 @@ class Monitor:
         while (left := until - time.monotonic()) > 0:
             self._executor.spin_once(timeout_sec=left)
 
-    def table(self) -> Table:
-        """Return the live table."""
-        fleet = self.fleet
-        if fleet is None:
-            title = 'waiting for the parameter server'
-        else:
-            title = (f'{fleet.sync}   {fleet.state}   {fleet.elapsed:.0f} s   minimum '
-                     f'{100 * fleet.mta:.0f} % of {fleet.rows_total} rows, MTA time '
-                     f'{1e3 * fleet.mta_time:.0f} ms')
-        table = Table(title=title, title_justify='left', box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
-                      pad_edge=False, show_edge=False)
-        table.add_column('robot', no_wrap=True)
-        table.add_column('state', overflow='ellipsis')  # gives way on a narrow terminal
-        for column in ('iter', 'loss', 'acc %', 'stale', 'rows\npushed', 'link\nMbit/s',
-                       'compute\ns', 'comm\ns', 'stall\ns', 'J'):
-            table.add_column(column, justify='right', no_wrap=True)
-        known = {r.robot: r for r in fleet.robots} if fleet is not None else {}
-        table.caption, table.caption_justify = '\n'.join(self._causes()), 'left'
-        for name in sorted({*self.robots, *known}):
-            table.add_row(*self._row(name, self.robots.get(name), known.get(name)))
-        return table
-
-    @staticmethod
-    def _row(name: str, robot: Any, seen: Any) -> list[str]:
-        state = robot.state if robot is not None else '?'
-        if seen is not None and seen.state in ('away', 'retired'):
-            state = seen.state
-        text = state
-        if seen is not None and seen.waiting_for:
-            text = f'{state} for {seen.waiting_for} {seen.waiting_time:.0f} s'
-        color = COLORS.get(state, 'white')
-        if robot is None:
-            return [name, f'[{color}]{text}[/]', *[''] * 10]
-        measured = f'{robot.bandwidth:.2f}'
-        link = measured if math.isnan(robot.link_rate) else f'{robot.link_rate:.2f}'
-        return [name, f'[{color}]{text}[/]', str(robot.iteration), _number(robot.loss, '.3f'),
-                _number(100 * robot.accuracy, '.1f'), str(robot.staleness),
-                f'{robot.rows_pushed}/{robot.rows_total}', link,
-                f'{robot.compute_time:.1f}', f'{robot.communicate_time:.1f}',
-                f'{robot.stall_time:.1f}', f'{robot.energy:.0f}']
-
-    def _causes(self) -> list[str]:
-        """Say of each robot why others wait for it, or do not wait any more."""
-        robots = self.fleet.robots if self.fleet is not None else []
-        return [f'{r.robot}: {r.state}, {r.why}' if r.state in ('away', 'retired')
-                else f'{r.robot}: {r.why}' for r in robots if r.why]
-
-    def line(self) -> str:
-        """Return the state of the fleet in one line."""
-        if self.fleet is None:
-            return 'waiting for the parameter server'
-        robots = '   '.join(
-            f'{n}: {r.iteration} {r.state} loss {_number(r.loss, ".3f")} accuracy '
-            f'{_number(100 * r.accuracy, ".1f", " %")} rows {r.rows_pushed}/{r.rows_total} '
-            f'stall {r.stall_time:.1f} s' for n, r in sorted(self.robots.items()))
-        return '   '.join([f'{self.fleet.elapsed:5.0f} s {self.fleet.sync}', robots,
-                           *self._causes()])
+    def shown(self) -> Fleet:
+        """Return the fleet as it is shown now."""
+        return self.state.shown(time.monotonic())
 
     def __enter__(self) -> Monitor:
         return self
@@ -138,8 +115,22 @@ class Monitor:
         rclpy.try_shutdown()
 
 
-def _number(value: float, form: str, unit: str = '') -> str:
-    return '-' if math.isnan(value) else format(value, form) + unit
+def live_table(fleet: Fleet) -> Table:
+    """Return the live table."""
+    made = Table(title=Text(fleet.headline()), title_justify='left', box=box.SIMPLE_HEAD,
+                 padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
+                 caption=Text('\n'.join(fleet.causes())), caption_justify='left')
+    made.add_column('robot', no_wrap=True)
+    made.add_column('state', overflow='ellipsis')  # gives way on a narrow terminal
+    columns = [column for column in COLUMNS if column != 'power']  # a terminal has 80 characters
+    for column in columns:
+        made.add_column('\n'.join(filter(None, (column, COLUMNS[column]))), justify='right',
+                        no_wrap=True)
+    for robot in fleet.robots:
+        cells = robot.cells()
+        made.add_row(Text(robot.name), Text(robot.doing, COLORS.get(robot.state, 'white')),
+                     *(cells[column] for column in columns))
+    return made
 
 
 def show(monitor: Monitor, once: bool, timeout: float) -> int:
@@ -148,16 +139,21 @@ def show(monitor: Monitor, once: bool, timeout: float) -> int:
     while monitor.fleet is None or not monitor.robots:
         monitor.spin(0.2)
         if time.monotonic() >= until:
-            domain = os.environ.get('ROS_DOMAIN_ID') or '0'
-            print(f'rog: no parameter server in DDS domain {domain} within {timeout:g} s; is '
-                  'ROS_DOMAIN_ID the same as the fleet\'s?', file=sys.stderr)
+            print(f'rog: no parameter server in {place(monitor.namespace)} within {timeout:g} s; '
+                  'is ROS_DOMAIN_ID the same as the fleet\'s?', file=sys.stderr)
             return 1
     if once:
         monitor.spin(0.5)
-        Console(width=None if sys.stdout.isatty() else 140).print(monitor.table())
+        Console(width=None if sys.stdout.isatty() else 140).print(live_table(monitor.shown()))
         return 0
     show_until(monitor, lambda: monitor.fleet.state == 'stopped', plain=False)
     return 0
+
+
+def place(namespace: str) -> str:
+    """Return where this process looks for a fleet."""
+    return f"DDS domain {os.environ.get('ROS_DOMAIN_ID') or '0'}" + \
+        (f', namespace {namespace}' if namespace else '')
 
 
 def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interruption,
@@ -166,7 +162,10 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
 
     It is over, too, when a robot fails before it has joined: whoever starts a fleet wants to know.
     """
-    with Monitor(fleet.network.namespace) as monitor:
+    upstream = fleet.upstream
+    above = f'robot {upstream.namespace}/{upstream.robot} of the fleet above' \
+        if upstream.robot else ''
+    with Monitor(fleet.network.namespace, above=above) as monitor:
         for robot in fleet.robots:
             monitor.listen(robot.name)
 
@@ -180,19 +179,19 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
 
 
 def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
-    """Show what the monitor hears, as a live table or as a line now and then, until it is over."""
+    """Show what the monitor hears until it is over: a live table, or now and then plain lines."""
     if plain:
         said = time.monotonic()
         while not over():
             monitor.spin(0.1)
             if time.monotonic() - said >= (5.0 if monitor.robots else 1.0):
                 said = time.monotonic()
-                print(monitor.line(), flush=True)
+                print('\n'.join(monitor.shown().lines()), flush=True)
         return
-    with Live(monitor.table(), refresh_per_second=4) as live:
+    with Live(live_table(monitor.shown()), refresh_per_second=4) as live:
         while not over():
             monitor.spin(0.25)
-            live.update(monitor.table())
+            live.update(live_table(monitor.shown()))
 
 
 def outcome(summary: Summary, fleet: FleetConfig) -> None:
@@ -207,10 +206,10 @@ def outcome(summary: Summary, fleet: FleetConfig) -> None:
         table.add_column(column, justify='left' if column == 'robot' else 'right')
     for name, robot in summary.robots.items():
         total = robot.compute_s + robot.communicate_s + robot.stall_s or math.nan
-        table.add_row(name, *(_number(100 * getattr(robot.accuracy, key), '.1f', ' %')
+        table.add_row(name, *(number(100 * getattr(robot.accuracy, key), '.1f', ' %')
                               for key in accuracies.values()),
                       str(robot.iterations),
-                      *(f'{t:.1f} s {_number(100 * t / total, ".0f", " %")}'
+                      *(f'{t:.1f} s {number(100 * t / total, ".0f", " %")}'
                         for t in (robot.compute_s, robot.communicate_s, robot.stall_s)),
                       f'{robot.energy_j:.0f}', f'{robot.rows_pushed_mean:.0f}')
     Console(width=None if sys.stdout.isatty() else 140).print(table)

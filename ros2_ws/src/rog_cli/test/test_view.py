@@ -2,36 +2,47 @@
 
 import io
 
-import pytest
+from fleet_testing import eventually
 from rich.console import Console
-from rog_cli.view import Monitor
+from rog_cli.fleet_state import FleetState
+from rog_cli.view import Monitor, live_table
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
+from rog_ros import qos
 
 
-@pytest.fixture
-def monitor():
-    with Monitor() as monitor:
-        monitor.fleet = FleetStatus(sync='rsp:4', state='training', robots=[
-            RobotStatus(robot='robot1', state='waiting', waiting_for='robot2', waiting_time=2.2),
-            RobotStatus(robot='robot2', state='training',
-                        why='4 iterations behind, pushing, no progress for 1.5 s'),
-            RobotStatus(robot='robot3', state='retired',
-                        why='pulling, no progress for 9.0 s: the others go on')])
-        monitor.robots = {f'robot{n}': TrainingStatus(robot=f'robot{n}', state=state)
-                          for n, state in ((1, 'waiting'), (2, 'pushing'), (3, 'pulling'))}
-        yield monitor
-
-
-def test_the_table_names_cause_and_duration(monitor):
+def drawn(*robots):
+    """The table of robots, (name, state, fields of the server's view of them)."""
+    state = FleetState()
+    state.on_fleet(FleetStatus(sync='rsp:4', state='training', robots=[
+        RobotStatus(robot=name, state=seen, **fields) for name, seen, fields in robots]), 0.0)
+    for name, *_ in robots:
+        state.on_robot(TrainingStatus(robot=name, state='waiting'), 0.0)
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(monitor.table())
-    text = console.export_text()
+    console.print(live_table(state.shown(0.0)))
+    return console.export_text()
+
+
+def test_the_table_names_cause_and_duration():
+    text = drawn(
+        ('robot1', 'waiting', {'waiting_for': 'robot2', 'waiting_time': 2.2}),
+        ('robot2', 'training', {'why': '4 iterations behind, pushing, no progress for 1.5 s'}),
+        ('robot3', 'retired', {'why': 'pulling, no progress for 9.0 s: the others go on'}))
     assert 'waiting for robot2 2 s' in text
     assert 'robot2: 4 iterations behind, pushing, no progress for 1.5 s' in text
     assert 'robot3: retired, pulling, no progress for 9.0 s: the others go on' in text
     assert 'retired' in next(line for line in text.splitlines() if line.startswith('robot3 '))
 
 
-def test_the_line_names_them_too(monitor):
-    assert 'robot3: retired, pulling, no progress for 9.0 s' in monitor.line()
-    assert 'robot2: 4 iterations behind' in monitor.line()
+def test_what_a_stranger_calls_itself_is_text_and_no_markup():
+    assert '[/red]' in drawn(('robot1', 'waiting', {'why': 'a [/red] b', 'waiting_for': '[/]'}))
+
+
+def test_a_status_that_names_what_cannot_be_a_robot_does_no_harm():
+    with Monitor() as monitor:
+        publisher = monitor.node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
+        publisher.publish(FleetStatus(robots=[RobotStatus(robot=name) for name in
+                                              ('', 'no robot', '/../x', 'robot1')]))
+        eventually(lambda: monitor.fleet, step=lambda: monitor.spin(0.05))
+        assert len(monitor.shown().robots) == 4
+        assert [s.topic_name for s in monitor.node.subscriptions
+                if s.topic_name.endswith('training_status')] == ['/robot1/training_status']

@@ -1,0 +1,62 @@
+"""What the page of a fleet may do: nothing where no calls are taken, or the key is missing."""
+
+import asyncio
+import contextlib
+
+import pytest
+from fleet_under_test import Fleet
+from rog_cli.control import ControlError
+from rog_ros.seal import new_key, write_key
+from rog_view.live import Live
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def fleet(tmp_path, monkeypatch):
+    with Fleet(tmp_path, robots=1) as fleet:
+        monkeypatch.setenv('ROS_DOMAIN_ID', str(fleet.domain))
+        yield fleet
+
+
+@contextlib.contextmanager
+def seen(fleet, text, key=None):
+    """A page that says why nothing can be pressed; '': everything can."""
+    with Live(key=key) as live:
+        fleet.until(lambda: live.view.unable == text if not text else
+                    text in live.view.unable + live.view.notice, f'{text!r} is said')
+        yield live
+
+
+def refused(live, service, **values):
+    with pytest.raises(ControlError) as refusal:
+        asyncio.run(live.ask(service, **values))
+    return str(refusal.value)
+
+
+def test_without_a_server_nothing_can_be_pressed_and_the_page_says_where_it_looks(fleet):
+    with seen(fleet, f'DDS domain {fleet.domain}') as live:
+        assert 'no parameter server' in refused(live, 'stop')
+
+
+def test_where_control_calls_are_off_nothing_can_be_pressed(fleet):
+    fleet.start('server', **{'security.control': False})
+    with seen(fleet, 'takes no control calls (security.control)') as live:
+        assert 'takes no control calls' in refused(live, 'stop')
+    assert fleet.processes['server'].poll() is None
+
+
+def test_a_fleet_with_a_key_is_controlled_by_who_has_it(fleet, tmp_path):
+    key, other = new_key(), new_key()
+    write_key(tmp_path / 'fleet.key', key)
+    fleet.start('server', **{'security.key': str(tmp_path / 'fleet.key')})
+    with seen(fleet, 'start rog view with --key FILE') as live:
+        assert '--key FILE' in refused(live, 'stop')
+        assert live.view.fleet.found
+    with seen(fleet, 'is not proved by this key', other) as live:
+        assert not live.view.fleet.found
+    with seen(fleet, '', key) as live:
+        assert "'rps:4' is unknown" in refused(live, 'set_sync', sync='rps:4')
+        assert asyncio.run(live.ask('set_sync', sync='bsp')) == 'bsp'
+        assert asyncio.run(live.ask('stop')) == 'stopping'
+    assert fleet.ended('server') == 0

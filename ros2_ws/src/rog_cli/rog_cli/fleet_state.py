@@ -1,0 +1,256 @@
+"""The state of a fleet, made from its statuses: what terminal, page and figures show of it.
+
+No ROS, no clock and nothing that draws. A status may be a message, what a recording holds of one,
+or anything with its fields. What comes from the network is made safe here, once: texts are
+printable and cut, and there are never more robots, points and events than the bounds below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rog_core.errors import shown
+
+ROBOTS = 256     # at most; a server knows no more
+NAME = 60        # characters that are shown of a name, a state or a method
+POINTS = 400     # of a curve; when there are more, every other one goes
+EVENTS = 200     # that are remembered
+SILENT = 5.0     # s without a status from which on one is told so
+APART = ('away', 'retired')  # states that the server alone can know of
+
+
+class Event(NamedTuple):
+    """What happened at ``t`` s of the run; ``robot`` is empty for the fleet."""
+
+    t: float
+    robot: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Robot:
+    """One robot, as it is shown.
+
+    ``state``: its own, or ``away`` and ``retired`` as the server sees it. ``doing``: the state, and
+    for whom it waits. ``why``: why others wait for it, or do not wait any more. ``heard``: whether
+    there is a status of its own; without one all numbers are unknown. ``silent``: s since then.
+    ``link``: Mbit/s of the emulated link, or what was measured. Times in s, W and J.
+    """
+
+    name: str
+    state: str
+    doing: str
+    why: str
+    heard: bool = False
+    silent: float = math.nan
+    iteration: int = 0
+    loss: float = math.nan
+    accuracy: float = math.nan
+    staleness: int = 0
+    rows_pushed: int = 0
+    rows_total: int = 0
+    link: float = math.nan
+    compute: float = math.nan
+    communicate: float = math.nan
+    stall: float = math.nan
+    power: float = math.nan
+    energy: float = math.nan
+
+    def cells(self) -> dict[str, str]:
+        """Return the numbers as texts, by name of their column; empty before any status."""
+        if not self.heard:
+            return dict.fromkeys(COLUMNS, '')
+        texts = (str(self.iteration), number(self.loss, '.3f'),
+                 number(100 * self.accuracy, '.1f'), str(self.staleness),
+                 f'{self.rows_pushed}/{self.rows_total}', number(self.link, '.2f'),
+                 number(self.compute, '.1f'), number(self.communicate, '.1f'),
+                 number(self.stall, '.1f'), number(self.energy, '.0f'), number(self.power, '.1f'))
+        return dict(zip(COLUMNS, texts, strict=True))
+
+
+# Name of a column -> unit, empty if there is none.
+COLUMNS = {'iter': '', 'loss': '', 'acc': '%', 'stale': '', 'pushed': 'rows', 'link': 'Mbit/s',
+           'compute': 's', 'comm': 's', 'stall': 's', 'energy': 'J', 'power': 'W'}
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A fleet at one moment. ``found``: whether there was a status of the server.
+
+    ``silent``: s since then; ``keyed``: whether the fleet has a key.
+    """
+
+    robots: tuple[Robot, ...] = ()
+    found: bool = False
+    silent: float = 0.0
+    state: str = ''
+    sync: str = ''
+    host: str = ''
+    elapsed: float = 0.0
+    keyed: bool = False
+    minimum: str = ''  # share of the rows that every transfer must carry, and its time
+    above: str = ''    # what it is to another fleet
+
+    def headline(self) -> str:
+        """Return method, state, time and minimum in one line."""
+        if not self.found:
+            return 'waiting for the parameter server'
+        return '   '.join(filter(None, (self.sync, self.state, f'{self.elapsed:.0f} s',
+                                        self.minimum, self.above)))
+
+    def causes(self) -> list[str]:
+        """Say of each robot why others wait for it, or do not wait any more."""
+        return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
+                for r in self.robots if r.why]
+
+    def lines(self) -> list[str]:
+        """Return the state of the fleet in one short line for each robot."""
+        if not self.robots:
+            return [self.headline()]
+        return [f'{self.elapsed:5.0f} s  {_line(robot)}' for robot in self.robots]
+
+
+def _line(robot: Robot) -> str:
+    parts = [f'{robot.name}: {robot.iteration} {robot.doing}' if robot.heard
+             else f'{robot.name}: {robot.doing}']
+    if robot.heard:
+        parts += [f'loss {number(robot.loss, ".3f")}',
+                  f'accuracy {number(100 * robot.accuracy, ".1f", " %")}',
+                  f'rows {robot.rows_pushed}/{robot.rows_total}', f'stall {robot.stall:.1f} s']
+    return ', '.join(parts) + (f'; {robot.why}' if robot.why else '')
+
+
+def number(value: float, form: str, unit: str = '') -> str:
+    """Return a number as text, a dash when nobody knows it."""
+    return '-' if math.isnan(value) else format(value, form) + unit
+
+
+class Curve:
+    """Points (t, value) that come one after another; of a long run fewer, evenly."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []
+        self._every, self._left = 1, 0
+
+    def add(self, t: float, value: float) -> None:
+        """Add a point, unless it is one too many, or there is no number."""
+        if not (math.isfinite(t) and math.isfinite(value)):
+            return
+        if self._left:
+            self._left -= 1
+            return
+        self.points.append((t, value))
+        if len(self.points) > POINTS:
+            self.points = self.points[::2]
+            self._every *= 2
+        self._left = self._every - 1
+
+
+CURVES = {'accuracy': 'accuracy, %', 'link': 'link, Mbit/s', 'rows': 'rows in a push, %',
+          'staleness': 'staleness, iterations'}
+
+
+class FleetState:
+    """What was heard of a fleet. ``now`` is the time in s of whoever listens, from any origin.
+
+    ``above``: what it is to another fleet, in words; no status says it.
+    """
+
+    def __init__(self, above: str = '') -> None:
+        self._above = above
+        self.fleet: Any = None
+        self.robots: dict[str, Any] = {}
+        self.heard: dict[str, float] = {}     # robot -> time of its last status
+        self.heard_fleet = -math.inf
+        self.events: deque[Event] = deque(maxlen=EVENTS)
+        self.curves: dict[str, dict[str, Curve]] = {name: {} for name in CURVES}  # robot -> curve
+
+    def on_fleet(self, message: Any, now: float) -> None:
+        """Take a status of the server."""
+        former, self.fleet, self.heard_fleet = self.fleet, message, now
+        for event in changes(former, message):
+            self.events.append(event)
+
+    def on_robot(self, message: Any, now: float) -> None:
+        """Take a status of a robot."""
+        name = message.robot
+        if name not in self.robots and len(self.robots) >= ROBOTS:
+            return
+        former, self.robots[name], self.heard[name] = self.robots.get(name), message, now
+        t = self.elapsed(now)
+        self._add('link', name, t, _link(message))
+        if former is None or message.iteration != former.iteration:
+            self._add('rows', name, t, 100 * message.rows_pushed / max(message.rows_total, 1))
+            self._add('staleness', name, t, message.staleness)
+        if former is None or (message.evaluated_at, message.accuracy) != (
+                former.evaluated_at, former.accuracy):
+            self._add('accuracy', name, t, 100 * message.accuracy)
+
+    def _add(self, curve: str, robot: str, t: float, value: float) -> None:
+        self.curves[curve].setdefault(robot, Curve()).add(t, value)
+
+    def elapsed(self, now: float) -> float:
+        """Return the time of the run in s; NaN before a robot has joined it."""
+        if self.fleet is None or not self.fleet.robots:
+            return math.nan
+        over = self.fleet.state == 'stopped'
+        return float(self.fleet.elapsed) + (0.0 if over else now - self.heard_fleet)
+
+    def shown(self, now: float) -> Fleet:
+        """Return the fleet as it is shown at this moment."""
+        fleet = self.fleet
+        known = {} if fleet is None else {r.robot: r for r in fleet.robots[:ROBOTS]}
+        names = sorted({*self.robots, *known})[:ROBOTS]
+        robots = tuple(self._robot(name, known.get(name), now) for name in names)
+        if fleet is None:
+            return Fleet(robots)
+        state, sync = shown(fleet.state, NAME), shown(fleet.sync, NAME)
+        minimum = f'minimum {100 * fleet.mta:.0f} % of {fleet.rows_total} rows, MTA time ' \
+                  f'{1e3 * fleet.mta_time:.0f} ms' if fleet.rows_total else ''
+        return Fleet(robots, True, now - self.heard_fleet, state, sync, shown(fleet.host, NAME),
+                     fleet.elapsed, len(fleet.tag) > 0, minimum, self._above)
+
+    def _robot(self, name: str, seen: Any, now: float) -> Robot:
+        own = self.robots.get(name)
+        state = seen.state if seen is not None and (own is None or seen.state in APART) \
+            else own.state if own is not None else '?'
+        state = doing = shown(state, NAME)
+        if seen is not None and seen.waiting_for:
+            doing = f'{state} for {shown(seen.waiting_for, NAME)} {seen.waiting_time:.0f} s'
+        why = '' if seen is None else shown(seen.why)
+        name = shown(name, NAME)
+        if own is None:
+            return Robot(name, state, doing, why)
+        return Robot(name, state, doing, why, True, now - self.heard[own.robot], own.iteration,
+                     own.loss, own.accuracy, own.staleness, own.rows_pushed, own.rows_total,
+                     _link(own), own.compute_time, own.communicate_time, own.stall_time, own.power,
+                     own.energy)
+
+
+def _link(status: Any) -> float:
+    """Return the rate of the emulated link in Mbit/s, or of a real one what was measured."""
+    return float(status.bandwidth if math.isnan(status.link_rate) else status.link_rate)
+
+
+def changes(former: Any, message: Any) -> Sequence[Event]:
+    """Return what has happened between two statuses of the server; the former one may be None."""
+    found, t = [], float(message.elapsed)
+    if former is not None and former.sync not in ('', message.sync):
+        found.append(Event(t, '', f'the method is {shown(message.sync, NAME)} now'))
+    if former is not None and message.state != former.state:
+        found.append(Event(t, '', f'the fleet is {shown(message.state, NAME)}'))
+    before = {} if former is None else {r.robot: r.state for r in former.robots[:ROBOTS]}
+    for robot in message.robots[:ROBOTS]:
+        was = before.get(robot.robot, '')
+        if robot.state in APART and was != robot.state:
+            found.append(Event(t, shown(robot.robot, NAME), ': '.join(
+                filter(None, (robot.state, shown(robot.why))))))
+        elif robot.state not in APART and was in APART:
+            found.append(Event(t, shown(robot.robot, NAME), 'is back'))
+        elif not was and former is not None:  # else nobody knows when
+            found.append(Event(t, shown(robot.robot, NAME), 'has joined'))
+    return found

@@ -1,0 +1,108 @@
+"""What is shown of a fleet follows from its statuses; what a stranger says does no harm."""
+
+import math
+
+import pytest
+from rog_cli.fleet_state import EVENTS, POINTS, ROBOTS, Curve, FleetState
+from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
+
+
+def server(*robots, **fields):
+    return FleetStatus(**{'state': 'training', 'sync': 'rsp:4', 'elapsed': 10.0} | fields,
+                       robots=[RobotStatus(robot=name, state=state, **more)
+                               for name, state, more in robots])
+
+
+def own(name='robot1', **fields):
+    return TrainingStatus(**{'robot': name, 'state': 'computing', 'link_rate': math.nan} | fields)
+
+
+@pytest.fixture
+def state():
+    return FleetState()
+
+
+def test_nothing_heard_is_an_empty_fleet_that_waits_for_its_server(state):
+    fleet = state.shown(5.0)
+    assert (fleet.found, fleet.robots) == (False, ())
+    assert fleet.lines() == ['waiting for the parameter server']
+
+
+def test_who_waits_for_whom_and_why(state):
+    state.on_fleet(server(('robot1', 'waiting', {'waiting_for': 'robot2', 'waiting_time': 2.2}),
+                          ('robot2', 'training', {'why': '4 iterations behind'}),
+                          ('robot3', 'retired', {'why': 'no progress for 9.0 s'})), 0.0)
+    state.on_robot(own('robot1', state='waiting'), 0.0)
+    state.on_robot(own('robot3', state='pulling'), 0.0)
+    fleet = state.shown(1.5)
+    assert [r.doing for r in fleet.robots] == ['waiting for robot2 2 s', 'training', 'retired']
+    assert fleet.causes() == ['robot2: 4 iterations behind',
+                              'robot3: retired, no progress for 9.0 s']
+    assert [r.heard for r in fleet.robots] == [True, False, True]
+    assert fleet.robots[0].silent == 1.5
+
+
+def test_without_a_terminal_there_is_a_short_line_for_each_robot(state):
+    state.on_fleet(server(('robot1', 'training', {}), ('robot2', 'joining', {})), 0.0)
+    state.on_robot(own(iteration=94, loss=.048, accuracy=.95, rows_pushed=336, rows_total=336), 0.0)
+    first, second = state.shown(0.0).lines()
+    assert first == ('   10 s  robot1: 94 computing, loss 0.048, accuracy 95.0 %, rows 336/336, '
+                     'stall 0.0 s')
+    assert second == '   10 s  robot2: joining'
+
+
+def test_an_emulated_link_shows_its_rate_and_a_real_one_what_was_measured(state):
+    state.on_robot(own('robot1', bandwidth=3.0), 0.0)
+    state.on_robot(own('robot2', bandwidth=3.0, link_rate=8.0), 0.0)
+    assert [r.link for r in state.shown(0.0).robots] == [3.0, 8.0]
+
+
+def test_curves_are_over_the_time_of_the_run(state):
+    state.on_robot(own(), 99.0)              # before there is a run
+    state.on_fleet(server(('robot1', 'training', {}), elapsed=10.0), 100.0)
+    state.on_robot(own(iteration=1, evaluated_at=1, accuracy=.5, rows_pushed=3, rows_total=12,
+                       bandwidth=2.0), 100.5)
+    state.on_robot(own(iteration=1, evaluated_at=1, accuracy=.5, bandwidth=4.0), 101.0)
+    points = {name: curves['robot1'].points for name, curves in state.curves.items()}
+    assert points == {'accuracy': [(10.5, 50.0)], 'link': [(10.5, 2.0), (11.0, 4.0)],
+                      'rows': [(10.5, 25.0)], 'staleness': [(10.5, 0.0)]}
+
+
+def test_a_curve_of_a_long_run_keeps_its_shape_and_no_more_points_than_it_may():
+    curve = Curve()
+    for n in range(10 * POINTS):
+        curve.add(n, 2 * n)
+    curve.add(math.nan, 1.0)
+    curve.add(1.0, math.inf)
+    times = [t for t, _ in curve.points]
+    assert POINTS // 2 <= len(times) <= POINTS
+    assert len({b - a for a, b in zip(times, times[1:], strict=False)}) == 1
+    assert all(value == 2 * t for t, value in curve.points)
+
+
+def test_what_happened_is_remembered(state):
+    state.on_fleet(server(('robot2', 'training', {})), 0.0)
+    state.on_fleet(server(('robot1', 'training', {})), 0.0)
+    state.on_fleet(server(('robot1', 'away', {'why': 'no heartbeat'}), elapsed=12.0), 0.0)
+    state.on_fleet(server(('robot1', 'training', {}), elapsed=15.0, sync='bsp'), 0.0)
+    state.on_fleet(server(('robot1', 'training', {}), elapsed=16.0, sync='bsp', state='stopping'),
+                   0.0)
+    assert [tuple(event) for event in state.events] == [
+        (10.0, 'robot1', 'has joined'), (12.0, 'robot1', 'away: no heartbeat'),
+        (15.0, '', 'the method is bsp now'), (15.0, 'robot1', 'is back'),
+        (16.0, '', 'the fleet is stopping')]
+
+
+def test_texts_of_strangers_are_cut_and_printable_and_numbers_bounded(state):
+    evil = '\x1b[2J<script>alert(1)</script>' + 'x' * 5000
+    for n in range(3):
+        state.on_fleet(server(*((f'{n}{k}{evil}', 'away', {'why': evil, 'waiting_for': evil})
+                                for k in range(2 * ROBOTS)), sync=evil, state=evil, host=evil), 0.0)
+    for n in range(2 * ROBOTS):
+        state.on_robot(own(f'{n}{evil}', state=evil, loss=math.inf, accuracy=math.nan), 0.0)
+    fleet = state.shown(0.0)
+    texts = [fleet.headline(), fleet.sync, fleet.state, fleet.host, *fleet.lines(), *fleet.causes()]
+    texts += [text for r in fleet.robots for text in (r.name, r.state, r.doing, r.why)]
+    texts += [text for event in state.events for text in event[1:]]
+    assert all(text.isprintable() and len(text) < 1000 for text in texts)
+    assert len(fleet.robots) == ROBOTS and len(state.events) == EVENTS

@@ -1,0 +1,113 @@
+"""A fleet that is heard on a thread of its own; a page gets what was heard last, at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+from rcl_interfaces.srv import GetParameters
+from rog_cli.control import SILENT_SERVER, ControlError, Controls, answer
+from rog_cli.fleet_state import SILENT
+from rog_cli.view import Monitor, place
+from rog_ros.parameters import SERVER
+from rog_ros.seal import Key
+
+from .source import View, view_of
+
+STEP = 0.5      # s between two views
+ANSWER = 10.0   # s that the server has to answer a call
+AGAIN = 5.0     # s until it is asked again whether it takes control calls
+CONTROL = 'security.control'
+
+
+class Live:
+    """The fleet in this DDS domain and namespace.
+
+    :param key: the fleet's, if it has one.
+    """
+
+    live = True
+
+    def __init__(self, namespace: str = '', key: Key | None = None) -> None:
+        self._key = key
+        self._monitor = Monitor(namespace, key)
+        self._controls = Controls(self._monitor, key)
+        self._parameters = self._monitor.node.create_client(
+            GetParameters, f'{namespace}/{SERVER}/parameter_server/get_parameters')
+        self._question: Any = None  # whether control calls are taken: the future of the answer,
+        self._whom, self._since = 0, 0.0  # the server process that is asked, and when it was
+        self.view = self._look()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name='rog_view', daemon=True)
+
+    def _listen(self) -> None:
+        while not self._ended.is_set():
+            self._monitor.spin(STEP)
+            self._inquire()
+            self.view = self._look()
+
+    def _inquire(self) -> None:
+        """Ask each new server process, and one that does not answer, whether it may be called."""
+        fleet, now = self._monitor.fleet, time.monotonic()
+        if fleet is None or not self._parameters.service_is_ready():
+            return
+        silent = self._question is not None and not self._question.done()
+        if fleet.incarnation != self._whom or (silent and now - self._since > AGAIN):
+            if silent:
+                self._parameters.remove_pending_request(self._question)
+            self._whom, self._since = fleet.incarnation, now
+            self._question = self._parameters.call_async(GetParameters.Request(names=[CONTROL]))
+
+    def _look(self) -> View:
+        now, state = time.monotonic(), self._monitor.state
+        silent = '' if state.fleet is None or state.fleet.state == 'stopped' \
+            or now - state.heard_fleet < SILENT \
+            else f'no word from the parameter server for {now - state.heard_fleet:.0f} s'
+        where = place(self._monitor.namespace)
+        notice = silent
+        if state.fleet is None:
+            notice = f'no parameter server is heard in {where} yet; rog doctor looks for reasons' \
+                if not self._monitor.unproved else 'there is a parameter server, but its status ' \
+                'is not proved by this key'
+        return view_of(state, now, where, notice, silent or self._unable())
+
+    def _unable(self) -> str:
+        if reason := self._controls.unable():
+            return reason
+        fleet = self._monitor.fleet
+        if fleet.state != 'training':
+            return 'the run is over' if fleet.state == 'stopped' else 'the run is being ended'
+        if len(fleet.tag) and self._key is None:
+            return 'this fleet has a key: start rog view with --key FILE'
+        if self._question is None or not self._question.done() \
+                or self._whom != fleet.incarnation:
+            return 'asking the server whether it takes control calls'
+        values = self._question.result().values
+        if not (values and values[0].bool_value):
+            return f'this fleet takes no control calls ({CONTROL})'
+        return ''
+
+    async def ask(self, service: str, **values: str) -> str:
+        """Call a control service and return its answer; `ControlError` if it is refused."""
+        if reason := self.view.unable:
+            raise ControlError(reason)
+        future = self._controls.call(service, **values)
+        end = time.monotonic() + ANSWER
+        while not future.done():
+            if time.monotonic() >= end:
+                raise ControlError(SILENT_SERVER)
+            await asyncio.sleep(0.05)
+        return answer(future)
+
+    def __enter__(self) -> Live:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join(10 * STEP)  # it is in a callback at most
+        self._monitor.__exit__(kind, error, trace)

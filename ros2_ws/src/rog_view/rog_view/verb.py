@@ -1,0 +1,53 @@
+"""`rog view`: a page in the browser with a live fleet, or with a run or a recording of one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    from fleet_ros.network_options import add_network_options
+
+    parser = verbs.add_parser(
+        'view', help='a page in the browser: a live fleet, a run or a recording',
+        description='Serve a page with the fleets in this DDS domain, or with what PATH holds. '
+                    'It ends by Ctrl+C; the fleet goes on.')
+    parser.add_argument('path', type=Path, nargs='?', metavar='PATH',
+                        help='directory of a run, or a rosbag2 recording (folder, .mcap or .db3); '
+                             'without it the live fleet')
+    parser.add_argument('--host', default='127.0.0.1', help='address to listen at (default: '
+                        '%(default)s, which only this machine reaches; 0.0.0.0: any)')
+    parser.add_argument('--port', type=_port, default=8765, metavar='N',
+                        help='port to listen at (default: %(default)s; 0: any that is free)')
+    parser.add_argument('--key', type=Path, metavar='FILE', help="the fleet's key, if it has one; "
+                        'then what the server says is checked, and the buttons can be pressed')
+    add_network_options(parser)
+    parser.set_defaults(run=_run)
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f'{text} is no port; give a number from 0 to 65535')
+    return int(text)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from fleet_ros.ending import leave_at_exit
+    from fleet_ros.network_options import chosen_network, join_network
+    from rog_ros.seal import read_key
+
+    from .live import Live
+    from .recorded import Recorded
+    from .serve import serve
+
+    if options.path is not None:
+        serve(Recorded(options.path, chosen_network(options).namespace), options.host, options.port)
+        return 0
+    key = None if options.key is None else read_key(options.key)
+    network = join_network(options, quiet=True)
+    with Live(network.namespace, key) as live:
+        serve(live, options.host, options.port)
+    leave_at_exit(0)
+    return 0
