@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import virtual_fleet
 from fleet_env.fleet_file import dump_fleet, load_fleet
 from fleet_env.trace import LinkTrace, read_trace
 from rog_core.errors import ConfigError
 from rog_core.partition import partition_of
+from rog_sim.simulation import simulate
 from rog_sim.traffic import MODELS, traffic_factor
 from rog_studies.calibration import TABLE, measure, published_fleet
 
@@ -33,11 +35,20 @@ def test_the_fleet_of_the_published_runs_is_a_fleet_file_like_any_other(tmp_path
 def test_a_push_of_the_small_model_weighs_on_the_air_what_the_published_one_did():
     partition = partition_of([('w', (336, 475))])
     sizes = 2 + (475 + 7) // 8 + 1
-    assert traffic_factor('convmlp-m', partition, 'onebit') * 336 * sizes == \
+    assert traffic_factor('convmlp-m', partition) * 336 * sizes == \
         pytest.approx(MODELS['convmlp-m'].push_bytes)
-    assert traffic_factor('', partition, 'onebit') == 1.0
+    assert traffic_factor('', partition) == 1.0
     with pytest.raises(ConfigError, match='convmlp-m'):
-        traffic_factor('resnet', partition, 'onebit')
+        traffic_factor('resnet', partition)
+
+
+def test_a_code_that_takes_more_room_takes_more_on_the_air(tmp_path):
+    sent = {}
+    for codec in ('onebit', 'raw'):
+        fleet = virtual_fleet.fleet_of(tmp_path, 'bsp', .2, codec=codec)
+        sent[codec] = [robot.bytes_sent / robot.iterations
+                       for robot in simulate(fleet).robots.values() if robot.iterations]
+    assert min(sent['raw']) > 8 * max(sent['onebit'])
 
 
 @pytest.mark.slow

@@ -22,15 +22,17 @@ class PublishedModel:
 MODELS = {'convmlp-m': PublishedModel(33307, 2123965)}
 
 
-def traffic_factor(name: str, partition: RowPartition, codec: str) -> float:
+def traffic_factor(name: str, partition: RowPartition) -> float:
     """Bytes on the air for each byte that the small model's rows take; 1 without a name.
 
-    Raises `ConfigError` for a model that is not known.
+    It makes the small model as large as the published one, so it does not depend on the codec of a
+    run: what takes less room in another code takes less on the air, too. Raises `ConfigError` for a
+    model that is not known.
     """
     if not name:
         return 1.0
     if name not in MODELS:
         raise ConfigError(f"training.traffic is '{name}'; the published models are "
                           f"{', '.join(MODELS)}")
-    own = int(get_codec(codec).sizes(partition.lengths).sum()) + partition.segments
+    own = int(get_codec('onebit').sizes(partition.lengths).sum()) + partition.segments
     return MODELS[name].push_bytes / own

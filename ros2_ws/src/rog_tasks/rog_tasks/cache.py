@@ -4,14 +4,16 @@ Files are safetensors. The name of a file is a digest of everything that its con
 that it never has to be made anew for another reason than being lost or damaged.
 """
 
+import fcntl
 import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 PATIENCE = 3600.0
@@ -45,6 +47,7 @@ def cached(kind: str, key: str, make: Callable[[], Tensors]) -> Tensors:
     """Return what ``make`` returns, from the cache where it is there and whole.
 
     The tensors of a file are mapped into memory, which processes share until one writes to them.
+    Where nothing can be kept, a line on standard error says so, and it is made anew each time.
 
     :param kind: folder in the cache: ``images``, ``weights``.
     :param key: digest of all that the tensors depend on.
@@ -52,16 +55,31 @@ def cached(kind: str, key: str, make: Callable[[], Tensors]) -> Tensors:
     root = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'rog' / kind
     path = root / f'{key}.safetensors'
     found = _read(path)
-    if found is None:
+    if found is not None:
+        return found
+    try:
         root.mkdir(parents=True, exist_ok=True)
-        with _alone(path.with_suffix('.lock')):
-            found = _read(path)
-            if found is None:
-                _write(path, make())
-                found = _read(path)
-    if found is None:
-        raise OSError(f'{path} was written and cannot be read again; is the disk full or broken?')
+        lock = path.with_suffix('.lock').open('w')
+    except OSError as error:
+        _say_not_kept(kind, root, error)
+        return make()
+    with lock:
+        _wait_alone(lock)
+        found = _read(path)
+        if found is None:
+            found = make()
+            try:
+                _write(path, found)
+                found = _read(path) or found
+            except (OSError, SafetensorError) as error:
+                _say_not_kept(kind, root, error)
     return found
+
+
+def _say_not_kept(kind: str, root: Path, error: Exception) -> None:
+    print(f'rog: {kind} cannot be kept in {root} ({getattr(error, "strerror", None) or error}) and '
+          'are made anew each time; set XDG_CACHE_HOME to a directory with room',
+          file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -86,8 +104,6 @@ class Progress:
 
 def _read(path: Path) -> Tensors | None:
     """Return the tensors of a file, or None if it is not there or not as it was written."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(str(path), 'pt') as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -108,17 +124,16 @@ def _write(path: Path, tensors: Tensors) -> None:
         new.unlink(missing_ok=True)
 
 
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process; go on without it after `PATIENCE`."""
-    import fcntl
+def _wait_alone(file: IO[str]) -> None:
+    """Wait for the lock of a file, which ends when it is closed; not longer than `PATIENCE`."""
+    end = time.monotonic() + PATIENCE
+    while not _locked(file) and time.monotonic() < end:
+        time.sleep(0.2)
 
-    with lock.open('w') as file:
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                time.sleep(0.2)
-        yield
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

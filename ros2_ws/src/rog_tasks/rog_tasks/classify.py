@@ -19,6 +19,10 @@ from rog_tasks.shards import partition, require_labels
 from rog_tasks.shift import Shift
 from rog_tasks.task import Task
 
+PIXELS_AT_ONCE = 1 << 16
+"""Pixels that are recognised at a time: what a network makes of them then fits a CPU's cache. 64
+images of 32x32 took 0.7 ms each with ConvMlp, 512 of them 1.2 ms."""
+
 
 class Classification(Task):
     """Supervised training of a recogniser, each robot on its shard of the images.
@@ -136,8 +140,9 @@ def fit(model: nn.Module, loss: Callable[[nn.Module, Batch], Tensor], batches: I
     optimizer.zero_grad()
 
 
-def accuracy(model: nn.Module, images: Tensor, labels: Tensor, at_once: int = 512) -> float:
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     """Return the share of ``images`` that ``model`` labels rightly; leaves its mode as it was."""
+    at_once = max(1, PIXELS_AT_ONCE // images[0, 0].numel())
     training = model.training
     model.eval()
     try:

@@ -58,8 +58,8 @@ class Cruda(Classification):
     def pretrain(self, model: nn.Module) -> None:
         """Train ``model`` on the clean images: Adam, one cycle of the learning rate, batch 64.
 
-        What comes of data that has a digest (image folders) is kept in the user's cache directory,
-        by the digest of all that it depends on.
+        What comes of data that has a digest (image folders, digits) is kept in the user's cache
+        directory, by the digest of all that it depends on.
         """
         code = _source_of(model)
         if not (self._data.digest and code):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from rog_tasks.cache import digest_of
 from rog_tasks.formats import cifar10, cifar100, fashion_mnist, fed_cifar100, mnist
 from rog_tasks.image_data import ImageData
 from rog_tasks.image_folder import image_folder
@@ -29,7 +30,9 @@ def digits(seed: int = 0) -> ImageData:
     split = train_test_split(images, bunch.target.astype(np.int64), test_size=0.2,
                              stratify=bunch.target, random_state=seed % 2**32)
     train, test, train_labels, test_labels = (torch.from_numpy(part) for part in split)
-    return ImageData(train, train_labels, test, test_labels, 10)
+    content = digest_of({'train': train, 'train_labels': train_labels, 'test': test,
+                         'test_labels': test_labels})
+    return ImageData(train, train_labels, test, test_labels, 10, content)
 
 
 LOADERS: dict[str, Callable[..., ImageData]] = {

@@ -92,6 +92,28 @@ def test_a_damaged_cache_is_made_anew(tmp_path, cache):
         assert torch.equal(image_folder(root, size=8).train_images, images)
 
 
+@pytest.mark.parametrize('place', ['/proc/nowhere', 'a file'])
+def test_where_nothing_can_be_kept_it_is_made_each_time_and_said(place, tmp_path, monkeypatch,
+                                                                 capsys):
+    (tmp_path / 'a file').touch()
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / place))
+    for _ in range(2):
+        found = cached('weights', 'key', lambda: {'a': torch.ones(2)})
+        assert torch.equal(found['a'], torch.ones(2))
+        error = capsys.readouterr().err
+        assert error.count('\n') == 1 and 'set XDG_CACHE_HOME' in error
+        assert f'{tmp_path / place}/rog/weights' in error
+
+
+def test_a_cache_that_cannot_be_written_to_costs_only_time(cache, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr('safetensors.torch.save_file', full)
+    assert torch.equal(cached('weights', 'key', lambda: {'a': torch.ones(2)})['a'], torch.ones(2))
+    assert 'No space left' in capsys.readouterr().err
+
+
 def test_a_failure_leaves_nothing_in_the_cache(cache):
     with pytest.raises(ZeroDivisionError):
         cached('things', 'key', lambda: 1 / 0)

@@ -23,6 +23,8 @@ Event = tuple[str, float, Any]  # topic, seconds, message
 class Recording:
     """The messages of some topics of a rosbag2 recording, a folder or an mcap or sqlite3 file.
 
+    Types that ROS 2 itself does not bring are read by the definitions that the recording holds.
+
     :param topics: name -> types that it may have.
     :raises DataError: for a recording that is not there, is damaged, or lacks a topic.
     """
@@ -37,7 +39,8 @@ class Recording:
             raise DataError(f'{Path(path).absolute()} is not there; name the folder of a rosbag2 '
                             'recording, or its .mcap or .db3 file')
         self.path, self._reader, self._topics = path, Reader, topics
-        self._deserialize = get_typestore(Stores.ROS2_JAZZY).deserialize_cdr
+        self._store = get_typestore(Stores.ROS2_JAZZY)
+        self.types: dict[str, str] = {}  # topic -> type, of all that the recording holds
         self.damaged = 0  # messages that are not what their type says
         self.damage = ''  # what was wrong with the last of them
         next(self._events(only_look=True), None)
@@ -65,7 +68,7 @@ class Recording:
                 f'was cut off is mended by: ros2 bag reindex {self.path}') from error
 
     def _choose(self, reader: Any) -> list[Any]:
-        types: dict[str, str] = {c.topic: c.msgtype for c in reader.connections}
+        self.types = types = {c.topic: c.msgtype for c in reader.connections}
         for topic, allowed in self._topics.items():
             fitting = sorted(t for t, kind in types.items() if kind in allowed)
             instead = f'topics of that type: {", ".join(fitting[:10])}' if fitting else \
@@ -76,13 +79,32 @@ class Recording:
             if types[topic] not in allowed:
                 raise DataError(f'{self.path}: {topic} is of type {types[topic]}, not '
                                 f'{" or ".join(allowed)}; {instead}')
-        return [c for c in reader.connections if c.topic in self._topics]
+        chosen = [c for c in reader.connections if c.topic in self._topics]
+        for connection in chosen:
+            self._learn(connection)
+        return chosen
+
+    def _learn(self, connection: Any) -> None:
+        """Take over the definition of a type, and of those that it is made of."""
+        from rosbags.interfaces import MessageDefinitionFormat
+        from rosbags.typesys import get_types_from_idl, get_types_from_msg
+        kind, definition = connection.msgtype, connection.msgdef
+        if kind in self._store.types:
+            return
+        if definition.format is MessageDefinitionFormat.NONE:
+            raise DataError(f'{self.path} does not say what a {kind} is; it was recorded by a '
+                            'ROS 2 before Iron')
+        found = get_types_from_idl(definition.data) if \
+            definition.format is MessageDefinitionFormat.IDL else \
+            get_types_from_msg(definition.data, kind)
+        self._store.register({name: fields for name, fields in found.items()
+                              if name not in self._store.types})
 
     def _message(self, data: bytes, kind: str) -> Any:
         try:
             if len(data) > LARGEST + 2**16:
                 raise DataError(f'it has {len(data)} bytes')
-            return self._deserialize(data, kind)
+            return self._store.deserialize_cdr(data, kind)
         except Exception as error:  # numpy, struct and rosbags each have their own
             self.damaged += 1
             self.damage = f'{type(error).__name__}: {" ".join(str(error).split())[:200]}'

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from rog_tasks.errors import DataError
 
@@ -76,7 +76,7 @@ def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
             image = _opened(picture, mode, size)
             small = image.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
     except Exception as error:  # pillow's decoders raise almost any type for damaged data
-        raise DataError(f'{picture.name}: cannot be decoded: {str(error)[:200]}') from error
+        raise _undecodable(picture, error) from error
     return np.asarray(small, np.uint8).reshape(size, size, channels).transpose(2, 0, 1)
 
 
@@ -90,7 +90,13 @@ def as_stored(picture: Picture) -> NDArray[Any]:
             warnings.simplefilter('error')
             return np.asarray(_opened(picture, '', 0))
     except Exception as error:
-        raise DataError(f'{picture.name}: cannot be decoded: {str(error)[:200]}') from error
+        raise _undecodable(picture, error) from error
+
+
+def _undecodable(picture: Picture, error: Exception) -> DataError:
+    why = 'it is no image of a known kind' if isinstance(error, UnidentifiedImageError) \
+        else str(error)[:200]  # pillow's text for that is an address in memory
+    return DataError(f'{picture.name}: cannot be decoded: {why}')
 
 
 def _opened(picture: Picture, mode: str, size: int) -> Image.Image:

@@ -1,0 +1,427 @@
+"""The study of rivals: which method for my fleet, among all that a user could choose today.
+
+Two tasks, three kinds of links, and every method with its settings tuned by the same budget:
+`Rival.tries`, as many for each, on the published links (replay 0 of the record) and with a seed
+that is not in the tables. The settings that come out are used on all links.
+
+``rivals.json``:
+
+    schema  rog-rivals/1
+    quick   whether it is the small version
+    budget  what tuning may cost each method: tries, minutes (virtual), seed
+    tuned   task -> method -> chosen, the settings; tried, a list of settings and their score, the
+            mean accuracy in the second half of the run (0 where it diverged)
+    cases   task -> links -> robots, duration_s, seeds, times (s, of accuracy_0 to accuracy_2),
+            targets (accuracies 0 to 1, of target_0_s, target_0_j to target_2_j), and methods:
+            method -> measure -> values, one for each seed (null: never, or not measured), mean,
+            low and high, the ends of the 95 % interval of the mean by Student's t (null with
+            fewer than two numbers), of the values that are numbers
+
+Measures are those of `rog_sim.comparison.MethodResult` named in `MEASURES`; sent_bytes, what a
+robot pushed in the run, B (pulls begin with the whole model, for all methods alike); diverged, 0
+or 1; accuracy_K, target_K_s and target_K_j as above; of_bsp and of_best, the time to the second
+target as a share of that of BSP with one bit, and of the fastest rival, with the same seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fleet_env.fleet import FleetConfig, LinkConfig
+from fleet_env.fleet_file import link_trace
+from fleet_env.settings import changed
+from fleet_env.summary import finite
+from fleet_env.trace import LinkTrace, read_trace, write_trace
+from rog_core.errors import ConfigError
+from rog_sim.comparison import COMPARISON_FILE, Comparison, Spread
+from rog_sim.figures.methods import draw_comparison
+from rog_sim.jobs import Job
+from rog_sim.measure import Run, read_run_measures
+from rog_sim.table import Row, aligned, markdown, spread
+from scipy.special import stdtrit
+
+from .calibration import EFFICIENCY, published_fleet
+from .study import Case, Study, run_study, with_training
+
+SCHEMA = 'rog-rivals/1'
+RIVALS_FILE = 'rivals.json'
+MEASURES = ('iterations', 'stall_share', 'energy_j')
+TRIES = 3                       # of every method
+SEED = 1000                     # of tuning; the tables have 1, 2, ...
+BASE = 'bsp'                    # whose time the others' are a share of
+OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')
+EVALUATE_S = 15.0               # between measurements of the server's model
+OUTER = '+rate=0.7+momentum=0.5'  # published: .7 and .9, of short runs .3 to .5
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A method, and settings of `TrainingConfig` that are tried for it; all have as many."""
+
+    name: str
+    tries: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A task with its settings of `TrainingConfig`, and what its tables say.
+
+    ``targets``: three accuracies. ``rates``: learning rates that are tried, rising.
+    ``server_every``: see `Study`.
+    """
+
+    settings: dict[str, Any]
+    targets: tuple[float, float, float]
+    rates: tuple[float, float, float]
+    server_every: float = EVALUATE_S
+    codec: str = 'onebit'
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How large the study is: tasks, seeds by links, minutes of virtual time, rivals."""
+
+    tasks: dict[str, Trained]
+    seeds: dict[str, int]
+    minutes: float
+    quick: bool = False
+    methods: tuple[str, ...] = ()  # of `rivals_of`; none: all
+    tuning: float = 0.25        # share of ``minutes`` that a try has
+
+    @property
+    def times(self) -> list[float]:
+        """When accuracies are told, s: after 10, 30 and 60 minutes of an hour."""
+        return [60 * self.minutes * share for share in (1 / 6, 1 / 2, 1)]
+
+    @property
+    def runs(self) -> int:
+        """How many runs it has, those of tuning among them."""
+        return sum(len(self.rivals(name)) * (TRIES + sum(self.seeds.values()))
+                   for name in self.tasks)
+
+    def rivals(self, name: str) -> list[Rival]:
+        """Return the methods of a task, with what is tried for them."""
+        return [rival for rival in rivals_of(self.tasks[name])
+                if rival.name in (self.methods or (rival.name,))]
+
+    def only(self, prefixes: Sequence[str]) -> Plan:
+        """Return the plan with the cases ``task-links`` that begin with one of ``prefixes``.
+
+        :raises ConfigError: when there is none.
+        """
+        if not prefixes:
+            return self
+        names = {f'{task}-{links}': (task, links) for task in self.tasks for links in self.seeds}
+        kept = [pair for name, pair in names.items() if name.startswith(tuple(prefixes))]
+        if not kept:
+            raise ConfigError(f"no case of study rivals begins with '{prefixes[0]}'; its cases "
+                              f'are {", ".join(names)}')
+        tasks, links = ({one[side] for one in kept} for side in (0, 1))
+        return replace(self, tasks={name: one for name, one in self.tasks.items() if name in tasks},
+                       seeds={name: one for name, one in self.seeds.items() if name in links})
+
+
+def rivals_of(task: Trained) -> list[Rival]:
+    """Return every method of the tables, with what is tried for it."""
+    low, middle, high = task.rates
+
+    def rates(sync: str, codec: str = task.codec) -> tuple[dict[str, Any], ...]:
+        return tuple({'sync': sync, 'codec': codec, 'learning_rate': rate}
+                     for rate in (middle, low, high))
+
+    def steps(sync: str, codec: str = task.codec) -> tuple[dict[str, Any], ...]:
+        return tuple({'sync': sync.format(H=count), 'codec': codec, 'learning_rate': rate}
+                     for count, rate in ((8, middle), (8, low), (32, middle)))
+
+    return [
+        Rival('bsp', rates('bsp')),
+        Rival('bsp raw', rates('bsp', 'raw')),
+        Rival('ssp:4', rates('ssp:4')),
+        Rival('asp', rates('asp')),
+        Rival('rsp:4', rates('rsp:4')),
+        Rival('rsp:20+pipeline+sparse', rates('rsp:20+pipeline+sparse')),
+        Rival('rsp+local', steps('rsp:4+pipeline+sparse+local={H}')),
+        Rival('sparseloco', steps('diloco:{H}+rate=1+momentum=0', 'sparseloco')),
+        Rival('decoupled', steps(f'diloco:{{H}}:2{OUTER}+quorum=3+grace=1', 'e3m0')),
+        Rival('diloco', steps(f'diloco:{{H}}{OUTER}', 'e3m0')),
+        Rival('local', steps('local:{H}'))]
+
+
+def cifar10(root: Path) -> Trained:
+    """Return CRUDA on CIFAR-10, whose archives are in ``root``."""
+    options = {'data': 'image_folder', 'data_options': {'root': str(root.absolute()), 'size': 32},
+               'model': 'convmlp', 'pretrain_epochs': 6, 'pretrain_seed': 0, 'test_limit': 500}
+    # A batch of 8 and not the published 24: an hour of four robots has up to 15,000 gradients.
+    return Trained({'task': 'rog_tasks.cruda:Cruda', 'task_options': options, 'batch_size': 8},
+                   (0.55, 0.6, 0.65), (0.0003, 0.001, 0.003))
+
+
+DIGITS = Trained({'task': 'rog_tasks.cruda:Cruda'}, (0.8, 0.9, 0.95), (0.0005, 0.0015, 0.0045))
+# The metric is the depth of the server's map: 40, 20 and 10 cm of error.
+CRIMP = Trained({'task': 'rog_tasks.crimp:Crimp'}, (0.6, 0.8, 0.9), (0.03, 0.1, 0.3),
+                codec='ternary:0.05')
+
+
+def plan_of(data: Path | None, quick: bool, minutes: float | None = None,
+            seeds: int | None = None, methods: Sequence[str] = ()) -> Plan:
+    """Return the whole study, or the small one; ``minutes``, ``seeds`` and ``methods`` change it.
+
+    :raises ConfigError: when the whole one has no data, and for a method that is not in it.
+    """
+    known = [rival.name for rival in rivals_of(DIGITS)]
+    for method in methods:
+        if method not in known:
+            raise ConfigError(f"'{method}' is no method of study rivals; it has "
+                              f'{", ".join(known)}')
+    if methods and BASE not in methods:
+        raise ConfigError(f'the others are compared with {BASE}; name it, too')
+    if quick:
+        return Plan({'digits': DIGITS}, dict.fromkeys(('published', 'reversed'), seeds or 2),
+                    8.0 if minutes is None else minutes, True, tuple(methods))
+    if data is None or not (data / 'cifar10').is_dir():
+        raise ConfigError(f'{data or "no directory"} has no folder cifar10; --data names the '
+                          'directory that holds cifar10 and traces, --quick needs none')
+    counts = {'published': 5, 'reversed': 3, 'indoors': 3}
+    return Plan({'cifar10': cifar10(data / 'cifar10'), 'crimp': CRIMP},
+                {links: seeds or count for links, count in counts.items()},
+                60.0 if minutes is None else minutes, methods=tuple(methods))
+
+
+def records_of(data: Path | None) -> dict[str, LinkTrace]:
+    """Return the records that the links are played from; generated ones without ``data``.
+
+    :raises TraceError: when one cannot be read.
+    """
+    if data is None:
+        outdoors, indoors = (link_trace(LinkConfig(trace=name)) for name in ('outdoor', 'indoor'))
+    else:
+        outdoors, indoors = (read_trace(data / 'traces' / name) for name in (
+            'rog_outdoors_record.txt', 'lop_indoors.txt'))
+    backwards = LinkTrace(outdoors.times, outdoors.rates[::-1], outdoors.period)
+    return {'published': outdoors, 'reversed': backwards, 'indoors': indoors}
+
+
+def linked(fleet: FleetConfig, links: str, record: LinkTrace, place: Path) -> FleetConfig:
+    """Return the fleet with links that its seed draws from a record; files go to ``place``.
+
+    Outdoor records are replayed as in the published runs, by holding samples; that of indoors goes
+    on as recorded, each robot and each seed from another second on.
+    """
+    if links != 'indoors':
+        seed = 0 if fleet.seed == SEED else fleet.seed
+        played = published_fleet(record, seed, place / links, fleet.minutes, len(fleet.robots))
+        return changed(fleet, robots=played.robots)
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / f'{links}.txt'
+    write_trace(path, record)
+    shift, start = record.period / len(fleet.robots), fleet.seed * record.period / 7
+    return changed(fleet, robots=tuple(
+        changed(robot, link=LinkConfig(trace=str(path.absolute()), scale=EFFICIENCY,
+                                       offset=(start + rank * shift) % record.period))
+        for rank, robot in enumerate(fleet.robots)))
+
+
+def study_of(name: str, plan: Plan, chosen: Mapping[str, dict[str, Any]],
+             records: Mapping[str, LinkTrace], place: Path) -> Study:
+    """Return the study of one task that fills its tables.
+
+    :param chosen: the settings of every method.
+    :param place: directory for the files of the links.
+    """
+    task = plan.tasks[name]
+    fleet = changed(_fleet(task, plan.minutes, records, place), seed=1)
+    variants = {method: with_training(fleet, **settings) for method, settings in chosen.items()}
+    return Study(f'rivals-{name}', {
+        links: Case(variants, seeds, partial(linked, links=links, record=records[links],
+                                             place=place))
+        for links, seeds in plan.seeds.items()}, (), task.server_every)
+
+
+def tuning_of(name: str, plan: Plan, records: Mapping[str, LinkTrace], place: Path) -> Study:
+    """Return the study that tunes one task: a case for each method, with a variant for each try."""
+    task = plan.tasks[name]
+    fleet = changed(_fleet(task, plan.tuning * plan.minutes, records, place), seed=SEED)
+    prepare = partial(linked, links='published', record=records['published'], place=place)
+    return Study(f'tuning-{name}', {
+        rival.name.replace(':', '-').replace(' ', '-'): Case(
+            {f'try {k}': with_training(fleet, **settings)
+             for k, settings in enumerate(rival.tries)}, 1, prepare)
+        for rival in plan.rivals(name)}, (), task.server_every)
+
+
+def _fleet(task: Trained, minutes: float, records: Mapping[str, LinkTrace], place: Path
+           ) -> FleetConfig:
+    fleet = published_fleet(records['published'], 0, place / 'published', minutes)
+    return changed(with_training(fleet, evaluate_every=0, **task.settings), name='rivals')
+
+
+def run_rivals(plan: Plan, records: Mapping[str, LinkTrace], out: Path, **options: Any
+               ) -> dict[str, Any]:
+    """Tune every method, fill the tables, write ``rivals.json`` and ``rivals.md`` into ``out``.
+
+    Return what ``rivals.json`` holds. The runs of a task are in a directory of its name: those of
+    tuning in ``tuning``, the others by links.
+
+    :param options: ``workers``, ``progress``, ``resume`` and ``cluster`` of `run_study`, whose
+        errors these are too.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    data: dict[str, Any] = {
+        'schema': SCHEMA, 'quick': plan.quick, 'tuned': {}, 'cases': {}, 'budget': {
+            'tries': TRIES, 'minutes': plan.tuning * plan.minutes, 'seed': SEED}}
+    for name, task in plan.tasks.items():
+        place = out / name
+        tuning = tuning_of(name, plan, records, place / 'links')
+        found = run_study(tuning, place / 'tuning', **options)
+        tuned = {rival.name: _chosen(rival, case)
+                 for rival, case in zip(plan.rivals(name), found.values(), strict=True)}
+        study = study_of(name, plan, {method: one['chosen'] for method, one in tuned.items()},
+                         records, place / 'links')
+        run_study(study, place, **options)
+        data['tuned'][name] = tuned
+        data['cases'][name] = {
+            links: _case(case, task, plan.times)
+            for links, case in study.jobs(place).items()}
+        _write(data, out)
+    return data
+
+
+def _chosen(rival: Rival, case: Comparison) -> dict[str, Any]:
+    scores = [0.0 if method.diverged else method.accuracy_settled.mean for method in case.methods]
+    best = max(range(len(scores)), key=lambda k: (math.isfinite(scores[k]), scores[k]))
+    return {'chosen': rival.tries[best],
+            'tried': [{**settings, 'score': score}
+                      for settings, score in zip(rival.tries, scores, strict=True)]}
+
+
+def _case(jobs: list[Job], task: Trained, times: list[float]) -> dict[str, Any]:
+    runs: dict[str, list[Run]] = {}
+    for job in jobs:
+        runs.setdefault(job.label, []).append(read_run_measures(job.directory))
+    measured = {method: [_measures(run, task.targets, times) for run in group]
+                for method, group in runs.items()}
+    waits = {method: [one['target_1_s'] for one in group] for method, group in measured.items()}
+    for method, group in measured.items():
+        for seed, one in enumerate(group):
+            rivals = [waits[other][seed] for other in waits if other not in OURS]
+            for name, time in (('of_bsp', waits[BASE][seed]), ('of_best', _least(rivals))):
+                one[name] = waits[method][seed] / time if time else math.nan
+    first = next(iter(runs.values()))
+    return {'robots': len(first[0].summary.robots), 'duration_s': first[0].duration,
+            'seeds': [run.summary.seed for run in first], 'times': times,
+            'targets': list(task.targets),
+            'methods': {method: {name: interval([one[name] for one in group])
+                                 for name in group[0]} for method, group in measured.items()}}
+
+
+def _measures(run: Run, targets: Sequence[float], times: Sequence[float]) -> dict[str, float]:
+    """Return the numbers of one run, as ``rivals.json`` has them."""
+    known, robots = run.measures(targets[1], 0), run.summary.robots.values()
+    reached = run.reached(targets)
+    return {**{name: known[name] for name in MEASURES},
+            'diverged': float(run.diverged),
+            'sent_bytes': sum(r.bytes_sent for r in robots) / len(robots),
+            **{f'accuracy_{k}': float(value) for k, value in enumerate(run.accuracy(times))},
+            **{f'target_{k}_s': float(value) for k, value in enumerate(reached)},
+            **{f'target_{k}_j': float(value) for k, value in enumerate(run.energy_at(reached))}}
+
+
+def _least(values: Iterable[float]) -> float:
+    return min((value for value in values if math.isfinite(value)), default=math.nan)
+
+
+def interval(values: Sequence[float]) -> dict[str, Any]:
+    """Return mean and 95 % interval of the mean, by Student's t, of those that are numbers."""
+    known = np.array([value for value in values if math.isfinite(value)])
+    mean = float(known.mean()) if known.size else math.nan
+    half = math.nan
+    if known.size > 1:
+        half = float(stdtrit(known.size - 1, 0.975) * known.std(ddof=1) / math.sqrt(known.size))
+    return {'values': list(values), 'mean': mean, 'low': mean - half, 'high': mean + half}
+
+
+def tables(data: Mapping[str, Any]) -> list[tuple[str, list[Row]]]:
+    """Return title and rows of every table of what `run_rivals` returns."""
+    out = []
+    for name, cases in data['cases'].items():
+        for links, case in cases.items():
+            seeds = len(case['seeds'])
+            what = f'{name}, {links} links: {case["robots"]} robots, ' \
+                   f'{case["duration_s"] / 60:g} min, {seeds} seed{"s" if seeds > 1 else ""}'
+            out.append((what, _rows(case, _progress_columns(case))))
+            out.append((f'{what}: to the targets', _rows(case, _target_columns(case))))
+        tuned = data['tuned'][name]
+        out.append((f'{name}: chosen in {data["budget"]["tries"]} tries of '
+                    f'{data["budget"]["minutes"]:g} min each', [
+                        ['method', 'sync', 'codec', 'learning rate', 'scores, %'],
+                        *([method, one['chosen']['sync'], one['chosen']['codec'],
+                           f'{one["chosen"]["learning_rate"]:g}',
+                           ', '.join(f'{100 * tried["score"]:.1f}' for tried in one['tried'])]
+                          for method, one in tuned.items())]))
+    return out
+
+
+Column = Callable[[Mapping[str, Any]], str]
+
+
+def _progress_columns(case: Mapping[str, Any]) -> dict[str, Column]:
+    columns: dict[str, Column] = {
+        'iterations': lambda m: _text(m['iterations']),
+        'stall %': lambda m: _text(m['stall_share'], 100, 1),
+        'MB pushed': lambda m: _text(m['sent_bytes'], 1e-6)}
+    for k, time in enumerate(case['times']):
+        columns[f'% at {time / 60:g} min'] = partial(_cell, name=f'accuracy_{k}', scale=100)
+    return columns
+
+
+def _target_columns(case: Mapping[str, Any]) -> dict[str, Column]:
+    columns: dict[str, Column] = {}
+    for k, target in enumerate(case['targets']):
+        columns[f's to {100 * target:g} %'] = partial(_cell, name=f'target_{k}_s')
+    for k, target in enumerate(case['targets']):
+        columns[f'kJ to {100 * target:g} %'] = partial(_cell, name=f'target_{k}_j', scale=1e-3)
+    middle = f'{100 * case["targets"][1]:g} %'
+    columns[f'time to {middle} / bsp'] = partial(_cell, name='of_bsp')
+    columns['/ best rival'] = partial(_cell, name='of_best')
+    return columns
+
+
+def _rows(case: Mapping[str, Any], columns: Mapping[str, Column]) -> list[Row]:
+    return [['method', *columns], *([method, *(cell(measured) for cell in columns.values())]
+                                    for method, measured in case['methods'].items())]
+
+
+def _cell(method: Mapping[str, Any], name: str, scale: float = 1.0) -> str:
+    return _text(method[name], scale)
+
+
+def _text(found: Mapping[str, Any], scale: float = 1.0, digits: int | None = None) -> str:
+    """Return mean ± half of the interval, and of how many seeds if not of all."""
+    known = sum(map(math.isfinite, found['values']))
+    half = Spread(found['mean'], found['high'] - found['mean'])
+    return spread(half, scale, digits) + (
+        f' ({known} of {len(found["values"])})' if 0 < known < len(found['values']) else '')
+
+
+def text_tables(data: Mapping[str, Any]) -> str:
+    """Return the tables as aligned plain text."""
+    return '\n\n'.join(f'{title}\n{aligned(rows)}' for title, rows in tables(data))
+
+
+def _write(data: Mapping[str, Any], out: Path) -> None:
+    (out / RIVALS_FILE).write_text(json.dumps(finite(data), indent=2, sort_keys=True) + '\n')
+    (out / 'rivals.md').write_text('\n'.join(
+        f'{title}\n\n{markdown(rows)}' for title, rows in tables(data)))
+
+
+def draw_rivals(out: Path) -> list[Path]:
+    """Draw every comparison of the study below ``out``; return the paths of the figures."""
+    return [path for place in sorted(out.glob(f'*/*/{COMPARISON_FILE}'))
+            for path in draw_comparison([place.parent])]
