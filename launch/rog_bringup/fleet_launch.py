@@ -57,7 +57,8 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     fleet = with_overrides(load_fleet(value(context, 'fleet'), [FLEETS]), {
         settings[name]: text for name, text in given(context, settings).items()})
     find_tasks(fleet)
-    here = chosen(context, [r.name for r in fleet.robots])
+    # The server of a fleet below is started with that fleet.
+    here = chosen(context, [r.name for r in fleet.robots if not r.fleet])
     if 'server' in here:  # robots need not have the method
         check_method(fleet, fleet.capacities)
     out = os.path.abspath(value(context, 'out') or os.path.join(

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 SCHEMA = 'rog-checkpoint/3'
+BASE = 'rog/upstream'    # name of the array of a fleet that has one above it
 UPDATE = 'rog/update/'  # prefix of the names of the arrays of the method
 DIVERGED = 1000.0       # so many times the norm of the last checkpoint is that of a ruined model
 NAMED = 100             # saves that a user may give a name
@@ -84,6 +85,8 @@ def write(store: Kept, partition: RowPartition, master: np.ndarray, state: Serve
                for p, part in zip(partition.parameters, np.split(master, sizes), strict=True)}
     tensors['rog/updated_at'] = state.updated_at
     tensors |= {UPDATE + name: held for name, held in state.update.items()}
+    if state.base is not None:
+        tensors[BASE] = state.base
     try:
         return store.write(save(tensors), {
             'schema': SCHEMA, 'model': partition.digest, 'iteration': state.iteration,
@@ -109,12 +112,13 @@ def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState,
                   if name.startswith(UPDATE)}
         pushes = {n: _receipt_from_json(entry) for n, entry in meta['pushes'].items()}
         state = ServerState(int(meta['iteration']), parse(meta['sync']).text, updated_at,
-                            pushes, dict(meta['policy']), update)
+                            pushes, dict(meta['policy']), update, tensors.get(BASE))
         master = _master(partition, tensors)
         if updated_at.shape != (partition.rows,) or updated_at.dtype != np.int64:
             raise ValueError(f'rog/updated_at has shape {updated_at.shape}')
-        for name, held in update.items():
-            _check(UPDATE + name, held, (partition.elements,))
+        for name, held in [*((UPDATE + n, h) for n, h in update.items()),
+                           *([(BASE, state.base)] if state.base is not None else [])]:
+            _check(name, held, (partition.elements,))
         return master, state, float(meta['elapsed_s'])
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f'{path} cannot be read: {error}') from error

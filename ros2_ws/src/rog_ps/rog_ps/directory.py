@@ -21,7 +21,7 @@ def kept(directory: Path, keep: int = 1) -> Kept:
     return Kept(directory, 'checkpoint', '.safetensors', keep)
 
 
-def check_directory(out: Path, resume: bool) -> Kept:
+def check_directory(out: Path, resume: bool) -> None:
     """Refuse an ``out`` directory where nothing can be written, or resumed; needs no model.
 
     :raises DurableError: says what is wrong.
@@ -31,7 +31,6 @@ def check_directory(out: Path, resume: bool) -> Kept:
     if resume and store.newest() is None and (out / FORMER).exists():
         raise DurableError(f'{out / FORMER} is of an earlier version and has no digest; this '
                            'version cannot go on from it')
-    return store
 
 
 class Claim(NamedTuple):

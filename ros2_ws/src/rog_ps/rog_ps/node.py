@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
@@ -73,7 +74,10 @@ from rog_ros.servers import Others, gives_way, refusal, this_process, this_versi
 from rog_tasks.task import Task, load_task
 
 from . import checkpoint
-from .directory import check_directory, claim, kept
+from .directory import claim, kept
+
+if TYPE_CHECKING:
+    from .above import Above
 
 ASK_EVERY = 10.0  # seconds between two looks at who publishes
 STATES = {'pulling': 'training', 'draining': 'training'}  # names of states in RobotStatus
@@ -104,7 +108,7 @@ class _Peer:
 
     def send(self, value: Any, now: float) -> None:
         publisher = self.out.get(type(value), self.receipts)
-        message = sealed(self.session.to_robot if self.session else None, to_ros(value))
+        message = to_ros(value, self.session.to_robot if self.session else None)
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
 
@@ -133,8 +137,8 @@ class ParameterServerNode(Node):
         self._born = time.monotonic()
         self.out = Path(settings.out) if settings.out else None
         self._refuse_former_run()
-        # Again: the process has looked, before it imported what takes long, see `main`.
-        self._checkpoints = self.out and check_directory(self.out, settings.resume)
+        # `main` has looked at them, before the process imported what takes long.
+        self._checkpoints = self.out and kept(self.out)
         self._incomplete = False   # of the records, something could not be written
         self._unsaved = ''         # why the last checkpoint was not written
         self._peers: dict[str, _Peer] = {}
@@ -148,6 +152,8 @@ class ParameterServerNode(Node):
         self._statuses = 0                    # statuses published
         self._away: set[str] = set()
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
+        self._base: np.ndarray | None = None  # of a checkpoint, see `rog_core.upstream`
+        self._above: Above | None = None      # the fleet above
         self.machine = self._build_machine()
         self.set_parameters([Parameter('sync', value=str(self.machine.method))])  # a checkpoint's
         self.add_on_set_parameters_callback(self._on_set_parameters)
@@ -165,6 +171,10 @@ class ParameterServerNode(Node):
         self.create_service(SetSync, 'set_sync', self._on_set_sync)
         self.create_service(StopRun, 'stop', self._on_stop)
         self._alarm = Alarm(self, self._on_time)
+        if settings.upstream.robot:
+            from .above import Above  # which needs all that a robot's node does
+
+            self._above = Above(self, self._base, self._save_or_say if self.out else lambda: None)
         self.create_timer(settings.heartbeat.period, self._heartbeat)
         if self.out is not None and settings.server.checkpoint_every:
             self.create_timer(settings.server.checkpoint_every, self._save_or_say)
@@ -207,6 +217,7 @@ class ParameterServerNode(Node):
             secrets.randbits(63), ServerConfig.of(settings, self._capacities))
         if state is not None:
             machine.load_state(state)
+            self._base = state.base
         self._writer = checkpoint.Writer(partition, float(np.linalg.norm(master)))
         return machine
 
@@ -347,6 +358,8 @@ class ParameterServerNode(Node):
         if message.state == 'stopped':
             self._act(self.machine.on_leave(robot, member.incarnation, now))
         else:
+            if self._above is not None:
+                self._above.note(robot, message.loss, message.accuracy)
             self._act(self.machine.on_heartbeat(robot, member.incarnation, now, message.loss,
                                                 message.state == COMPUTING))
 
@@ -397,7 +410,7 @@ class ParameterServerNode(Node):
         """If this process was held up, heartbeats wait to be read: count silence from now."""
         if now - self._awake > self.settings.heartbeat.period + self.settings.heartbeat.limit / 2:
             self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')
-            self.machine.on_held_up(now - self._awake)
+            self.machine.on_held_up(now - self._awake, now)
         self._awake = now
 
     def _heartbeat(self) -> None:
@@ -425,6 +438,10 @@ class ParameterServerNode(Node):
             elif isinstance(action, Stop):
                 # The robots still evaluate the final model; their last status ends the record.
                 self._finish_by = min(self._finish_by, now + 2 * self.settings.heartbeat.limit)
+                if self._above is not None:
+                    self._above.account()
+        if self._above is not None:
+            self._above.look()
         self._alarm.set(min([self.machine.deadline,
                              *(peer.link.deadline for peer in self._peers.values())]))
 
@@ -445,6 +462,8 @@ class ParameterServerNode(Node):
             self.request_stop('interrupted')
 
     def _all_final(self) -> bool:
+        if self._above is not None and self._above.pushing:
+            return False
         if math.isinf(self._finish_by) or self._recorder is None:
             return not math.isinf(self._finish_by)
         expected = {m.robot for m in self.machine.members.values() if m.state != AWAY}
@@ -498,8 +517,10 @@ class ParameterServerNode(Node):
         keep = self.settings.server.keep
         store = kept(checkpoint.named(self.out, name) if name else self.out, keep)
         machine = self.machine
-        return self._writer.write(store, to_host(machine.master), machine.checkpoint(),
-                                  self.elapsed)
+        state = machine.checkpoint()
+        if self._above is not None:
+            state = dataclasses.replace(state, base=to_host(self._above.base))
+        return self._writer.write(store, to_host(machine.master), state, self.elapsed)
 
     def _save_or_say(self) -> None:
         """Write the run's checkpoint; if that fails, say so once, and again when it works."""
@@ -634,6 +655,8 @@ class ParameterServerNode(Node):
             status.message += f'; implausible pushes of {", ".join(refused)}'
         values = {'messages refused': self._dropped.total(), 'sync': str(self.machine.method),
                   'key': 'yes' if self._key else 'no',
+                  **({'fleet above': f'{self._above.name}: {self._above.state}'}
+                     if self._above is not None else {}),
                   **{f'messages refused of {who}': n for who, n in self._dropped.items()},
                   **{f'pushes refused of {who}': n for who, n in refused.items() if n},
                   **{f'pushes clipped of {who}': n for who, n in self.machine.clipped.items() if n},
@@ -664,6 +687,8 @@ class ParameterServerNode(Node):
         return found
 
     def destroy_node(self) -> None:
-        """Release the thread, then the node."""
+        """Release the threads, then the node."""
         self._alarm.close()
+        if self._above is not None:
+            self._above.close()
         super().destroy_node()

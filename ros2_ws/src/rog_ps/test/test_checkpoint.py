@@ -64,6 +64,19 @@ def test_what_the_method_holds_comes_back(tmp_path_factory, policy, robots, seed
     assert all(np.array_equal(back.update[name], held) for name, held in update.items())
 
 
+def test_what_a_fleet_has_not_handed_up_comes_back(tmp_path):
+    base = MASTER + 0.5
+    checkpoint.write(kept(tmp_path), PARTITION, MASTER, state(base=base), 0.0)
+    assert np.array_equal(read(tmp_path)[1].base, base)
+
+
+@pytest.mark.parametrize('base', [MASTER[1:], MASTER.astype(np.float64), MASTER * np.nan])
+def test_a_base_that_cannot_be_one_is_refused(tmp_path, base):
+    checkpoint.write(kept(tmp_path), PARTITION, MASTER, state(base=base), 0.0)
+    with pytest.raises(checkpoint.CheckpointError, match='rog/upstream'):
+        read(tmp_path)
+
+
 def test_a_gsgm_server_goes_on_in_the_middle_of_a_round(tmp_path):
     def server():
         model = Model(PARTITION, MASTER.copy(), get_codec('onebit'))

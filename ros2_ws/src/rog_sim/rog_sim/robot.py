@@ -18,6 +18,7 @@ from rog_core.config import SgdConfig, TransferConfig
 from rog_core.errors import ConfigError
 from rog_core.learner import Learner
 from rog_core.messages import Action, Chunk, Compute
+from rog_core.worker import WorkerMachine
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task, measure
 
@@ -29,17 +30,18 @@ EVALUATIONS = 40  # of a robot in a run, at most
 class Robot:
     """Computes real gradients; the fleet file says how long each takes in virtual time."""
 
-    def __init__(self, config: RobotConfig, rank: int, fleet: FleetConfig, task: Task,
+    def __init__(self, config: RobotConfig, fleet: FleetConfig, task: Task,
                  model: torch.nn.Module, traffic: float, incarnation: int) -> None:
         training = fleet.training
         self.name, self.training, self.task, self.model = config.name, training, task, model
-        self._traffic, self._rank = traffic, rank
+        self.place = 0  # among the robots whose gradients are computed in the same processes
+        rank, world = fleet.share(config.name)
         self._pace, self._codec_pace = config.pace / config.capacity, config.codec_pace
         if self._pace + self._codec_pace <= 0:
             raise ConfigError(f'{config.name} computes a gradient in 0 s; virtual time needs '
                               'training.pace, the seconds that it takes on the robot')
         self._learner = Learner(model, config.name, incarnation, TransferConfig.of(fleet, traffic),
-                                RobotData(task, rank, len(fleet.robots)), shared=True)
+                                RobotData(task, rank, world), shared=True)
         self.machine, self.store = self._learner.machine, self._learner.store
         assert self._learner.source is not None
         self._source, self._sgd = self._learner.source, SgdConfig.of(fleet)
@@ -55,7 +57,7 @@ class Robot:
     def start(self, processes: GradientProcesses, order: Compute, evaluate: bool) -> None:
         """Start to compute a gradient on the present model and, if asked, to evaluate the model."""
         self._evaluating = self.machine.finished if evaluate else 0
-        self._job = processes.submit(self._rank, order, self.store.anchor, bool(self._evaluating))
+        self._job = processes.submit(self.place, order, self.store.anchor, bool(self._evaluating))
 
     def compute_time(self, order: Compute, now: float) -> float:
         """Return how long this robot takes to compute the gradient, in virtual seconds."""
@@ -114,12 +116,12 @@ class Robot:
 
     def evaluate(self, processes: GradientProcesses, finished: int) -> None:
         """Evaluate the model that this robot holds now."""
-        _, self.accuracy = processes.submit(self._rank, None, None, True).result()
+        _, self.accuracy = processes.submit(self.place, None, None, True).result()
         self.evaluated_at = finished
 
     def portrait(self, processes: GradientProcesses) -> Mapping[str, np.ndarray]:
         """Return what the task shows of this robot; its state is in the process that trains."""
-        return processes.submit(self._rank, None, None, False, True).result()
+        return processes.submit(self.place, None, None, False, True).result()
 
     def settle(self, now: float) -> None:
         """Update the energy meter with the present activity of the robot."""
@@ -127,11 +129,17 @@ class Robot:
 
     def report(self, now: float, link_rate: float, state: str = '') -> RobotReport:
         """Return the robot's status; ``link_rate`` in Mbit/s."""
-        known = asdict(self.machine.report(now))
-        known['state'] = state or known['state']
-        for name in ('bytes_sent', 'bytes_received'):  # on the air
-            known[name] = round(known[name] * self._traffic)
         return RobotReport(self.name, self.machine.incarnation, loss=self.loss,
                            accuracy=self.accuracy, evaluated_at=self.evaluated_at,
                            link_rate=link_rate, power=self._meter.power(now),
-                           energy=self._meter.energy(now), **known)
+                           energy=self._meter.energy(now),
+                           **on_the_air(self.machine, now, state))
+
+
+def on_the_air(machine: WorkerMachine, now: float, state: str = '') -> dict[str, Any]:
+    """Return the report of a worker, bytes as the model takes them that it stands for."""
+    known = asdict(machine.report(now))
+    known['state'] = state or known['state']
+    for name in ('bytes_sent', 'bytes_received'):
+        known[name] = round(known[name] * machine.config.traffic)
+    return known

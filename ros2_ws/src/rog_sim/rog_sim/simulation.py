@@ -21,10 +21,10 @@ import torch
 from fleet_env import records
 from fleet_env.channel import Channel
 from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import link_trace
+from fleet_env.fleet_file import fleets_below, link_trace
 from fleet_env.run_recorder import Recorder
 from fleet_env.summary import Summary
-from rog_core.config import ServerConfig
+from rog_core.config import ServerConfig, TransferConfig
 from rog_core.dispatch import handler
 from rog_core.errors import ConfigError, GradientError, StaleMessageError
 from rog_core.flat import flatten, rows_of, trainable, unflatten
@@ -43,6 +43,7 @@ from rog_core.states import COMPUTING
 from rog_tasks.sources import CameraSource
 from rog_tasks.task import Task, load_task
 
+from .below import FleetBelow
 from .portraits import SERVER, write_portraits
 from .processes import GradientProcesses
 from .robot import Robot
@@ -83,10 +84,16 @@ def _refuse_live(task: Task) -> None:
 
 
 class Simulation:
-    """One run of a fleet in virtual time."""
+    """One run of a fleet in virtual time, with the fleets below it.
 
-    def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0
-                 ) -> None:
+    ``above``: told whenever the server of this fleet has done something; ``weights``: the model
+    that the fleet above begins with, so that it is trained only once.
+    """
+
+    def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0,
+                 above: Callable[[float], None] | None = None,
+                 weights: np.ndarray | None = None) -> None:
+        self._above = above
         self.fleet, self.now, self.end = fleet, 0.0, 60 * fleet.minutes
         self._out = out
         self._server_every = server_every
@@ -96,8 +103,11 @@ class Simulation:
         _refuse_live(task)
         model = task.model()
         partition = rows_of(trainable(model), training.granularity, training.codec)
-        self._traffic = traffic_factor(training.traffic, partition, training.codec)
-        task.pretrain(model)
+        self._traffic = traffic_factor(training.traffic, partition)
+        if weights is None:
+            task.pretrain(model)
+        else:
+            unflatten(model, weights)
         model.eval()
         clean, before = float(task.evaluate_clean(model)), float(task.evaluate(model))
         lives = np.random.default_rng(fleet.seed).integers(1 << 63, size=1 + len(fleet.robots))
@@ -106,8 +116,12 @@ class Simulation:
         self.server = ServerMachine(
             partition, master.copy(), int(lives[0]),
             ServerConfig.of(fleet, fleet.capacities, self._traffic))
-        self.robots = {config.name: self._robot(config, rank, task, master, int(lives[rank + 1]))
-                       for rank, config in enumerate(fleet.robots)}
+        self.below = {name: Simulation(below, out and out / name, above=self._worked(name),
+                                       weights=master)
+                      for name, below in fleets_below(fleet).items()}
+        self.robots: dict[str, Any] = {
+            config.name: self._robot(config, task, master, int(lives[rank + 1]))
+            for rank, config in enumerate(fleet.robots)}
         self._latency = {config.name: config.link.latency for config in fleet.robots}
         self._header = fleet.channel.header
         self._away: set[str] = set()
@@ -123,23 +137,37 @@ class Simulation:
             0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots)))
         self._recorder.baseline(clean, before)
 
-    def _robot(self, config: Any, rank: int, task: Task, weights: np.ndarray, life: int) -> Robot:
+    def _robot(self, config: Any, task: Task, weights: np.ndarray, life: int
+               ) -> Robot | FleetBelow:
+        if config.name in self.below:
+            below = self.below[config.name]
+            return FleetBelow(config.name, below.server, below.robots,
+                              TransferConfig.of(self.fleet, self._traffic), life)
         model = task.model()
         unflatten(model, weights)
-        return Robot(config, rank, self.fleet, task, model, self._traffic, life)
+        return Robot(config, self.fleet, task, model, self._traffic, life)
+
+    def _worked(self, name: str) -> Callable[[float], None]:
+        """Return what the fleet ``name`` below calls when its server has done something."""
+        def worked(now: float) -> None:
+            if actions := self.robots[name].account(now):
+                self.now = now
+                self._act(self.robots[name], actions)
+        return worked
 
     # -- time ---
 
     def run(self, progress: Progress) -> Summary:
         """Run to the end of the training."""
-        for robot in self.robots.values():
-            self._act(robot, robot.machine.start(0.0))
-        self._at(self.fleet.heartbeat.period, lambda: self._heartbeat(progress))
-        if self._server_every:
-            self._at(self._server_every, self._measure_server)
-        with GradientProcesses([robot.work for robot in self.robots.values()]) as self._processes:
+        fleets = [*self.below.values(), self]
+        workers = [robot for fleet in fleets for robot in fleet.real_robots]
+        for place, robot in enumerate(workers):
+            robot.place = place
+        with GradientProcesses([robot.work for robot in workers]) as processes:
+            for fleet in fleets:
+                fleet.start(processes, progress if fleet is self else lambda done: None)
             try:
-                self._loop(self._queue, self.channel)
+                self._loop(fleets)
             except KeyboardInterrupt:
                 self.end = self.now
                 self._finish(progress, 'interrupted')
@@ -151,24 +179,53 @@ class Simulation:
                 return self._finish(progress, 'diverged')
             return self._finish(progress, 'finished')
 
-    def _loop(self, queue: list, channel: Channel) -> None:
+    @property
+    def real_robots(self) -> list[Robot]:
+        """The robots of this fleet that are no fleets."""
+        return [robot for robot in self.robots.values() if isinstance(robot, Robot)]
+
+    def start(self, processes: GradientProcesses, progress: Progress) -> None:
+        """Let all robots begin at time 0; ``processes``: in which they compute."""
+        self._processes = processes
+        for robot in self.robots.values():
+            self._act(robot, robot.machine.start(0.0))
+        self._at(self.fleet.heartbeat.period, lambda: self._heartbeat(progress))
+        if self._server_every:
+            self._at(self._server_every, self._measure_server)
+
+    def _loop(self, fleets: list[Simulation]) -> None:
+        """Let the fleet go on whose next event is the earliest, until all have come to the end."""
         while True:
-            due, departs = queue[0][0], channel.deadline
-            if min(due, departs) >= self.end:
+            times = [fleet.next_event for fleet in fleets]
+            soonest = min(times)
+            if soonest >= self.end:
                 return
-            if departs <= due:
-                self.now = max(departs, self.now)
-                for name, uplink, message in channel.pop(self.now):
-                    if isinstance(message, Chunk):
-                        self._waiting.discard((name, message.transfer, message.sequence))
-                    self._arrive(name, uplink, message)
-            else:
-                self.now, _, call = heapq.heappop(queue)
-                call()
+            fleets[times.index(soonest)].step()
+
+    @property
+    def next_event(self) -> float:
+        """Time of the next event of this fleet."""
+        return min(self._queue[0][0], self.channel.deadline)
+
+    def step(self) -> None:
+        """Let the next event of this fleet happen."""
+        departs = self.channel.deadline
+        if departs <= self._queue[0][0]:
+            self.now = max(departs, self.now)
+            for name, uplink, message in self.channel.pop(self.now):
+                if isinstance(message, Chunk):
+                    self._waiting.discard((name, message.transfer, message.sequence))
+                self._arrive(name, uplink, message)
+        else:
+            self.now, _, call = heapq.heappop(self._queue)
+            call()
 
     def _finish(self, progress: Progress, reason: str) -> Summary:
+        for below in self.below.values():
+            below.end = self.end
+            below._finish(lambda done: None, reason)
         self.now = self.end
-        for robot in self.robots.values():
+        for robot in self.real_robots:
             if reason != 'diverged':
                 robot.finish()
             robot.settle(self.now)
@@ -177,6 +234,8 @@ class Simulation:
             if not self._server_every:
                 robot.evaluate(self._processes, report.iteration)
             self._report(robot, 'stopped')
+        for name in self.below:
+            self._report(self.robots[name], 'stopped')
         if self._out is not None:
             self._save_portraits(self._out)
         if reason != 'interrupted':
@@ -187,7 +246,7 @@ class Simulation:
         """Write what the task shows of the models at the end, if it shows anything."""
         unflatten(self._model, self.server.master)
         shown = {SERVER: self._task.portrait(self._model), **{
-            name: robot.portrait(self._processes) for name, robot in self.robots.items()}}
+            robot.name: robot.portrait(self._processes) for robot in self.real_robots}}
         write_portraits(out, shown)
 
     def _measure_server(self) -> None:
@@ -247,13 +306,15 @@ class Simulation:
                 self._recorder.fault(self.now, action.robot, action.what, action.detail)
         for name in sorted(touched):
             self._set_alarm(name, self.server.deadline_of(name), self._server_time)
+        if self._above is not None:
+            self._above(self.now)
 
     def _server_time(self) -> None:
         self._serve(self.server.on_time(self.now))
         for name in self.server.members:
             self._set_alarm(name, self.server.deadline_of(name), self._server_time)
 
-    def _act(self, robot: Robot, actions: Iterable[Action]) -> None:
+    def _act(self, robot: Any, actions: Iterable[Action]) -> None:
         """Carry out actions of a robot."""
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
@@ -266,8 +327,12 @@ class Simulation:
         self._set_alarm(robot, robot.machine.deadline,
                         lambda: self._act(robot, robot.machine.on_time(self.now)))
 
-    def _compute(self, robot: Robot, order: Compute) -> None:
+    def _compute(self, robot: Robot | FleetBelow, order: Compute) -> None:
         self._report(robot)
+        if isinstance(robot, FleetBelow):
+            robot.go_on(order)
+            self._at(0.0, lambda: self._act(robot, robot.account(self.now)))  # if it is due already
+            return
         robot.start(self._processes, order,
                     not self._server_every and robot.evaluation_due(self.now))
         self._at(robot.compute_time(order, self.now), lambda: self._computed(robot))
@@ -275,7 +340,7 @@ class Simulation:
     def _computed(self, robot: Robot) -> None:
         self._act(robot, robot.computed(self.now))
 
-    def _report(self, robot: Robot, state: str = '') -> None:
+    def _report(self, robot: Robot | FleetBelow, state: str = '') -> None:
         self._recorder.status(self.now, robot.report(
             self.now, self.channel.rate_at(robot.name, self.now), state))
 
@@ -335,7 +400,7 @@ class Simulation:
         except StaleMessageError:
             pass  # from before a restart; nodes drop it, too
 
-    def _register(self, robot: Robot, request: RegisterRequest) -> None:
+    def _register(self, robot: Any, request: RegisterRequest) -> None:
         def ask() -> None:
             response, actions = self.server.on_register(request, self.now)
             self._over_the_air(robot.name, lambda: self._act(

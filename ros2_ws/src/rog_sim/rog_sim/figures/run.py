@@ -48,8 +48,7 @@ def _draw_map(portraits: Portraits, summary: Summary, out: Path) -> list[Path]:
     figure = style.new_figure(style.PAGE, 3.2)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     left.imshow(seen['top'], origin='lower', extent=seen['extent'])
-    left.set_title(f'{summary.fleet or "map"}: {style.label(summary.sync)}, seed {summary.seed}',
-                   loc='left')
+    left.set_title(_title(summary, 'map'), loc='left')
     heights = np.where(np.isfinite(seen['height']), seen['height'], np.nan)
     shades = right.imshow(heights, origin='lower', extent=seen['extent'], cmap='viridis')
     figure.colorbar(shades, ax=right, label='height, m', shrink=.8)
@@ -70,8 +69,7 @@ def _draw_overview(events: list[Event], summary: Summary, out: Path) -> list[Pat
     robots = sorted(summary.robots)
     figure = style.new_figure(7, 8.6)
     axes = figure.subplots(4, 1, height_ratios=[1.3, 1, 1, .3 + .1 * len(robots)])
-    axes[0].set_title(f'{summary.fleet or "fleet"}: {style.label(summary.sync)}, '
-                      f'seed {summary.seed}', loc='left')
+    axes[0].set_title(_title(summary, 'fleet'), loc='left')
     for axis in axes[1:3]:
         axis.sharex(axes[0])
     for index, robot in enumerate(robots):
@@ -90,6 +88,8 @@ def _draw_overview(events: list[Event], summary: Summary, out: Path) -> list[Pat
         shift = np.isfinite(accuracy.clean)
         for value, text in ((accuracy.clean, 'before the shift'),
                             (accuracy.before, 'after it' if shift else 'at the start')):
+            if not np.isfinite(value):
+                continue
             axes[0].axhline(100 * value, color='gray', ls=':', lw=1)
             axes[0].annotate(text, (1, 100 * value), xycoords=('axes fraction', 'data'),
                              xytext=(-2, 2), textcoords='offset points', color='gray', ha='right')
@@ -153,6 +153,11 @@ def _draw_micro(events: list[Event], summary: Summary, out: Path) -> list[Path]:
     axes[2].set_xlabel('time, s')
     figure.align_ylabels()
     return style.save(figure, out, 'micro')
+
+
+def _title(summary: Summary, otherwise: str) -> str:
+    seed = f', seed {summary.seed}' if summary.task else ''  # statuses do not say it
+    return f'{summary.fleet or otherwise}: {style.label(summary.sync)}{seed}'
 
 
 def _of(events: list[Event], kind: type, robot: str) -> list[Any]:

@@ -37,7 +37,8 @@ _FAMILIES = {'bsp': ('#000000', '#000000'), 'ssp': ('#7ab8e6', '#053061'),
              'flown': ('#009e73', '#009e73'), 'asp': ('#c7a500', '#c7a500'),
              'gsgm': ('#5fc6c9', '#0b6e72'), 'dgh-gc': ('#c49a7a', '#5d3a1a'),
              'gc': ('#9a9a9a', '#9a9a9a'), 'hgc': ('#7ab8e6', '#7ab8e6'),
-             'gcc': ('#d59cc4', '#d59cc4'), 'dcgc': ('#6b2a63', '#6b2a63')}
+             'gcc': ('#d59cc4', '#d59cc4'), 'dcgc': ('#6b2a63', '#6b2a63'),
+             'local': ('#5fc6c9', '#0b6e72'), 'diloco': ('#b5a6e3', '#4b2e9e')}
 _AUTO = '#d6006e'  # a threshold that changes while it runs
 _OTHER = ('#9a9a9a', '#555555')
 _DASHES: dict[str, Any] = {

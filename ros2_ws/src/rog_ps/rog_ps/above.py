@@ -1,0 +1,185 @@
+"""The fleet above: this server's node as the shell of its worker there, in a DDS domain of its own.
+
+The worker is the node of a robot (`rog_worker`), on a thread of its own. As between a robot and its
+training, orders and changes of the model are handed over, and nothing else is shared; but nobody
+waits: an order is taken up by the server's own thread when it comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from fleet_ros.environment import domain_of
+from fleet_ros.exposure import reaching, require_key
+from fleet_ros.spinning import Spinning
+from rclpy.context import Context
+from rclpy.parameter import Parameter
+from rog_core.arrays import Array, from_host
+from rog_core.config import TransferConfig
+from rog_core.errors import ConfigError
+from rog_core.messages import Compute
+from rog_core.states import PUSHING, STOPPED
+from rog_core.upstream import AS_IT_IS, Upstream, worker_above
+from rog_core.worker import WorkerMachine
+from rog_ros.parameters import ServerSettings, fleet_namespace, upstream_parameters
+from rog_ros.seal import process_of
+from rog_worker.node import WorkerNode
+
+
+class FleetWorker(WorkerNode):
+    """The worker that stands for a fleet. ``ordered``: called when there is an order, or the end.
+
+    ``order``: the last one; None: none yet, or the run above is over, see ``ended``. ``closing``:
+    whether the server above ends the run, and waits for what fleets have under way.
+    """
+
+    def __init__(self, settings: ServerSettings, context: Context, ordered: Callable[[], None]
+                 ) -> None:
+        above = settings.upstream
+        super().__init__(
+            context=context, namespace=f'{above.namespace}/{above.robot}',
+            use_global_arguments=False, parameter_overrides=[
+                Parameter(name, value=value)
+                for name, value in upstream_parameters(settings).items()])
+        self._ordered = ordered
+        self.order: Compute | None = None
+        self.ended = self.closing = False
+
+    def begin(self, machine: WorkerMachine) -> None:
+        """Register with the server above; from any thread."""
+        self.machine = machine
+        self._started.trigger()
+
+    def hand_up(self, change: Array) -> None:
+        """Let the machine have what the last order asked for; from any thread."""
+        self._computed = change, AS_IT_IS
+        self._ready.trigger()
+
+    def _grant(self, order: Compute | None) -> None:
+        self.order, self.ended, self.closing = order, order is None, False
+        self._ordered()
+
+    def _on_fleet(self, message: Any) -> None:
+        super()._on_fleet(message)
+        if self.machine is not None and message.state == 'stopping' and not self.closing \
+                and message.incarnation == process_of(self.machine.server):
+            self.closing = True
+            self._ordered()
+
+
+class Above:
+    """What a server's node has of the fleet above; all calls come from the server's thread.
+
+    ``base``: see `Upstream`. ``save``: writes a checkpoint.
+    """
+
+    def __init__(self, node: Any, base: np.ndarray | None, save: Callable[[], None]) -> None:
+        server, above = node.machine, node.settings.upstream
+        domain = domain_of(above)
+        if (above.namespace, domain) == (fleet_namespace(node.get_namespace()),
+                                         node.context.get_domain_id()):
+            raise ConfigError('the server of the fleet above would have the names of this one; '
+                              'give it another upstream.domain_id or upstream.namespace')
+        self.name = f'{above.namespace}/{above.robot}'
+        self._save, self._log = save, node.get_logger()
+        self._robots: dict[str, tuple[float, float]] = {}  # their last losses and accuracies
+        self._taken: Compute | None = None                 # the last order that was taken up
+        self._context = Context()
+        ordered = node.create_guard_condition(self.go_on)
+        with reaching(above):
+            require_key(above.key, above.open)
+            self._context.init([], initialize_logging=False, domain_id=domain)
+            self._worker = FleetWorker(node.settings, self._context, ordered.trigger)
+        machine = worker_above(server, above.robot, self._worker.incarnation,
+                               TransferConfig.of(self._worker.settings))
+        self._upstream = Upstream(server, machine,
+                                  None if base is None else from_host(base, server.master))
+        self._spinning: Spinning | None = None
+        self._over = False
+        ordered.trigger()  # the worker begins when the server does: see `go_on`
+
+    def go_on(self) -> None:
+        """Take up what the worker has: an order, or the end of the run above."""
+        worker, order = self._worker, self._worker.order
+        if self._over:
+            return
+        if self._spinning is None:
+            self._spinning = Spinning(worker)
+            worker.begin(self._upstream.worker)
+        if worker.ended:
+            self._upstream.end()
+            self._log.warning(f'the fleet above has ended for {self.name}'
+                              + f': {worker.error}' * bool(worker.error)
+                              + '; this fleet goes on by itself')
+            self._close()
+            worker.report(state=STOPPED)  # the server above waits for this last word
+            return
+        if order is not None and order is not self._taken:
+            self._taken = order
+            try:
+                self._upstream.go_on(order)
+            except ConfigError as error:
+                self._log.error(f'{error}. This fleet goes on by itself')
+                self._leave()
+                return
+        self.look()
+        if worker.closing:
+            self.account()
+
+    def look(self) -> None:
+        """Give account if the fleet has worked for as long as the server above asks for."""
+        if self._upstream.due:
+            self.account()
+
+    def account(self) -> None:
+        """Give account of what the fleet has changed, if the server above waits for it."""
+        change = None if self._over else self._upstream.account()
+        if change is not None:
+            self._save()  # first, see `Upstream.account`
+            self._worker.hand_up(change)
+
+    def note(self, robot: str, loss: float, accuracy: float) -> None:
+        """Note the status of a robot: those of the fleet are the means."""
+        self._robots[robot] = loss, accuracy
+        for k, name in enumerate(('loss', 'accuracy')):
+            known = [values[k] for values in self._robots.values() if not math.isnan(values[k])]
+            setattr(self._worker, name, float(np.mean(known)) if known else math.nan)
+        machine = self._worker.machine
+        self._worker.evaluated_at = 0 if machine is None else machine.finished
+
+    @property
+    def base(self) -> Array:
+        """What a checkpoint holds of it."""
+        return self._upstream.base
+
+    @property
+    def pushing(self) -> bool:
+        """Whether what was handed up last is still under way."""
+        machine = self._worker.machine
+        return not self._over and machine is not None and machine.state == PUSHING
+
+    @property
+    def state(self) -> str:
+        """State of the worker, for people."""
+        machine = self._worker.machine
+        return 'ended' if self._over or machine is None else machine.state
+
+    def _close(self) -> None:
+        self._over = True
+        if self._spinning is not None:
+            self._spinning.close()
+            self._spinning = None
+
+    def _leave(self) -> None:
+        if not self._over:
+            self._close()
+            self._worker.leave()
+
+    def close(self) -> None:
+        """Leave the fleet above."""
+        self._leave()
+        self._worker.destroy_node()
+        self._context.try_shutdown()

@@ -1,0 +1,63 @@
+"""A fleet below another one in virtual time: to the fleet above it is a robot, see `Upstream`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from fleet_env.run_recorder import RobotReport
+from rog_core.config import TransferConfig
+from rog_core.messages import Action, Compute
+from rog_core.server import ServerMachine
+from rog_core.upstream import Upstream, step_above, worker_above
+
+from .robot import Robot, on_the_air
+
+
+class FleetBelow:
+    """What the simulation of the fleet above asks of a robot.
+
+    ``server``, ``robots``: of the fleet below. A server draws no power of a robot.
+    """
+
+    silent_until = 0.0  # it never drops out
+
+    def __init__(self, name: str, server: ServerMachine, robots: Mapping[str, Robot | FleetBelow],
+                 config: TransferConfig, incarnation: int) -> None:
+        self.name, self._server, self._robots = name, server, robots
+        self.machine = worker_above(server, name, incarnation, config)
+        self.store = self.machine.accumulator
+        self._upstream = Upstream(server, self.machine)
+
+    def go_on(self, order: Compute) -> None:
+        """Carry out an order of the server above."""
+        self._upstream.go_on(order)
+
+    def account(self, now: float) -> list[Action]:
+        """Return the actions of the worker if its fleet has worked for long enough, else none."""
+        return step_above(self._upstream, now)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of its robots."""
+        return self._mean('loss')
+
+    def _mean(self, name: str) -> float:
+        known = [value for robot in self._robots.values()
+                 if not math.isnan(value := getattr(robot, name))]
+        return float(np.mean(known)) if known else math.nan
+
+    def report(self, now: float, link_rate: float, state: str = '') -> RobotReport:
+        """Return its status; accuracy and the iteration of it are those of its robots."""
+        accuracy = self._mean('accuracy')
+        return RobotReport(self.name, self.machine.incarnation, loss=self.loss, accuracy=accuracy,
+                           evaluated_at=0 if math.isnan(accuracy) else self.machine.finished,
+                           link_rate=link_rate, **on_the_air(self.machine, now, state))
+
+    def before(self, message: Any) -> None:
+        """Before rows change the model: nothing is computed on it."""
+
+    def settle(self, now: float) -> None:
+        """Count energy up to now: there is none."""

@@ -1,0 +1,92 @@
+"""Fleets below another one in virtual time."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from fleet_env.errors import FleetFileError
+from fleet_env.fleet import LinkConfig, RobotConfig, UpstreamConfig
+from fleet_env.fleet_file import dump_fleet, read_fleet
+from fleet_env.records import Iteration, read_run
+from fleet_env.settings import changed
+from fleet_env.summary import read_summary
+from rog_core.errors import ConfigError
+from rog_sim.simulation import Simulation, simulate
+from virtual_fleet import fleet_of
+
+WAN = LinkConfig(trace='', rate=20.0, latency=0.04)
+
+
+def two_levels(folder, above='local:4', below='rsp:4', names=('blue', 'red'), wan=WAN):
+    """Write the files of two fleets of three robots and of the fleet above; return the last."""
+    fleet = fleet_of(folder, below)
+    for rank, name in enumerate(names):
+        upstream = UpstreamConfig(robot=name, rank=3 * rank, world=6)
+        text = dump_fleet(changed(fleet, name=name, upstream=upstream))
+        (folder / f'{name}.yaml').write_text(text)
+    robots = tuple(RobotConfig(name=name, fleet=f'{name}.yaml', link=wan) for name in names)
+    path = folder / 'above.yaml'
+    path.write_text(dump_fleet(changed(
+        fleet, name='above', robots=robots, training={'sync': above}, link=wan)))
+    return read_fleet(path)
+
+
+@pytest.mark.parametrize('above', ['local:4', 'diloco:4:2', 'rsp:3+local=4'])
+def test_fleets_learn_below_a_server_and_all_are_recorded(tmp_path, above):
+    fleet = two_levels(tmp_path, above)
+    summary = simulate(fleet, tmp_path / 'out')
+    assert list(summary.robots) == ['blue', 'red']
+    for name, robot in summary.robots.items():
+        below = read_summary(tmp_path / 'out' / name)
+        rounds = max(one.iterations for one in below.robots.values())
+        assert rounds > 20 and len(below.robots) == 3
+        assert 2 < robot.iterations <= rounds // (4 if ':2' not in above else 2)
+        assert min(robot.bytes_sent, robot.bytes_received) > 0 and robot.energy_j == 0
+        assert robot.accuracy.after > summary.robots[name].accuracy.before
+    events = Counter(e.robot for e in read_run(tmp_path / 'out') if isinstance(e, Iteration))
+    assert events == {name: robot.iterations for name, robot in summary.robots.items()}
+
+
+def test_the_same_seed_gives_the_same_summary(tmp_path):
+    fleet = two_levels(tmp_path)
+    assert simulate(fleet) == simulate(fleet)
+
+
+def test_what_a_fleet_learns_reaches_the_robots_of_the_other(tmp_path):
+    """The servers differ by what their robots have done since the last exchange, and no more."""
+    simulation = Simulation(two_levels(tmp_path, 'local:2', 'bsp'))
+    first = simulation.server.master.copy()
+    simulation.run(lambda done: None)
+    blue, red = (below.server.master for below in simulation.below.values())
+    moved = np.linalg.norm(simulation.server.master - first)
+    assert moved > 0
+    assert np.linalg.norm(blue - red) < 0.5 * moved
+
+
+def test_a_fleet_goes_on_while_the_wan_is_dead(tmp_path):
+    (tmp_path / 'dead.txt').write_text('0 20\n15 0\n')
+    fleet = two_levels(tmp_path, wan=LinkConfig(trace=str(tmp_path / 'dead.txt'), latency=0.04))
+    simulate(fleet, tmp_path / 'out')
+    whole = two_levels(tmp_path)
+    simulate(whole, tmp_path / 'whole')
+    for name in 'blue', 'red':
+        there, here = (read_summary(tmp_path / out / name).robots for out in ('whole', 'out'))
+        assert read_summary(tmp_path / 'out').robots[name].iterations \
+            < read_summary(tmp_path / 'whole').robots[name].iterations
+        for robot, one in here.items():
+            assert one.iterations >= there[robot].iterations - 2
+
+
+def test_a_method_that_is_not_of_local_steps_is_refused_above(tmp_path):
+    with pytest.raises(ConfigError, match='methods of local steps'):
+        simulate(two_levels(tmp_path, 'rsp:4'))
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path):
+    fleet = two_levels(tmp_path)
+    (tmp_path / 'red.yaml').write_text((tmp_path / 'blue.yaml').read_text())
+    with pytest.raises(FleetFileError, match="upstream.robot is 'blue'.*the robot 'red'"):
+        simulate(fleet)
+    (tmp_path / 'red.yaml').unlink()
+    with pytest.raises(FleetFileError, match='there is no file'):
+        read_fleet(tmp_path / 'above.yaml')
