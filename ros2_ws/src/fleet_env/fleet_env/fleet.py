@@ -48,6 +48,8 @@ class TrainingConfig(Settings):
                      pattern=r'^([a-z0-9][a-z0-9._-]*)?$', form='convmlp-m, or empty')
     checksums: bool = _(False, 'log a checksum of the rows after every transfer to a robot, there '
                                'and at the server, which must agree; rog chaos compares them')
+    pushes: bool = _(False, 'log when each push began and ended, by the clock of the machine; '
+                            'with --emulate always on, to compare with what the link offered')
     importance_magnitude: float = _(1.0, "weight f1 of a gradient's magnitude in the importance of "
                                          'its row', ge=0.0)
     importance_age: float = _(1.0, "weight f2 of the age in a row's importance", ge=0.0)
@@ -158,6 +160,25 @@ class SecurityConfig(Settings):
                             'its method')
 
 
+class UpstreamConfig(ReachConfig):
+    """The fleet above: of that one this fleet's server is a robot (docs/scale.md)."""
+
+    robot: str = _('', 'name of this fleet among the robots of the fleet above it; empty: there is '
+                       'none above', empty=True, pattern=r'^([a-z][a-z0-9_]*)?$',
+                   form='lower case, digits and underscores')
+    codec: str = _('onebit', 'encoding of the rows in the fleet above')
+    granularity: Literal['model', 'layer', 'row', 'element'] = _(
+        'row', 'unit of transmission in the fleet above')
+    rank: int = _(0, 'how many robots other fleets have before those of this one; robots divide '
+                     'the data by it', ge=0)
+    world: int = _(0, 'number of robots of all fleets, among which the data are divided; 0: this '
+                      'fleet has all data', ge=0)
+    key: str = _('', 'file with the key of this fleet as a robot of the one above; relative to the '
+                     'fleet file; empty: no key', empty=True)
+    open: bool = _(False, 'take part in a fleet above without a key beyond this machine')
+    link: LinkConfig = LinkConfig(trace='')
+
+
 class StragglerConfig(Settings):
     """How often a robot is late or away; drawn once for each gradient."""
 
@@ -180,6 +201,8 @@ class RobotConfig(Computer):
 
     name: str = _(..., "the robot's name and namespace", pattern=r'^[a-z][a-z0-9_]*$',
                   form='lower case, digits and underscores (REP-144)')
+    fleet: str = _('', 'fleet file of a fleet below, whose server is this robot; relative to this '
+                       'file; empty: a robot', empty=True)
     link: LinkConfig = LinkConfig()
     pace: float = _(0.0, 'least duration of one gradient computation; default training.pace', 's',
                     ge=0.0)
@@ -201,6 +224,7 @@ class FleetSettings(Settings):
     network: NetworkConfig = NetworkConfig()
     server: ServerConfig = ServerConfig()
     security: SecurityConfig = SecurityConfig()
+    upstream: UpstreamConfig = UpstreamConfig()
     power: PowerModel = PowerModel()
     stragglers: StragglerConfig = StragglerConfig()
 
@@ -238,6 +262,11 @@ class FleetConfig(FleetSettings):
     def rank(self, name: str) -> int:
         """Position of the robot called ``name``, from 0."""
         return self.robots.index(self.robot(name))
+
+    def share(self, name: str) -> tuple[int, int]:
+        """Rank of a robot and number of robots, over all fleets that divide the data."""
+        above = self.upstream
+        return above.rank + self.rank(name), above.world or above.rank + len(self.robots)
 
     def robot_defaults(self, index: int, name: str) -> RobotConfig:
         """Return robot ``index``, called ``name``, as it is where its entry says nothing else."""

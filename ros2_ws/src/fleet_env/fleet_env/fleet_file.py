@@ -103,6 +103,26 @@ def explained_fleet(fleet: FleetConfig) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def fleets_below(fleet: FleetConfig) -> dict[str, FleetConfig]:
+    """Return the fleets whose servers are robots of this one, by the names of these robots.
+
+    Duration and seed are those of the fleet above.
+
+    :raises FleetFileError: for a file that cannot be read, is of a fleet with another name above,
+        or has fleets below itself.
+    """
+    found = {robot.name: changed(read_fleet(robot.fleet), minutes=fleet.minutes, seed=fleet.seed)
+             for robot in fleet.robots if robot.fleet}
+    for name, below in found.items():
+        if below.upstream.robot != name:
+            raise FleetFileError(f'upstream.robot is {below.upstream.robot!r}; in the fleet above '
+                                 f'it, {fleet.name}, this fleet is the robot {name!r}', below.file)
+        if any(robot.fleet for robot in below.robots):
+            raise FleetFileError(f'it has fleets below it, and {fleet.name} above; there may be '
+                                 'two levels', below.file)
+    return found
+
+
 def link_trace(link: LinkConfig) -> LinkTrace:
     """Return the trace that ``link`` follows: constant, read or generated; shifted and scaled.
 
@@ -173,11 +193,13 @@ class _Document:
         data = self._mapping(())
         fleet: FleetConfig = self._checked(FleetConfig, {
             **data, **({'robots': ()} if 'robots' in data else {}), 'file': self._file}, ())
-        fleet = changed(fleet, link=self._resolved(fleet.link, ('link',)))
-        if fleet.security.key:
-            folder = Path(os.path.abspath(self._file)).parent
-            key = folder / Path(fleet.security.key).expanduser()
-            fleet = changed(fleet, security={'key': str(key)})
+        above = ('upstream', 'link')
+        fleet = changed(fleet, link=self._resolved(fleet.link, ('link',)),
+                        upstream={'link': self._resolved(fleet.upstream.link, above)})
+        folder = Path(os.path.abspath(self._file)).parent
+        for section in ('security', 'upstream'):
+            if key := getattr(fleet, section).key:
+                fleet = changed(fleet, **{section: {'key': str(folder / Path(key).expanduser())}})
         entries = data['robots']
         if not isinstance(entries, list) or not entries:
             raise self._error('robots must be a list of at least one "- name: ..." entry',
@@ -206,6 +228,12 @@ class _Document:
         if robot.name == 'rog':
             raise self._error("'rog' is the namespace of the parameter server; give the robot "
                               'another name', (*path, 'name'))
+        if robot.fleet:
+            file = Path(os.path.abspath(self._file)).parent / robot.fleet
+            if not file.is_file():
+                raise self._error(f'{robot.name}.fleet is {robot.fleet!r}: there is no file {file}',
+                                  (*path, 'fleet'))
+            robot = changed(robot, fleet=str(file))
         return changed(robot, link=self._resolved(robot.link, (*path, 'link')))
 
     def _mapping(self, path: _Path) -> dict[str, Any]:

@@ -86,6 +86,7 @@ class Radio:
         self._counters = {flow: Counters() for flow in flows}
         self._since = dict.fromkeys(flows, math.inf)   # when the flow began to be busy
         self._last = dict.fromkeys(flows, -math.inf)   # when its last ordinary frame comes out
+        self._periods: list[tuple[str, bool, float, float]] = []
         self._out: list[tuple[float, int, str, bool, bytes]] = []
         self._order = itertools.count()
 
@@ -140,6 +141,19 @@ class Radio:
             entry['uplink' if uplink else 'downlink'] = values
         return report
 
+    @property
+    def start(self) -> float:
+        """Time at which the traces have begun; infinity: they have not."""
+        return self._start
+
+    def periods(self) -> list[tuple[str, bool, float, float]]:
+        """Return (robot, uplink, begin, end) of the times in which a flow was busy.
+
+        Those that have ended since the last call, in order of their ends.
+        """
+        ended, self._periods = self._periods, []
+        return ended
+
     def _run(self, now: float) -> None:
         while (left := self._channel.deadline) <= now:
             for robot, uplink, frame in self._channel.pop(left):
@@ -152,6 +166,7 @@ class Radio:
         counters.bytes += len(frame)
         if not self._channel.backlog_bytes(robot, uplink):
             counters.busy += now - self._since[flow]
+            self._periods.append((robot, uplink, self._since[flow], now))
             self._since[flow] = math.inf
         if not conditions.linked or (conditions.loss and draw() < conditions.loss):
             counters.lost += 1

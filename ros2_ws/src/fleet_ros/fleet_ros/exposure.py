@@ -66,7 +66,7 @@ def look_before(name: str, namespace: str, arguments: Sequence[str] | None = Non
     if not leaves_machine(os.environ) or os.environ.get('ROS_SECURITY_ENABLE', '') == 'true':
         return  # with SROS 2 it may not join another domain; the real node looks by itself
     context = Context()
-    with _kept_in():
+    with reaching(ReachConfig()):
         context.init(None if arguments is None else list(arguments), domain_id=_ASIDE)
         try:
             node = Node(name, namespace=namespace, context=context, enable_rosout=False,
@@ -83,10 +83,10 @@ _ASIDE = 101  # the highest domain whose ports Linux does not give to others
 
 
 @contextmanager
-def _kept_in() -> Iterator[None]:
-    """Let DDS talk on this machine only, for a while."""
+def reaching(network: ReachConfig) -> Iterator[None]:
+    """Let DDS go where these settings say, for the domain that is joined meanwhile."""
     former = dict(os.environ)
-    os.environ.update(dds_environment(ReachConfig()))
+    os.environ.update(dds_environment(network))
     try:
         yield
     finally:

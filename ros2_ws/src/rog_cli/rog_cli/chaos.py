@@ -265,7 +265,7 @@ class _Run:
         return 'snapshot' if begun and self._states.get(robot) == 'joining' else ''
 
     def _heard(self, name: str) -> float:
-        return self.monitor.heard.get('rog' if name == SERVER else name, -math.inf)
+        return self.monitor.heard('rog' if name == SERVER else name)
 
     def _check_lives(self, now: float) -> None:
         for name, process in list(self.processes.processes.items()):

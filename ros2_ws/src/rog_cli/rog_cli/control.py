@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import rclpy
-from fleet_ros.spinning import Spinning
-from rclpy.node import Node
-from rog_core.errors import RogError
-from rog_msgs.msg import FleetStatus
+from rog_core.errors import RogError, shown
 from rog_msgs.srv import SaveCheckpoint, SetSync, Stop
-from rog_ros import qos
-from rog_ros.seal import Key, Signature, read_key, sealed
+from rog_ros.parameters import SERVER
+from rog_ros.seal import Key, read_key, sealed
+
+from .view import Monitor
+
+SERVICES: dict[str, Any] = {'stop': Stop, 'save_checkpoint': SaveCheckpoint, 'set_sync': SetSync}
+SILENT_SERVER = 'the parameter server does not answer'
 
 
 class ControlError(RogError):
@@ -27,15 +27,14 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser = verbs.add_parser('control', help='stop a running fleet, save it, change its method')
     sub = parser.add_subparsers(dest='action', required=True, metavar='ACTION')
     stop = sub.add_parser('stop', help='end the run in order')
-    stop.set_defaults(call=lambda options: ('stop', Stop, {}))
+    stop.set_defaults(call=lambda options: ('stop', {}))
     save = sub.add_parser('save', help='write a checkpoint')
     save.add_argument('name', nargs='?', default='', metavar='NAME',
                       help="folder below saved/ in the run's directory (default: the run's own)")
-    save.set_defaults(call=lambda options: ('save_checkpoint', SaveCheckpoint,
-                                            {'name': options.name}))
+    save.set_defaults(call=lambda options: ('save_checkpoint', {'name': options.name}))
     sync = sub.add_parser('sync', help='change the synchronisation method')
     sync.add_argument('method', metavar='METHOD', help='for example rsp:4')
-    sync.set_defaults(call=lambda options: ('set_sync', SetSync, {'sync': options.method}))
+    sync.set_defaults(call=lambda options: ('set_sync', {'sync': options.method}))
     for one in (stop, save, sync):
         one.add_argument('--key', type=Path, metavar='FILE', help="the fleet's key, if it has one")
         one.add_argument('--timeout', type=float, default=10.0, metavar='S',
@@ -45,44 +44,55 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     key = None if options.key is None else read_key(options.key)
-    rclpy.init()
-    node = Node('rog_control')
-    spinning = Spinning(node)
-    try:
-        print(_call(node, key, options.call(options), time.monotonic() + options.timeout))
-        return 0
-    finally:
-        spinning.close()
-        node.destroy_node()
-        rclpy.try_shutdown()
+    with Monitor(key=key) as monitor:
+        controls = Controls(monitor, key)
+        end = time.monotonic() + options.timeout
+        while reason := controls.unable():
+            _wait(monitor, end, reason)
+        service, values = options.call(options)
+        future = controls.call(service, **values)
+        while not future.done():
+            _wait(monitor, end, SILENT_SERVER)
+        print(answer(future))
+    return 0
 
 
-def _call(node: Node, key: Key | None, call: tuple[str, Any, dict[str, str]], end: float) -> str:
-    """Call a service of the server, given as (name, type, fields), and return its answer."""
-    service, kind, values = call
-    control, proves = key and key.control(), key and Signature(key).proves
-    heard: list[Any] = []
-    unproved: list[Any] = []
-
-    def on_status(status: Any) -> None:
-        (heard if proves is None or proves(status) else unproved)[:] = [status]
-
-    node.create_subscription(FleetStatus, '/rog/fleet_status', on_status, qos.STATUS)
-    client = node.create_client(kind, f'/rog/{service}')
-    _until(lambda: heard and client.service_is_ready(), end,
-           lambda: 'the status of the parameter server is not proved by this key' if unproved
-           else 'no parameter server is there')
-    request = kind.Request(server=heard[-1].incarnation, time=time.time_ns(), **values)
-    future = client.call_async(sealed(control, request))
-    _until(future.done, end, lambda: 'the parameter server does not answer')
-    answer = future.result()
-    if not answer.success:
-        raise ControlError(answer.message)
-    return str(answer.message)
+def _wait(monitor: Monitor, end: float, otherwise: str) -> None:
+    if time.monotonic() >= end:
+        raise ControlError(otherwise)
+    monitor.spin(0.02)
 
 
-def _until(condition: Callable[[], Any], end: float, otherwise: Callable[[], str]) -> None:
-    while not condition():
-        if time.monotonic() >= end:
-            raise ControlError(otherwise())
-        time.sleep(0.02)
+class Controls:
+    """The control services of the server that a monitor hears; whoever waits, waits by itself.
+
+    :param key: the fleet's, if it has one.
+    """
+
+    def __init__(self, monitor: Monitor, key: Key | None = None) -> None:
+        self._monitor, self._key = monitor, key and key.control()
+        self._clients = {
+            service: monitor.node.create_client(kind, f'{monitor.namespace}/{SERVER}/{service}')
+            for service, kind in SERVICES.items()}
+
+    def unable(self) -> str:
+        """Return why no service can be called now; empty if they can."""
+        if self._monitor.fleet is None:
+            return 'the status of the parameter server is not proved by this key' \
+                if self._monitor.unproved else 'no parameter server is there'
+        ready = all(client.service_is_ready() for client in self._clients.values())
+        return '' if ready else 'the services of the parameter server are not there'
+
+    def call(self, service: str, **values: str) -> Any:
+        """Call one of `SERVICES`; return the future of its answer, which :func:`answer` reads."""
+        request = SERVICES[service].Request(server=self._monitor.fleet.incarnation,
+                                            time=time.time_ns(), **values)
+        return self._clients[service].call_async(sealed(self._key, request))
+
+
+def answer(future: Any) -> str:
+    """Return what the server has answered; `ControlError` if it has refused."""
+    response = future.result()
+    if not response.success:
+        raise ControlError(shown(response.message))
+    return shown(response.message)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .emulated_network import EmulatedNetwork, without_shaping
+from .emulated_network import SUMMARY, EmulatedNetwork, without_shaping
+from .link_use import use_of_run
 from .processes import FleetProcesses
 
 JOIN_LIMIT = 30.0  # s after the first robot has joined: the links become slow without the others
@@ -24,6 +27,17 @@ class EmulatedFleet(FleetProcesses):
     def place(self, name: str) -> AbstractContextManager[object]:
         """Return the namespace of ``server`` or of a robot."""
         return self.network.inside(name)
+
+    def link_use(self) -> list[str]:
+        """Say per robot how much of what its link offered its pushes used; add it to air.json."""
+        found = use_of_run(self.network.fleet, self.out)
+        path = self.out / SUMMARY
+        whole = {**json.loads(path.read_text()),
+                 'pushes': {robot: asdict(use) for robot, use in found.items()}}
+        path.write_text(json.dumps(whole, indent=1) + '\n')
+        return [f'{robot}: its {use.pushes} pushes used {100 * use.used:.0f} % of what the link '
+                f'offered meanwhile, and kept it busy {100 * use.busy:.0f} % of their time'
+                for robot, use in found.items()]
 
     def follow(self, status: Any) -> None:
         """Let the traces begin as soon as all robots train, as in virtual time."""

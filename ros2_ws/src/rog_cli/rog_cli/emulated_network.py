@@ -31,6 +31,7 @@ from fleet_env.settings import changed
 from fleet_ros.environment import dds_environment
 from rog_core.errors import RogError
 
+from .link_use import PERIODS_FILE
 from .processes import kill
 from .radio import BEGIN, end_processes_in
 
@@ -82,11 +83,13 @@ def commands(name: str, robots: Sequence[str]) -> list[str]:
 def without_shaping(fleet: FleetConfig) -> FleetConfig:
     """Return the fleet as its nodes get it: the links are real to them, and nobody else is there.
 
-    So it needs no key, though its interface is not the loopback.
+    So it needs no key, though its interface is not the loopback. Robots log their pushes, which
+    `rog_cli.link_use` compares with what their links offered.
     """
     return changed(fleet, link=changed(fleet.link, emulate=False), robots=tuple(
         changed(robot, link=changed(robot.link, emulate=False)) for robot in fleet.robots),
-        security=changed(fleet.security, open=True))
+        security=changed(fleet.security, open=True),
+        training=changed(fleet.training, pushes=True))
 
 
 def summary(last: Mapping[str, Any], fragments: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
@@ -199,12 +202,13 @@ class EmulatedNetwork:
     def _start_radio(self, fds: list[int]) -> None:
         done, ready = os.pipe()
         try:
-            with (self.out / AIR_FILE).open('ab') as air:
+            with (self.out / AIR_FILE).open('ab') as air, \
+                    (self.out / PERIODS_FILE).open('ab') as periods:
                 self._radio = subprocess.Popen(
                     [sys.executable, '-m', 'rog_cli.radio', str(self.out / 'fleet.yaml'),
                      str(self.every), str(ready), ','.join(map(str, self._inodes())),
-                     *map(str, fds)], stdin=subprocess.PIPE, stdout=air, pass_fds=(ready, *fds),
-                    start_new_session=True)
+                     str(periods.fileno()), *map(str, fds)], stdin=subprocess.PIPE, stdout=air,
+                    pass_fds=(ready, periods.fileno(), *fds), start_new_session=True)
         finally:
             os.close(ready)
         with open(done, 'rb') as answer:

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import dump_fleet, explained_fleet, load_fleet
+from fleet_env.fleet_file import dump_fleet, explained_fleet, fleets_below, load_fleet
 from fleet_env.summary import SUMMARY_FILE, read_summary
 from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
 from fleet_ros.environment import cyclone_profile, dds_environment, where_traffic_goes
@@ -81,8 +81,13 @@ def _up(options: argparse.Namespace) -> int:
             check_rights()
         else:  # for the processes and for the live view
             os.environ.update(dds_environment(fleet.network))
+        below = fleets_below(fleet)
+        if below and options.emulate:
+            raise argparse.ArgumentTypeError('--emulate: the fleets below are not emulated; start '
+                                             'each by itself')
         if 'server' in names:  # robots need not have the method
-            check_method(fleet, fleet.capacities)
+            for one in (fleet, *below.values()):
+                check_method(one, one.capacities)
     except argparse.ArgumentTypeError as error:
         print(f'rog: {error}', file=sys.stderr)
         return 2
@@ -108,9 +113,12 @@ def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Int
     :param out: directory of the run, which is there; absolute.
     :param emulate: in an emulated network.
     """
-    (out / 'fleet.yaml').write_text(dump_fleet(fleet))
-    if not emulate:
-        print(where_traffic_goes(fleet.network), flush=True)
+    below = fleets_below(fleet)
+    for one, folder in ((fleet, out), *((one, out / name) for name, one in below.items())):
+        folder.mkdir(exist_ok=True)
+        (folder / 'fleet.yaml').write_text(dump_fleet(one))
+        if not emulate:
+            print(f'{one.name}: ' * bool(below) + where_traffic_goes(one.network), flush=True)
     with EmulatedNetwork(fleet, out) if emulate else nullcontext() as network:
         processes = FleetProcesses(fleet, out, names, resume) if network is None else \
             EmulatedFleet(network, out, names, resume)
@@ -154,6 +162,8 @@ def _result(processes: FleetProcesses, interruption: Interruption) -> int:
                   file=sys.stderr)
         return undone
     outcome(read_summary(out), processes.fleet)
+    if isinstance(processes, EmulatedFleet):
+        print('\n'.join(processes.link_use()))
     pictures = []
     if not interruption:
         from rog_sim.figures import draw_run

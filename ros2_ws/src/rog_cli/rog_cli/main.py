@@ -16,8 +16,8 @@ from . import chaos, compare, control, doctor, fleet, key, plot, sim, status, tr
 IN_STUDIES = ('study', 'calibrate')  # verbs that the package rog_studies adds
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; errors of the user are one line and exit code 2.
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs.
 
     Other packages add verbs through entry points of the group ``rog.verbs``, whose name is the verb
     and whose object declares it, as ``add_to`` of the modules here does.
@@ -27,15 +27,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
     for module in (fleet, status, control, key, doctor, sim, compare, plot, trace, chaos):
         module.add_to(verbs)
-    added = {verb.name: verb for verb in entry_points(group='rog.verbs')}
+    # The wheel and a checkout may both be installed, and name the same verb.
+    for verb in {found.name: found for found in entry_points(group='rog.verbs')}.values():
+        verb.load()(verbs)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; errors of the user are one line and exit code 2."""
     name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
-    if name in IN_STUDIES and name not in added:
+    if name in IN_STUDIES and name not in entry_points(group='rog.verbs').names:
         print(f'rog: {name} is a verb of the package rog_studies, which is not installed here: '
               'pip install -e studies', file=sys.stderr)
         return 2
-    for verb in added.values():
-        verb.load()(verbs)
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     try:
         return options.run(options)
     except (SettingError, TraceError, RecordError, TaskError, RogError,

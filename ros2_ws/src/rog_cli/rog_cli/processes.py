@@ -14,7 +14,9 @@ from typing import Any
 
 import yaml
 from fleet_env.fleet import FleetConfig
+from fleet_env.fleet_file import fleets_below
 from fleet_ros.ending import LAST, SIGNALS, launched
+from fleet_ros.environment import dds_environment
 from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
 LINGER = 10.0  # s that a robot may take to evaluate the final model when the run is over
@@ -32,15 +34,29 @@ def kill(process: subprocess.Popen) -> bool:
     return True
 
 
+def _all(fleet: FleetConfig) -> list[str]:
+    """Return the names of all processes of a fleet."""
+    return ['server', *(robot.name for robot in fleet.robots)]
+
+
 class FleetProcesses:
     """Starts the server and the robots; ends them in order. Logs go to ``out``/logs.
+
+    The processes of a fleet below are called ``robot/server``, ``robot/robot1``, ..., after the
+    robot that this fleet is; what belongs to them lies in ``out``/robot.
 
     :param names: `server`, and names of robots: those that run on this machine.
     """
 
     def __init__(self, fleet: FleetConfig, out: Path, names: Iterable[str], resume: bool = False
                  ) -> None:
-        self.fleet, self.out, self.names, self.resume = fleet, out, list(names), resume
+        wanted = list(names)
+        self.fleet, self.out, self.resume = fleet, out, resume
+        self.below = {name: FleetProcesses(below, out / name, _all(below), resume)
+                      for name, below in fleets_below(fleet).items() if name in wanted}
+        self.names: list[str] = [own for name in wanted for own in (
+            (f'{name}/{part}' for part in self.below[name].names) if name in self.below
+            else (name,))]
         self.processes: dict[str, subprocess.Popen] = {}
         self.killed: set[str] = set()
         self._asked: set[str] = set()
@@ -50,10 +66,11 @@ class FleetProcesses:
     def start(self, name: str) -> None:
         """Start the process of ``server`` or of a robot, again if need be."""
         command = self.command(name)
-        self.log(name).parent.mkdir(exist_ok=True)
+        self.log(name).parent.mkdir(parents=True, exist_ok=True)
+        fleet, own = self._whose(name)
         with self.log(name).open('ab') as log, self.place(name):
             # A session of its own: Ctrl+C is for the launcher, who ends the fleet in order.
-            self.processes[name] = subprocess.Popen(
+            self.processes[name] = fleet.processes[own] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True, env=self.environment(name))
 
@@ -62,12 +79,20 @@ class FleetProcesses:
         for name in self.names:
             self.start(name)
 
+    def _whose(self, name: str) -> tuple[FleetProcesses, str]:
+        """Return the fleet, this one or one below, that has a process, and its name there."""
+        below, _, own = name.rpartition('/')
+        return (self.below[below] if below else self), own
+
     def place(self, name: str) -> AbstractContextManager[object]:
         """Return within what a process is started: nothing special."""
         return nullcontext()
 
     def command(self, name: str) -> list[str]:
         """Return the command line of a process, and write the file of parameters that it reads."""
+        fleet, own = self._whose(name)
+        if fleet is not self:
+            return fleet.command(own)
         space = self.fleet.network.namespace
         if name == 'server':
             module, namespace = 'rog_ps.main', f'{space}/{SERVER}'
@@ -81,12 +106,15 @@ class FleetProcesses:
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the variables of a process."""
+        fleet, _ = self._whose(name)
+        reach = {} if fleet is self else dds_environment(fleet.fleet.network)
         # One thread each: the fleet shares this machine, and its robots are small.
-        return {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1', **launched()}
+        return {**os.environ, **reach, 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1',
+                **launched()}
 
     def _parameters_file(self, name: str, parameters: dict[str, Any]) -> Path:
         folder = self.out / 'parameters'
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f'{name}.yaml'
         path.write_text(yaml.safe_dump({'/**': {'ros__parameters': parameters}}))
         return path
@@ -98,7 +126,8 @@ class FleetProcesses:
 
     def log(self, name: str) -> Path:
         """Path of a process's log."""
-        return self.out / 'logs' / f'{name}.log'
+        fleet, own = self._whose(name)
+        return fleet.out / 'logs' / f'{own}.log'
 
     def alive(self) -> list[str]:
         """Names of the processes that have not ended."""
@@ -130,9 +159,10 @@ class FleetProcesses:
     # -- ending ---
 
     def ask(self) -> None:
-        """Ask the server to end the run, and the robots on its word; without it, the robots."""
+        """Ask the servers to end the run, and the robots on their word; without, the robots."""
         alive = self.alive()
-        self._signal(['server'] if 'server' in alive else alive)
+        servers = [name for name in alive if self._whose(name)[1] == 'server']
+        self._signal(servers or alive)
 
     def end(self, *patience: float, hurry: Callable[[], object] = lambda: False) -> None:
         """Wait until all have ended, ask those that have not, and kill those that do not obey.

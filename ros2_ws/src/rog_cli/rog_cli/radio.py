@@ -1,10 +1,11 @@
 """The process that carries frames between robots and access point, as their links let it.
 
-    python -m rog_cli.radio FLEET_FILE EVERY READY SPACES FD FD ...
+    python -m rog_cli.radio FLEET_FILE EVERY READY SPACES PERIODS FD FD ...
 
 READY is an open file that gets one byte when frames are carried; SPACES are the inode numbers of
-the namespaces, with commas. The others are open files, too: for each robot in the order of the
-fleet file, its TAP device and the TAP device that is its port of the bridge.
+the namespaces, with commas. PERIODS is an open file for the times in which links were busy
+(`rog_cli.link_use`). The others are open files, too: for each robot in the order of the fleet file,
+its TAP device and the TAP device that is its port of the bridge.
 
 Standard input says what changes: a line of JSON, with ``robot`` and the fields of
 `fleet_env.radio.Conditions`, or ``"begin"``, which lets the traces begin. When it ends, so does
@@ -24,7 +25,7 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import link_trace, load_fleet
@@ -39,20 +40,26 @@ _FRAME = 65536
 _GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the receiver's queue is full, or it is down
 
 
+def traces_of(fleet: FleetConfig) -> dict[str, LinkTrace]:
+    """Return robot -> the rate of its link, as the fleet file says."""
+    links = {robot.name: robot.link for robot in fleet.robots}
+    return {name: link_trace(link) if link.trace or link.rate else LinkTrace([0.0], [UNLIMITED])
+            for name, link in links.items()}
+
+
 def radio_of(fleet: FleetConfig) -> Radio:
     """Return the radio whose links follow the fleet file."""
-    links = {robot.name: robot.link for robot in fleet.robots}
-    return Radio({name: link_trace(link) if link.trace or link.rate
-                  else LinkTrace([0.0], [UNLIMITED]) for name, link in links.items()},
-                 {name: Conditions(delay=link.latency) for name, link in links.items()},
+    return Radio(traces_of(fleet),
+                 {robot.name: Conditions(delay=robot.link.latency) for robot in fleet.robots},
                  fleet.channel.shared, fleet.seed)
 
 
 class Forwarder:
     """Moves frames between devices and radio; ``fds`` of (robot, uplink) are read from."""
 
-    def __init__(self, radio: Radio, devices: dict[tuple[str, bool], int]) -> None:
-        self.radio = radio
+    def __init__(self, radio: Radio, devices: dict[tuple[str, bool], int], periods: TextIO
+                 ) -> None:
+        self.radio, self._periods = radio, periods
         self._from = {fd: flow for flow, fd in devices.items()}
         self._to = {(robot, not uplink): fd for (robot, uplink), fd in devices.items()}
         self._orders = b''
@@ -96,6 +103,7 @@ class Forwarder:
             order: Any = json.loads(line)
             if order == BEGIN:
                 self.radio.begin(time.monotonic())
+                self._periods.write(f'{BEGIN} {self.radio.start:.5f}\n')
                 continue
             robot = order.pop('robot')
             self.radio.conditions[robot] = Conditions(**order)
@@ -104,6 +112,9 @@ class Forwarder:
     def _report(self, start: float, now: float) -> None:
         print(json.dumps({'t': round(now - start, 4), 'late': round(self.late, 4),
                           'dropped': self.dropped, 'robots': self.radio.report(now)}), flush=True)
+        self._periods.writelines(f'{robot} {"up" if uplink else "down"} {begin:.5f} {end:.5f}\n'
+                                 for robot, uplink, begin, end in self.radio.periods())
+        self._periods.flush()
 
 
 def processes_in(spaces: Collection[int]) -> list[int]:
@@ -142,16 +153,17 @@ def main(arguments: Sequence[str]) -> int:
     """Run until standard input ends."""
     fleet = load_fleet(arguments[0])
     spaces = {int(text) for text in arguments[3].split(',')}
-    ready, fds = int(arguments[2]), [int(text) for text in arguments[4:]]
+    ready, fds = int(arguments[2]), [int(text) for text in arguments[5:]]
     names = [robot.name for robot in fleet.robots]
     devices = {(name, uplink): fds[2 * index + (not uplink)]
                for index, name in enumerate(names) for uplink in (True, False)}
     with suppress(OSError):  # it computes little, and must not be late
         os.setpriority(os.PRIO_PROCESS, 0, -20)
-    forwarder = Forwarder(radio_of(fleet), devices)
-    os.write(ready, b'.')
-    os.close(ready)
-    forwarder.run(float(arguments[1]))
+    with open(int(arguments[4]), 'a', encoding='ascii') as periods:
+        forwarder = Forwarder(radio_of(fleet), devices, periods)
+        os.write(ready, b'.')
+        os.close(ready)
+        forwarder.run(float(arguments[1]))
     end_processes_in(spaces, ORPHANS)
     return 0
 

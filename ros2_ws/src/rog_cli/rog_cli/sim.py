@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from fleet_env.fleet_file import fleets_below
 from rog_core.methods import check_method
 
 from .fleet_options import add_fleet_options, chosen_fleet
@@ -27,7 +28,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     fleet = chosen_fleet(options)
-    check_method(fleet, fleet.capacities)
+    for one in (fleet, *fleets_below(fleet).values()):
+        check_method(one, one.capacities)
 
     from rog_sim.figures import draw_run
     from rog_sim.simulation import simulate

@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
-from rog_cli.processes import kill
+import yaml
+from fleet_env.fleet_file import load_fleet
+from fleet_ros.environment import dds_environment
+from rog_bringup import FLEETS
+from rog_cli.processes import FleetProcesses, kill
 
 
 class Held:
@@ -24,3 +28,24 @@ def test_nobody_waits_for_ever_for_a_process_that_was_killed():
 def test_a_process_that_was_killed_has_ended():
     process = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
     assert kill(process) and process.poll() == -9
+
+
+def test_the_processes_of_fleets_below_are_started_in_their_own_domains(tmp_path):
+    fleet = load_fleet('two_level', [FLEETS])
+    processes = FleetProcesses(fleet, tmp_path, ['server', 'blue', 'red'])
+    assert processes.names == ['server', 'blue/server', 'blue/robot1', 'blue/robot2',
+                               'red/server', 'red/robot1', 'red/robot2']
+    *_, namespace, _, file = processes.command('red/server')
+    assert namespace == '__ns:=/rog' and file == str(tmp_path / 'red/parameters/server.yaml')
+    given = yaml.safe_load((tmp_path / 'red/parameters/server.yaml').read_text())
+    parameters = given['/**']['ros__parameters']
+    assert (parameters['upstream.robot'], parameters['upstream.domain_id']) == ('red', 0)
+    assert parameters['out'] == str(tmp_path / 'red')
+    red = dds_environment(processes.below['red'].fleet.network)
+    assert red['ROS_DOMAIN_ID'] == '2'
+    assert red.items() <= processes.environment('red/robot2').items()
+    assert processes.log('red/robot2') == tmp_path / 'red/logs/robot2.log'
+    processes.command('red/robot2')
+    given = yaml.safe_load((tmp_path / 'red/parameters/robot2.yaml').read_text())
+    assert (given['/**']['ros__parameters']['rank'], given['/**']['ros__parameters']['world']) \
+        == (3, 4)

@@ -36,6 +36,7 @@ class Accumulator:
         self.pending = zeros_like(weights)
         self.magnitude = np.zeros(partition.segments, np.float32)
         self.rate = 0.0  # learning rate of the last step
+        self.kept = 0    # changes by local steps that it has been given
         self.drift: Array | None = None
         self.full: Array | None = None
         self.anchor: tuple[Array, Array] | None = None
@@ -67,6 +68,7 @@ class Accumulator:
     def keep_local(self, change: Array) -> None:
         """Add the change of the model by local steps, as it is, to ``pending`` and ``drift``."""
         self.accumulate(change, 1.0, 0.0)
+        self.kept += 1
         self.momentum[:] = 0  # nothing of it is left for a method whose momentum goes on
         if self.drift is not None:
             self.drift += change

@@ -23,7 +23,8 @@ class ServerState:
 
     ``updated_at`` int64 (rows,): newest iteration in each master row; ``pushes``: robot ->
     (incarnation, receipt of its last push); ``policy``, JSON values, and ``update``, name ->
-    float32 (elements,): see `Method.state` and `Method.arrays`.
+    float32 (elements,): see `Method.state` and `Method.arrays`; ``base``, float32 (elements,): see
+    `rog_core.upstream.Upstream`, None where there is no fleet above.
     """
 
     iteration: int
@@ -32,6 +33,7 @@ class ServerState:
     pushes: dict[str, tuple[int, Receipt]]
     policy: dict[str, Any] = field(default_factory=dict)
     update: dict[str, np.ndarray] = field(default_factory=dict)
+    base: np.ndarray | None = None
 
 
 class Aggregation:

@@ -69,7 +69,8 @@ class ServerConfig:
     capacity of the whole fleet in order of rank; empty if the fleet is not known from the
     beginning. ``implausible``: how many times the usual norm a push may have; 0: any, see
     `rog_core.plausible`. ``clip``: for how many times the median norm it counts at most; 0: for
-    any, see `rog_core.clip`.
+    any, see `rog_core.clip`. ``above``: whether this fleet is a robot of another one, see
+    `rog_core.upstream`.
     """
 
     transfer: TransferConfig
@@ -82,6 +83,7 @@ class ServerConfig:
     capacities: Mapping[str, float]
     implausible: float
     clip: float = 0.0
+    above: bool = False
 
     @classmethod
     def of(cls, settings: Any, capacities: Mapping[str, float], traffic: float = 1.0
@@ -90,4 +92,4 @@ class ServerConfig:
         return cls(TransferConfig.of(settings, traffic), settings.training.sync,
                    settings.training.momentum, settings.heartbeat.limit, settings.server.patience,
                    settings.server.drain_limit, settings.server.stop_limit, dict(capacities),
-                   settings.server.implausible, settings.server.clip)
+                   settings.server.implausible, settings.server.clip, bool(settings.upstream.robot))

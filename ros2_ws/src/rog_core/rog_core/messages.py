@@ -14,7 +14,7 @@ import numpy as np
 from .errors import RemoteProtocolError
 from .steps import Gradient, Step
 
-PROTOCOL = 5  # version of the wire protocol; both sides must have the same
+PROTOCOL = 6  # version of the wire protocol; both sides must have the same
 HEADER_BYTES = 40  # of a serialised chunk, without ids and values; used by emulated links
 
 
@@ -123,13 +123,17 @@ class Command:
 
 @dataclass(frozen=True)
 class End:
-    """The sender closes a transfer of ``chunks`` chunks. Durations in seconds."""
+    """The sender closes a transfer of ``chunks`` chunks. Durations in seconds.
+
+    ``whole``: only when all of them have arrived; until then the transfer stays open.
+    """
 
     transfer: TransferId
     chunks: int
     duration: float = 0.0
     mta_duration: float = 0.0
     command: Command = Command()
+    whole: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from .admission import refusal
 from .aggregation import Aggregation, ServerState
-from .arrays import Array
+from .arrays import Array, difference_magnitude, zeros_like
 from .clip import NormBound
 from .codecs import Codec, get_codec
 from .config import ServerConfig
@@ -79,7 +79,7 @@ class ServerMachine:
         self.codec: Codec = get_codec(config.transfer.codec)
         self.model = Model(partition, master, self.codec)
         self.aggregation = Aggregation(config.sync, self.model, Team(
-            config.capacities, self.codec.name, config.momentum, config.clip))
+            config.capacities, self.codec.name, config.momentum, config.clip, config.above))
         self.plausibility = Plausibility(config.implausible, master)
         self.norm_bound = NormBound(config.clip)
         self.refused: Counter[str] = Counter()  # implausible pushes by robot
@@ -213,11 +213,11 @@ class ServerMachine:
         return [Notice(member.robot, 'out_of_step', f'{detail}; it has to register again'),
                 *self._release(now), *self._finish()]
 
-    def on_held_up(self, seconds: float) -> None:
+    def on_held_up(self, seconds: float, now: float) -> None:
         """Count the time in which this process did not run, s, as nobody's silence or pause."""
         for member in self.members.values():
-            member.heard += seconds
-            member.progress += seconds
+            member.heard = min(member.heard + seconds, now)
+            member.progress = min(member.progress + seconds, now)
 
     def on_leave(self, robot: str, incarnation: int, now: float) -> list[Action]:
         """Handle a worker's message that it stops."""
@@ -259,8 +259,10 @@ class ServerMachine:
         member = self._member(robot)
         if member is None:
             return []
-        if member.push.is_closed(chunk.transfer):  # ended early, and the receipt was lost
+        if member.push.is_closed(chunk.transfer):  # and the receipt was lost
             assert member.push.receipt is not None
+            if member.push.has(chunk.sequence):
+                member.heard = now
             return [Send(robot, member.push.receipt)]
         if member.state != TRAINING:
             if member.state == PULLING and len(member.early) < EARLY \
@@ -289,6 +291,8 @@ class ServerMachine:
             taken = member.push.close()  # end it early: it is not used any more
             assert member.push.receipt is not None
             return [Send(robot, member.push.receipt), *self._pushed(member, taken, now)]
+        if (end := member.push.due) is not None:
+            return self.on_end(robot, end, now)  # its receipt says more than an acknowledgement
         return [Send(robot, ack)]
 
     def on_end(self, robot: str, end: End, now: float) -> list[Action]:
@@ -457,6 +461,19 @@ class ServerMachine:
         member.since, member.bound = now, self.method.row_bound
         member.move('enter')
         return [*self._take_back(member), *self._release(now)]
+
+    # -- a server above --------------------------------------------------------------------------
+
+    def on_model_above(self, change: Array) -> None:
+        """Add to the master rows how the model of the fleet above has changed, (elements,).
+
+        Robots get it with their next pulls, like what other robots have pushed; nobody waits for
+        it, and no iteration counts it.
+        """
+        offsets = self.partition.offsets
+        moved = self.partition.row_sum(difference_magnitude(change, zeros_like(change), offsets))
+        self.master += change
+        self.updated_at[moved > 0] = self.iteration
 
     # -- control ---------------------------------------------------------------------------------
 

@@ -298,7 +298,12 @@ class WorkerMachine:
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
         """Handle rows from the server."""
-        if self.pull is None or self.state in (REGISTERING, STOPPED):
+        if self.pull is None or self.state == REGISTERING:
+            return []
+        if self.pull.is_closed(chunk.transfer):  # and the receipt was lost
+            assert self.pull.receipt is not None
+            return [Send(self.robot, self.pull.receipt)]
+        if self.state == STOPPED:
             return []
         ack, rows = self.pull.on_chunk(chunk)
         if rows is not None:
@@ -308,6 +313,8 @@ class WorkerMachine:
             return []
         if self.state != PULLING:  # which rows do not change; there are thousands of them
             self._move('rows', now)
+        if (end := self.pull.due) is not None:
+            return self.on_end(end, now)  # its receipt says more than an acknowledgement
         return [Send(self.robot, ack)]
 
     def _apply(self, rows: Rows) -> None:

@@ -121,8 +121,7 @@ def test_a_server_clips_one_robot_of_four_and_holds_up_nobody(sync):
     for _ in range(12):
         fleet.exploding = {'robot1'}
         fleet.run(0.5)
-    clipped = fleet.server.clipped
-    assert clipped['robot1'] == max(clipped.values()) >= 2
+    assert fleet.server.clipped['robot1'] >= 2
     assert not fleet.server.refused['robot0']
     fleet.check_mirrors()
     before = [robot.machine.iteration for robot in fleet.robots.values()]

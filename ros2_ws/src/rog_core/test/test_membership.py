@@ -54,7 +54,7 @@ def worker():
 
 
 REFUSED = {
-    'protocol': (request(protocol=1), 'speaks protocol 1, this server 5; install the same version'),
+    'protocol': (request(protocol=1), 'speaks protocol 1, this server 6; install the same version'),
     'codec': (request(codec='raw'), "has codec 'raw', this server 'onebit'"),
     'shape': (request(shapes=[('w', (20, 61)), ('b', (8,))]),
               r'parameter 0 is w \(20x61\) here but w \(20x60\) there \(here: robot1'),
@@ -323,6 +323,15 @@ def test_what_comes_after_a_worker_has_left_is_ignored(command):
     actions = machine.on_end(End(TransferId(session, kind, 0, 1), 0, command=command), 0.2)
     assert all(isinstance(action, Send) for action in actions)
     assert machine.state == 'stopped'
+
+
+@pytest.mark.parametrize('command', [Command(1, 0.1), Command(stop=True)])
+def test_rows_of_a_pull_that_is_over_are_answered_by_its_receipt_which_was_lost(command):
+    machine, session = joined()
+    kind = Kind.FINAL if command.stop else Kind.PULL
+    transfer, nothing = TransferId(session, kind, 0, 1), np.empty(0, np.uint8)
+    receipt, *_ = machine.on_end(End(transfer, 0, command=command), 0.2)
+    assert machine.on_chunk(Chunk(transfer, 0, 0, 0, nothing, nothing), 0.3) == [receipt]
 
 
 def test_a_worker_joins_again_when_the_server_says_twice_that_it_is_unknown():

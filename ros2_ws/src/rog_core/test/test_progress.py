@@ -161,6 +161,18 @@ def test_rows_that_overtake_the_receipt_of_a_pull_are_not_lost():
     assert max(robot.machine.link.timeout for robot in fleet.robots.values()) < 0.2
 
 
+def test_while_the_server_itself_does_not_run_nobody_is_silent_or_pauses():
+    fleet = quick('bsp')
+    server, now = fleet.server, fleet.now + 30.0
+    server.members['robot1'].advance(now - 0.1)  # read after the pause, before the clock was
+    ages = {name: fleet.now - m.heard for name, m in server.members.items() if name != 'robot1'}
+    server.on_held_up(30.0, now)
+    assert {name: now - server.members[name].heard for name in ages} == pytest.approx(ages)
+    assert all(m.heard <= now and m.progress <= now for m in server.members.values())
+    server.on_time(now)
+    assert all(m.alive and m.place == COUNTED for m in server.members.values())
+
+
 def test_with_infinite_patience_the_others_wait():
     fleet = quick('bsp', patience=math.inf)
     deaf(fleet, 'robot0')

@@ -80,6 +80,35 @@ def test_a_closed_transfer_takes_no_more_and_repeats_its_receipt():
     assert len(applied) == 1
 
 
+@given(st.permutations([0, 1, 2, 'end', 'end']))
+def test_an_end_that_wants_all_chunks_holds_when_the_last_of_them_is_there(order):
+    taker, applied = receiver()
+    end, missing = End(PUSH, 3, whole=True), {0, 1, 2}
+    for index, what in enumerate(order):
+        if what == 'end':
+            closed = taker.on_end(end)
+        else:
+            missing.discard(what)
+            taker.on_chunk(chunk(what))
+            closed = taker.due and taker.on_end(taker.due)
+        if not missing and 'end' in order[:index + 1]:
+            assert closed is not None and taker.is_closed(PUSH) and flags(closed[0]) == [1, 1, 1]
+        else:
+            assert closed is None and not taker.is_closed(PUSH)
+    assert len(applied) == 3 and taker.due is None
+
+
+def test_an_end_that_wants_all_chunks_gives_way_to_one_that_does_not():
+    taker, _ = receiver()
+    taker.on_chunk(chunk(0))
+    assert taker.on_end(End(PUSH, 2, whole=True)) is None
+    receipt, taken = taker.on_end(End(PUSH, 2))
+    assert flags(receipt) == [1, 0] and taken.size == 2
+    later = replace(PUSH, attempt=4)
+    taker.on_chunk(chunk(0, transfer=later))
+    assert taker.due is None  # what was announced of the former transfer is forgotten
+
+
 def test_a_former_transfer_is_dropped_and_a_later_one_opens():
     taker, applied = receiver()
     taker.on_chunk(chunk(0))

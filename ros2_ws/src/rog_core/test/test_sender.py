@@ -59,10 +59,14 @@ def run(machine, rate=1e6, round_trip=0.01, until=1e3, lose=lambda n: False, dea
             now, _, message = events.pop(0)
             if isinstance(message, Chunk):
                 answer, _ = taker.on_chunk(message)
-                if answer is not None:
+                if taker.is_closed(message.transfer):
+                    machine.on_receipt(taker.receipt, now)
+                elif taker.due is not None:
+                    machine.on_receipt(taker.on_end(taker.due)[0], now)
+                elif answer is not None:
                     machine.on_ack(answer, now)
-            else:
-                machine.on_receipt(taker.on_end(message)[0], now)
+            elif (closed := taker.on_end(message)) is not None:
+                machine.on_receipt(closed[0], now)
         else:
             assert due < math.inf, 'nothing to wait for'
             assert due >= now, 'time goes backwards'
@@ -103,6 +107,28 @@ def test_no_budget_at_all_sends_exactly_the_minimum():
     assert machine.taken().tolist() == list(range(16))
 
 
+def test_a_transfer_is_over_when_the_answer_to_its_last_chunk_is_there():
+    for budget, rate in ((math.inf, 1e6), (0.4, 4e4)):  # all windows; what fits the budget
+        machine, _ = sender(budget=budget, rate=rate)
+        sent, now = run(machine, rate=rate, round_trip=0.1)
+        last = max(t for t, message in sent if isinstance(message, Chunk))
+        flight = machine.link.window_bytes / rate
+        assert now <= last + flight + 1.1 * 0.1
+        assert machine.complete() == (budget == math.inf)
+        assert machine.untaken() == []
+
+
+def test_a_lost_chunk_or_end_costs_no_more_than_sending_it_again():
+    _, undisturbed = run(sender(windows=8, mandatory=8)[0])
+    for number in range(8 + 1):
+        machine, _ = sender(windows=8, mandatory=8)
+        sent, now = run(machine, lose=lambda n, number=number: n == number)
+        assert machine.complete()
+        ends = [message.whole for _, message in sent if isinstance(message, End)]
+        assert ends == [True, False] if number == 8 else ends[0]
+        assert now < undisturbed + 2 * machine.link.timeout
+
+
 def test_an_empty_plan_is_an_end_and_a_receipt():
     machine, _ = sender(windows=0, mandatory=0)
     sent, _ = run(machine)
@@ -113,11 +139,14 @@ def test_an_empty_plan_is_an_end_and_a_receipt():
 
 def test_the_end_is_repeated_with_growing_pauses_until_its_receipt_is_there():
     machine, _ = sender(windows=1, mandatory=1)
-    message, = machine.poll(0.0)
+    chunk, first = machine.poll(0.0)
+    assert (type(chunk), first.whole) == (Chunk, True)
     machine.on_ack(Ack(TRANSFER, 1, 0), 0.01)
-    times, now = [], 0.01
+    assert machine.poll(0.01) == []  # the first end is on its way
+    times, now = [], machine.deadline
     for _ in range(8):
-        assert [type(m) for m in machine.poll(now)] == [End]
+        last, = machine.poll(now)
+        assert type(last) is End and not last.whole
         assert machine.poll(now) == []
         times.append(now)
         now = machine.deadline
@@ -132,8 +161,8 @@ def test_the_end_is_repeated_with_growing_pauses_until_its_receipt_is_there():
 
 def test_rows_that_the_receipt_does_not_name_stay_with_the_sender():
     machine, _ = sender(windows=4, mandatory=1, budget=0.1)
-    first = machine.poll(0.0)
-    assert len(first) == 4
+    *first, end = machine.poll(0.0)
+    assert len(first) == end.chunks == 4
     machine.on_ack(Ack(TRANSFER, 2, 0), 0.05)
     machine.poll(0.1 + machine.link.timeout)
     assert machine.state == CLOSING
@@ -219,7 +248,7 @@ def test_a_transfer_is_complete_if_all_of_the_plan_was_taken(taken, complete):
 
 def test_a_chunk_is_sent_again_when_three_later_ones_have_arrived():
     machine, _ = sender(windows=5, mandatory=5)
-    assert len(machine.poll(0.0)) == 5
+    assert len(machine.poll(0.0)) == 5 + 1  # the end
     machine.on_ack(Ack(TRANSFER, 0, 0b11), 0.01)
     assert machine.poll(0.01) == []
     machine.on_ack(Ack(TRANSFER, 0, 0b111), 0.01)

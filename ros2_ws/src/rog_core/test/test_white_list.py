@@ -258,6 +258,7 @@ def test_in_a_fleet_everybody_contributes_once_per_round(sync, codec):
     for robot, seconds in zip(fleet.robots.values(), (0.02, 0.05, 0.2, 0.5)):
         robot.compute_time = seconds
     run_until(fleet, lambda: len(fleet.server.active()) == 4)
+    fleet.run(5)  # who has joined ahead of the others waits for them
     start = len(fleet.update.contributed)
     fleet.run(20)
     fleet.check()

@@ -69,8 +69,8 @@ def test_counted_sizes_are_those_of_the_serialised_messages():
     for sync in ('', 'rsp:4', 'dgh-gc'):
         for step in steps:
             assert cdr_size(End(PUSH, 0, command=Command(sync=sync, step=step))) == serialised(
-                'TransferEnd', 1, 1, 0, 1, 0, 0., 0., 0, 0, sync, False, 0., 0., 1., 0, False, 0.,
-                False, step.name, np.array(step.integers(), np.uint32),
+                'TransferEnd', 1, 1, 0, 1, 0, False, 0., 0., 0, 0, sync, False, 0., 0., 1., 0,
+                False, 0., False, step.name, np.array(step.integers(), np.uint32),
                 np.array(step.numbers(), np.float64)), step
     assert cdr_size(Receipt(PUSH, 1, bytes(21))) == serialised(
         'TransferReceipt', 1, 1, 0, 1, 0, np.zeros(21, np.uint8), 0)

@@ -25,6 +25,8 @@ from rog_core.steps import step_of
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
 
+from .seal import Side, sealed
+
 MAX_PARAMETERS = 1 << 16  # of a registration
 MAX_NAME = 256            # characters of a name in it
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
@@ -55,29 +57,34 @@ def _identity(transfer: TransferId) -> dict[str, int]:
             'iteration': transfer.iteration, 'attempt': transfer.attempt}
 
 
-def to_ros(message: Chunk | Ack | End | Receipt) -> Any:
-    """Return the rog_msgs message of a value of rog_core."""
+def to_ros(message: Chunk | Ack | End | Receipt, key: Side | None = None) -> Any:
+    """Return the rog_msgs message of a value of rog_core, sealed if there is a key."""
     identity = _identity(message.transfer)
     if isinstance(message, Chunk):
         return RowChunk(**identity, sequence=message.sequence, codec=message.codec,
                         segments=message.segments, ids=_octets(message.ids),
-                        values=_octets(message.values))
+                        values=_octets(message.values), tag=_tag(key, message))
     if isinstance(message, Ack):
         return RowAck(**identity, next_expected=message.next_expected,
-                      received_mask=message.received_mask)
+                      received_mask=message.received_mask, tag=_tag(key, message))
     if isinstance(message, Receipt):
-        return TransferReceipt(**identity, chunks=message.chunks, taken=_octets(message.taken),
-                               refused=message.refused)
+        return sealed(key, TransferReceipt(
+            **identity, chunks=message.chunks, taken=_octets(message.taken),
+            refused=message.refused))
     command = message.command
     sending, step = command.sending, command.step
-    return TransferEnd(**identity, chunks=message.chunks, duration=float(message.duration),
-                       mta_duration=float(message.mta_duration), mta_time=float(command.mta_time),
-                       next_iteration=command.next_iteration, staleness=int(command.staleness),
-                       patience=float(command.patience), sync=command.sync, stop=command.stop,
-                       minimum=float(sending.minimum), threshold=sending.threshold,
-                       by_importance=sending.by_importance, mta=float(sending.mta),
-                       ahead=bool(command.ahead), step=step.name,
-                       step_integers=list(step.integers()), step_numbers=list(step.numbers()))
+    return sealed(key, TransferEnd(
+        **identity, chunks=message.chunks, whole=message.whole,
+        duration=float(message.duration), mta_duration=float(message.mta_duration),
+        mta_time=float(command.mta_time), next_iteration=command.next_iteration,
+        staleness=int(command.staleness), patience=float(command.patience), sync=command.sync,
+        stop=command.stop, minimum=float(sending.minimum), threshold=sending.threshold,
+        by_importance=sending.by_importance, mta=float(sending.mta), ahead=bool(command.ahead),
+        step=step.name, step_integers=list(step.integers()), step_numbers=list(step.numbers())))
+
+
+def _tag(key: Side | None, message: Chunk | Ack) -> array.array:
+    return array.array('B', key.tag_of(message) if key is not None else b'')
 
 
 def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
@@ -94,7 +101,8 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
     step = step_of(message.step, message.step_integers, message.step_numbers)
     return End(transfer, message.chunks, message.duration, message.mta_duration,
                Command(message.next_iteration, message.mta_time, message.staleness, message.sync,
-                       message.stop, message.patience, sending, message.ahead, step))
+                       message.stop, message.patience, sending, message.ahead, step),
+               message.whole)
 
 
 def payload_bytes(message: Chunk | Ack | End | Receipt | RegisterRequest) -> int:

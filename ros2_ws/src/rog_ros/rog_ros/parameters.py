@@ -12,8 +12,10 @@ from fleet_env.fleet import (
     LinkConfig,
     ReachConfig,
     RobotConfig,
+    SecurityConfig,
 )
 from fleet_env.fleet_file import link_trace
+from fleet_env.power import PowerModel
 from fleet_env.settings import changed, setting
 from fleet_ros.link import LinkSettings
 from fleet_ros.parameters import declare, parameters
@@ -29,7 +31,8 @@ SERVER = 'rog'  # name of the parameter server's namespace, which no robot may h
 class WorkerSettings(LinkSettings, Computer, FleetSettings):
     """Settings of a robot's node."""
 
-    UNUSED: ClassVar = (*_ELSEWHERE, 'minutes', 'sync', 'server', 'security.control')
+    UNUSED: ClassVar = (*_ELSEWHERE, 'minutes', 'sync', 'server', 'upstream',
+                        'security.control')
 
     rank: int = setting(0, 'rank of this robot, selects its share of the data', ge=0, le=65535)
     world: int = setting(1, 'number of robots that share the data', ge=1, le=65536)
@@ -60,11 +63,23 @@ class RobotEntry(Computer):
 
 def worker_parameters(fleet: FleetConfig, robot: RobotConfig) -> dict[str, Any]:
     """Parameters of a robot's worker node."""
+    rank, world = fleet.share(robot.name)
     return parameters(WorkerSettings(**_sections(fleet) | {
         'training': changed(fleet.training, pace=robot.pace), 'link': robot.link,
         'power': robot.power, 'stragglers': robot.stragglers, 'capacity': robot.capacity,
-        'rank': fleet.rank(robot.name), 'world': len(fleet.robots),
+        'rank': rank, 'world': world,
         'server_namespace': f'{fleet.network.namespace}/{SERVER}'}))
+
+
+def upstream_parameters(settings: ServerSettings) -> dict[str, Any]:
+    """Parameters of the worker that stands for a server's fleet in the fleet above."""
+    above = settings.upstream
+    return parameters(WorkerSettings(
+        training=changed(settings.training, codec=above.codec, granularity=above.granularity),
+        network=settings.network, heartbeat=settings.heartbeat, link=above.link,
+        security=SecurityConfig(key=above.key, open=above.open),
+        power=PowerModel(computing=0.0, communicating=0.0, stalled=0.0),
+        server_namespace=f'{above.namespace}/{SERVER}'))
 
 
 def server_parameters(fleet: FleetConfig, out: str) -> dict[str, Any]:

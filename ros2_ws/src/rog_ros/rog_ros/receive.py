@@ -11,6 +11,7 @@ from rog_core.dispatch import handler
 from rog_core.errors import RemoteProtocolError, StaleMessageError
 from rog_core.messages import Action, TransferId
 from rog_core.server import ServerMachine
+from rog_core.transfer.sender import Sender
 from rog_core.worker import WorkerMachine
 
 from .convert import from_ros
@@ -30,7 +31,7 @@ def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, p
         if keys is not None:
             if value.transfer.incarnation != keys[0]:
                 return []
-            keys[1].check(message)
+            keys[1].check(message, value)
         who = (peer,) if isinstance(machine, ServerMachine) else ()
         return handler(machine, value)(*who, value, time.monotonic())
     except StaleMessageError:
@@ -48,3 +49,12 @@ def checksum_of(transfer: TransferId, rows: Array) -> str:
     """
     name = f'{transfer.incarnation:x}/{transfer.kind}/{transfer.iteration}/{transfer.attempt}'
     return f'checksum of {name}: {zlib.crc32(to_host(rows).tobytes()):08x}'
+
+
+def push_line(push: Sender, now: float) -> str:
+    """Return the line that a robot logs when the receipt of a push has come (`training.pushes`).
+
+    Its times are of the machine's clock.
+    """
+    return (f'push {push.transfer.iteration} from {push.started:.5f} to {now:.5f} s, end sent at '
+            f'{push.closed:.5f} s, {push.bytes_sent} bytes')

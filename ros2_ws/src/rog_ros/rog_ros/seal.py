@@ -4,10 +4,11 @@ A fleet key is 32 random bytes. From it each robot's own key is derived, so that
 lost reveals no other's. When a robot registers, both sides derive two session keys from the robot's
 key and the random numbers of the two processes: nothing of a former session is of use in another.
 Every message carries a tag of 16 bytes over its typed fields, so it is the same for every
-implementation of DDS: keyed BLAKE2b (RFC 7693, `hashlib`); and for chunks, which are large and
-many, GMAC, the tag of AES-256-GCM without a text (NIST SP 800-38D, package `cryptography`), for
-which processors have instructions. Its nonce is the number of the chunk, which is never used for
-another one with the same key. The key proves who has sent what; it hides nothing.
+implementation of DDS: keyed BLAKE2b (RFC 7693, `hashlib`); and for large chunks the tag of
+AES-256-GCM (NIST SP 800-38D, package `cryptography`), for which processors have instructions. The
+values are its associated data, and the rest of the chunk its text, which is sent as it is. Its
+nonce is the number of the chunk, which is never used for another one with the same key. The key
+proves who has sent what; it hides nothing.
 
 A fleet status is for everybody, also for robots that have not registered with this process, so it
 is signed: Ed25519 (RFC 8032). A robot's key file holds the public half, with which it cannot sign.
@@ -33,11 +34,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rog_core.errors import ConfigError, RemoteProtocolError
-from rog_msgs.msg import RowAck, RowChunk
+from rog_core.messages import Ack, Chunk
 
 TAG = 16       # bytes of a tag
 SECRET = 32    # bytes of a key
-LARGE = 4096   # bytes of values from which GMAC is faster than BLAKE2b
+LARGE = 4096   # bytes of values from which AES-GCM is faster than BLAKE2b
 MAGIC = 'rog-key-1'
 
 
@@ -187,14 +188,10 @@ def _part(get: Callable[[Any], Any], idl: str) -> Callable[[Any], bytes]:
     return lambda m: struct.pack('<I', len(get(m))) + b''.join(map(one, get(m)))
 
 
-# What the tag of a chunk is made of. The first 12 bytes are its nonce: they number the chunk within
-# a session and direction, and padding makes them 12.
+# Numbers that the tags of a chunk and of an acknowledgement are made of. The first 12 bytes of a
+# chunk's are its nonce: they number it within a session and direction, and padding makes them 12.
 _CHUNK = struct.Struct('<IIBxxxBHQII').pack
-_OF_CHUNK = attrgetter('attempt', 'sequence', 'kind', 'codec', 'segments', 'incarnation',
-                       'iteration', 'ids', 'values')
 _ACK = struct.Struct('<3sIBQIIQ').pack
-_OF_ACK = attrgetter('attempt', 'kind', 'incarnation', 'iteration', 'next_expected',
-                     'received_mask')
 
 
 def _cryptography() -> tuple[Any, Any, Any]:
@@ -218,27 +215,43 @@ class Side:
         aead, _, _ = _cryptography()
         self._gcm = aead(derived(key, 'chunks')).encrypt
 
-    def tag_of(self, message: Any) -> bytes:
-        """Return the tag of a message."""
-        kind = type(message)
-        if kind is RowChunk:
-            *numbers, ids, values = _OF_CHUNK(message)
-            header = _CHUNK(*numbers, len(ids))
-            if len(values) >= LARGE:
-                return self._gcm(header[:12], b'', b''.join((header, ids, values)))
-            digest = self._begin()
-            digest.update(header)
-            digest.update(ids)
-            digest.update(values)
-            return digest.digest()
+    def tag_of(self, content: Any) -> bytes:
+        """Return the tag of a `Chunk`, of an `Ack`, or of any other message of ROS.
+
+        Those two are many, and reading a field of a ROS message costs more than one of a value.
+        """
+        kind = type(content)
+        if kind is Chunk:
+            return self._tag_of_chunk(content)
         digest = self._begin()
-        digest.update(_ACK(b'ack', *_OF_ACK(message)) if kind is RowAck
-                      else canonical(message))
+        if kind is Ack:
+            transfer = content.transfer
+            digest.update(_ACK(b'ack', transfer.attempt, transfer.kind, transfer.incarnation,
+                               transfer.iteration, content.next_expected, content.received_mask))
+        else:
+            digest.update(canonical(content))
         return digest.digest()
 
-    def check(self, message: Any) -> None:
-        """Raise `SealError` unless the message has the tag that the keys give it."""
-        _check(message, self.tag_of(message))
+    def _tag_of_chunk(self, chunk: Chunk) -> bytes:
+        transfer, ids, values = chunk.transfer, chunk.ids.data, chunk.values.data
+        header = _CHUNK(transfer.attempt, chunk.sequence, transfer.kind, chunk.codec,
+                        chunk.segments, transfer.incarnation, transfer.iteration, ids.nbytes)
+        if values.nbytes >= LARGE:
+            # Two parts, because to join them would copy the values. Both sides have the text, and
+            # drop what it is encrypted to.
+            return self._gcm(header[:12], b''.join((header, ids)), values)[-TAG:]
+        digest = self._begin()
+        digest.update(header)
+        digest.update(ids)
+        digest.update(values)
+        return digest.digest()
+
+    def check(self, message: Any, value: Any = None) -> None:
+        """Raise `SealError` unless a message has the tag that the keys give it.
+
+        ``value``: what it says, if it is a chunk or an acknowledgement.
+        """
+        _check(message, self.tag_of(value if type(value) in (Chunk, Ack) else message))
 
 
 def tag_of(key: bytes, message: Any, more: bytes = b'') -> bytes:

@@ -32,11 +32,15 @@ ELSEWHERE = {
     'namespace': 'the namespaces of the nodes',
     'channel.shared': 'virtual time only', 'channel.header': 'virtual time only',
     'codec_pace': 'virtual time only',
+    'upstream.peers': 'refused as long as upstream.interface is lo',
     'traffic': 'virtual time only'}
 CHANGED = {
     'task': 'a.b:C', 'sync': 'bsp', 'codec': 'raw', 'granularity': 'layer', 'device': 'cuda',
     'task_options': {'fog': 1}, 'link.trace': 'indoor', 'link.emulate': False, 'nesterov': False,
-    'server.device': 'cuda', 'security.key': '/fleet.key'}
+    'server.device': 'cuda', 'security.key': '/fleet.key', 'upstream.robot': 'red',
+    'upstream.interface': 'wlan1', 'upstream.namespace': '/above', 'upstream.codec': 'raw',
+    'upstream.granularity': 'layer', 'upstream.key': '/above.key',
+    'upstream.link.trace': 'indoor'}
 SETTINGS = [knob for knob in knobs(FleetSettings) if knob.name not in ELSEWHERE]
 
 
@@ -106,7 +110,7 @@ def test_what_a_node_reads_is_what_the_fleet_file_says(node_of):
     node = node_of(worker)
     read = declare(node, WorkerSettings)
     assert (read.link, read.power, read.stragglers) == (robot.link, robot.power, robot.stragglers)
-    assert (read.capacity, read.rank, read.world) == (3.0, 1, 2)
+    assert (read.capacity, read.rank, read.world) == (3.0, *fleet.share('robot2'))
     assert read.heartbeat == fleet.heartbeat and read.network == fleet.network
     for knob in declared(WorkerSettings):
         if knob.path[0] == 'training':

@@ -37,7 +37,7 @@ from rog_core.messages import (
     Send,
     Stop,
 )
-from rog_core.states import REGISTERING, STOPPED
+from rog_core.states import DONE, REGISTERING, STOPPED
 from rog_core.worker import WorkerMachine
 from rog_msgs.msg import (
     FleetStatus,
@@ -57,7 +57,7 @@ from rog_ros.convert import (
     to_ros,
 )
 from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
-from rog_ros.receive import checksum_of, receive
+from rog_ros.receive import checksum_of, push_line, receive
 from rog_ros.seal import (
     SealError,
     Session,
@@ -213,7 +213,10 @@ class WorkerNode(Node):
             if self._session is None:
                 return
             keys = self._session.session, self._session.to_robot
+        push = self.machine.push
         actions = receive(self.machine, message, self.get_logger(), 'the server', keys)
+        if self.settings.training.pushes and push is not None and push.state == DONE:
+            self.get_logger().info(push_line(push, time.monotonic()))
         if actions is None:
             self._dropped += 1
         else:
@@ -338,7 +341,7 @@ class WorkerNode(Node):
         if self._silent:
             return
         publisher = self._out.get(type(value), self._receipts)
-        message = sealed(self._session.to_server if self._session else None, to_ros(value))
+        message = to_ros(value, self._session.to_server if self._session else None)
         self._link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
     def _send_registration(self, request: RegisterRequest, now: float) -> None:

@@ -76,9 +76,13 @@ class Watch:
         before = self._levels.get(report.name, 'ok')
         self._levels[report.name] = report.level
         if report.level != before:
-            log = self._node.get_logger()
-            {'ok': log.info, 'warn': log.warning, 'error': log.error}[report.level](
-                f'{report.name}: {report.message}')
+            log, line = self._node.get_logger(), f'{report.name}: {report.message}'
+            if report.level == 'ok':  # rclpy refuses a second severity from the same call
+                log.info(line)
+            elif report.level == 'warn':
+                log.warning(line)
+            else:
+                log.error(line)
 
     def _status(self, report: Report) -> Any:
         node = self._node

@@ -68,7 +68,7 @@ def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
     """
     training = settings.training
     create(training.sync, Team(capacities, get_codec(training.codec).name, training.momentum,
-                               settings.server.clip))
+                               settings.server.clip, bool(settings.upstream.robot)))
 
 
 def _built(cls: type[Method], written: Written, team: Team) -> Method:

@@ -53,16 +53,26 @@ class Team:
     ``capacities``: robot -> computing capacity, in order of rank; empty if any robot may join.
     ``codec``: name of the fleet's codec. ``momentum``: used by methods that keep the momentum on
     the server. ``clip``: see `rog_core.clip`; 0: pushes count as they are.
+    ``above``: whether the fleet is a robot of another one, whose model changes its own between two
+    pushes.
     """
 
     capacities: Mapping[str, float] = field(default_factory=dict)
     codec: str = 'raw'
     momentum: float = 0.0
     clip: float = 0.0
+    above: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise ConfigError(f'momentum is {self.momentum}; it must be at least 0 and below 1')
+
+    def require_alone(self, text: str) -> None:
+        """Raise `ConfigError` if a fleet above changes the model; ``text``: of the method."""
+        if self.above:
+            raise ConfigError(f"'{text}' computes gradients of one round on one model, which the "
+                              'fleet above may change meanwhile; choose another method, or train '
+                              'without upstream')
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Svrg(Method):
         if team.codec != 'raw':
             raise ConfigError(f"'{written.text}' needs exact gradients, so codec raw; the fleet "
                               f"has '{team.codec}'")
+        team.require_alone(written.text)
         self.period = int(self.numbers.get('svrg', PERIOD))
         self._since = 0  # iterations up to this one were granted by the method before this one
 

@@ -46,6 +46,7 @@ class Receiver:
     granted: int | None = None       # iteration that the next transfer is of; None: any
     energy: float = 0.0              # sum of the squares of what was taken of the present transfer
     refused: int = 0                 # chunks of it that were taken, but are not used
+    announced: End | None = None     # closes it when all chunks are there
     state: str = NONE                # of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
     _next: int = 0
@@ -60,7 +61,7 @@ class Receiver:
         if not self.is_open(chunk.transfer):
             return None, None
         rows = None
-        if chunk.transfer != self.transfer or not self._has(chunk.sequence):
+        if chunk.transfer != self.transfer or not self.has(chunk.sequence):
             rows = self.examine(chunk)
             self._open(chunk.transfer)
             self._mark(chunk.sequence)
@@ -82,7 +83,7 @@ class Receiver:
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
         """Close the transfer. Returns the receipt and the segments taken (None: already closed).
 
-        Returns None for the end of a former transfer.
+        Returns None for the end of a former transfer, and for one that waits for all chunks.
         """
         self.check(end.transfer)
         if not 0 <= end.chunks <= MAX_CHUNKS:
@@ -97,10 +98,20 @@ class Receiver:
         if len(self._flags) > end.chunks:
             raise RemoteProtocolError(f'end of transfer says {end.chunks} chunks; '
                                       f'chunk {len(self._flags) - 1} has arrived')
+        if end.whole and self._next < end.chunks:
+            self.announced = end
+            return None
         self._flags.extend(bytes(end.chunks - len(self._flags)))
         self.state = RECEIVER.after(self.state, 'end')
         self.receipt = self._current_receipt(end.chunks)
         return self.receipt, self._collect()
+
+    @property
+    def due(self) -> End | None:
+        """The end that came before the last of the chunks that it waits for; now they are there."""
+        end = self.announced
+        whole = end is not None and len(self._flags) == self._next == end.chunks
+        return end if whole and self.state == OPEN else None
 
     def check(self, transfer: TransferId) -> None:
         """Raise `RemoteProtocolError` unless it is of this session and direction."""
@@ -134,6 +145,10 @@ class Receiver:
         if self.transfer is None or transfer.attempt > self.transfer.attempt:
             return True
         return transfer == self.transfer and self.state == OPEN
+
+    def has(self, sequence: int) -> bool:
+        """Whether this chunk of the present transfer has arrived."""
+        return 0 <= sequence < len(self._flags) and bool(self._flags[sequence])
 
     def is_closed(self, transfer: TransferId) -> bool:
         """Whether this transfer is the latest one and has been closed."""
@@ -178,10 +193,7 @@ class Receiver:
             self.state = RECEIVER.after(self.state, 'begin')
             self.transfer, self.receipt = transfer, None
             self._flags, self._next, self._ids = bytearray(), 0, []
-            self.energy, self.refused = 0.0, 0
-
-    def _has(self, sequence: int) -> bool:
-        return 0 <= sequence < len(self._flags) and bool(self._flags[sequence])
+            self.energy, self.refused, self.announced = 0.0, 0, None
 
     def _mark(self, sequence: int) -> None:
         if sequence >= len(self._flags):

@@ -3,7 +3,9 @@
 Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission), with acknowledgements of our own
 in place of a socket time-out. The window of unacknowledged bytes is kept full until the budget (the
 MTA time) is over. If the mandatory windows of the plan have not arrived by then, only they are sent
-on. Then an End is sent, and repeated until its Receipt arrives. The table of states is
+on. An End follows the last chunk at once; it holds when all chunks have arrived, so that the
+receiver can answer without a further round trip. If there is no answer, an End that holds whatever
+is missing is sent, and repeated until the Receipt arrives. The table of states is
 `rog_core.states.SENDER`.
 """
 
@@ -71,6 +73,7 @@ class Sender:
     bytes_sent: int = 0
     mta_duration: float = math.inf
     receipt: Receipt | None = None
+    closed: float = math.inf  # time of the first End
     _chunks: list[_Sent] = field(default_factory=list)
     _window: int = 0          # next window of the plan to encode
     _fresh: int = 0           # number of chunks sent at least once
@@ -112,7 +115,8 @@ class Sender:
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
         """Handle the receipt; returns whether it has closed the transfer.
 
-        A receipt before the End means that the receiver has ended the transfer early.
+        A receipt before the last End answers the first one, or the receiver has ended the transfer
+        early.
         """
         if receipt.transfer != self.transfer or self.state == DONE:
             return False
@@ -121,6 +125,13 @@ class Sender:
                 or len(receipt.taken) != (receipt.chunks + 7) // 8:
             raise RemoteProtocolError(f'receipt speaks of {receipt.chunks} chunks in '
                                       f'{len(receipt.taken)} bytes, {self._fresh} were sent')
+        if self.state == SENDING:
+            bits = int.from_bytes(receipt.taken, 'little')
+            taken = [k for k in range(receipt.chunks) if bits >> k & 1]
+            # It tells when the last one came; the acknowledgements of others may have been lost.
+            newest = max(taken, key=lambda k: self._chunks[k].order, default=-1)
+            self._arrive((k for k in taken if k != newest), now, timed=False)
+            self._arrive((k for k in taken if k == newest), now)
         self._end(receipt, 'receipt')
         return True
 
@@ -161,6 +172,9 @@ class Sender:
             out = self._send(now)
             if self._finished(now):
                 self._close(now)
+            elif self._all_sent(now) and math.isinf(self.closed):
+                self.closed = now
+                return [*out, self._end_message(now, whole=True)]
             else:
                 return out
         else:
@@ -231,7 +245,7 @@ class Sender:
             self._low += 1
         return self._low
 
-    def _arrive(self, sequences: Iterable[int], now: float) -> None:
+    def _arrive(self, sequences: Iterable[int], now: float, timed: bool = True) -> None:
         for sequence in sequences:
             sent = self._chunks[sequence]
             if sent.arrived:
@@ -240,7 +254,7 @@ class Sender:
             self._arrived += 1
             if not sent.lost:
                 self._in_flight -= sent.nbytes
-            if sent.tries == 1:
+            if timed and sent.tries == 1:
                 self.link.sample(sent.nbytes, sent.sent_at, sent.delivered_then, now)
             else:
                 self.link.delivered += sent.nbytes
@@ -341,10 +355,26 @@ class Sender:
         # Wait one time-out for chunks still in flight, so that few rows are sent again later.
         return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
+    def _all_sent(self, now: float) -> bool:
+        """Whether only what is lost will still be sent."""
+        if self._window == len(self.plan.windows) and self._fresh == len(self._chunks):
+            return True
+        return self._over(now) and self._window >= self.plan.mandatory \
+            and self._fresh >= self._mandatory
+
     def _close(self, now: float) -> None:
         self.state = SENDER.after(self.state, 'close')
         if math.isinf(self.mta_duration):
             self.mta_duration = now - self.started
-        self._message = End(self.transfer, self._fresh, now - self.started, self.mta_duration,
-                            self.command)
+        self._message = self._end_message(now)
         self._resend_end, self._end_interval = now, self._first_interval
+        if math.isinf(self.closed):
+            self.closed = now
+        elif self._arrived == self._fresh:  # the first end, too, is there, or will be at once
+            self._resend_end = max(now, self.closed + self.link.round_trip)
+
+    def _end_message(self, now: float, whole: bool = False) -> End:
+        duration, mta = now - self.started, self.mta_duration
+        if math.isinf(mta):  # of a minimum that is still on its way
+            mta = (duration + self.link.round_trip) * self.plan.mta_factor
+        return End(self.transfer, self._fresh, duration, mta, self.command, whole)

@@ -45,6 +45,7 @@ class Coded(Rolling):
             raise ConfigError(f"'{self}' decodes sums of coded gradients, which is wrong as soon "
                               'as one of them is scaled down; choose another method, or '
                               'server.clip: 0')
+        team.require_alone(written.text)
         stragglers, groups, every = self.numbers_of_code()
         self._names = list(team.capacities)
         self.expected = frozenset(team.capacities)

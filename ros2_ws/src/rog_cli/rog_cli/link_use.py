@@ -1,0 +1,139 @@
+"""How much of what the links offer the pushes of an emulated fleet use.
+
+What a link *offers* a push, from begin to receipt, is what it could carry if the push always
+had something to send: the rate of the trace, divided by the flows that share the air at that
+moment, this one included. What the push *uses* is what the air carries of the robot's uplink
+meanwhile. The two differ only while nothing of the robot waits for the air. The radio writes when
+each flow was busy, the robots log when each push began and ended; both by the clock of the machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fleet_env.fleet import FleetConfig
+from fleet_env.trace import Floats, LinkTrace
+
+from .radio import traces_of
+
+PERIODS_FILE = 'air-busy.txt'
+PUSH = re.compile(r'push \d+ from (\S+) to (\S+) s')
+
+
+@dataclass(frozen=True)
+class Use:
+    """What the pushes of a robot had of its link.
+
+    Shares are of what the link offered; `head`, `tail` and `1 - used - head - tail`, which is lost
+    in between, say where the rest has gone.
+    """
+
+    pushes: int
+    seconds: float         # that they took, until the receipt
+    busy: float            # share of those with a link in which the uplink had something to carry
+    offered_mbit: float
+    used: float            # share that was used
+    head: float            # share lost before the first byte was on the air
+    tail: float            # share lost after the last one
+
+
+def pushes_of(lines: Iterable[str]) -> Floats:
+    """Return (n, 2) times at which a robot's pushes began and were over, from its log."""
+    found = [match.groups() for line in lines if (match := PUSH.search(line))]
+    return np.array(found, np.float64).reshape(-1, 2)
+
+
+def read_periods(lines: Iterable[str]) -> tuple[float, dict[tuple[str, bool], Floats]]:
+    """Return when the traces began, and the busy times (n, 2) of (robot, uplink)."""
+    start = np.inf
+    found: dict[tuple[str, bool], Any] = {}
+    for line in lines:
+        name, *rest = line.split()
+        if len(rest) == 1:
+            start = float(rest[0])
+        else:
+            found.setdefault((name, rest[0] == 'up'), []).append((float(rest[1]), float(rest[2])))
+    return start, {flow: np.array(times) for flow, times in found.items()}
+
+
+def link_use(traces: Mapping[str, LinkTrace], shared: bool, start: float,
+             periods: Mapping[tuple[str, bool], Floats], pushes: Mapping[str, Floats]
+             ) -> dict[str, Use]:
+    """Return what the pushes of each robot used; those from ``start`` on that have ended.
+
+    ``periods``: as `read_periods` returns them; ``pushes``: robot -> as `pushes_of`.
+    """
+    pushes = {robot: times[times[:, 0] >= start] for robot, times in pushes.items()}
+    last = max((times.max() for times in pushes.values() if times.size), default=start)
+    grid = np.unique(np.concatenate(
+        [*(times.ravel() for times in (*periods.values(), *pushes.values())),
+         *(_samples(trace, start, last) for trace in traces.values())]))
+    grid = grid[(grid >= start) & (grid <= last)]
+    if grid.size < 2:
+        return {}
+    middle = (grid[1:] + grid[:-1]) / 2
+    rates = {robot: trace.rate_at(middle - start) for robot, trace in traces.items()}
+    busy = {(robot, uplink): _within(periods.get((robot, uplink)), middle) & (rates[robot] > 0)
+            for robot in traces for uplink in (True, False)}
+    alone = {robot: busy[robot, True].astype(int) + busy[robot, False] for robot in traces}
+    together = np.sum(list(alone.values()), axis=0)
+    found = {}
+    for robot, times in pushes.items():
+        if times.size:
+            up, flows = busy[robot, True], together if shared else alone[robot]
+            offered = _integral(grid, rates[robot] / (flows + ~up))
+            used = _integral(grid, rates[robot] * up / np.maximum(flows, 1))
+            linked = _integral(grid, rates[robot] > 0)
+            found[robot] = _use(grid, offered, used, _integral(grid, up), linked, times)
+    return found
+
+
+def use_of_run(fleet: FleetConfig, out: Path) -> dict[str, Use]:
+    """Return what the pushes of each robot used, from the files of a run in ``out``."""
+    with (out / PERIODS_FILE).open(encoding='ascii') as lines:
+        start, periods = read_periods(lines)
+    pushes = {}
+    for robot in fleet.robots:
+        with (out / 'logs' / f'{robot.name}.log').open(errors='replace') as lines:
+            pushes[robot.name] = pushes_of(lines)
+    return link_use(traces_of(fleet), fleet.channel.shared, start, periods, pushes)
+
+
+def _use(grid: Floats, offered: Floats, used: Floats, busy: Floats, linked: Floats,
+         times: Floats) -> Use:
+    def during(amount: Floats, begin: Floats, end: Floats) -> float:
+        return float((np.interp(end, grid, amount) - np.interp(begin, grid, amount)).sum())
+
+    begin, over = times.T
+    # The first and the last moment of each push at which something of it is on the air.
+    first = np.interp(begin, grid, used)
+    last = np.interp(over, grid, used)
+    head = np.clip(grid[np.maximum(np.searchsorted(used, first, side='right') - 1, 0)], begin, over)
+    tail = np.clip(grid[np.minimum(np.searchsorted(used, last), grid.size - 1)], head, over)
+    mbit = during(offered, begin, over) or np.nan  # NaN: there was no link
+    return Use(len(times), float((over - begin).sum()),
+               during(busy, begin, over) / (during(linked, begin, over) or np.nan), mbit,
+               during(used, begin, over) / mbit,
+               during(offered, begin, head) / mbit, during(offered, tail, over) / mbit)
+
+
+def _samples(trace: LinkTrace, start: float, last: float) -> Floats:
+    cycles = np.arange(max((last - start) // trace.period, 0) + 1) * trace.period + start
+    return (cycles[:, None] + trace.times).ravel()
+
+
+def _within(periods: Floats | None, times: Floats) -> np.ndarray:
+    """Whether each of the times lies in one of the periods, which do not overlap."""
+    if periods is None:
+        return np.zeros(times.shape, bool)
+    index = np.searchsorted(periods[:, 0], times, side='right') - 1
+    return (index >= 0) & (times < periods[index, 1])
+
+
+def _integral(grid: Floats, rate: Any) -> Floats:
+    return np.concatenate(([0.0], np.cumsum(rate * np.diff(grid))))
