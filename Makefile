@@ -5,14 +5,14 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 PACKAGES := embedded ros2_ws/src/fleet_env ros2_ws/src/fleet_ros ros2_ws/src/rog_core \
             ros2_ws/src/rog_tasks ros2_ws/src/rog_ros ros2_ws/src/rog_ps ros2_ws/src/rog_worker \
-            ros2_ws/src/rog_sim ros2_ws/src/rog_cli ros2_ws/src/lopinfer_node \
-            ros2_ws/src/rrto_bridge launch studies
+            ros2_ws/src/rog_sim ros2_ws/src/rog_cli ros2_ws/src/rog_view \
+            ros2_ws/src/lopinfer_node ros2_ws/src/rrto_bridge launch studies
 FLEET ?= outdoor
 SCHEDULES ?= 10000
 MINUTES ?= 60
 SEED ?= 1
 
-.PHONY: help setup demo test test-all bench lint soak chaos clean
+.PHONY: help setup demo test test-all bench lint site reference soak chaos clean
 
 help:
 	@echo "make setup     install everything into .venv"
@@ -22,12 +22,14 @@ help:
 	@echo "make soak      the property tests with $(SCHEDULES) schedules (SCHEDULES=N), then make chaos"
 	@echo "make chaos     $(MINUTES) minutes of a real fleet that is disturbed on purpose; as root (MINUTES=M SEED=N)"
 	@echo "make bench     measure, and write docs/benchmarks.md"
-	@echo "make lint      ruff and mypy"
+	@echo "make lint      ruff and mypy, and the documentation as a site"
+	@echo "make site      the documentation as a site, in build/site"
+	@echo "make reference write the pages of docs/ that are made from code: settings, messages, commands"
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: constraints.txt requirements.txt $(addsuffix /setup.py,$(PACKAGES))
-	@$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info < (3, 14), "Python 3.10 to 3.13 is needed; set PYTHON="'
+	@$(PYTHON) tools/needed.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -U pip setuptools wheel
 	$(BIN)/pip install -q -c constraints.txt torch
@@ -55,7 +57,18 @@ chaos: setup
 bench: setup
 	@$(BIN)/python tools/bench.py
 
-lint: setup
+reference: setup
+	for page in settings messages commands; do $(BIN)/python tools/$$page.py > docs/$$page.md || exit 1; done
+
+$(VENV)/.site: docs/requirements.txt $(VENV)/.ready
+	$(BIN)/pip install -q -c constraints.txt -r docs/requirements.txt
+	@touch $@
+
+# Each warning is an error: a link to a page or a heading that does not exist, a page that no other names.
+site: $(VENV)/.site
+	@$(BIN)/sphinx-build -W --keep-going -q -c docs . build/site
+
+lint: setup site
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(wildcard ros2_ws/src/[a-z]*/[a-z]*_[a-z]*/) launch/rog_bringup studies/rog_studies \
 		embedded/src/rclpy testing/fleet_testing.py

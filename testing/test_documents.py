@@ -19,7 +19,9 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ('README.md', 'SECURITY.md', 'CONTRIBUTING.md',
                                       'embedded/README.md')] + \
     sorted((ROOT / 'docs').glob('*.md'))
-PROGRAMS = ('rog', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3', 'pip')
+PROGRAMS = ('rog', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3', 'pip',
+            'docker', 'pixi')
+MADE = ('settings', 'messages', 'commands')  # pages that tools/*.py print
 RECORD = ROOT.parent / 'shared/data/traces/rog_outdoors_record.txt'
 NET = 'resnet18 --input 1x3x64x64'
 UP = 'rog fleet up quick.yaml --plain --out up'
@@ -51,6 +53,7 @@ SERVE = {'beside': 'rrto serve --name laptop', 'ready': 'serving as laptop'}
 RUN = {
     'make demo': Short(f'make -C {ROOT} demo FLEET=$PWD/quick.yaml', **TRAINS),
     'make lint': Short(f'make -C {ROOT} lint'),
+    'make site': Short(f'make -C {ROOT} site'),
     'make soak': Short(f'make -C {ROOT} soak SCHEDULES=8 MINUTES=0', says=' passed'),
     'source .venv/bin/activate': Short(f'source {ROOT}/.venv/bin/activate; rog --help',
                                        says='VERB', needs=ROOT / '.venv/bin/activate'),
@@ -68,10 +71,40 @@ RUN = {
     'rog control stop --key fleet.key': Short(
         '', f'rog key fleet.key && {UP} --set security.key=fleet.key', 'robot3: [1-9]',
         says='stopping'),
+    'rog view': Short('rog view --port 0', UP, 'robot3: [1-9]', until='http://127.0.0.1'),
+    'rog view --interface wlan0 --key fleet.key': Short(
+        'rog key fleet.key && rog view --port 0 --interface lo --key fleet.key', until='http://'),
+    'rog view runs/outdoor-...': Short(
+        'rog sim outdoor --minutes 0.2 --out runs/outdoor-1 && rog view --port 0 runs/outdoor-1',
+        until='http://'),
     'rog status': Short('rog status --once', UP, 'robot3: [1-9]', says='robot3'),
     'rog plot runs/outdoor-...':
         Short('rog sim outdoor --minutes 1 --out runs/outdoor-1 && rog plot runs/outdoor-*',
               says='run.png'),
+    'rog control sync rsp:20': Short('', UP, 'robot3: [1-9]', says='rsp:20'),
+    'rog fleet show my_fleet.yaml': Short(says='capacity'),
+    'rog sim my_fleet.yaml': Short('rog sim my_fleet.yaml --minutes 0.2', says='Results in'),
+    'rog fleet up my_fleet.yaml --set training.sync=bsp':
+        Short('rog fleet up my_fleet.yaml --plain --set training.sync=bsp', until='robot2: [1-9]',
+              says='Results in'),
+    'rog sim my_fleet.yaml --set training.task=my_task:Digits --minutes 10': Short(
+        'rog sim my_fleet.yaml --set training.task=my_task:Digits --minutes 1', says='Results in'),
+    'rog fleet up my_fleet.yaml --set training.task=my_task:Digits': Short(
+        'rog fleet up my_fleet.yaml --plain --set training.task=my_task:Digits',
+        until='robot2: [1-9]', says='Results in'),
+    'rog compare my_fleet.yaml --sync bsp,my_methods.lag:Lag:4+fast --seeds 3': Short(
+        'rog compare my_fleet.yaml --sync bsp,my_methods.lag:Lag:4+fast --seeds 1 --minutes 0.2',
+        says='Lag:4'),
+    'rog sim outdoor --trace mylink.txt --sync rsp:4':
+        Short('rog sim outdoor --trace mylink.txt --sync rsp:4 --minutes 0.2'),
+    'rog fleet up outdoor --only robot1 --set network.interface=wlan0 --set link.emulate=false':
+        Short('rog fleet up quick.yaml --only robot1 --plain --out r1 --set link.emulate=false',
+              f'{UP} --only server,robot2,robot3', 'robot3: [1-9]', until='robot1: [1-9]'),
+    'rog status --interface wlan0': Short('rog status --interface lo --once', UP,
+                                          'robot3: [1-9]', says='robot3'),
+    'rog doctor --interface wlan0': Short('rog doctor --interface lo --timeout 0',
+                                          says='lo is up'),
+    'rog doctor outdoor': Short('rog doctor outdoor --timeout 0', says='lo is up'),
     'rog trace stats mylink.txt': Short(),
     'rog sim non_iid --sync gsgm --minutes 2': Short('rog sim non_iid --sync gsgm --minutes 0.2'),
     'lopinfer demo': Short(f'lopinfer demo {NET} --bandwidth 20 --requests 1', says='lopinfer'),
@@ -86,6 +119,9 @@ RUN = {
         Short('rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 1 --robots 4'),
     'rog sim crimp --minutes 10':
         Short('rog sim crimp --minutes 0.3', says='map.png'),
+    'rog fleet up two_level': Short('rog fleet up two_level --plain --out up',
+                                    until='blue: [1-9]', says='Results in'),
+    'rog sim two_level': Short('rog sim two_level --minutes 0.2', says='summary.json'),
     'rog compare two_speeds':
         Short('rog compare two_speeds --minutes 0.5 --seeds 1 --sync bsp,asp'),
     'rog calibrate ../shared/data/traces/rog_outdoors_record.txt':
@@ -121,26 +157,43 @@ RUN = {
     'python my_node.py': Short(until='spinning'),
 }
 
+IMAGE = "needs a base image; testing/test_docker.py runs what the containers of compose.yaml run"
+BUILT = 'docs/install.md says what was tried'
 ROS = 'needs ROS 2; launch/test starts the same launch files there'
 AS_ROOT = "needs root; rog_cli's tests run it, in short"
 # Beginning of a command -> why it is not run.
 NOT_RUN = {
     'make chaos': AS_ROOT, 'rog chaos': AS_ROOT, 'rog fleet up outdoor --emulate': AS_ROOT,
-    'rog compare outdoor --real': AS_ROOT,
+    'rog compare outdoor --real': AS_ROOT, 'rog compare --real': AS_ROOT,
+    'python bench/': 'a measurement; make bench runs it',
+    'rog study rivals': "takes long; studies/test runs a shorter one",
+    'rog study bounds': "takes long; studies/test runs a shorter one",
+    '--methods bsp': 'the second line of one of them',
     'make setup': 'these tests run in what it made',
     'make test': 'these tests are run by it',
     'make bench': 'measures for an hour and overwrites docs/benchmarks.md',
     'python -m pytest embedded/test': 'make test runs it',
+    'python -m pytest testing/test_ros_lint.py': 'make test runs it',
     'pip install -e embedded': 'make setup does it',
     'pip install torch numba': 'make setup does it',
+    'pip install build': 'downloads; testing/test_package.py builds and looks at the wheel',
+    'python -m build': 'testing/test_package.py builds and looks at the wheel',
+    'pip install dist/': 'testing/test_package.py builds and looks at the wheel',
+    'rog trace record --iface': 'needs a radio',
+    'sudo timedatectl': 'changes this machine',
+    'docker ': IMAGE, 'pixi ': BUILT, 'cmake ': BUILT, 'sudo cmake': BUILT, 'sudo ldconfig': BUILT,
+    'CYCLONEDDS_HOME': BUILT, 'echo "yaml': ROS, 'rosdep update': ROS, 'PIP_BREAK': ROS,
+    'make reference': 'a test below compares what it writes',
     'pip install colcon': 'make setup does it',
     'sudo apt install ros': ROS, 'python3 -m venv': 'make setup does it',
     'source ~/rog-env': ROS, 'source /opt/ros': ROS, 'export RMW': ROS,
     'pip install distributed': 'make setup does it',
     'dask ': "rog_sim's tests start a scheduler and a worker",
     'rog study coding --cluster': "rog_sim's tests run on a cluster",
-    'python tools/settings.py': 'launch/test compares what it prints with the page',
+    'python tools/settings.py': 'a test below compares what it prints with the page',
     'export ROS_SECURITY_ENABLE': ROS,
+    'rog plot statuses': "rog_cli's tests write such a recording",
+    'rog view statuses': "rog_cli's tests write such a recording",
     'colcon ': 'make test-all does it', 'ros2 ': ROS, 'source install/': ROS,
 }
 
@@ -177,6 +230,13 @@ CODE = {
         model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval(), \\
             torch.ones(1, 3, 16, 16)
         ''', 'assert torch.equal(y, model(x))'),
+    '# my_task.py': ('', '''
+        task = Digits()
+        images, labels = next(task.batches(1, 3))
+        assert images.shape == (24, 64) and labels.shape == (24,)
+        assert abs(task.loss(task.model(), (images, labels)).item() - 2.3) < 0.3
+        assert 0 <= task.evaluate(task.model()) < 0.4
+        '''),
     'from rog_core.messages import Sending': ('', '''
         import sys
         from rog_core import create
@@ -198,8 +258,19 @@ APP = 'import torch\nprint(torch.ones(10).cuda().sum().item())\n'
 def blocks():
     """(document, language, text) of every fenced block."""
     for document in DOCUMENTS:
-        for match in re.finditer(r'^ *```(\w*)\n(.*?)^ *```', document.read_text(), re.M | re.S):
+        text = document.read_text()
+        for match in re.finditer(r'^ *```([\w{}]*)\n(.*?)^ *```', text, re.M | re.S):
             yield document.relative_to(ROOT), match[1], textwrap.dedent(match[2])
+
+
+def python_block(first):
+    """The block of Python that begins so."""
+    return next(text for _, _, text in blocks() if text.startswith(first))
+
+
+def fleet_files():
+    """The fleet files that the documents tell people to write."""
+    return [text for _, language, text in blocks() if language == 'yaml']
 
 
 def commands():
@@ -248,18 +319,22 @@ def test_every_command_that_is_run_stands_in_a_document():
 def test_every_block_is_of_a_kind_that_is_tested():
     python_blocks = {text.splitlines()[0] for _, language, text in blocks() if language == 'python'}
     assert python_blocks == {*CODE, 'try:'}  # the last is part of my_node.py
-    assert {language for _, language, _ in blocks()} <= {'bash', 'python', ''}  # '': no code
+    # '': no code; toctree: Sphinx reads it.
+    assert {language for _, language, _ in blocks()} <= {'bash', 'python', 'yaml', '', '{toctree}'}
+    assert [text.split()[1] for text in fleet_files()] == ['my_fleet']
 
 
 @pytest.fixture
 def place(tmp_path):
     """A folder with the files that the documents speak of, and a way to start a command in it."""
     started = []
-    end = next(text for _, _, text in blocks() if text.startswith('try:'))
     env = environment(free_domain(), tmp_path)
     env['PATH'] = f'{Path(sys.executable).parent}:{env["PATH"]}'
-    for name, text in {'my_node.py': MY_NODE + end, 'app.py': APP, 'their_app.py': APP,
-                       'mylink.txt': '0 5\n1 0.2\n2 8\n'}.items():
+    (tmp_path / 'my_methods').mkdir()
+    for name, text in {'my_node.py': MY_NODE + python_block('try:'), 'app.py': APP,
+                       'their_app.py': APP, 'mylink.txt': '0 5\n1 0.2\n2 8\n',
+                       'my_fleet.yaml': fleet_files()[0], 'my_task.py': python_block('# my_task'),
+                       'my_methods/lag.py': python_block('from rog_core.messages')}.items():
         (tmp_path / name).write_text(text)
 
     def start(command):
@@ -329,10 +404,16 @@ def test_what_is_not_run(command):
     pytest.param(first, marks=pytest.mark.long if first in WITH_SERVER else []) for first in CODE])
 def test_a_block_of_python_runs(first, place, request, tmp_path):
     before, after = map(textwrap.dedent, CODE[first])
-    code = next(text for _, _, text in blocks() if text.startswith(first))
-    (tmp_path / 'block.py').write_text(f'{before}\n{code}\n{after}\n')
+    (tmp_path / 'block.py').write_text(f'{before}\n{python_block(first)}\n{after}\n')
     if first in WITH_SERVER:
         command, ready = WITH_SERVER[first]
         request.getfixturevalue('quick')(command).wait(ready)
     code, out = place('python block.py').ended()
     assert code == 0, out
+
+
+@pytest.mark.parametrize('name', MADE)
+def test_a_page_that_is_made_from_code_is_up_to_date(name):
+    made = subprocess.run([sys.executable, ROOT / f'tools/{name}.py'], text=True, check=True,
+                          stdout=subprocess.PIPE).stdout
+    assert made == (ROOT / f'docs/{name}.md').read_text(), 'make reference'

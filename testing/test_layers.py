@@ -30,12 +30,15 @@ def table():
 TABLE = table()
 
 
-KEYS = {'PIL': 'python3-pil', 'cryptography': 'python3-cryptography', 'joblib': 'python3-joblib',
-        'llvmlite': 'python3-numba', 'matplotlib': 'python3-matplotlib', 'numba': 'python3-numba',
-        'numpy': 'python3-numpy', 'pydantic': 'python3-pydantic-pip', 'rich': 'python3-rich',
-        'rosbags': 'python3-rosbags-pip', 'safetensors': 'python3-safetensors-pip',
-        'sklearn': 'python3-sklearn', 'torch': 'python3-torch-pip', 'yaml': 'python3-yaml'}
-PIP = {'PIL': 'pillow', 'llvmlite': 'numba', 'sklearn': 'scikit-learn', 'yaml': 'PyYAML'}
+KEYS = {'PIL': 'python3-pil', 'cryptography': 'python3-cryptography',
+        'fastapi': 'python3-nicegui-pip', 'joblib': 'python3-joblib', 'llvmlite': 'python3-numba',
+        'matplotlib': 'python3-matplotlib', 'nicegui': 'python3-nicegui-pip',
+        'numba': 'python3-numba', 'numpy': 'python3-numpy', 'pydantic': 'python3-pydantic-pip',
+        'rich': 'python3-rich', 'rosbags': 'python3-rosbags-pip',
+        'safetensors': 'python3-safetensors-pip', 'sklearn': 'python3-sklearn',
+        'torch': 'python3-torch-pip', 'uvicorn': 'python3-nicegui-pip', 'yaml': 'python3-yaml'}
+PIP = {'PIL': 'pillow', 'fastapi': 'nicegui', 'llvmlite': 'numba', 'sklearn': 'scikit-learn',
+       'uvicorn': 'nicegui', 'yaml': 'PyYAML'}
 # Used where they are found; an error or the log says so where one is missed.
 OPTIONAL = {'distributed', 'h5py', 'jtop'}
 

@@ -17,8 +17,8 @@ BASES = ['--base-paths', 'ros2_ws/src', 'launch', 'studies']
 SHORT = ['-m', 'not long', '--hypothesis-profile=few']
 # One Python each, side by side: to start it and import PyTorch takes as long as many tests. RRTO
 # replaces PyTorch's `cuda`, so it is alone. They take about equally long; the last has the rest.
-GROUPS = {'core': ['rog_core'], 'sim': ['rog_sim', 'rog_cli'], 'lopinfer': ['lopinfer_node'],
-          'rrto': ['rrto_bridge'], 'rest': []}
+GROUPS = {'core': ['rog_core'], 'sim': ['rog_sim', 'rog_cli', 'rog_view'],
+          'lopinfer': ['lopinfer_node'], 'rrto': ['rrto_bridge'], 'rest': []}
 
 
 def folders() -> dict[str, list[Path]]:

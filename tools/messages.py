@@ -1,0 +1,38 @@
+"""Prints docs/messages.md: messages and services, from their definitions.
+
+python tools/messages.py > docs/messages.md
+"""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+HEAD = '''\
+# Messages and services
+
+Made by `make reference` from the definitions in `ros2_ws/src/*_msgs`. Units stand in the texts;
+where none does, a number has none. Headers carry the time of the sender's clock.
+'''
+
+
+def definition(path: Path) -> str:
+    """Return one heading, what the definition is for, and its fields."""
+    above, _, below = path.read_text().partition('\n\n')
+    text = ' '.join(line.removeprefix('#').strip() for line in above.splitlines())
+    # A name in angle brackets would be read as HTML.
+    text = re.sub(r'(?<!`)(\S*<\w+>[\w/]*)', r'`\1`', text)
+    return f'### {path.parent.parent.name}/{path.stem}\n\n{text}\n\n```\n{below.strip()}\n```\n'
+
+
+def page() -> str:
+    """Return the page."""
+    parts = [HEAD]
+    for package in sorted((ROOT / 'ros2_ws' / 'src').glob('*_msgs')):
+        parts.append(f'## {package.name}\n')
+        parts += [definition(path) for kind in ('msg', 'srv')
+                  for path in sorted(package.glob(f'{kind}/*.{kind}'))]
+    return '\n'.join(parts)
+
+
+if __name__ == '__main__':
+    print(page(), end='')
