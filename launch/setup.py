@@ -11,7 +11,7 @@ setup(
     package_data={package_name: ['fleets/*.yaml']},
     data_files=[
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
-        ('share/' + package_name, ['package.xml', *glob('*.launch.py')]),
+        ('share/' + package_name, ['package.xml', 'diagnostics.yaml', *glob('*.launch.py')]),
     ],
     install_requires=[],
     extras_require={'test': ['pytest']},

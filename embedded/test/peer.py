@@ -78,6 +78,8 @@ def main():
     rclpy.init(args=["peer", *args])
     name = role.removeprefix("bare:")
     node = Node(f"peer_{name}", namespace="/test")
+    # Ready means: the executor runs. Before the role, whose timer may be due at the same time.
+    ready = node.create_timer(0.0, lambda: (ready.cancel(), say("ready")))
     ROLES[name](node)
 
     def wait_for_end():
@@ -86,8 +88,6 @@ def main():
 
     if not bare:
         threading.Thread(target=wait_for_end, daemon=True).start()
-    # Ready means: the executor runs.
-    ready = node.create_timer(0.0, lambda: (ready.cancel(), say("ready")))
     if bare:
         rclpy.spin(node)
         say("spin returned")

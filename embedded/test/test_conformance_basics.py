@@ -142,6 +142,18 @@ def test_log_levels(capfd):
     assert "[DEBUG] [" in err and "] [test_levels.child]: also shown" in err
 
 
+def test_one_call_logs_with_one_severity():
+    logger = get_logger("test_one_call")
+
+    def say(severity):
+        logger.log("a line", severity)
+
+    say(LoggingSeverity.INFO)
+    say(LoggingSeverity.INFO)
+    with pytest.raises(ValueError, match="severity"):
+        say(LoggingSeverity.ERROR)
+
+
 def test_log_filters(capfd):
     logger = get_logger("test_filters")
     for i in range(3):

@@ -6,11 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import EMBEDDED
-
-if not EMBEDDED:
-    pytest.skip("a real rclpy is sourced: nothing of embedded/ is used", allow_module_level=True)
-
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st

@@ -7,11 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import EMBEDDED
-
-if not EMBEDDED:
-    pytest.skip("a real rclpy is sourced: nothing of embedded/ is used", allow_module_level=True)
-
 from rclpy import _args, _dds, _profile
 from rclpy._message import message_class
 from rclpy.publisher import endpoint_data

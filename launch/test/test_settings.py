@@ -10,7 +10,6 @@ from pathlib import Path
 import fleet_env
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / 'docs' / 'settings.md'
 AT = '    chunk_bytes: int = _('  # a setting of `network`
 LINE = "    hops: int = _(2, 'most hops of a packet', 'nodes', ge=1, le=9)\n"
 PLACES = '''
@@ -70,9 +69,3 @@ def test_one_line_adds_a_setting_everywhere(tmp_path):
                env={**os.environ, 'PYTHONPATH': path, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'})
     assert done.returncode == 0, done.stderr
     assert 'network.hops is 10 nodes; it must be a whole number, at least 1' in done.stderr
-
-
-def test_the_page_of_all_settings_is_up_to_date():
-    done = run(str(ROOT / 'tools' / 'settings.py'))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == PAGE.read_text(), f'python tools/settings.py > {PAGE}'

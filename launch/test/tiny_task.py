@@ -44,3 +44,13 @@ class Failing(Tiny):
 
     def loss(self, model, batch):
         raise RuntimeError('the camera is unplugged')
+
+
+class Opposed(Tiny):
+    """Climbs where the others descend, in large steps that are not implausible yet."""
+
+    def loss(self, model, batch):
+        return -40 * super().loss(model, batch)
+
+    def evaluate(self, model):
+        return 0.5

@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from rog_embedded import need_no_other_rclpy
+
 from rclpy.context import Context
 from rclpy.parameter import Parameter
 from rclpy.signals import (
@@ -44,6 +46,7 @@ __all__ = [
     "try_shutdown",
 ]
 
+need_no_other_rclpy(__path__[0])
 _lock = threading.Lock()
 _global_executor: Any = None
 

@@ -77,7 +77,7 @@ def cyclone_config() -> str:
     user = os.environ.get("CYCLONEDDS_URI", "")
     peers = [p for p in os.environ.get("ROS_STATIC_PEERS", "").split(";") if p.strip()]
     if reach == "LOCALHOST":
-        peers.insert(0, "localhost")
+        peers.insert(0, "127.0.0.1")  # a name needs /etc/hosts, which a bare system lacks
     general = _UNICAST if reach in ("LOCALHOST", "OFF") else ""
     if reach == "LOCALHOST" and not user:
         general += _LOOPBACK  # the user's file may name interfaces, and none may be named twice

@@ -204,7 +204,7 @@ class RcutilsLogger:
             return False
         name = kwargs.pop("name", self.name)
         frame = _caller()
-        if kwargs and self._filtered(frame, severity, kwargs):
+        if self._filtered(frame, severity, kwargs):
             return False
         now = _time.time_ns()
         message = str(message)

@@ -13,14 +13,19 @@ from fleet_ros.ending import end_with_launcher
 from . import bench, demo, run, serve, status
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs."""
     parser = argparse.ArgumentParser(
         prog='rrto', description='Run an unmodified PyTorch program on the GPU of a server.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
     for module in (run, serve, status, demo, bench):
         module.add_parser(verbs)
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    options = make_parser().parse_args(arguments)
     end_with_launcher()
     # So that a server that was started for this command ends with it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
