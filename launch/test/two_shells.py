@@ -46,6 +46,7 @@ class Protocol:
         self.server = None
         self._pushes: set = set()
         self._transfers: set = set()
+        self._deciding: list = []
 
     def watch_server(self, machine):
         self.server = machine
@@ -73,6 +74,15 @@ class Protocol:
         decide = getattr(machine, name)
 
         def method(*arguments, **options):
+            if machine in self._deciding:  # one event of a machine may contain another
+                return decide(*arguments, **options)
+            self._deciding.append(machine)
+            try:
+                return noted(*arguments, **options)
+            finally:
+                self._deciding.remove(machine)
+
+        def noted(*arguments, **options):
             former = getattr(machine, 'push', None), getattr(machine, 'command', None)
             if name == 'on_gradient' and machine.state != STOPPED:
                 assert self.at_rest(), 'the scenario leaves the outcome to chance'
@@ -101,8 +111,6 @@ class Protocol:
 
     def _after_server(self, machine, name, former, actions):
         self._note_transfers(machine)
-        if name != 'on_end':
-            return []
         for action in actions:
             message = action.message if isinstance(action, Send) else None
             if isinstance(message, Receipt) and message.transfer not in self._pushes:

@@ -1,5 +1,7 @@
 """rog study: choices, refusals, files. The runs are made up; test_studies.py tests the studies."""
 
+from importlib.metadata import EntryPoints
+
 import made_up_runs
 import pytest
 from rog_cli import main as command
@@ -59,7 +61,7 @@ def test_cases_and_studies_that_there_are_not_are_refused(capsys, tmp_path, made
 
 
 def test_without_this_package_rog_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr(command, 'entry_points', lambda group: [])
+    monkeypatch.setattr(command, 'entry_points', lambda group: EntryPoints([]))
     for verb in ('study', 'calibrate'):
         code, _, error = run(capsys, verb, '--help')
         assert code == 2 and error.count('\n') == 1

@@ -327,10 +327,11 @@ class ParameterServerNode(Node):
                     '(server.implausible)')
             self.get_logger().warning(f'refused a push of {robot}: {what}')
             self._fault(robot, 'push_refused', what)
-        if self.machine.clipped[robot] != clipped:
-            self.get_logger().warning(f'a push of {robot} counts only in part: its norm is above '
-                                      f'{self.settings.server.clip:g} times the median of the '
-                                      'robots (server.clip)', throttle_duration_sec=30.0)
+        times = self.machine.clipped[robot]
+        if times != clipped and times.bit_count() == 1:  # the 1st, 2nd, 4th, 8th and so on
+            self.get_logger().warning(f'a push of {robot} counts only in part, {times} until now: '
+                                      f'its norm is above {self.settings.server.clip:g} times the '
+                                      'median of the robots (server.clip)')
         if actions is None:
             self._dropped[robot] += 1
             return
