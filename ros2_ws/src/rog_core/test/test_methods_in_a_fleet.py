@@ -102,8 +102,7 @@ def test_only_a_robot_on_a_bad_link_uses_the_smaller_code_and_only_if_asked_to()
     fleet.run(40)
     fleet.check()
     assert {(0, 2), (1, 2)} <= set(used['robot0'])
-    for chunks in (used['robot1'], used['robot2']):  # a few small pushes make any link look slow
-        assert chunks[0, 2] + chunks[1, 2] < 0.05 * chunks.total()
+    assert set(used['robot1']) == set(used['robot2']) == {(0, 1), (1, 1)}
     sparse = fleet.counts['compute']
     fleet, used = slow_robot('rsp:4')
     fleet.run(40)

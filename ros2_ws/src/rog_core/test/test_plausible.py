@@ -91,7 +91,7 @@ def test_a_gradient_that_explodes_is_not_applied_is_counted_and_holds_up_nobody(
     assert fleet.server.refused['robot1'] >= 1 and set(fleet.server.refused) == {'robot1'}
     assert fleet.robots['robot1'].machine.statistics.refused >= 1
     assert fleet.counts['refused']
-    assert np.abs(fleet.server.master - before).max() < 1.0
+    assert np.abs(fleet.server.master - before).max() < 2.0  # what the others push
     refused = fleet.server.refused['robot1']
     check_end(fleet)
     assert fleet.server.refused['robot1'] <= refused + 1, 'the same poison comes again and again'

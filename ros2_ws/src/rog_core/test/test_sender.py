@@ -272,6 +272,20 @@ def test_no_queue_builds_up_on_a_link_far_slower_than_expected():
     assert now < 2 * 40 * 1002 / 5e3
 
 
+@pytest.mark.parametrize('windows', [4, 8, 30])
+@pytest.mark.parametrize('rate', [2e4, 1e6])
+@pytest.mark.parametrize('round_trip', [0.002, 0.1])
+@pytest.mark.parametrize('believed', [2e4, 1e6])
+def test_small_transfers_show_what_a_link_carries(windows, rate, round_trip, believed):
+    """They do not fill the window, so most of their time is not spent sending."""
+    link, now = LinkEstimate(1300, 0.004, rate=believed), 0.0
+    for _ in range(60):
+        machine, _ = sender(windows, windows, now=now)
+        machine.link = link
+        _, now = run(machine, rate, round_trip)
+    assert link.rate == pytest.approx(rate, rel=0.5)
+
+
 def feed(link, rate, seconds, round_trip=0.01, start=0.0):
     """Acknowledge a chunk at the given rate, sent a round trip earlier."""
     now = start

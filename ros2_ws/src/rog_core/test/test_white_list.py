@@ -275,7 +275,7 @@ def test_in_a_fleet_who_dies_is_not_waited_for_and_who_joins_takes_part(sync):
     fleet.kill_robot('robot1')
     fleet.run(3)
     start = len(fleet.update.contributed)
-    fleet.run(3)
+    fleet.run(6)
     assert {frozenset(names) for names in fleet.update.contributed[start:-1]} == {
         frozenset({'robot0', 'robot2'})}
     fleet.start_robot('robot1')

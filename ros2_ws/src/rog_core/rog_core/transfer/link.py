@@ -54,10 +54,14 @@ class LinkEstimate:
         """Seconds after which an unacknowledged chunk counts as lost."""
         return min(max(3 * self.round_trip, MIN_RTO) * self.backoff, MAX_RTO)
 
-    def sample(self, nbytes: int, sent_at: float, delivered_then: int, now: float) -> None:
+    def sample(self, nbytes: int, sent_at: float, delivered_then: int, now: float,
+               full: bool = True) -> None:
         """Take the acknowledgement of a chunk that was sent once.
 
-        ``delivered_then``: bytes that had arrived when it was sent.
+        ``delivered_then``: bytes that had arrived when it was sent. ``full``: whether the window
+        was full then. If it was not, what has arrived since is all that the sender had, and says
+        only how much the link carries at least. How much it carries at most is said by the time
+        that the chunks ahead of this one have held it up.
         """
         elapsed = max(now - sent_at, 1e-6)
         self.delivered += nbytes
@@ -67,7 +71,14 @@ class LinkEstimate:
         weight = 1 / 8 if self.backoff == 1 else 1.0
         self.round_trip += (elapsed - self.round_trip) * weight
         self.backoff = 1.0
-        self.rate += ((self.delivered - delivered_then) / elapsed - self.rate) / 8
+        delivered = self.delivered - delivered_then
+        measured = delivered / elapsed
+        if not full:
+            held_up, ahead = max(elapsed - self.shortest, 1e-6), delivered - nbytes
+            most = min(1.25 * self.rate, ahead / held_up) if ahead else \
+                min(self.rate, nbytes / held_up)
+            measured = max(measured, most)
+        self.rate += (measured - self.rate) / 8
 
     def is_back(self) -> None:
         """Handle the first word of a peer that was silent: what was lost can be sent again now."""

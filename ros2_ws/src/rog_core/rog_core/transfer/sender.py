@@ -41,6 +41,7 @@ class _Sent:
     order: int = -1           # position in the order of sending, -1: not sent yet
     sent_at: float = 0.0
     delivered_then: int = 0
+    full: bool = False        # the window, when it was sent
     tries: int = 0
     arrived: bool = False
     lost: bool = False
@@ -255,7 +256,7 @@ class Sender:
             if not sent.lost:
                 self._in_flight -= sent.nbytes
             if timed and sent.tries == 1:
-                self.link.sample(sent.nbytes, sent.sent_at, sent.delivered_then, now)
+                self.link.sample(sent.nbytes, sent.sent_at, sent.delivered_then, now, sent.full)
             else:
                 self.link.delivered += sent.nbytes
             self._newest = max(self._newest, sent.order)
@@ -323,6 +324,7 @@ class Sender:
         self._flight.append((sent.order, sent))
         heapq.heappush(self._expiry, (now + self.link.timeout, sent.order, sent))
         self._in_flight += sent.nbytes
+        sent.full = not self._room(sent.nbytes)
         self.bytes_sent += sent.nbytes
         return sent.chunk
 
