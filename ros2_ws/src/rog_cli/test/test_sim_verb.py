@@ -209,15 +209,19 @@ def test_a_directory_with_a_run_in_it_is_left_alone(capsys, mine, tmp_path):
 
 def test_control_c_ends_it_cleanly_with_records_that_can_be_read(mine, tmp_path):
     out = tmp_path / 'out'
-    process = subprocess.Popen(
-        [sys.executable, '-m', 'rog_cli.main', 'sim', str(mine), '--minutes', '100000', '--set',
-         'training.task=a_line:Talking', '--out', str(out)], text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, cwd=tmp_path,
-        env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
-    assert process.stdout.readline() == 'under way\n'
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=120)
+    with subprocess.Popen(
+            [sys.executable, '-m', 'rog_cli.main', 'sim', str(mine), '--minutes', '100000', '--set',
+             'training.task=a_line:Talking', '--out', str(out)], text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, cwd=tmp_path,
+            env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)) as process:
+        try:
+            first = process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert first == 'under way\n'
     assert process.returncode == 130
     assert error == f'rog: stopped; {out} holds what was done up to here\n'
     assert {event.robot for event in read_run(out)} >= {'robot1', 'robot2'}
