@@ -208,12 +208,12 @@ def test_a_directory_with_a_run_in_it_is_left_alone(capsys, mine, tmp_path):
 
 
 def test_control_c_ends_it_cleanly_with_records_that_can_be_read(mine, tmp_path):
-    out = tmp_path / 'out'
+    out, path = tmp_path / 'out', os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     with subprocess.Popen(
             [sys.executable, '-m', 'rog_cli.main', 'sim', str(mine), '--minutes', '100000', '--set',
              'training.task=a_line:Talking', '--out', str(out)], text=True, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, cwd=tmp_path,
-            env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+            env={**os.environ, 'PYTHONPATH': path},
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)) as process:
         try:
             first = process.stdout.readline()
