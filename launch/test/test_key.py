@@ -176,7 +176,10 @@ def test_only_who_has_the_fleets_key_controls_it(fleet, keys):
     refused = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'robot1.key'))
     assert refused.returncode == 2 and "needs the fleet's own" in refused.stderr
     assert fleet.status.sync == 'rsp:4'
-    done = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'fleet.key'))
+    refused = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'fleet.key'), '--namespace', '/other',
+                  '--timeout', '3')
+    assert refused.returncode == 2 and 'no parameter server is there' in refused.stderr
+    done = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'fleet.key'), '--interface', 'lo')
     assert (done.returncode, done.stdout.strip()) == (0, 'bsp'), done.stderr
     done = rog(fleet, 'save', 'before-lunch', '--key', str(keys / 'fleet.key'))
     assert done.returncode == 0 and '/saved/before-lunch/checkpoint-000001' in done.stdout

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fleet_ros.network_options import add_network_options, join_network
 from rog_core.errors import RogError, shown
 from rog_msgs.srv import SaveCheckpoint, SetSync, Stop
 from rog_ros.parameters import SERVER
@@ -39,12 +40,13 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
         one.add_argument('--key', type=Path, metavar='FILE', help="the fleet's key, if it has one")
         one.add_argument('--timeout', type=float, default=10.0, metavar='S',
                          help='seconds to wait for the server (default: %(default)s)')
+        add_network_options(one)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     key = None if options.key is None else read_key(options.key)
-    with Monitor(key=key) as monitor:
+    with Monitor(join_network(options, quiet=True).namespace, key) as monitor:
         controls = Controls(monitor, key)
         end = time.monotonic() + options.timeout
         while reason := controls.unable():
