@@ -69,7 +69,8 @@ RUN = {
     'rog key fleet.key --robot robot1':
         Short('rog key fleet.key && rog key fleet.key --robot robot1', says='wrote robot1.key'),
     'rog control stop --key fleet.key --interface wlan0': Short(
-        'rog control stop --key fleet.key', f'rog key fleet.key && {UP} --set security.key=fleet.key', 'robot3: [1-9]',
+        'rog control stop --key fleet.key',
+        f'rog key fleet.key && {UP} --set security.key=fleet.key', 'robot3: [1-9]',
         says='stopping'),
     'rog view': Short('rog view --port 0', UP, 'robot3: [1-9]', until='http://127.0.0.1'),
     'rog view --interface wlan0 --key fleet.key': Short(
