@@ -39,7 +39,7 @@ def _bad_tokens(name: str) -> Problem | None:
         if follower == "/":
             return "must not contain repeated '/'", match.end()
         if follower.isdigit():
-            return "must not have a token that starts with a number", match.end()
+            return "has a token that must not start with a number", match.end()
     return ("must not start with a number", 0) if name[:1].isdigit() else None
 
 

@@ -195,6 +195,20 @@ class NodeEntities:
             qos_overriding_options=qos_overriding_options,
             content_filter_options=content_filter_options,
         )
+        subscription = self._subscribe(msg_type, topic, callback, qos_profile, callback_group, raw)
+        self._adopt(subscription, callback_group, self._subscriptions)
+        return subscription
+
+    def _subscribe(
+        self,
+        msg_type: Any,
+        topic: str,
+        callback: Callable[..., Any],
+        qos_profile: QoSProfile | int,
+        callback_group: CallbackGroup | None,
+        raw: bool,
+    ) -> Subscription:
+        """Make a subscription that no executor takes from yet."""
         profile = _profile(qos_profile)
         self._check_type(msg_type)
         name = self.resolve_topic_name(topic)
@@ -208,9 +222,13 @@ class NodeEntities:
             profile,
             raw,
         )
+        subscription._node = weakref.ref(self)
         self._context.graph.add(self._entry, [subscription._gid], [])
-        self._adopt(subscription, callback_group, self._subscriptions)
         return subscription
+
+    def _unsubscribe(self, subscription: Subscription) -> None:
+        self._context.graph.remove(self._entry, [subscription._gid], [])
+        subscription.destroy()
 
     def create_service(
         self,
@@ -303,8 +321,7 @@ class NodeEntities:
         if subscription not in self._subscriptions:
             return False
         self._subscriptions.remove(subscription)
-        self._context.graph.remove(self._entry, [subscription._gid], [])
-        subscription.destroy()
+        self._unsubscribe(subscription)
         self._entities_changed()
         return True
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from rclpy import _graph, _names
-
-
-class TopicEndpointInfo(NamedTuple):
-    """A publisher: its node, and the identity that DDS gives it."""
-
-    node_name: str
-    node_namespace: str
-    endpoint_gid: list[int]
+from rclpy.qos import from_dds
+from rclpy.service import user_data_value
+from rclpy.topic_endpoint_info import TopicEndpointInfo, TopicEndpointTypeEnum
+from rclpy.type_hash import TypeHash
 
 
 class NodeNameNonExistentError(RuntimeError):
@@ -103,16 +99,43 @@ class NodeGraph:
     def get_publishers_info_by_topic(
         self, topic_name: str, no_mangle: bool = False
     ) -> list[TopicEndpointInfo]:
-        """Return the publishers of a topic; one whose node is unknown has rclpy's words for it."""
-        topic = _names.topic_to_dds(self._resolve(topic_name, True, False))
+        """Return the publishers of a topic; one whose node is unknown has rclpy's words for it.
+
+        :param no_mangle: it is a topic of DDS, not of ROS
+        """
+        return self._infos(topic_name, no_mangle, TopicEndpointTypeEnum.PUBLISHER)
+
+    def get_subscriptions_info_by_topic(
+        self, topic_name: str, no_mangle: bool = False
+    ) -> list[TopicEndpointInfo]:
+        """Return the subscriptions to a topic, as get_publishers_info_by_topic."""
+        return self._infos(topic_name, no_mangle, TopicEndpointTypeEnum.SUBSCRIPTION)
+
+    def _infos(
+        self, topic: str, no_mangle: bool, kind: TopicEndpointTypeEnum
+    ) -> list[TopicEndpointInfo]:
+        dds_topic = topic if no_mangle else _names.topic_to_dds(self._resolve(topic, True, False))
+        is_writer = kind is TopicEndpointTypeEnum.PUBLISHER
         owners = self._context.graph.owners()
         unknown = ("_NODE_NAME_UNKNOWN_", "_NODE_NAMESPACE_UNKNOWN_")
-        return [
-            TopicEndpointInfo(name, namespace, list(e.gid))
-            for e in self._context.graph.endpoints()
-            for name, namespace in [owners.get(e.gid, unknown)]
-            if e.topic == topic and e.is_writer
-        ]
+        infos = []
+        for e in self._context.graph.endpoints():
+            if e.topic != dds_topic or e.is_writer != is_writer:
+                continue
+            name, namespace = owners.get(e.gid, unknown)
+            profile, user_data = from_dds(e.qos)
+            type_hash = user_data_value(user_data, b"typehash") or b""
+            info = TopicEndpointInfo(
+                node_name=name,
+                node_namespace=namespace,
+                topic_type=e.type_name if no_mangle else _names.type_from_dds(e.type_name),
+                topic_type_hash=TypeHash._from_text(type_hash.decode(errors="replace")),
+                endpoint_type=kind,
+                endpoint_gid=list(e.gid),
+                qos_profile=profile,
+            )
+            infos.append(info)
+        return infos
 
     def count_subscribers(self, topic_name: str) -> int:
         """Return the number of subscriptions to a topic in the domain."""
