@@ -288,15 +288,16 @@ class Executor:
         self._entities_changed = False
         self._timers_stale = True
         with self._lock:
-            wanted = {e for node in self._nodes for e in node._readers() if not e._destroyed}
+            readers = [e for node in self._nodes for e in node._readers() if not e._destroyed]
             triggered = [g for n in self._nodes for g in n._guards if g._triggered]
+        wanted = dict.fromkeys(readers)  # whose turn it is first does not depend on a hash
         for entity in [e for e in self._attached if e not in wanted]:
             del self._keys[self._attached.pop(entity)]
             self._waitset.detach(entity._reader)
             if entity._queued:
                 self._active.remove(entity)
                 entity._queued = False
-        for entity in wanted - self._attached.keys():
+        for entity in [e for e in wanted if e not in self._attached]:
             try:
                 self._waitset.attach(entity._reader, self._next_key)
             except _dds.DdsError:

@@ -43,6 +43,7 @@ class NodeEntities:
 
     _context: Context
     _entry: Any
+    _rosout: Any
     _arguments: list[Any]
     _name: str
     _namespace: str
@@ -68,8 +69,9 @@ class NodeEntities:
 
     @property
     def publishers(self) -> Iterator[Publisher]:
-        """The node's publishers."""
-        yield from self._publishers
+        """The node's publishers, without that of /rosout, as in rclpy."""
+        hidden = None if self._rosout is None else self._rosout.publisher
+        yield from (p for p in self._publishers if p is not hidden)
 
     @property
     def subscriptions(self) -> Iterator[Subscription]:

@@ -96,7 +96,7 @@ class ParameterEventHandler:
 
         :param node_name: relative to the namespace of this handler's node; None or empty: that node
         """
-        handle = ParameterCallbackHandle(parameter_name, self._resolve(node_name), callback)
+        handle = ParameterCallbackHandle(parameter_name, self._resolve_path(node_name), callback)
         with self._lock:
             self._parameters.insert(0, handle)
         return handle
@@ -124,7 +124,7 @@ class ParameterEventHandler:
                 raise RuntimeError("Callback doesn't exist")
             handles.remove(handle)
 
-    def _resolve(self, node_name: str | None) -> str:
+    def _resolve_path(self, node_name: str | None = None) -> str:
         if not node_name:
             return self.node.get_fully_qualified_name()
         if node_name.startswith("/"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 _SIZE = 32
 
 
-@dataclass
+@dataclass(slots=True)
 class TypeHash:
     """A hash of a message's definition.
 
