@@ -280,17 +280,18 @@ def _make_init(definition: Definition, checks: dict[str, Check]) -> Callable[...
     lines = []
     for field in definition.fields:
         n = field.name
-        names[f"default_{n}"], names[f"check_{n}"] = _default(field), checks[n]
-        lines.append(f"    self._{n} = default_{n}() if {n} is _MISSING else check_{n}({n})")
+        # In capitals, as `check_fields` is an argument, and may be the check of a field, too.
+        names[f"DEFAULT_{n}"], names[f"CHECK_{n}"] = _default(field), checks[n]
+        lines.append(f"    self._{n} = DEFAULT_{n}() if {n} is _MISSING else CHECK_{n}({n})")
     visible = [f.name for f in definition.fields if f.name != EMPTY_MEMBER]
     arguments = "".join(f"{n}=_MISSING, " for n in visible)
     if len(visible) < len(definition.fields):
         lines = [f"    self._{EMPTY_MEMBER} = 0"]
     source = "\n".join(
         [
-            f"def __init__(self, *, {arguments}check_fields=None, **unknown):",
-            "    assert not unknown, 'Invalid arguments passed to constructor: %s' % ("
-            "', '.join(sorted(unknown)))",
+            f"def __init__(self, *, {arguments}check_fields=None, **UNKNOWN):",
+            "    assert not UNKNOWN, 'Invalid arguments passed to constructor: %s' % ("
+            "', '.join(sorted(UNKNOWN)))",
             *lines,
         ]
     )
