@@ -229,7 +229,9 @@ def test_callbacks_for_jumps_of_simulated_time(bench):
 
     def show(seconds):
         source.publish(ClockMessage(clock=Time(seconds=seconds).to_msg()))
-        bench.spin_until(lambda: clock.now() == Time(seconds=seconds, clock_type=ClockType.ROS_TIME))
+        bench.spin_until(
+            lambda: clock.now() == Time(seconds=seconds, clock_type=ClockType.ROS_TIME)
+        )
 
     for seconds in (100, 200, 196):
         show(seconds)

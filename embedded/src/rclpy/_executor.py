@@ -49,8 +49,10 @@ Work = partial[None]
 
 
 class Executor:
-    """Base of the executors. One of your own needs `spin_once`: it gets its work from
-    `wait_for_ready_callbacks` and runs it in whatever thread it likes.
+    """Base of the executors.
+
+    One of your own has a `spin_once`, which gets its work from `wait_for_ready_callbacks` and runs
+    it in whatever thread it likes.
 
     :param context: by default the default context
     """
