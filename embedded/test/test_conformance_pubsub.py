@@ -262,8 +262,14 @@ def test_what_is_known_of_publishers_and_subscriptions(bench):
     )
     node.create_publisher(String, "topic", qos)
     node.create_subscription(String, "topic", lambda m: None, 10)
+
+    def owners(infos):
+        return [(info.node_name, info.node_namespace) for info in infos]
+
+    # Whose an endpoint is becomes known a moment later.
+    for find in (node.get_publishers_info_by_topic, node.get_subscriptions_info_by_topic):
+        bench.spin_until(lambda find=find: owners(find("/robot1/topic")) == [("n", "/robot1")])
     [publisher] = node.get_publishers_info_by_topic("/robot1/topic")
-    assert (publisher.node_name, publisher.node_namespace) == ("n", "/robot1")
     assert publisher.topic_type == "std_msgs/msg/String"
     assert publisher.endpoint_type == TopicEndpointTypeEnum.PUBLISHER
     assert str(publisher.topic_type_hash).startswith("RIHS01_df668c740482bbd4")
