@@ -400,7 +400,7 @@ def test_callbacks_for_parameters_of_other_nodes(bench):
     with pytest.raises(RuntimeError):
         handler.remove_parameter_callback(last)
     handler.destroy()
-    assert watcher.count_subscribers("/parameter_events") == 0
+    bench.spin_until(lambda: watcher.count_subscribers("/parameter_events") == 0)
 
 
 def test_a_new_descriptor(bench):
