@@ -155,10 +155,7 @@ class Executor:
         self.spin_once()
 
     def spin_once(self, timeout_sec: float | None = None) -> None:
-        """Wait for one piece of work and run it.
-
-        :param timeout_sec: seconds to wait, for ever when None or negative, not at all when 0
-        """
+        """Wait (for ever when None) for one piece of work and run it."""
         raise NotImplementedError("an executor needs spin_once")
 
     def wait_for_ready_callbacks(
@@ -174,10 +171,8 @@ class Executor:
 
         :param nodes: only None here: all nodes
         :param condition: ends the waiting, looked at whenever something wakes the executor
-        :raises TimeoutException: there was none in time
-        :raises ShutdownException: this executor was shut down
-        :raises ExternalShutdownException: the context was shut down
-        :raises ConditionReachedException: the condition holds
+        :raises TimeoutException: there was none in time; or one of the other three exceptions
+            above, when the executor or the context was shut down, or the condition holds
         """
         if nodes is not None:
             raise NotImplementedError("to wait for some of the nodes only needs a real ROS 2")
