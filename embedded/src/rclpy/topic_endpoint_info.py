@@ -23,7 +23,7 @@ class TopicEndpointInfo:
 
     :param topic_type: such as std_msgs/msg/String
     :param endpoint_gid: the identity that DDS gives it, 16 numbers
-    :param qos_profile: of another process, without history and depth: discovery leaves them out
+    :param qos_profile: what it has, also of another process
     """
 
     node_name: str = ""
