@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 from array import array
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,9 @@ def element(field):
     if field.base in LIMITS:
         return st.integers(*LIMITS[field.base])
     if field.base.startswith("float"):
-        return st.floats(width=int(field.base[5:]), allow_nan=False)
+        values = st.floats(width=int(field.base[5:]), allow_nan=False)
+        # rosidl's limit is a decimal, just below the largest float32.
+        return values.filter(lambda v: field.base == "float64" or not 3.402823466e38 < abs(v) < inf)
     if field.base == "bool":
         return st.booleans()
     if field.base == "byte":
