@@ -244,6 +244,10 @@ CODE = {
         sys.modules['mine'] = sys.modules['__main__']
         assert create('mine:Lag:4+fast').bound == 4
         '''),
+    'from rclpy._types import load': ("""
+        import std_msgs.msg
+        __name__ = 'std_msgs.msg'
+        """, "assert __getattr__('String')(data='text').data == 'text'"),
 }
 WITH_SERVER = {'import rclpy': (f'{UP} --only server', 'waiting|0 s')}
 MY_NODE = '''

@@ -1,8 +1,11 @@
 """Contexts, time, logging, names."""
 
+import threading
+import time
+
 import pytest
 import rclpy
-from rclpy.clock import Clock, ClockType, ROSClock
+from rclpy.clock import Clock, ClockChange, ClockType, JumpThreshold, ROSClock
 from rclpy.context import Context
 from rclpy.duration import Duration
 from rclpy.exceptions import (
@@ -10,13 +13,25 @@ from rclpy.exceptions import (
     InvalidNodeNameException,
     NotInitializedException,
 )
+from rclpy.expand_topic_name import expand_topic_name
 from rclpy.logging import LoggingSeverity, get_logger, set_logger_level
 from rclpy.node import Node
+from rclpy.qos import (
+    DurabilityPolicy,
+    LivelinessPolicy,
+    QoSCompatibility,
+    QoSPresetProfiles,
+    QoSProfile,
+    ReliabilityPolicy,
+    qos_check_compatible,
+    qos_profile_sensor_data,
+)
 from rclpy.time import Time
 from rclpy.validate_full_topic_name import validate_full_topic_name
 from rclpy.validate_namespace import validate_namespace
 from rclpy.validate_node_name import validate_node_name
 from rclpy.validate_topic_name import validate_topic_name
+from support import DEADLINE
 
 
 def test_contexts():
@@ -189,3 +204,151 @@ def test_bad_node_names(bench):
     with pytest.raises(InvalidNamespaceException):
         bench.node("a", namespace="/x//y")
     assert bench.node("a", namespace="x").get_namespace() == "/x"
+
+
+def test_sleep_before_init_is_refused():
+    with pytest.raises(NotInitializedException):
+        Clock().sleep_for(Duration(nanoseconds=1), context=Context())
+
+
+def test_callbacks_for_jumps_of_simulated_time(bench):
+    from rclpy.parameter import Parameter
+    from rosgraph_msgs.msg import Clock as ClockMessage
+
+    node, seen = bench.node(), []
+    clock = node.get_clock()
+    source = bench.node("source").create_publisher(ClockMessage, "/clock", 10)
+    threshold = JumpThreshold(min_forward=None, min_backward=Duration(seconds=-5))
+    handle = clock.create_jump_callback(
+        threshold, pre_callback=lambda: seen.append("before"), post_callback=seen.append
+    )
+    node.set_parameters([Parameter("use_sim_time", value=True)])
+    assert seen[0] == "before"
+    assert seen[1].clock_change == ClockChange.ROS_TIME_ACTIVATED
+    bench.spin_until(source.get_subscription_count)
+
+    def show(seconds):
+        source.publish(ClockMessage(clock=Time(seconds=seconds).to_msg()))
+        bench.spin_until(
+            lambda: clock.now() == Time(seconds=seconds, clock_type=ClockType.ROS_TIME)
+        )
+
+    for seconds in (100, 200, 196):
+        show(seconds)
+    assert len(seen) == 2  # forward does not count, nor four seconds back
+    show(190)
+    assert seen[2] == "before"
+    assert seen[3].clock_change == ClockChange.ROS_TIME_NO_CHANGE
+    assert seen[3].delta == Duration(seconds=-6)
+    handle.unregister()
+    show(100)
+    assert len(seen) == 4
+
+
+def test_a_sleep_ends_when_simulated_time_begins(bench):
+    from rclpy.parameter import Parameter
+
+    node, results = bench.node(), []
+    clock = node.get_clock()
+    entered = threading.Event()
+
+    def sleep():
+        until = clock.now() + Duration(seconds=1000)
+        entered.set()
+        results.append(clock.sleep_until(until, context=bench.context))
+
+    thread = threading.Thread(target=sleep, daemon=True)
+    thread.start()
+    assert entered.wait(DEADLINE)
+    end = time.monotonic() + DEADLINE
+    while not results and time.monotonic() < end:  # it may not have fallen asleep yet
+        for simulated in (True, False):
+            node.set_parameters([Parameter("use_sim_time", value=simulated)])
+        thread.join(0.01)
+    assert results == [False]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"min_forward": Duration()}, {"min_backward": Duration()}, {}]
+)
+def test_jump_thresholds_that_make_no_sense(arguments):
+    wanted = {"min_forward": None, "min_backward": None, "on_clock_change": False, **arguments}
+    with pytest.raises(ValueError):
+        JumpThreshold(**wanted)
+
+
+def test_qos_presets_are_profiles():
+    assert QoSPresetProfiles.SENSOR_DATA.value == qos_profile_sensor_data
+    assert QoSPresetProfiles.get_from_short_key("sensor_data") == qos_profile_sensor_data
+    assert "parameter_events" in QoSPresetProfiles.short_keys()
+
+
+@pytest.mark.parametrize(
+    ("offered", "requested", "verdict"),
+    [
+        ({}, {}, QoSCompatibility.OK),
+        ({"reliability": "RELIABLE"}, {"reliability": "BEST_EFFORT"}, QoSCompatibility.OK),
+        ({"reliability": "BEST_EFFORT"}, {"reliability": "RELIABLE"}, QoSCompatibility.ERROR),
+        ({"durability": "VOLATILE"}, {"durability": "TRANSIENT_LOCAL"}, QoSCompatibility.ERROR),
+        ({"liveliness": "AUTOMATIC"}, {"liveliness": "MANUAL_BY_TOPIC"}, QoSCompatibility.ERROR),
+        ({}, {"deadline": 1}, QoSCompatibility.ERROR),
+        ({"deadline": 2}, {"deadline": 1}, QoSCompatibility.ERROR),
+        ({"deadline": 1}, {"deadline": 2}, QoSCompatibility.OK),
+        ({"lease": 2}, {"lease": 1}, QoSCompatibility.ERROR),
+        ({"reliability": "SYSTEM_DEFAULT"}, {"reliability": "RELIABLE"}, QoSCompatibility.WARNING),
+        ({"durability": "VOLATILE"}, {"durability": "SYSTEM_DEFAULT"}, QoSCompatibility.WARNING),
+        ({"reliability": "SYSTEM_DEFAULT"}, {"reliability": "BEST_EFFORT"}, QoSCompatibility.OK),
+    ],
+)  # fmt: skip
+def test_whether_profiles_fit(offered, requested, verdict):
+    enums = {
+        "reliability": ReliabilityPolicy, "durability": DurabilityPolicy,
+        "liveliness": LivelinessPolicy,
+    }  # fmt: skip
+
+    def profile(wish):
+        # All policies are known unless the case says otherwise.
+        made = QoSProfile(
+            depth=1, liveliness=LivelinessPolicy.AUTOMATIC, durability=DurabilityPolicy.VOLATILE
+        )
+        for name, value in wish.items():
+            if name in enums:
+                setattr(made, name, enums[name][value])
+            elif name == "lease":
+                made.liveliness_lease_duration = Duration(seconds=value)
+            else:
+                made.deadline = Duration(seconds=value)
+        return made
+
+    found, reason = qos_check_compatible(profile(offered), profile(requested))
+    assert found == verdict
+    assert bool(reason) == (verdict != QoSCompatibility.OK)
+
+
+def test_names_that_do_not_expand():
+    assert expand_topic_name("a/{node}", "n", "/ns") == "/ns/a/n"
+    for name, node, namespace in (
+        ("a/{nonsense}", "n", "/ns"), ("a?", "n", "/ns"), ("a", "n?", "/ns"), ("a", "n", "ns"),
+        ("a", "n", ""),
+    ):  # fmt: skip
+        with pytest.raises(ValueError):
+            expand_topic_name(name, node, namespace)
+
+
+def test_names_to_look_up_are_checked(bench):
+    node = bench.node()
+    for wrong, error in ((1, TypeError), ("13", ValueError)):
+        with pytest.raises(error):
+            node.count_publishers(wrong)
+        with pytest.raises(error):
+            node.get_subscriptions_info_by_topic(wrong)
+
+
+def test_one_call_logs_with_one_filter_and_name():
+    logger = get_logger("filters_of_one_call")
+    with pytest.raises(ValueError):
+        for period in (1.0, 2.0):
+            logger.info("text", throttle_duration_sec=period)
+    with pytest.raises(ValueError):
+        for name in ("a", "b"):
+            logger.info("text", name=name)

@@ -7,9 +7,11 @@ import pytest
 import rclpy
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.executors import (
+    Executor,
     ExternalShutdownException,
     MultiThreadedExecutor,
     SingleThreadedExecutor,
+    TimeoutException,
 )
 from rclpy.task import Future
 from std_msgs.msg import String
@@ -338,3 +340,67 @@ def test_rate(bench):
     bench.spin_until(lambda: len(slept) == 3)
     thread.join()
     node.destroy_rate(rate)
+
+
+def test_shutdown_does_not_wait_for_a_coroutine_that_waits(bench):
+    reached = []
+
+    async def wait_for_ever():
+        reached.append(1)
+        await Future()
+
+    bench.node().create_timer(0.001, wait_for_ever)
+    bench.spin_until(lambda: reached)
+    assert returns(bench.executor.shutdown)
+
+
+class OneByOne(Executor):
+    """An executor of somebody's own: runs each callback in a new thread, notes whose it was."""
+
+    def __init__(self, *, context):
+        super().__init__(context=context)
+        self.seen = []
+
+    def spin_once(self, timeout_sec=None):
+        try:
+            handler, entity, node = self.wait_for_ready_callbacks(timeout_sec=timeout_sec)
+        except TimeoutException:
+            return
+        self.seen.append((entity, node))
+        thread = threading.Thread(target=handler)
+        thread.start()
+        thread.join(DEADLINE)
+        if handler.exception() is not None:
+            raise handler.exception()
+
+
+@pytest.fixture
+def own():
+    made = Bench(executor=OneByOne)
+    yield made
+    made.close()
+
+
+def test_an_executor_of_ones_own(own):
+    node, calls = own.node(), []
+    guard = node.create_guard_condition(lambda: calls.append(threading.current_thread()))
+    guard.trigger()
+    own.spin_until(lambda: calls)
+    assert calls[0] is not threading.current_thread()
+    assert (guard, node) in own.executor.seen
+    task = own.executor.create_task(lambda: "done")
+    own.spin_until(task.done)
+    assert task.result() == "done"
+
+
+def test_an_executor_of_ones_own_gets_exceptions(own):
+    own.node().create_timer(0.001, lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        own.spin_until(lambda: False)
+
+
+def test_the_base_of_executors_runs_nothing(bench):
+    base = Executor(context=bench.context)
+    with pytest.raises(NotImplementedError):
+        base.spin_once()
+    base.shutdown()

@@ -2,6 +2,7 @@
 
 import array
 import copy
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from geometry_msgs.msg import Quaternion
 from rcl_interfaces.msg import Parameter, ParameterType
 from rcl_interfaces.srv import ListParameters
 from rclpy.serialization import deserialize_message, serialize_message
-from sensor_msgs.msg import CameraInfo, Image, NavSatStatus
+from sensor_msgs.msg import CameraInfo, Image, NavSatStatus, PointCloud2, PointField
 from std_msgs.msg import Bool, Empty, Float32, Header, Int8, String, UInt8MultiArray
 from std_srvs.srv import SetBool
 
@@ -148,9 +149,42 @@ def test_parameter_message_keeps_types():
 
 
 def test_our_own_messages():
-    rog_msgs = pytest.importorskip("rog_msgs.msg")
+    # Where ROS 2 is sourced without our packages, importing them says so with an ImportError.
+    rog_msgs = pytest.importorskip("rog_msgs.msg", exc_type=ImportError)
     chunk = rog_msgs.RowChunk(incarnation=2**63, kind=rog_msgs.RowChunk.PULL, values=b"abc")
     assert (chunk.kind, chunk.values.tobytes()) == (1, b"abc")
     fleet = rog_msgs.FleetStatus(robots=[rog_msgs.RobotStatus(robot="r1", bandwidth=1.5)])
     data = serialize_message(fleet)
     assert deserialize_message(data, rog_msgs.FleetStatus) == fleet
+
+
+def test_a_field_called_fields():
+    cloud = PointCloud2(height=1, fields=[PointField(name="x", datatype=PointField.FLOAT32)])
+    assert cloud.fields[0].name == "x"
+    assert "fields" in PointCloud2.get_fields_and_field_types()
+    assert deserialize_message(serialize_message(cloud), PointCloud2) == cloud
+
+
+COMMON = {  # common_interfaces of Jazzy: messages and services that there are at least
+    "diagnostic_msgs": (3, 2), "geometry_msgs": (32, 0), "nav_msgs": (5, 4),
+    "sensor_msgs": (27, 1), "shape_msgs": (4, 0), "std_msgs": (30, 0), "std_srvs": (0, 3),
+    "stereo_msgs": (1, 0), "trajectory_msgs": (4, 0), "visualization_msgs": (12, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("package", COMMON)
+def test_every_type_of_common_interfaces(package):
+    for folder, count in zip(("msg", "srv"), COMMON[package]):
+        if not count:
+            continue
+        module = import_module(f"{package}.{folder}")
+        names = [name for name in dir(module) if name[:1].isupper()]
+        if folder == "srv":
+            # The real module also has the parts of each service.
+            names = [n for n in names if not n.endswith(("_Request", "_Response", "_Event"))]
+        assert len(names) >= count
+        for name in names:
+            cls = getattr(module, name)
+            for part in (cls,) if folder == "msg" else (cls.Request, cls.Response):
+                message = part()
+                assert deserialize_message(serialize_message(message), part) == message

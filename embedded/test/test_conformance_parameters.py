@@ -24,7 +24,8 @@ from rclpy.exceptions import (
     ParameterNotDeclaredException,
     ParameterUninitializedException,
 )
-from rclpy.parameter import Parameter, parameter_value_to_python
+from rclpy.parameter import Parameter, get_parameter_value, parameter_value_to_python
+from rclpy.parameter_event_handler import ParameterEventHandler
 from support import DEADLINE, Bench
 
 
@@ -343,3 +344,76 @@ def test_wrong_arguments_are_refused(started, args):
     with pytest.raises(Exception) as error:
         started(*args)
     assert str(error.value)
+
+
+def test_a_parameter_file_may_name_nodes_twice(started, tmp_path):
+    path = tmp_path / "params.yaml"
+    path.write_text(
+        """
+/**:
+  ros__parameters: {first: 1, both: 1}
+/**:
+  ros__parameters: {second: 2, both: 2}
+"""
+    )
+    node = started("--ros-args", "--params-file", str(path)).node()
+    values = [node.declare_parameter(name, 0).value for name in ("first", "second", "both")]
+    assert values == [1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True), ("3", 3), ("2.5", 2.5), ("text", "text"), ("", ""), ("[1, 2]", [1, 2]),
+        ("[a, b]", ["a", "b"]), ("[1, a]", "[1, a]"), ("[]", []), ("{", "{"),
+    ],
+)  # fmt: skip
+def test_parameter_values_of_texts(text, value):
+    assert parameter_value_to_python(get_parameter_value(text)) == value
+
+
+def test_callbacks_for_parameters_of_other_nodes(bench):
+    watcher, other = bench.node("watcher", namespace="/ns"), bench.node("other", namespace="/ns")
+    handler, seen = ParameterEventHandler(watcher), []
+
+    def note(kind):
+        return lambda parameter: seen.append((kind, parameter.name, parameter.value.integer_value))
+
+    handler.add_parameter_callback("n", "other", note("first"))
+    last = handler.add_parameter_callback("n", "/ns/other", note("last"))
+    handler.add_parameter_callback("n", None, note("own"))
+    events = []
+    everything = handler.add_parameter_event_callback(events.append)
+    bench.spin_until(lambda: watcher.count_publishers("/parameter_events") == 2)
+    other.declare_parameter("n", 1)
+    bench.spin_until(lambda: len(seen) == 2)
+    assert seen == [("last", "n", 1), ("first", "n", 1)]
+    assert [p.name for p in handler.get_parameters_from_event(events[-1])] == ["n"]
+    handler.remove_parameter_callback(last)
+    handler.remove_parameter_event_callback(everything)
+    count = len(events)
+    watcher.declare_parameter("n", 5)
+    other.set_parameters([Parameter("n", value=2)])
+    bench.spin_until(lambda: len(seen) == 4)
+    assert sorted(seen[2:]) == [("first", "n", 2), ("own", "n", 5)]
+    assert len(events) == count
+    with pytest.raises(RuntimeError):
+        handler.remove_parameter_callback(last)
+    handler.destroy()
+    bench.spin_until(lambda: watcher.count_subscribers("/parameter_events") == 0)
+
+
+def test_a_new_descriptor(bench):
+    node = bench.node()
+    node.declare_parameter("n", 7)
+    narrow = ParameterDescriptor(
+        type=Parameter.Type.INTEGER.value,
+        integer_range=[IntegerRange(from_value=0, to_value=5, step=1)],
+    )
+    with pytest.raises(InvalidParameterValueException):
+        node.set_descriptor("n", narrow)
+    assert node.get_parameter("n").value == 7
+    instead = Parameter("n", value=5).get_parameter_value()
+    assert node.set_descriptor("n", narrow, instead).integer_value == 5
+    assert node.describe_parameter("n").integer_range == narrow.integer_range
+    assert not node.set_parameters([Parameter("n", value=6)])[0].successful

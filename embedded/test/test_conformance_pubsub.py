@@ -1,18 +1,27 @@
 """Topics, in one process and between two."""
 
+import threading
+import time
+
 import pytest
+from rclpy.duration import Duration, Infinite
 from rclpy.exceptions import InvalidTopicNameException
 from rclpy.qos import (
     DurabilityPolicy,
     HistoryPolicy,
     InvalidQoSProfileException,
+    LivelinessPolicy,
     QoSProfile,
     ReliabilityPolicy,
     qos_profile_sensor_data,
     qos_profile_system_default,
 )
 from rclpy.serialization import deserialize_message, serialize_message
+from rclpy.topic_endpoint_info import TopicEndpointInfo, TopicEndpointTypeEnum
+from rclpy.type_hash import TypeHash
+from rclpy.wait_for_message import wait_for_message
 from std_msgs.msg import Bool, String, UInt8MultiArray
+from support import DEADLINE, EMBEDDED, Bench
 
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
@@ -210,3 +219,75 @@ def test_late_joiner_in_another_process(bench):
     node.create_subscription(String, "latched", lambda m: got.append(m.data), LATCHED)
     bench.spin_until(lambda: got)
     assert got == ["from before"]
+
+
+def test_wait_for_message(bench):
+    node = bench.node()
+    node.create_publisher(String, "latched", LATCHED).publish(String(data="here"))
+    found, message = wait_for_message(
+        String, node, "latched", qos_profile=LATCHED, time_to_wait=DEADLINE
+    )
+    assert (found, message.data) == (True, "here")
+    assert wait_for_message(String, node, "nobody", time_to_wait=0.01) == (False, None)
+    bench.spin_until(lambda: node.count_subscribers("nobody") == 0)
+
+
+@pytest.mark.skipif(not EMBEDDED, reason="the real one hears of signals only, and waits on")
+def test_wait_for_message_ends_with_the_context():
+    made, results = Bench(), []
+    node = made.node()
+    thread = threading.Thread(
+        target=lambda: results.append(wait_for_message(String, node, "nobody")), daemon=True
+    )
+    thread.start()
+    end = time.monotonic() + DEADLINE
+    while not node.count_subscribers("nobody"):
+        assert time.monotonic() < end
+    made.context.shutdown()
+    thread.join(DEADLINE)
+    made.close()
+    assert results == [(False, None)]
+
+
+def test_what_is_known_of_publishers_and_subscriptions(bench):
+    node = bench.node("n", namespace="/robot1")
+    qos = QoSProfile(
+        depth=3,
+        reliability=ReliabilityPolicy.BEST_EFFORT,
+        durability=DurabilityPolicy.TRANSIENT_LOCAL,
+        deadline=Duration(seconds=2),
+        lifespan=Duration(seconds=3),
+        liveliness=LivelinessPolicy.MANUAL_BY_TOPIC,
+        liveliness_lease_duration=Duration(seconds=4),
+    )
+    node.create_publisher(String, "topic", qos)
+    node.create_subscription(String, "topic", lambda m: None, 10)
+
+    def owners(infos):
+        return [(info.node_name, info.node_namespace) for info in infos]
+
+    # Whose an endpoint is becomes known a moment later.
+    for find in (node.get_publishers_info_by_topic, node.get_subscriptions_info_by_topic):
+        bench.spin_until(lambda find=find: owners(find("/robot1/topic")) == [("n", "/robot1")])
+    [publisher] = node.get_publishers_info_by_topic("/robot1/topic")
+    assert publisher.topic_type == "std_msgs/msg/String"
+    assert publisher.endpoint_type == TopicEndpointTypeEnum.PUBLISHER
+    assert str(publisher.topic_type_hash).startswith("RIHS01_df668c740482bbd4")
+    assert any(publisher.endpoint_gid)
+    seen = publisher.qos_profile
+    for policy in ("reliability", "durability", "deadline", "lifespan", "liveliness"):
+        assert getattr(seen, policy) == getattr(qos, policy)
+    assert seen.liveliness_lease_duration == qos.liveliness_lease_duration
+    assert "Reliability: BEST_EFFORT" in str(publisher)
+    [subscription] = node.get_subscriptions_info_by_topic("topic")
+    assert subscription.endpoint_type == TopicEndpointTypeEnum.SUBSCRIPTION
+    assert subscription.qos_profile.reliability == ReliabilityPolicy.RELIABLE
+    assert subscription.qos_profile.deadline == Infinite
+    assert subscription.topic_type_hash == publisher.topic_type_hash
+
+
+def test_an_endpoint_of_which_nothing_is_known():
+    info = TopicEndpointInfo(node_name="n")
+    assert info == TopicEndpointInfo(node_name="n") != TopicEndpointInfo()
+    assert str(info.topic_type_hash) == "INVALID"
+    assert str(TypeHash(1, bytes(range(32)))).endswith("1d1e1f")

@@ -3,8 +3,11 @@
 import threading
 
 import pytest
+from rcl_interfaces.msg import LoggerLevel
+from rcl_interfaces.srv import GetLoggerLevels, SetLoggerLevels
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.executors import MultiThreadedExecutor
+from rclpy.logging import LoggingSeverity
 from std_srvs.srv import Empty, SetBool, Trigger
 from support import DEADLINE
 
@@ -177,3 +180,23 @@ def test_coroutine_as_service(bench):
     client = node.create_client(SetBool, "switch")
     assert client.wait_for_service(timeout_sec=DEADLINE)
     assert bench.result(client.call_async(SetBool.Request(data=True))).success
+
+
+def test_log_levels_over_services(bench):
+    node = bench.node("talkative", enable_logger_service=True)
+    client = node.create_client(SetLoggerLevels, "talkative/set_logger_levels")
+    assert client.wait_for_service(timeout_sec=DEADLINE)
+    levels = [LoggerLevel(name="talkative", level=LoggerLevel.LOG_LEVEL_ERROR)]
+    levels.append(LoggerLevel(name="talkative", level=7))
+    results = bench.result(client.call_async(SetLoggerLevels.Request(levels=levels))).results
+    assert [r.successful for r in results] == [True, False]
+    assert results[1].reason
+    assert not node.get_logger().is_enabled_for(LoggingSeverity.WARN)
+    client = node.create_client(GetLoggerLevels, "talkative/get_logger_levels")
+    assert client.wait_for_service(timeout_sec=DEADLINE)
+    names = ["talkative", "never_heard_of"]
+    answer = bench.result(client.call_async(GetLoggerLevels.Request(names=names)))
+    assert [(entry.name, entry.level) for entry in answer.levels] == list(zip(names, [40, 0]))
+    quiet = bench.node("quiet")
+    services = quiet.get_service_names_and_types_by_node("quiet", "/")
+    assert not [name for name, _ in services if "logger_levels" in name]

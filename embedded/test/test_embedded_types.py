@@ -2,6 +2,10 @@
 
 import contextlib
 import struct
+import subprocess
+import sys
+from array import array
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rclpy import _names
 from rclpy._cdr import ARRAY_CODES, CdrError
-from rclpy._definitions import UnknownTypeError, _describe, lookup, names, type_hash
+from rclpy._definitions import (
+    EMPTY_MEMBER,
+    UnknownTypeError,
+    _describe,
+    lookup,
+    names,
+    type_hash,
+)
 from rclpy._message import message_class, wire_type
 from rclpy.serialization import deserialize_message, serialize_message
 from rosbags.typesys import Stores, get_typestore
@@ -82,7 +93,9 @@ def element(field):
     if field.base in LIMITS:
         return st.integers(*LIMITS[field.base])
     if field.base.startswith("float"):
-        return st.floats(width=int(field.base[5:]), allow_nan=False)
+        values = st.floats(width=int(field.base[5:]), allow_nan=False)
+        # rosidl's limit is a decimal, just below the largest float32.
+        return values.filter(lambda v: field.base == "float64" or not 3.402823466e38 < abs(v) < inf)
     if field.base == "bool":
         return st.booleans()
     if field.base == "byte":
@@ -98,7 +111,7 @@ def values(field):
 
 
 def messages(name):
-    fields = {f.name: values(f) for f in lookup(name).fields}
+    fields = {f.name: values(f) for f in lookup(name).fields if f.name != EMPTY_MEMBER}
     return st.fixed_dictionaries(fields).map(lambda kwargs: message_class(name)(**kwargs))
 
 
@@ -213,3 +226,59 @@ def test_jazzy_definitions_are_used():
     jazzy = get_typestore(Stores.ROS2_JAZZY)
     for name in ("rcl_interfaces/msg/ParameterDescriptor", "sensor_msgs/msg/Image"):
         assert type_hash(name) == jazzy.hash_rihs01(name)
+
+
+COMMON_TYPES = sorted(
+    f"{package}/msg/{name}"
+    for package in (
+        "actionlib_msgs", "diagnostic_msgs", "geometry_msgs", "nav_msgs", "sensor_msgs",
+        "shape_msgs", "std_msgs", "stereo_msgs", "tf2_msgs", "trajectory_msgs",
+        "unique_identifier_msgs", "visualization_msgs",
+    )
+    for name in names(package, "msg")
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMON_TYPES)
+def test_common_interfaces_keep_their_values(name):
+    @examples(5)
+    @given(messages(name))
+    def keep(message):
+        assert deserialize_message(serialize_message(message), type(message)) == message
+
+    keep()
+
+
+def test_a_package_of_ones_own(tmp_path, monkeypatch):
+    folder = tmp_path / "own_msgs" / "msg"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "__init__.py").write_text(
+        "from rclpy._types import load\n__getattr__, __dir__, __all__ = load(__name__)\n"
+    )
+    (folder / "Defaults.msg").write_text(
+        "byte single 7\nbyte[] some [0, 1, 255]\nbyte[2] two [3, 4]\nint32[] numbers [5, -6]\n"
+        "float64[2] pair [1.5, 2.5]\nstring[] texts [a, b]\nbool[2] flags [true, false]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    from own_msgs.msg import Defaults
+
+    message = Defaults()
+    assert (message.single, message.SINGLE__DEFAULT) == (b"\x07", b"\x07")
+    assert message.some == message.SOME__DEFAULT == [b"\0", b"\x01", b"\xff"]
+    assert message.two == [b"\x03", b"\x04"]
+    assert message.numbers == array("i", [5, -6])
+    assert message.pair.tolist() == [1.5, 2.5]
+    assert (message.texts, message.flags) == (["a", "b"], [True, False])
+    message.some.append(b"\x02")
+    assert len(Defaults().some) == 3
+    assert deserialize_message(serialize_message(message), Defaults) == message
+
+
+def test_modules_that_nobody_has_imported():
+    # Programs say `import rclpy` and then `rclpy.executors`.
+    program = (
+        "import rclpy; assert rclpy.executors.SingleThreadedExecutor and rclpy.qos.QoSProfile; "
+        "assert not hasattr(rclpy, 'nonsense')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

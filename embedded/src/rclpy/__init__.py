@@ -8,6 +8,7 @@ and the wire format of rmw_cyclonedds_cpp: nodes of both kinds form one graph.
 from __future__ import annotations
 
 import threading
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rog_embedded import need_no_other_rclpy
@@ -47,8 +48,16 @@ __all__ = [
 ]
 
 need_no_other_rclpy(__path__[0])
+# With rclpy these are there as soon as something has imported them, so programs rely on it.
+_MODULES = ("clock", "duration", "executors", "logging", "node", "publisher", "qos", "time")
 _lock = threading.Lock()
 _global_executor: Any = None
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'rclpy' has no attribute {name!r}")
+    return import_module(f"rclpy.{name}")
 
 
 class _InitContextManager:

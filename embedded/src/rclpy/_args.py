@@ -97,8 +97,29 @@ def node_matches(pattern: str, full_name: str) -> bool:
     return re.fullmatch(expression, full_name) is not None
 
 
+def _merge(into: dict[Any, Any], values: dict[Any, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML with the numbers that rcl accepts: 1e5 is one, too."""
+    """YAML as rcl reads it: 1e5 is a number, too, and a key that stands twice counts twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Merge the mappings of one key; of other values the last one holds."""
+        self.flatten_mapping(node)
+        merged: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            key = self.construct_object(key_node, deep=True)
+            value = self.construct_object(value_node, deep=True)
+            if isinstance(value, dict) and isinstance(merged.get(key), dict):
+                _merge(merged[key], value)
+            else:
+                merged[key] = value
+        return merged
 
 
 _Loader.add_implicit_resolver(

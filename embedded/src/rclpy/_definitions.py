@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rosbags.interfaces import Nodetype
 from rosbags.typesys import Stores, get_typestore
 from rosbags.typesys.msg import MSGParser
@@ -130,6 +131,8 @@ def _parse(name: str, text: str) -> Definition:
         default = f.value
         if isinstance(default, int) and not isinstance(default, bool) and base.startswith("float"):
             default = float(default)
+        if isinstance(default, str) and f.typ.cardinality.value != "scalar":
+            default = [str(text) for text in yaml.safe_load(default)]  # the parser leaves it whole
         fields.append(
             Field(
                 f.name,

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rclpy import _dds
@@ -43,11 +44,15 @@ class ConditionReachedException(Exception):
     """What was waited for has happened."""
 
 
-Work = Callable[[], None]
+Work = partial[None]
+"""What runs a callback; its first argument is an Entity, or a Task of nobody's."""
 
 
 class Executor:
     """Base of the executors.
+
+    One of your own has a `spin_once`, which gets its work from `wait_for_ready_callbacks` and runs
+    it in whatever thread it likes.
 
     :param context: by default the default context
     """
@@ -147,14 +152,39 @@ class Executor:
 
     def _spin_some(self) -> None:
         """Wait for work and run it, and more if that is cheap: what spin() does again and again."""
-        self._spin_once(None, None)
+        self.spin_once()
 
     def spin_once(self, timeout_sec: float | None = None) -> None:
-        """Wait for one piece of work and run it.
+        """Wait (for ever when None) for one piece of work and run it."""
+        raise NotImplementedError("an executor needs spin_once")
 
-        :param timeout_sec: seconds to wait, for ever when None or negative, not at all when 0
+    def wait_for_ready_callbacks(
+        self,
+        timeout_sec: float | None = None,
+        nodes: list[Any] | None = None,
+        condition: Callable[[], bool] = lambda: False,
+    ) -> tuple[Task, Any, Any]:
+        """Wait for one piece of work, for an executor of one's own.
+
+        The work is a task: call it, in any thread, and it runs the callback; `result()` then raises
+        what the callback has raised. Entity and node are None when nobody's: create_task.
+
+        :param nodes: only None here: all nodes
+        :param condition: ends the waiting, looked at whenever something wakes the executor
+        :raises TimeoutException: there was none in time; or one of the other three exceptions
+            above, when the executor or the context was shut down, or the condition holds
         """
-        self._spin_once(timeout_sec, None)
+        if nodes is not None:
+            raise NotImplementedError("to wait for some of the nodes only needs a real ROS 2")
+        with self._spinning:
+            try:
+                work = self._next_work(timeout_sec, condition)
+            except ShutdownException:
+                self._waitset.close()
+                raise
+        entity = work.args[0] if isinstance(work.args[0], Entity) else None
+        node = None if entity is None else entity._node()
+        return Task(work, executor=self), entity, node
 
     def spin_until_future_complete(self, future: Future, timeout_sec: float | None = None) -> None:
         """Run callbacks until the future is done, or the timeout is over."""
@@ -164,7 +194,7 @@ class Executor:
             if future.cancelled():
                 return
             left = None if end is None else max(0.0, end - time.monotonic())
-            self._spin_once(left, future.done)
+            self._spin_until(future, left)
             if end is not None and time.monotonic() >= end:
                 return
 
@@ -173,7 +203,10 @@ class Executor:
     ) -> None:
         """Wait for one piece of work and run it, or return because the future is done."""
         future.add_done_callback(lambda _: self._waitset.wake())
-        self._spin_once(timeout_sec, future.done)
+        self._spin_until(future, timeout_sec)
+
+    def _spin_until(self, future: Future, timeout_sec: float | None) -> None:
+        raise NotImplementedError("spinning until a future is done needs one of rclpy's executors")
 
     def can_execute(self, entity: Entity) -> bool:
         """Whether the entity's callback may run now."""
@@ -204,9 +237,6 @@ class Executor:
         self._waitset.wake()
 
     # Finding work. Only the spinning thread comes here.
-
-    def _spin_once(self, timeout_sec: float | None, condition: Callable[[], bool] | None) -> None:
-        raise NotImplementedError
 
     def _raise_error(self) -> None:
         """Raise what a callback in another thread has raised."""
@@ -255,15 +285,16 @@ class Executor:
         self._entities_changed = False
         self._timers_stale = True
         with self._lock:
-            wanted = {e for node in self._nodes for e in node._readers() if not e._destroyed}
+            readers = [e for node in self._nodes for e in node._readers() if not e._destroyed]
             triggered = [g for n in self._nodes for g in n._guards if g._triggered]
+        wanted = dict.fromkeys(readers)  # whose turn it is first does not depend on a hash
         for entity in [e for e in self._attached if e not in wanted]:
             del self._keys[self._attached.pop(entity)]
             self._waitset.detach(entity._reader)
             if entity._queued:
                 self._active.remove(entity)
                 entity._queued = False
-        for entity in wanted - self._attached.keys():
+        for entity in [e for e in wanted if e not in self._attached]:
             try:
                 self._waitset.attach(entity._reader, self._next_key)
             except _dds.DdsError:
@@ -291,8 +322,8 @@ class Executor:
 
     def _pick(self, now: int) -> Work | None:
         if self._tasks:
-            task = self._tasks.popleft()
-            return lambda: self._run_task(task)
+            self._started()
+            return partial(self._run_task, self._tasks.popleft())
         if self._timers_stale:
             self._collect_timers()
         if self._recheck_timers:
@@ -323,7 +354,7 @@ class Executor:
                 timer._advance()
                 self._timer_due = 0
                 self._started()
-                return lambda: self._run(timer, None)
+                return partial(self._run, timer, None)
         self._until_timer(now)
         return None
 
@@ -335,7 +366,7 @@ class Executor:
                 self._triggered.remove(guard)
                 guard._triggered = False
                 self._started()
-                return lambda: self._run(guard, None)
+                return partial(self._run, guard, None)
         return None
 
     def _pick_sample(self) -> Work | None:
@@ -349,7 +380,7 @@ class Executor:
                 self._active.rotate(-1)
                 sample = entity._pending.popleft()
                 self._started()
-                return lambda: self._run(entity, sample)
+                return partial(self._run, entity, sample)
         return None
 
     # Running it, in whatever thread.
@@ -362,23 +393,36 @@ class Executor:
         try:
             if not entity._destroyed:
                 coroutine = entity._invoke(argument)  # type: ignore[attr-defined]
-                if not inspect.iscoroutine(coroutine):
+                if inspect.iscoroutine(coroutine):
+                    self._run_coroutine(entity, coroutine)
+                else:
                     coroutine = None
         finally:
             local.depth -= 1
             if coroutine is None:
-                self._finished(entity)
-        if coroutine is not None:
-            self._run_coroutine(entity, coroutine)
+                entity.callback_group.ending_execution(entity)
+            self._stopped()
 
     def _run_coroutine(self, entity: Entity, coroutine: Any) -> None:
         """The callback is a coroutine: its group stays taken until it has ended."""
         task = Task(lambda: None, executor=self)
         task._handler = coroutine
-        task._on_end = lambda: self._finished(entity)  # type: ignore[attr-defined]
-        self._run_task(task)
+        task._on_end = partial(  # type: ignore[attr-defined]
+            entity.callback_group.ending_execution, entity
+        )
+        self._step(task)
 
     def _run_task(self, task: Task) -> None:
+        local = self._local
+        local.depth = getattr(local, "depth", 0) + 1
+        try:
+            self._step(task)
+        finally:
+            local.depth -= 1
+            self._stopped()
+
+    @staticmethod
+    def _step(task: Task) -> None:
         task()
         if not task.done():
             return  # it waits for a future, which will schedule it again
@@ -389,12 +433,16 @@ class Executor:
         if error is not None:
             raise error
 
-    def _started(self) -> None:
-        self._running += 1
+    # What runs now is counted: shutdown() waits for it. A coroutine that waits does not run.
+    # The spinning thread counts what begins, whoever runs it what ends.
 
-    def _finished(self, entity: Entity) -> None:
-        entity.callback_group.ending_execution(entity)
-        self._running -= 1
-        if self._is_shutdown:
-            with self._idle:
-                self._idle.notify_all()
+    def _started(self) -> None:
+        with self._idle:
+            self._running += 1
+
+    def _stopped(self) -> None:
+        with self._idle:
+            self._running -= 1
+            self._idle.notify_all()
+        self._recheck_timers = True
+        self._waitset.wake()

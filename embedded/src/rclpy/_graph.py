@@ -134,7 +134,7 @@ class Graph:
             for n in self._nodes
         ]
         info = self._info(gid=self._gid_type(data=list(self._gid)), node_entities_info_seq=nodes)
-        _dds.write(self._writer, self._info._serialize(info))
+        _dds.write(self._writer, self._info._SERIALIZE(info))
 
     # Everybody's.
 
@@ -168,7 +168,7 @@ class Graph:
             if not info.valid_data:
                 continue
             try:
-                message = self._info._deserialize(data)
+                message = self._info._DESERIALIZE(data)
             except CdrError:
                 continue  # whoever writes this speaks another wire format
             self._remote[bytes(message.gid.data)] = message

@@ -42,33 +42,36 @@ Check = Callable[[Any], Any]
 
 
 class Message:
-    """Base of all message classes."""
+    """Base of all message classes.
+
+    Its own attributes are in capitals: a field `fields` has the slot `_fields`.
+    """
 
     __slots__: tuple[str, ...] = ()
-    _definition: Definition
-    _fields: tuple[str, ...] = ()
-    _serialize: Callable[[Any], bytes]
-    _deserialize: Callable[[bytes], Any]
+    _DEFINITION: Definition
+    _FIELDS: tuple[str, ...] = ()
+    _SERIALIZE: Callable[[Any], bytes]
+    _DESERIALIZE: Callable[[bytes], Any]
 
     @classmethod
     def get_fields_and_field_types(cls) -> dict[str, str]:
         """Return field names and their types in IDL's words."""
-        fields = cls._definition.fields
+        fields = cls._DEFINITION.fields
         return {f.name: _idl_type(f) for f in fields if f.name != EMPTY_MEMBER}
 
     def __repr__(self) -> str:
         texts = []
-        for name in self._fields:
+        for name in self._FIELDS:
             value = getattr(self, name)
             text = repr(list(value)) if isinstance(value, array) else repr(value)
             texts.append(f"{name}={text}")
-        package, folder, type_name = self._definition.name.split("/")
+        package, folder, type_name = self._DEFINITION.name.split("/")
         return f"{package}.{folder}.{type_name}({', '.join(texts)})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, self.__class__):
             return NotImplemented
-        return all(_equal(getattr(self, n), getattr(other, n)) for n in self._fields)
+        return all(_equal(getattr(self, n), getattr(other, n)) for n in self._FIELDS)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -241,16 +244,26 @@ def _check(field: Field) -> Check:
     return _list_check(field)
 
 
+def _given_default(field: Field) -> Any:
+    """The default that the definition gives, None without one; a byte is `bytes` here."""
+    if field.base != "byte" or field.default is None:
+        return field.default
+    if field.kind == "scalar":
+        return bytes((field.default,))
+    return [bytes((value,)) for value in field.default]
+
+
 def _default(field: Field) -> Callable[[], Any]:
     """A function that makes the field's default value."""
+    given = _given_default(field)
     if field.kind == "scalar":
         if field.is_message:
             return message_class(field.base)
-        value = _ZEROS.get(field.base, 0) if field.default is None else field.default
-        value = bytes((value,)) if field.base == "byte" and isinstance(value, int) else value
+        value = _ZEROS.get(field.base, 0) if given is None else given
         return lambda: value
-    if field.default is not None:
-        return lambda: list(field.default)
+    if given is not None:
+        check = _check(field)
+        return lambda: check(list(given))
     if field.base in _cdr.ARRAY_CODES:
         if field.kind == "sequence":
             code = _cdr.ARRAY_CODES[field.base]
@@ -267,17 +280,18 @@ def _make_init(definition: Definition, checks: dict[str, Check]) -> Callable[...
     lines = []
     for field in definition.fields:
         n = field.name
-        names[f"default_{n}"], names[f"check_{n}"] = _default(field), checks[n]
-        lines.append(f"    self._{n} = default_{n}() if {n} is _MISSING else check_{n}({n})")
+        # In capitals, as `check_fields` is an argument, and may be the check of a field, too.
+        names[f"DEFAULT_{n}"], names[f"CHECK_{n}"] = _default(field), checks[n]
+        lines.append(f"    self._{n} = DEFAULT_{n}() if {n} is _MISSING else CHECK_{n}({n})")
     visible = [f.name for f in definition.fields if f.name != EMPTY_MEMBER]
     arguments = "".join(f"{n}=_MISSING, " for n in visible)
     if len(visible) < len(definition.fields):
         lines = [f"    self._{EMPTY_MEMBER} = 0"]
     source = "\n".join(
         [
-            f"def __init__(self, *, {arguments}check_fields=None, **unknown):",
-            "    assert not unknown, 'Invalid arguments passed to constructor: %s' % ("
-            "', '.join(sorted(unknown)))",
+            f"def __init__(self, *, {arguments}check_fields=None, **UNKNOWN):",
+            "    assert not UNKNOWN, 'Invalid arguments passed to constructor: %s' % ("
+            "', '.join(sorted(UNKNOWN)))",
             *lines,
         ]
     )
@@ -307,15 +321,15 @@ def message_class(name: str) -> Any:
         "__qualname__": type_name,
         "__doc__": f"Message class '{type_name}'.",
         "__init__": _make_init(definition, checks),
-        "_definition": definition,
-        "_fields": tuple(f.name for f in visible),
-        "_serialize": staticmethod(_cdr.make_serializer(definition)),
-        "_deserialize": staticmethod(_cdr.make_deserializer(definition, message_class)),
+        "_DEFINITION": definition,
+        "_FIELDS": tuple(f.name for f in visible),
+        "_SERIALIZE": staticmethod(_cdr.make_serializer(definition)),
+        "_DESERIALIZE": staticmethod(_cdr.make_deserializer(definition, message_class)),
     }
     for field in visible:
         namespace[field.name] = _make_property(field.name, checks[field.name])
         if field.default is not None:
-            namespace[f"{field.name.upper()}__DEFAULT"] = field.default
+            namespace[f"{field.name.upper()}__DEFAULT"] = _default(field)()
     for constant, base, value in definition.constants:
         namespace[constant] = bytes((value,)) if base == "byte" else value
     return type(type_name, (Message,), namespace)
@@ -337,6 +351,6 @@ def service_class(name: str) -> Any:
 
 def wire_type(cls: type[Message]) -> tuple[str, str]:
     """Return the DDS type name and the RIHS01 hash of a message class."""
-    name = cls._definition.name
+    name = cls._DEFINITION.name
     package, folder, type_name = name.split("/")
     return f"{package}::{folder}::dds_::{type_name}_", type_hash(name)

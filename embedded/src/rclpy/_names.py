@@ -39,7 +39,7 @@ def _bad_tokens(name: str) -> Problem | None:
         if follower == "/":
             return "must not contain repeated '/'", match.end()
         if follower.isdigit():
-            return "must not have a token that starts with a number", match.end()
+            return "has a token that must not start with a number", match.end()
     return ("must not start with a number", 0) if name[:1].isdigit() else None
 
 
@@ -63,6 +63,8 @@ def _bad_braces(name: str) -> Problem | None:
 
 def topic_problem(name: str) -> Problem | None:
     """Return what is wrong with a name that may be relative or have substitutions."""
+    if not isinstance(name, str):
+        raise TypeError(f"a name must be of type str, not {type(name).__name__}")
     if not name:
         return "must not be empty", 0
     tilde = name.find("~", 1)
@@ -129,13 +131,15 @@ def join(namespace: str, name: str) -> str:
 
 
 def expand(name: str, node_name: str, namespace: str, is_service: bool = False) -> str:
-    """Return the fully qualified name: `~` and substitutions replaced, namespace prepended."""
+    """Return the fully qualified name: `~` and substitutions replaced, namespace prepended.
+
+    :raises ValueError: a substitution has another name than node, ns or namespace
+    """
     validate_topic_name(name, is_service=is_service)
 
     def substitute(match: re.Match[str]) -> str:
         if match[1] not in _SUBSTITUTIONS:
-            error = InvalidServiceNameException if is_service else InvalidTopicNameException
-            raise error(name, f"it has the unknown substitution '{match[1]}'", match.start())
+            raise ValueError(f"unknown substitution '{match[1]}' in the name {name!r}")
         return node_name if match[1] == "node" else namespace.strip("/")
 
     if name.startswith("~"):

@@ -43,6 +43,7 @@ class NodeEntities:
 
     _context: Context
     _entry: Any
+    _rosout: Any
     _arguments: list[Any]
     _name: str
     _namespace: str
@@ -68,8 +69,9 @@ class NodeEntities:
 
     @property
     def publishers(self) -> Iterator[Publisher]:
-        """The node's publishers."""
-        yield from self._publishers
+        """The node's publishers, without that of /rosout, as in rclpy."""
+        hidden = None if self._rosout is None else self._rosout.publisher
+        yield from (p for p in self._publishers if p is not hidden)
 
     @property
     def subscriptions(self) -> Iterator[Subscription]:
@@ -195,6 +197,20 @@ class NodeEntities:
             qos_overriding_options=qos_overriding_options,
             content_filter_options=content_filter_options,
         )
+        subscription = self._subscribe(msg_type, topic, callback, qos_profile, callback_group, raw)
+        self._adopt(subscription, callback_group, self._subscriptions)
+        return subscription
+
+    def _subscribe(
+        self,
+        msg_type: Any,
+        topic: str,
+        callback: Callable[..., Any],
+        qos_profile: QoSProfile | int,
+        callback_group: CallbackGroup | None,
+        raw: bool,
+    ) -> Subscription:
+        """Make a subscription that no executor takes from yet."""
         profile = _profile(qos_profile)
         self._check_type(msg_type)
         name = self.resolve_topic_name(topic)
@@ -208,9 +224,13 @@ class NodeEntities:
             profile,
             raw,
         )
+        subscription._node = weakref.ref(self)
         self._context.graph.add(self._entry, [subscription._gid], [])
-        self._adopt(subscription, callback_group, self._subscriptions)
         return subscription
+
+    def _unsubscribe(self, subscription: Subscription) -> None:
+        self._context.graph.remove(self._entry, [subscription._gid], [])
+        subscription.destroy()
 
     def create_service(
         self,
@@ -303,8 +323,7 @@ class NodeEntities:
         if subscription not in self._subscriptions:
             return False
         self._subscriptions.remove(subscription)
-        self._context.graph.remove(self._entry, [subscription._gid], [])
-        subscription.destroy()
+        self._unsubscribe(subscription)
         self._entities_changed()
         return True
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from rclpy import _graph, _names
-
-
-class TopicEndpointInfo(NamedTuple):
-    """A publisher: its node, and the identity that DDS gives it."""
-
-    node_name: str
-    node_namespace: str
-    endpoint_gid: list[int]
+from rclpy.exceptions import NameValidationException
+from rclpy.qos import from_dds
+from rclpy.service import user_data_value
+from rclpy.topic_endpoint_info import TopicEndpointInfo, TopicEndpointTypeEnum
+from rclpy.type_hash import TypeHash
 
 
 class NodeNameNonExistentError(RuntimeError):
@@ -92,39 +89,73 @@ class NodeGraph:
         """Return the fully qualified name of every node in the domain."""
         return [_names.join(ns, name) for name, ns, _ in self._context.graph.nodes()]
 
+    def _graph_name(self, name: str, is_service: bool) -> str:
+        """Expand a name to look up; ValueError when it is none, as rclpy has it here."""
+        try:
+            return self._resolve(name, True, is_service)
+        except NameValidationException as error:
+            raise ValueError(f"{name!r} is invalid: {error}") from None
+
     def _count(self, dds_topic: str, is_writer: bool) -> int:
         endpoints = self._context.graph.endpoints()
         return sum(e.topic == dds_topic and e.is_writer == is_writer for e in endpoints)
 
     def count_publishers(self, topic_name: str) -> int:
         """Return the number of publishers of a topic in the domain."""
-        return self._count(_names.topic_to_dds(self._resolve(topic_name, True, False)), True)
+        return self._count(_names.topic_to_dds(self._graph_name(topic_name, False)), True)
 
     def get_publishers_info_by_topic(
         self, topic_name: str, no_mangle: bool = False
     ) -> list[TopicEndpointInfo]:
-        """Return the publishers of a topic; one whose node is unknown has rclpy's words for it."""
-        topic = _names.topic_to_dds(self._resolve(topic_name, True, False))
+        """Return the publishers of a topic; one whose node is unknown has rclpy's words for it.
+
+        :param no_mangle: it is a topic of DDS, not of ROS
+        """
+        return self._infos(topic_name, no_mangle, TopicEndpointTypeEnum.PUBLISHER)
+
+    def get_subscriptions_info_by_topic(
+        self, topic_name: str, no_mangle: bool = False
+    ) -> list[TopicEndpointInfo]:
+        """Return the subscriptions to a topic, as get_publishers_info_by_topic."""
+        return self._infos(topic_name, no_mangle, TopicEndpointTypeEnum.SUBSCRIPTION)
+
+    def _infos(
+        self, topic: str, no_mangle: bool, kind: TopicEndpointTypeEnum
+    ) -> list[TopicEndpointInfo]:
+        dds_topic = topic if no_mangle else _names.topic_to_dds(self._graph_name(topic, False))
+        is_writer = kind is TopicEndpointTypeEnum.PUBLISHER
         owners = self._context.graph.owners()
         unknown = ("_NODE_NAME_UNKNOWN_", "_NODE_NAMESPACE_UNKNOWN_")
-        return [
-            TopicEndpointInfo(name, namespace, list(e.gid))
-            for e in self._context.graph.endpoints()
-            for name, namespace in [owners.get(e.gid, unknown)]
-            if e.topic == topic and e.is_writer
-        ]
+        infos = []
+        for e in self._context.graph.endpoints():
+            if e.topic != dds_topic or e.is_writer != is_writer:
+                continue
+            name, namespace = owners.get(e.gid, unknown)
+            profile, user_data = from_dds(e.qos)
+            type_hash = user_data_value(user_data, b"typehash") or b""
+            info = TopicEndpointInfo(
+                node_name=name,
+                node_namespace=namespace,
+                topic_type=e.type_name if no_mangle else _names.type_from_dds(e.type_name),
+                topic_type_hash=TypeHash._from_text(type_hash.decode(errors="replace")),
+                endpoint_type=kind,
+                endpoint_gid=list(e.gid),
+                qos_profile=profile,
+            )
+            infos.append(info)
+        return infos
 
     def count_subscribers(self, topic_name: str) -> int:
         """Return the number of subscriptions to a topic in the domain."""
-        return self._count(_names.topic_to_dds(self._resolve(topic_name, True, False)), False)
+        return self._count(_names.topic_to_dds(self._graph_name(topic_name, False)), False)
 
     def count_clients(self, service_name: str) -> int:
         """Return the number of clients of a service in the domain."""
-        return self._count(_names.request_to_dds(self._resolve(service_name, True, True)), True)
+        return self._count(_names.request_to_dds(self._graph_name(service_name, True)), True)
 
     def count_services(self, service_name: str) -> int:
         """Return the number of servers of a service in the domain."""
-        return self._count(_names.request_to_dds(self._resolve(service_name, True, True)), False)
+        return self._count(_names.request_to_dds(self._graph_name(service_name, True)), False)
 
     def wait_for_node(self, fully_qualified_node_name: str, timeout: float) -> bool:
         """Wait until a node is in the graph; False after the timeout (in seconds)."""

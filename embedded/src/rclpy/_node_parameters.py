@@ -16,7 +16,11 @@ from rclpy.exceptions import (
     ParameterNotDeclaredException,
     ParameterUninitializedException,
 )
-from rclpy.parameter import PARAMETER_SEPARATOR_STRING, Parameter
+from rclpy.parameter import (
+    PARAMETER_SEPARATOR_STRING,
+    Parameter,
+    parameter_value_to_python,
+)
 from rclpy.validate_parameter_name import validate_parameter_name
 
 _TOLERANCE = 1e-6
@@ -58,9 +62,9 @@ class NodeParameters:
         self._parameter_overrides = {n: Parameter(n, value=v) for n, v in overrides.items()}
         self._parameter_overrides.update({p.name: p for p in parameter_overrides or ()})
         self._allow_undeclared_parameters = allow
-        self._pre_set_callbacks: list[Callback] = []
-        self._on_set_callbacks: list[Callback] = []
-        self._post_set_callbacks: list[Callback] = []
+        self._pre_set_parameters_callbacks: list[Callback] = []
+        self._on_set_parameters_callbacks: list[Callback] = []
+        self._post_set_parameters_callbacks: list[Callback] = []
 
     def _publish_parameter_event(self, new: list[Any], changed: list[Any], gone: list[Any]) -> None:
         raise NotImplementedError
@@ -138,6 +142,8 @@ class NodeParameters:
                 stacklevel=4,
             )
             descriptor.dynamic_typing = True
+        if isinstance(value, message_class("rcl_interfaces/msg/ParameterValue")):
+            value = parameter_value_to_python(value)
         if isinstance(value, Parameter.Type):
             if value is Parameter.Type.NOT_SET or descriptor.dynamic_typing:
                 raise ValueError(f"Cannot declare parameter {name} with both a type and none")
@@ -233,6 +239,27 @@ class NodeParameters:
         """Return several descriptors."""
         return [self.describe_parameter(name) for name in names]
 
+    def set_descriptor(self, name: str, descriptor: Any, alternative_value: Any = None) -> Any:
+        """Replace a parameter's descriptor; returns its rcl_interfaces/ParameterValue.
+
+        :param alternative_value: a ParameterValue, for when the new descriptor forbids the present
+        :raises ParameterImmutableException: it is read-only
+        :raises InvalidParameterValueException: neither value is allowed
+        """
+        present = self.get_parameter(name)
+        if name not in self._parameters:
+            return present.get_parameter_value()
+        if self._descriptors[name].read_only:
+            raise ParameterImmutableException(name)
+        values = [present]
+        if alternative_value is not None:
+            values.append(Parameter(name, value=parameter_value_to_python(alternative_value)))
+        for parameter in values:
+            result = self._change([parameter], {name: descriptor}, keep_unset=True)
+            if result.successful:
+                return parameter.get_parameter_value()
+        raise InvalidParameterValueException(name, values[-1].value, result.reason)
+
     def list_parameters(self, prefixes: list[str], depth: int) -> Any:
         """Return names (and their prefixes) below `prefixes`, up to `depth` levels (0: all)."""
         if not isinstance(prefixes, list) or not all(isinstance(p, str) for p in prefixes):
@@ -269,9 +296,9 @@ class NodeParameters:
 
     def set_parameters_atomically(self, parameter_list: list[Parameter]) -> Any:
         """Set all parameters or none; returns one SetParametersResult."""
-        if self._pre_set_callbacks:
+        if self._pre_set_parameters_callbacks:
             changed: list[Parameter] = []
-            for callback in self._pre_set_callbacks:
+            for callback in self._pre_set_parameters_callbacks:
                 changed.extend(callback(parameter_list))
             parameter_list = changed
             if not parameter_list:
@@ -303,7 +330,7 @@ class NodeParameters:
             problem = self._problem(parameter, given.get(parameter.name), descriptors is None)
             if problem is not None:
                 return _result(problem)
-        for callback in self._on_set_callbacks:
+        for callback in self._on_set_parameters_callbacks:
             result = callback(parameters)
             if not result.successful:
                 return result
@@ -321,7 +348,7 @@ class NodeParameters:
             (new if fresh else changed).append(parameter.to_parameter_msg())
             self._store(parameter, descriptors)
         self._publish_parameter_event(new, changed, gone)
-        for callback in self._post_set_callbacks:
+        for callback in self._post_set_parameters_callbacks:
             callback(parameters)
         return _result()
 
@@ -363,24 +390,24 @@ class NodeParameters:
 
     def add_pre_set_parameters_callback(self, callback: Callback) -> None:
         """Have a callback replace the list of parameters before it is checked."""
-        self._pre_set_callbacks.insert(0, callback)
+        self._pre_set_parameters_callbacks.insert(0, callback)
 
     def add_on_set_parameters_callback(self, callback: Callback) -> None:
         """Have a callback accept or reject changes; it returns a SetParametersResult."""
-        self._on_set_callbacks.insert(0, callback)
+        self._on_set_parameters_callbacks.insert(0, callback)
 
     def add_post_set_parameters_callback(self, callback: Callback) -> None:
         """Call back after changes."""
-        self._post_set_callbacks.insert(0, callback)
+        self._post_set_parameters_callbacks.insert(0, callback)
 
     def remove_pre_set_parameters_callback(self, callback: Callback) -> None:
         """End what add_pre_set_parameters_callback began."""
-        self._pre_set_callbacks.remove(callback)
+        self._pre_set_parameters_callbacks.remove(callback)
 
     def remove_on_set_parameters_callback(self, callback: Callback) -> None:
         """End what add_on_set_parameters_callback began."""
-        self._on_set_callbacks.remove(callback)
+        self._on_set_parameters_callbacks.remove(callback)
 
     def remove_post_set_parameters_callback(self, callback: Callback) -> None:
         """End what add_post_set_parameters_callback began."""
-        self._post_set_callbacks.remove(callback)
+        self._post_set_parameters_callbacks.remove(callback)

@@ -67,7 +67,7 @@ class ReaderEntity(Entity):
     def _decode(self, cls: Any, data: bytes, what: str) -> Any:
         """Deserialise; malformed data gives None and a line in the log."""
         try:
-            return cls._deserialize(data)
+            return cls._DESERIALIZE(data)
         except CdrError as error:
             node = self._node()
             logger = node.get_logger() if node is not None else get_logger("rclpy")

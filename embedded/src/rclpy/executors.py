@@ -19,11 +19,29 @@ from rclpy._executor import (
     TimeoutException,
     Work,
 )
-from rclpy._reader import Entity, ReaderEntity
+from rclpy._reader import ReaderEntity
 from rclpy.context import Context
+from rclpy.task import Future
 
 
-class SingleThreadedExecutor(Executor):
+class _OwnExecutor(Executor):
+    """What the two share beyond the base."""
+
+    def spin_once(self, timeout_sec: float | None = None) -> None:
+        """Wait for one piece of work and run it.
+
+        :param timeout_sec: seconds to wait, for ever when None or negative, not at all when 0
+        """
+        self._spin_once(timeout_sec, None)
+
+    def _spin_until(self, future: Future, timeout_sec: float | None) -> None:
+        self._spin_once(timeout_sec, future.done)
+
+    def _spin_once(self, timeout_sec: float | None, condition: Callable[[], bool] | None) -> None:
+        raise NotImplementedError
+
+
+class SingleThreadedExecutor(_OwnExecutor):
     """Runs callbacks in the thread that spins."""
 
     def _spin_some(self) -> None:
@@ -58,14 +76,26 @@ class SingleThreadedExecutor(Executor):
         try:
             while coroutine is None and entity._pending and not self._interrupted():
                 result = entity._invoke(entity._pending.popleft())
-                coroutine = result if inspect.iscoroutine(result) else None
+                if inspect.iscoroutine(result):
+                    coroutine = result
+                    self._run_coroutine(entity, coroutine)
         finally:
             self._local.depth -= 1
             if coroutine is None:
-                self._finished(entity)
-        if coroutine is not None:
-            self._run_coroutine(entity, coroutine)
+                entity.callback_group.ending_execution(entity)
+            self._stopped()
         return True
+
+    # Everything is in one thread: no lock to count, and nobody to wake.
+
+    def _started(self) -> None:
+        self._running += 1
+
+    def _stopped(self) -> None:
+        self._running -= 1
+        if self._is_shutdown:
+            with self._idle:
+                self._idle.notify_all()
 
     def _spin_once(self, timeout_sec: float | None, condition: Callable[[], bool] | None) -> None:
         with self._spinning:
@@ -79,7 +109,7 @@ class SingleThreadedExecutor(Executor):
             work()
 
 
-class MultiThreadedExecutor(Executor):
+class MultiThreadedExecutor(_OwnExecutor):
     """Runs callbacks in a pool of threads; callback groups say which at the same time.
 
     :param num_threads: size of the pool, by default the number of CPUs (2 at least)
@@ -93,18 +123,6 @@ class MultiThreadedExecutor(Executor):
         self._threads = num_threads
         self._submitted = 0
         self._errors: deque[BaseException] = deque()
-
-    # The spinning thread counts what begins, workers count what ends.
-
-    def _started(self) -> None:
-        with self._idle:
-            self._running += 1
-
-    def _finished(self, entity: Entity) -> None:
-        with self._idle:
-            super()._finished(entity)
-        self._recheck_timers = True
-        self._waitset.wake()
 
     # Work is only taken when a thread is free: the rest stays in DDS, where its QoS holds.
 

@@ -49,11 +49,11 @@ def get_logger_level(name: str) -> LoggingSeverity:
 def get_logger_effective_level(name: str) -> LoggingSeverity:
     """Return the level that counts for a logger: its own or that of the nearest one above."""
     while True:
+        if not name:
+            return _levels.get("", LoggingSeverity.INFO)
         level = _levels.get(name, LoggingSeverity.UNSET)
         if level:
             return level
-        if not name:
-            return LoggingSeverity.INFO
         name = name.rpartition(".")[0]
 
 
@@ -165,24 +165,28 @@ class RcutilsLogger:
         """Whether messages of this severity are shown."""
         return severity >= get_logger_effective_level(self.name)
 
-    def _filtered(self, frame: FrameType, severity: int, filters: dict[str, Any]) -> bool:
+    def _filtered(
+        self, frame: FrameType, severity: int, name: str, filters: dict[str, Any]
+    ) -> bool:
         """Whether a filter suppresses this call; what it needs to know is kept per call site."""
-        for name in filters:
-            if name not in _FILTERS:
+        for given in filters:
+            if given not in _FILTERS:
                 raise TypeError(
-                    f'parameter "{name}" is not one of the recognized logging options {_FILTERS}'
+                    f'parameter "{given}" is not one of the recognized logging options {_FILTERS}'
                 )
         if filters.get("throttle_time_source_type") and not filters.get("throttle_duration_sec"):
-            raise TypeError("throttle_time_source_type needs throttle_duration_sec")
+            raise TypeError('required parameter "throttle_duration_sec" not specified')
         key = (frame.f_code.co_filename, frame.f_lineno, frame.f_lasti)
-        state = self._calls.setdefault(key, {"severity": severity, "last": None, "count": 0})
-        if state["severity"] != severity:
-            raise ValueError("Logger severity cannot be changed between calls.")
+        call = {"Logger severity": severity, "Logger name": name, "Filter parameters": filters}
+        state = self._calls.setdefault(key, {**call, "last": 0, "count": 0})
+        for what, value in call.items():
+            if state[what] != value:
+                raise ValueError(f"{what} cannot be changed between calls.")
         period = filters.get("throttle_duration_sec")
         if period:
             clock = filters.get("throttle_time_source_type")
             now = clock.now().nanoseconds if clock else _time.monotonic_ns()
-            if state["last"] is not None and now < state["last"] + period * 1e9:
+            if now < state["last"] + period * 1e9:
                 return True
             state["last"] = now
         state["count"] += 1
@@ -204,7 +208,7 @@ class RcutilsLogger:
             return False
         name = kwargs.pop("name", self.name)
         frame = _caller()
-        if self._filtered(frame, severity, kwargs):
+        if self._filtered(frame, severity, name, kwargs):
             return False
         now = _time.time_ns()
         message = str(message)

@@ -12,7 +12,6 @@ from rclpy._node_entities import NodeEntities
 from rclpy._node_graph import NodeGraph, NodeNameNonExistentError
 from rclpy._node_parameters import NodeParameters
 from rclpy._rosout import Rosout
-from rclpy._time_source import TimeSource
 from rclpy.callback_groups import (
     CallbackGroup,
     MutuallyExclusiveCallbackGroup,
@@ -22,11 +21,11 @@ from rclpy.clock import Clock, ROSClock
 from rclpy.context import Context
 from rclpy.exceptions import NotInitializedException
 from rclpy.logging import RcutilsLogger, get_logger
+from rclpy.logging_service import LoggingService
 from rclpy.parameter import Parameter
 from rclpy.parameter_service import ParameterService
-from rclpy.qos import (
-    qos_profile_parameter_events,
-)
+from rclpy.qos import qos_profile_parameter_events
+from rclpy.time_source import TimeSource
 from rclpy.utilities import get_default_context
 
 HIDDEN_NODE_PREFIX = "_"
@@ -46,6 +45,7 @@ class Node(NodeEntities, NodeGraph, NodeParameters):
     :param parameter_overrides: values that win over declared defaults and the command line
     :param allow_undeclared_parameters: setting a parameter declares it
     :param automatically_declare_parameters_from_overrides: declare all given values at once
+    :param enable_logger_service: let others read and set log levels
     """
 
     def __init__(
@@ -96,9 +96,12 @@ class Node(NodeEntities, NodeGraph, NodeParameters):
             )
             if automatically_declare_parameters_from_overrides:
                 self._declare_overrides()
-            self._time_source = TimeSource(self, self._clock)
+            self._time_source = TimeSource(node=self)
+            self._time_source.attach_clock(self._clock)
             reference = weakref.ref(self)
-            self._clock._on_change(lambda: _timers_changed(reference))
+            self._clock._on_any_jump(lambda _: _timers_changed(reference))
+            if enable_logger_service:
+                LoggingService(self)
             if start_parameter_services:
                 self._parameter_service = ParameterService(self)
 

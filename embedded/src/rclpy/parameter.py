@@ -6,6 +6,8 @@ import array
 from enum import Enum
 from typing import Any
 
+import yaml
+
 from rclpy._message import message_class
 
 PARAMETER_SEPARATOR_STRING = "."
@@ -134,6 +136,26 @@ _ELEMENTS: dict[Parameter.Type, type] = {
     Parameter.Type.STRING_ARRAY: str,
 }
 _MEMBERS = {t: f"{t.name.lower()}_value" for t in _ELEMENTS}
+
+
+def get_parameter_value(string_value: str) -> Any:
+    """Return the rcl_interfaces/ParameterValue that a text stands for, as a command line has it.
+
+    The text is YAML; what is no value of a parameter in YAML is a string.
+    """
+    try:
+        value = yaml.safe_load(string_value)
+    except yaml.YAMLError:
+        value = string_value
+    try:
+        type_ = Parameter.Type.from_parameter_value(value)
+    except TypeError:
+        type_ = Parameter.Type.NOT_SET
+    if type_ is Parameter.Type.NOT_SET:
+        type_, value = Parameter.Type.STRING, string_value
+    if value == []:
+        type_ = Parameter.Type.BOOL_ARRAY  # as in rclpy: any type would do
+    return Parameter("", type_, value).get_parameter_value()
 
 
 def parameter_value_to_python(parameter_value: Any) -> Any:

@@ -34,7 +34,7 @@ class Publisher:
         self.msg_type = msg_type
         self.topic = topic
         self.qos_profile = qos
-        self._serialize = msg_type._serialize
+        self._serialize = msg_type._SERIALIZE
         self._destroyed = False
         self._gid = _dds.guid(self._writer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 from cyclonedds.qos import Policy
@@ -187,23 +187,71 @@ qos_profile_best_available = _keep_last(
 )
 
 
-class QoSPresetProfiles(IntEnum):
-    """Names of the profiles above, for command line tools."""
+class QoSPresetProfiles(Enum):
+    """The profiles above, by name."""
 
-    UNKNOWN = 0
-    DEFAULT = 1
-    SYSTEM_DEFAULT = 2
-    SENSOR_DATA = 3
-    SERVICES_DEFAULT = 4
-    PARAMETERS = 5
-    PARAMETER_EVENTS = 6
-    ACTION_STATUS_DEFAULT = 7
-    BEST_AVAILABLE = 8
+    UNKNOWN = qos_profile_unknown
+    DEFAULT = qos_profile_default
+    SYSTEM_DEFAULT = qos_profile_system_default
+    SENSOR_DATA = qos_profile_sensor_data
+    SERVICES_DEFAULT = qos_profile_services_default
+    PARAMETERS = qos_profile_parameters
+    PARAMETER_EVENTS = qos_profile_parameter_events
+    ACTION_STATUS_DEFAULT = qos_profile_action_status_default
+    BEST_AVAILABLE = qos_profile_best_available
 
-    @staticmethod
-    def get_from_short_key(name: str) -> QoSProfile:
+    @classmethod
+    def short_keys(cls) -> list[str]:
+        """Return the profiles' names in lower case."""
+        return [k.lower() for k in cls.__members__]
+
+    @classmethod
+    def get_from_short_key(cls, name: str) -> QoSProfile:
         """Return the profile of a name in any case."""
-        return globals()[f"qos_profile_{name.lower()}"]
+        return cls[name.upper()].value
+
+
+class QoSCompatibility(IntEnum):
+    """Whether a publisher and a subscription can talk; WARNING: it depends."""
+
+    OK = 0
+    WARNING = 1
+    ERROR = 2
+
+
+# Policy, what a publisher offers that does not satisfy what a subscription requests.
+_CLASHES = (
+    ("reliability", ReliabilityPolicy.BEST_EFFORT, ReliabilityPolicy.RELIABLE),
+    ("durability", DurabilityPolicy.VOLATILE, DurabilityPolicy.TRANSIENT_LOCAL),
+    ("liveliness", LivelinessPolicy.AUTOMATIC, LivelinessPolicy.MANUAL_BY_TOPIC),
+)
+
+
+def qos_check_compatible(
+    publisher_qos: QoSProfile, subscription_qos: QoSProfile
+) -> tuple[QoSCompatibility, str]:
+    """Return whether publisher and subscription can talk, and why not.
+
+    WARNING when that depends on what SYSTEM_DEFAULT (or UNKNOWN) stands for.
+    """
+    errors, warnings_ = [], []
+    for policy, weak, strong in _CLASHES:
+        offered, requested = getattr(publisher_qos, policy), getattr(subscription_qos, policy)
+        text = f"publisher's {policy} is {offered.name}, subscription's is {requested.name};"
+        open_ends = [p.name in ("SYSTEM_DEFAULT", "UNKNOWN") for p in (offered, requested)]
+        if offered is weak and requested is strong:
+            errors.append(f"ERROR: {text}")
+        elif (open_ends[0] or offered is weak) and (open_ends[1] or requested is strong):
+            warnings_.append(f"WARNING: {text}")
+    for policy in ("deadline", "liveliness_lease_duration"):
+        longest, asked = getattr(publisher_qos, policy), getattr(subscription_qos, policy)
+        if asked != _ZERO and (longest == _ZERO or asked < longest):
+            errors.append(f"ERROR: publisher's {policy} is {longest}, subscription's is {asked};")
+    if errors:
+        return QoSCompatibility.ERROR, " ".join(errors)
+    if warnings_:
+        return QoSCompatibility.WARNING, " ".join(warnings_)
+    return QoSCompatibility.OK, ""
 
 
 def to_dds(profile: QoSProfile, user_data: bytes, writer: bool) -> list[Any]:
@@ -250,3 +298,28 @@ def to_dds(profile: QoSProfile, user_data: bytes, writer: bool) -> list[Any]:
     kind = Policy.Liveliness.ManualByTopic if manual else Policy.Liveliness.Automatic
     policies.append(kind(lease_ns))
     return policies
+
+
+def from_dds(qos: Any) -> tuple[QoSProfile, bytes]:
+    """Return the profile of a cyclonedds Qos, as rmw_cyclonedds_cpp does, and its USER_DATA."""
+
+    def nanoseconds(policy: Any, name: str) -> Duration:
+        value = getattr(qos[policy], name) if policy in qos else Infinite.nanoseconds
+        return Duration(nanoseconds=min(value, Infinite.nanoseconds))
+
+    history, liveliness = qos[Policy.History], qos[Policy.Liveliness]
+    last = isinstance(history, Policy.History.KeepLast)
+    best_effort = qos[Policy.Reliability] == Policy.Reliability.BestEffort
+    lasting = qos[Policy.Durability] == Policy.Durability.TransientLocal
+    manual = isinstance(liveliness, Policy.Liveliness.ManualByTopic)
+    profile = QoSProfile(
+        history=HistoryPolicy.KEEP_LAST if last else HistoryPolicy.KEEP_ALL,
+        depth=history.depth if last else 0,
+        reliability=ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE,
+        durability=DurabilityPolicy.TRANSIENT_LOCAL if lasting else DurabilityPolicy.VOLATILE,
+        lifespan=nanoseconds(Policy.Lifespan, "lifespan"),
+        deadline=nanoseconds(Policy.Deadline, "deadline"),
+        liveliness=LivelinessPolicy.MANUAL_BY_TOPIC if manual else LivelinessPolicy.AUTOMATIC,
+        liveliness_lease_duration=nanoseconds(Policy.Liveliness, "lease_duration"),
+    )
+    return profile, qos[Policy.Userdata].data if Policy.Userdata in qos else b""

@@ -13,7 +13,7 @@ def serialize_message(message: Any) -> bytes:
     """Return a message as CDR with its encapsulation header."""
     if not isinstance(message, Message):
         raise TypeError(f"no message: {message!r}")
-    return message._serialize(message)
+    return message._SERIALIZE(message)
 
 
 def deserialize_message(serialized_message: bytes, message_type: type[MessageT]) -> MessageT:
@@ -21,4 +21,4 @@ def deserialize_message(serialized_message: bytes, message_type: type[MessageT])
 
     :raises ValueError: when they contain no message of this type
     """
-    return message_type._deserialize(bytes(serialized_message))  # type: ignore[attr-defined]
+    return message_type._DESERIALIZE(bytes(serialized_message))  # type: ignore[attr-defined]

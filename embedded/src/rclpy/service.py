@@ -66,7 +66,7 @@ class ServicePair(ReaderEntity):
 
     def _send(self, guid: int, sequence: int, message: Any) -> int:
         """Write a request or reply; negative: a DDS return code."""
-        body = message._serialize(message)
+        body = message._SERIALIZE(message)
         return _dds.write(self._writer, HEADER_LE + HEADER.pack(guid, sequence) + body[4:])
 
     def _split(self, cls: Any, data: bytes, what: str) -> tuple[int, int, Any]:

@@ -1,0 +1,1 @@
+"""Where rclpy keeps what programs should not import, and a few do."""
