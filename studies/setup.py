@@ -4,13 +4,13 @@ package_name = 'rog_studies'
 
 setup(
     name=package_name,
-    version='0.1.0',
+    version='0.2.0',
     packages=find_packages(exclude=['test']),
     data_files=[
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
         ('share/' + package_name, ['package.xml']),
     ],
-    install_requires=['numpy', 'torch>=2.4', 'matplotlib', 'rich'],
+    install_requires=['numpy', 'torch>=2.4', 'matplotlib', 'rich', 'scipy'],
     extras_require={'test': ['pytest', 'hypothesis']},
     zip_safe=True,
     maintainer='The ROG founders',

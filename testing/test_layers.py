@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PLACES = {path.name: path for path in [*ROOT.glob('ros2_ws/src/*/*'), ROOT / 'launch/rog_bringup']
+PLACES = {path.name: path for path in [*ROOT.glob('ros2_ws/src/*/*'), ROOT / 'launch/rog_bringup',
+                                       ROOT / 'studies/rog_studies']
           if (path / '__init__.py').exists()}
 
 
@@ -35,10 +36,15 @@ KEYS = {'PIL': 'python3-pil', 'cryptography': 'python3-cryptography',
         'matplotlib': 'python3-matplotlib', 'nicegui': 'python3-nicegui-pip',
         'numba': 'python3-numba', 'numpy': 'python3-numpy', 'pydantic': 'python3-pydantic-pip',
         'rich': 'python3-rich', 'rosbags': 'python3-rosbags-pip',
-        'safetensors': 'python3-safetensors-pip', 'sklearn': 'python3-sklearn',
-        'torch': 'python3-torch-pip', 'uvicorn': 'python3-nicegui-pip', 'yaml': 'python3-yaml'}
+        'safetensors': 'python3-safetensors-pip', 'scipy': 'python3-scipy',
+        'sklearn': 'python3-sklearn', 'torch': 'python3-torch-pip',
+        'uvicorn': 'python3-nicegui-pip', 'yaml': 'python3-yaml'}
 PIP = {'PIL': 'pillow', 'fastapi': 'nicegui', 'llvmlite': 'numba', 'sklearn': 'scikit-learn',
        'uvicorn': 'nicegui', 'yaml': 'PyYAML'}
+# Of tests and benches alone.
+TEST_KEYS = {'hypothesis': 'python3-hypothesis', 'ortools': 'python3-ortools-pip',
+             'psutil': 'python3-psutil', 'pytest': 'python3-pytest',
+             'selenium': 'python3-selenium'}
 # Used where they are found; an error or the log says so where one is missed.
 OPTIONAL = {'distributed', 'h5py', 'jtop'}
 
@@ -51,13 +57,24 @@ def imports(package):
 
 def modules(package):
     """What a package imports anywhere, without the standard library."""
+    return imported(PLACES[package]) - {package}
+
+
+def imported(folder):
+    """What the files of a folder import anywhere, without the standard library."""
     found = set()
-    for file in PLACES[package].rglob('*.py'):
+    for file in folder.rglob('*.py'):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else \
                 [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
             found |= {name.partition('.')[0] for name in names}
-    return found - sys.stdlib_module_names - {package}
+    return found - sys.stdlib_module_names
+
+
+def manifest(package, *tags):
+    """What package.xml names in these tags."""
+    tree = ElementTree.parse(PLACES[package].parent / 'package.xml')
+    return {element.text for tag in tags for element in tree.iter(tag)}
 
 
 def test_the_table_has_every_package_and_points_down():
@@ -71,14 +88,13 @@ def test_the_table_has_every_package_and_points_down():
 def test_a_package_imports_what_the_table_says(package):
     used = imports(package)
     assert used <= set(TABLE[package])
-    if package != 'rog_cli':  # everything below it
+    if package not in ('rog_cli', 'rog_studies'):  # everything below them
         assert used == set(TABLE[package]), 'the table names what is not imported'
 
 
 @pytest.mark.parametrize('package', PLACES)
 def test_package_xml_names_what_is_imported(package):
-    tree = ElementTree.parse(PLACES[package].parent / 'package.xml')
-    named = {element.text for tag in ('depend', 'exec_depend') for element in tree.iter(tag)}
+    named = manifest(package, 'depend', 'exec_depend')
     used = modules(package) - OPTIONAL
     assert {KEYS.get(module, module) for module in used} <= named
     others = {key for key in named if key.startswith('python3-')}
@@ -88,6 +104,26 @@ def test_package_xml_names_what_is_imported(package):
     assert {PIP.get(module, module) for module in used if module in KEYS} == {
         re.match(r"'([\w-]+)", one.strip())[1] for one in required.split(',') if one.strip()
     }
+
+
+def needs(package):
+    """The packages of ours that must be there before it, so that its tests cannot name them."""
+    below = manifest(package, 'depend', 'exec_depend') & set(PLACES)
+    return below.union(*map(needs, below))
+
+
+@pytest.mark.parametrize('package', PLACES)
+def test_package_xml_names_what_its_tests_import(package):
+    place = PLACES[package].parent
+    used = {'pytest'}.union(*map(imported, [place / 'test', place / 'bench']))
+    # What lies beside the tests: pytest.ini says where they look.
+    local = {file.stem for where in ('testing', '*/test', '*/bench', 'ros2_ws/src/*/test',
+                                     'ros2_ws/src/*/bench', '*/test/*', 'ros2_ws/src/*/test/*')
+             for file in ROOT.glob(f'{where}/*.py')}
+    above = {other for other in PLACES if package in needs(other) | manifest(other, 'test_depend')}
+    named = manifest(package, 'depend', 'exec_depend', 'test_depend')
+    assert {(KEYS | TEST_KEYS).get(module, module) for module in
+            used - local - above - OPTIONAL - {package, 'a_package_that_nobody_has'}} <= named
 
 
 # In rog_core a method of another package is tried out in a small fleet, which needs all the rest.

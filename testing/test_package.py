@@ -97,6 +97,19 @@ def test_it_depends_on_what_its_packages_depend_on():
     assert set(PROJECT['dependencies']) == required - {'rosbags'}
 
 
+def test_every_manifest_names_its_license_file_and_the_same_people_and_place():
+    manifests = [*ROOT.glob('ros2_ws/src/*/package.xml'), *ROOT.glob('*/package.xml')]
+    told = set()
+    for path in manifests:
+        root = ElementTree.parse(path).getroot()
+        license = root.find('license')
+        assert license.text == 'Apache-2.0'
+        assert (path.parent / license.get('file')).read_bytes() == (ROOT / 'LICENSE').read_bytes()
+        told.add((root.find('maintainer').get('email'), root.findtext('maintainer'),
+                  root.findtext('url')))
+    assert len(manifests) == 17 and len(told) == 1 and all(told.pop())
+
+
 def test_all_packages_have_one_version():
     versions = {ElementTree.parse(path).findtext('version') for place in [*PLACES, ROOT / 'studies']
                 for path in [place / 'package.xml'] if path.exists()}
@@ -104,4 +117,6 @@ def test_all_packages_have_one_version():
         *ROOT.glob('ros2_ws/src/*/setup.py'), *ROOT.glob('*/setup.py')]
         if path.parent.name != 'embedded'}
     embedded = tomllib.loads((ROOT / 'embedded' / 'pyproject.toml').read_text())['project']
-    assert versions | {embedded['version']} == {PROJECT['version']}
+    newest = re.search(r'^## ([\d.]+) \(\d{4}-\d\d-\d\d\)$', (ROOT / 'CHANGELOG.md').read_text(),
+                       re.M)
+    assert versions | {embedded['version'], newest[1]} == {PROJECT['version']}

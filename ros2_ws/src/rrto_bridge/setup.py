@@ -4,7 +4,7 @@ package_name = 'rrto_bridge'
 
 setup(
     name=package_name,
-    version='0.1.0',
+    version='0.2.0',
     packages=find_packages(exclude=['test']),
     package_data={package_name: ['bootstrap/*.py']},
     data_files=[
@@ -12,7 +12,7 @@ setup(
         ('share/' + package_name, ['package.xml']),
         ('lib/' + package_name, ['scripts/rrto_server', 'scripts/rrto_bridge']),
     ],
-    install_requires=['torch>=2.4'],
+    install_requires=['torch>=2.4', 'matplotlib'],
     extras_require={'test': ['pytest', 'hypothesis', 'torchvision']},
     zip_safe=False,
     maintainer='The ROG founders',

@@ -76,7 +76,7 @@ def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print one line of JSON: milliseconds per inference."""
+    """Print one line of JSON: ms per inference; ``every_ms`` from the first one on."""
     name, size, count = arguments[0], int(arguments[1]), int(arguments[2])
     torch.set_num_threads(1)
     place = 'cuda' if torch.cuda.is_available() else 'cpu'
@@ -92,18 +92,18 @@ def main(arguments: list[str]) -> None:
 
         infer: Callable[[torch.Tensor], torch.Tensor] = forward
         model.to(place)
-        for _ in range(WARM):
-            infer(image)
-        if arguments[3:] == ['native']:
-            from .remote import Hook
-            infer = native(Hook.dispatch.__self__)
-        times = []
-        for _ in range(count):
+        every = []
+        for number in range(WARM + count):
+            if number == WARM and arguments[3:] == ['native']:
+                from .remote import Hook
+                infer = native(Hook.dispatch.__self__)
             image = torch.rand(1, 3, size, size)
             began = time.perf_counter()
             infer(image)
-            times.append((time.perf_counter() - began) * 1e3)
-    print(json.dumps({'median_ms': statistics.median(times), 'worst_ms': max(times)}))
+            every.append((time.perf_counter() - began) * 1e3)
+    times = every[WARM:]
+    print(json.dumps({'median_ms': statistics.median(times), 'worst_ms': max(times),
+                      'every_ms': every}))
 
 
 if __name__ == '__main__':

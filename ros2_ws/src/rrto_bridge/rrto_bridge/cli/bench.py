@@ -47,13 +47,14 @@ def call(options: Any) -> int:
     except FleetEnvError as error:
         raise SystemExit(f'rrto: {error}') from error
     for mode, link, result in measure(options.model, options.size, options.count, _links(options)):
+        del result['every_ms']
         print(json.dumps({'bench': 'rrto', 'model': options.model, 'mode': mode, **link, **result}),
               flush=True)
     return 0
 
 
 def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Figures]]
-            ) -> Iterator[tuple[str, Figures, dict[str, float]]]:
+            ) -> Iterator[tuple[str, Figures, Figures]]:
     """(mode, link, figures) of every combination; device-only first.
 
     ``links``: what is said of each link, and the settings that emulate it (see `emulated`).
@@ -86,9 +87,9 @@ def _links(options: Any) -> Iterator[tuple[Figures, Figures]]:
                {'link.trace': trace, 'link.latency': trip / 2e3, 'link_epoch': time.time()})
 
 
-def _run(command: list[str], environment: dict[str, str]) -> dict[str, float]:
+def _run(command: list[str], environment: dict[str, str]) -> Figures:
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.returncode)  # it has said why
-    figures: dict[str, float] = json.loads(done.stdout)
+    figures: Figures = json.loads(done.stdout)
     return figures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from fleet_env.fleet import ReachConfig
@@ -10,18 +11,29 @@ from fleet_ros.environment import dds_environment
 
 from .bench import emulated, measure
 
+TRIP = 10.0   # ms
+
 
 def add_parser(verbs: Any) -> None:
     """Declare the verb."""
     parser = verbs.add_parser('demo', help='what replay gains on a link of 10 ms, on this machine')
+    parser.add_argument('--out', type=Path, default=Path('runs/rrto'), metavar='DIR',
+                        help='directory for the picture (default: runs/rrto)')
     parser.set_defaults(call=call)
 
 
 def call(options: Any) -> int:
     """Run the verb."""
+    from .picture import draw
     os.environ.update(dds_environment(ReachConfig()))  # whatever is set, it stays here
     print('A network of 50 layers on a server behind an emulated link of 10 ms round trip;\n'
           'milliseconds per inference:', flush=True)
-    for mode, _, figures in measure('small', 32, 20, [emulated(10.0, 1000.0)]):
+    every = {}
+    for mode, _, figures in measure('small', 32, 20, [emulated(TRIP, 1000.0)]):
         print(f'  {mode:12} {figures["median_ms"]:8.1f}', flush=True)
+        every[mode] = figures['every_ms']
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / 'demo.png'
+    draw(every, TRIP, path)
+    print(f'drawn in {path}')
     return 0

@@ -1,0 +1,44 @@
+"""The picture of `rrto demo`: what each inference of a program takes, from its first one on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from ..measure import WARM
+
+# Okabe and Ito's colours, told apart by the colour-blind, and what a reader calls the mode.
+MODES = {'rpc': ('#e69f00', 'rpc: a round trip per call'),
+         'cached': ('#009e73', 'cached: queries answered from memory'),
+         'async': ('#56b4e9', 'async: waits only for values'),
+         'replay': ('#d55e00', 'replay: recorded, then one round trip'),
+         'native': ('#000000', 'native: a program written for the server'),
+         'device-only': ('#999999', 'on the robot alone')}
+
+
+def draw(every: Mapping[str, Sequence[float]], trip: float, path: Path) -> None:
+    """Draw one line per mode.
+
+    :param every: mode -> ms of each inference; of `native` those after `WARM`, which it has not
+        learnt itself, are drawn.
+    :param trip: ms of the link's round trip, a line of its own.
+    """
+    figure = Figure(figsize=(7.0, 2.8), layout='constrained')
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for mode, (color, label) in MODES.items():
+        first = WARM if mode == 'native' else 0
+        axes.plot(range(first + 1, len(every[mode]) + 1), every[mode][first:], '.-', color=color,
+                  label=label, linewidth=1.2, markersize=4)
+    axes.axhline(trip, color='#cc79a7', linewidth=1, linestyle='--', label='round trip of the link')
+    axes.set_yscale('log')
+    axes.yaxis.set_major_formatter('{x:g}')
+    axes.set_xlabel('inference of the program')
+    axes.set_ylabel('ms')
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.grid(color='#e4e4e4', linewidth=.4)
+    figure.legend(loc='outside right upper', frameon=False, fontsize=8)
+    figure.savefig(path, dpi=200)

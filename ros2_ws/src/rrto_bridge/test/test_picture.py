@@ -1,0 +1,31 @@
+"""The picture of `rrto demo`: a line for each mode, of what that mode did itself."""
+
+import matplotlib.image
+import pytest
+from matplotlib.figure import Figure
+from rrto_bridge.cli import picture
+from rrto_bridge.measure import WARM
+
+
+@pytest.fixture
+def lines(tmp_path, monkeypatch):
+    """Label -> (numbers of inferences, ms) of what is drawn."""
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, 'savefig', lambda self, *a, **k: (
+        drawn.append(self), save(self, *a, **k)))
+    every = {mode: [100.0] * WARM + [10.0, 11.0] for mode in picture.MODES}
+    picture.draw(every, 10.0, tmp_path / 'demo.png')
+    assert matplotlib.image.imread(tmp_path / 'demo.png').shape[1] == 1400
+    return {line.get_label().partition(':')[0]: line.get_xydata().tolist()
+            for line in drawn[0].axes[0].get_lines()}
+
+
+def test_every_inference_of_a_mode_is_drawn_with_its_number(lines):
+    assert lines['replay'] == [*([n + 1, 100.0] for n in range(WARM)), [WARM + 1, 10.0],
+                               [WARM + 2, 11.0]]
+    assert lines.keys() > picture.MODES.keys() - {'device-only'}
+
+
+def test_native_offloading_begins_when_the_sequence_is_known(lines):
+    assert lines['native'] == [[WARM + 1, 10.0], [WARM + 2, 11.0]]
