@@ -153,7 +153,7 @@ RUN = {
     'rrto run --server laptop -- python3 app.py': Short(**SERVE, says='^10.0$'),
     'rrto run --link-rate': Short('rrto run --link-rate 100 -- python app.py', says='^10.0$'),
     'rrto status': Short(**SERVE, says='laptop: '),
-    'rrto demo': Short(says='replay +[0-9]'),
+    'rrto demo': Short('rrto demo --out there && ls there', says='replay +[0-9](.|\\n)*^demo.png'),
     'rrto bench': Short('rrto bench --round-trips 1 --count 2', says='"mode": "rpc"'),
     'python my_node.py': Short(until='spinning'),
 }

@@ -27,8 +27,9 @@ def make_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
     for module in (fleet, status, control, key, doctor, sim, compare, plot, trace, chaos):
         module.add_to(verbs)
-    # The wheel and a checkout may both be installed, and name the same verb.
-    for verb in {found.name: found for found in entry_points(group='rog.verbs')}.values():
+    # The wheel and a checkout may both be installed, and name the same verb; how they are found
+    # depends on the file system.
+    for _, verb in sorted({found.name: found for found in entry_points(group='rog.verbs')}.items()):
         verb.load()(verbs)
     return parser
 

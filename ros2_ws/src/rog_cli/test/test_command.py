@@ -3,6 +3,7 @@
 import pytest
 from fleet_env.records import Evaluation, Fault, Iteration, RunWriter, Start
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
+from rog_cli import main as main_module
 from rog_cli.main import main
 
 
@@ -109,3 +110,19 @@ def test_a_verb_is_needed():
     with pytest.raises(SystemExit) as ended:
         main([])
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize('names', [('one', 'two'), ('two', 'one')])
+def test_verbs_of_other_packages_come_in_one_order_however_they_are_found(names, monkeypatch):
+    class Found:
+        def __init__(self, name):
+            self.name = name
+
+        def load(self):
+            return lambda verbs: verbs.add_parser(self.name)
+
+    monkeypatch.setattr(main_module, 'entry_points',
+                        lambda group: [Found(name) for name in names])
+    parser = main_module.make_parser()
+    verbs = list(next(a for a in parser._actions if a.choices).choices)
+    assert verbs[-2:] == ['one', 'two']
