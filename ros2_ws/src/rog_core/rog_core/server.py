@@ -94,6 +94,7 @@ class ServerMachine:
         self.missing: frozenset[str] = frozenset()
         self.patience = longest_pause((), config.patience, config.heartbeat_limit)  # seconds, now
         self.waited_for: set[str] = set()  # robots that others wait for
+        self.paused = False        # nobody is told to go on; what is under way goes on
         self.stop_by = math.inf    # who has not finished by then is given up
 
     @property
@@ -371,7 +372,7 @@ class ServerMachine:
         least = max((m.bound for m in active if self.method.by_row), default=0.0)
         actions: list[Action] = []
         self.waited_for = set()
-        for member in active:
+        for member in () if self.paused else active:
             if member.state == WAITING:
                 member.waiting_for = self.method.held_up_by(member.robot, fleet, least)
                 if not member.waiting_for:
@@ -485,6 +486,20 @@ class ServerMachine:
         self.norm_bound.begin()
         for member in self.members.values():
             self._count_slowest(member)
+        return self._release(now)
+
+    def pause(self, now: float) -> list[Action]:
+        """Grant nothing until `resume`: every worker finishes what it does, then waits for us."""
+        self.paused = True
+        for member in self.members.values():
+            member.waiting_for = []  # it waits for nobody else
+        return self._release(now)
+
+    def resume(self, now: float) -> list[Action]:
+        """Go on after a pause, which counts as nobody's delay."""
+        self.paused = False
+        for member in self.members.values():
+            member.since = member.progress = now
         return self._release(now)
 
     def stop(self, now: float) -> list[Action]:
