@@ -41,7 +41,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
 
     ``packages``: whose errors name a fault of the user, see `process.run`. ``held``: what
     `configure` must give back, last first; topics, services and timers are freed by themselves.
-    ``done``: the process may end.
+    ``configured``, ``active``: what the node is; ``done``: the process may end.
     """
 
     packages: ClassVar[Collection[str]] = ()
@@ -49,9 +49,9 @@ class ManagedNode(LifecycleNodeMixin, Node):
     def __init__(self, name: str, model: type[ManagedSettings], **options: Any) -> None:
         Node.__init__(self, name, **options)
         self.held = ExitStack()
-        self.active = self.done = False
+        self.configured = self.active = self.done = False
         self._begins = declare_early(self, model, 'autostart')['autostart']
-        self._fault: Exception | None = None
+        self._failure: Exception | None = None
         LifecycleNodeMixin.__init__(
             self, enable_communication_interface=not self._begins or self.is_drivable())
         self._refuse_wrong_transitions()
@@ -86,7 +86,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
         for transition in (self.trigger_configure, self.trigger_activate):
             if transition() != SUCCESS:
                 self.destroy_node()
-                raise self._fault or RuntimeError('the node does not start')
+                raise self._failure or RuntimeError('the node does not start')
         self._begins = False
 
     def _refuse_wrong_transitions(self) -> None:
@@ -111,7 +111,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
                 step()
             return SUCCESS
         except Exception as error:
-            users, self._fault = is_users(error, self.packages), error
+            users, self._failure = is_users(error, self.packages), error
             if not self._begins:  # else the constructor raises it
                 self.get_logger().error(f'{what} failed: {error}' if users else
                                         f'{what} failed: {traceback.format_exc()}')
@@ -121,7 +121,8 @@ class ManagedNode(LifecycleNodeMixin, Node):
         """Configure; what a configuration that failed has made is freed."""
         self.held.callback(self._destroy_all_but, self._entities())
         result = self._carry_out('configure', self.configure)
-        return result if result == SUCCESS else self._released(result)
+        self.configured = result == SUCCESS
+        return result if self.configured else self._released(result)
 
     def on_activate(self, state: Any) -> TransitionCallbackReturn:
         """Activate."""
@@ -154,7 +155,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
 
     def _released(self, result: TransitionCallbackReturn = SUCCESS) -> TransitionCallbackReturn:
         """Give back what `configure` has made; `result`, or what went wrong."""
-        self.active = False
+        self.configured = self.active = False
         released = self._carry_out('cleanup', self.held.close)
         return result if released == SUCCESS else ERROR
 

@@ -38,7 +38,7 @@ def _serve(node: Any, interruption: Interruption) -> int:
 
     def interrupt() -> None:
         nonlocal leave_at, asked
-        leave_at, asked = time.monotonic() + LINGER * (node.finished is not None), True
+        leave_at, asked = time.monotonic() + LINGER * node.configured, True
         node.shutdown()
 
     def ended() -> bool:
@@ -48,7 +48,7 @@ def _serve(node: Any, interruption: Interruption) -> int:
         return trained or time.monotonic() >= leave_at
 
     spin_until(node, ended, interruption, interrupt)
-    if node.finished is not None:
+    if node.configured:
         node.report(state='stopped')
     if not asked and not node.error:
         until = time.monotonic() + LINGER

@@ -171,7 +171,7 @@ class WorkerNode(ManagedNode):
 
     def shutdown(self) -> None:
         """Leave the fleet for good; the process ends."""
-        if self.machine is not None:
+        if self.configured:
             self.leave()
         super().shutdown()
 
