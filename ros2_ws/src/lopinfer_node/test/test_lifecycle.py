@@ -1,4 +1,4 @@
-"""The server as a managed node, a process over DDS: what a pause is for robots, wrong transitions."""
+"""The server as a managed node, a process over DDS: transitions, and what a pause is for robots."""
 
 import os
 import subprocess

@@ -44,8 +44,7 @@ def _serve(node: Any, interruption: Interruption) -> int:
     def ended() -> bool:
         if node.done and not asked:  # not by a signal
             interrupt()
-        trained = node.finished is not None and node.finished.is_set()
-        return trained or time.monotonic() >= leave_at
+        return node.has_trained or time.monotonic() >= leave_at
 
     spin_until(node, ended, interruption, interrupt)
     if node.configured:

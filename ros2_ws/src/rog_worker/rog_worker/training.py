@@ -17,7 +17,7 @@ from rog_tasks.task import load_task, measure
 
 from .node import WorkerNode
 
-LINGER = 1.0  # s in which a gradient may still be computed when the training is to end
+LINGER = 5.0  # s for which a cleanup waits for the gradient that is being computed
 
 
 class Training:
@@ -74,28 +74,37 @@ class Training:
 class RobotNode(WorkerNode):
     """A robot: trains on a thread of its own, from the first time it is active on."""
 
-    finished: threading.Event | None = None  # set when the training is over; None: not configured
+    _finished: threading.Event | None = None  # set when the training is over; None: not configured
+    _cleaning = False                          # a cleanup has ended the training
 
     def configure(self) -> None:
         """Load the task and its model."""
         super().configure()
-        self.stop, self.finished = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._train, args=(Training(self), self.finished),
+        self.stop, self._finished, self._cleaning = threading.Event(), threading.Event(), False
+        self._thread = threading.Thread(target=self._train, args=(Training(self), self._finished),
                                         name='training', daemon=True)
 
     def activate(self) -> None:
         """Train, or go on."""
+        if self._cleaning:
+            raise RogError('a cleanup has ended the training and is not over; clean up again')
         super().activate()
         if self._thread.ident is None:
             self._thread.start()
 
     def cleanup(self) -> None:
         """End the training; RogError: a gradient still takes long."""
+        self._cleaning = True
         self.leave()
         if self._thread.ident is not None:
             self._thread.join(LINGER)
             if self._thread.is_alive():
                 raise RogError(f'a gradient is still being computed after {LINGER:g} s; try again')
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the training has ended, not to be configured again."""
+        return self._finished is not None and self._finished.is_set() and not self._cleaning
 
     def leave(self, error: str = '') -> None:
         """End now; what is being computed is not used."""
@@ -104,7 +113,7 @@ class RobotNode(WorkerNode):
 
     def _forget(self) -> None:
         self.stop.set()
-        self.finished = None
+        self._finished = None
         super()._forget()
 
     def _train(self, training: Training, finished: threading.Event) -> None:
