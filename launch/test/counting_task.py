@@ -6,9 +6,13 @@ RATE = 1 / 64  # learning rate; a power of two, so that sums are exact
 
 
 class Counting:
-    """200 rows of 1000 elements, at first 0; after n gradients each is -n * RATE."""
+    """200 rows of 1000 elements, at first 0; after n gradients each is -n * RATE.
+
+    The accuracy is n, of this process.
+    """
 
     batch_size = 1
+    gradients = 0
 
     def model(self):
         return torch.nn.ParameterList([torch.zeros(200, 1000)])
@@ -18,7 +22,8 @@ class Counting:
             yield None
 
     def loss(self, model, batch):
+        self.gradients += 1
         return model[0].sum()
 
     def evaluate(self, model):
-        return 0.5
+        return self.gradients

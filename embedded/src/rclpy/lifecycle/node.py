@@ -171,9 +171,10 @@ class LifecycleNodeMixin(ManagedEntity):
             raise TypeError(
                 "create_publisher() got an unexpected keyword argument 'publisher_class'"
             )
-        made: LifecyclePublisher = Node.create_publisher(
+        made: Any = Node.create_publisher(
             self, *args, **kwargs, publisher_class=LifecyclePublisher
         )
+        assert isinstance(made, LifecyclePublisher)
         self._managed_entities.add(made)
         return made
 

@@ -229,9 +229,9 @@ class ServerMachine:
         return [*self._release(now), *self._finish()]
 
     def is_member(self, robot: str, incarnation: int) -> bool:
-        """Whether this process of the robot is a member and not away."""
+        """Whether this process of the robot is a member, neither away nor stopped."""
         member = self.members.get(robot)
-        return member is not None and member.incarnation == incarnation and member.state != AWAY
+        return member is not None and member.incarnation == incarnation and member.alive
 
     def _drop(self, member: Member, event: str) -> None:
         member.move(event)

@@ -143,3 +143,17 @@ def test_only_who_takes_part_can_pause_and_only_who_has_paused_can_come_back():
     machine.leave(fleet.now)
     with pytest.raises(LocalProtocolError):
         machine.resume(fleet.now)
+
+
+def test_news_of_a_pause_that_come_late_only_make_the_robot_register_again():
+    fleet, _ = settled()
+    fleet.pause('robot0')
+    run_until(fleet, lambda: state_of(fleet) == STOPPED)
+    fleet.resume('robot0')
+    run_until(fleet, lambda: state_of(fleet) == 'training')
+    robot = fleet.robots['robot0'].machine
+    fleet.act(None, fleet.server.on_leave('robot0', robot.incarnation, fleet.now))
+    at = robot.iteration
+    fleet.run(5)
+    fleet.check()
+    assert fleet.server.is_member('robot0', robot.incarnation) and robot.iteration > at + 1

@@ -289,7 +289,7 @@ class WorkerNode(ManagedNode):
         if silent > CONTACT * self.settings.heartbeat.period:
             self.report()  # so that the server knows it at once, too
             self._act(self.machine.on_contact(now))
-        known = bool(mine) and mine[0].state != 'away'
+        known = bool(mine) and mine[0].state not in ('away', PAUSED, STOPPED)
         self._act(self.machine.on_server_status(self.machine.server if ours else 0, known, now))
 
     def _is_proved(self, message: Any, ours: bool) -> bool:
