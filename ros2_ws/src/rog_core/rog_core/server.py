@@ -45,7 +45,6 @@ from .patience import longest_pause
 from .plausible import Plausibility
 from .pull import Pull, final_of, pull_of, snapshot_of
 from .states import (
-    AWAY,
     COUNTED,
     DRAINING,
     JOINING,
