@@ -46,6 +46,9 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
         ONLY, ENCLAVE,
         DeclareLaunchArgument('resume', default_value='false', choices=['true', 'false'],
                               description='go on from the checkpoint in out'),
+        DeclareLaunchArgument('autostart', default_value='true', choices=['true', 'false'],
+                              description='whether the nodes configure and activate themselves; '
+                                          'if not, a lifecycle manager does'),
         *declared({name: f'{text}. Left empty: what the fleet file says'
                    for name, text in arguments_of(FleetSettings).items()})]
     names = [argument.name for argument in arguments]
@@ -64,11 +67,11 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     out = os.path.abspath(value(context, 'out') or os.path.join(
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
     warm_up()  # compile once, not in every process at the same time
-    space = fleet.network.namespace
+    space, begins = fleet.network.namespace, value(context, 'autostart') == 'true'
 
     def node(package: str, executable: str, name: str, parameters: Any) -> Node:
         return Node(package=package, executable=executable, namespace=f'{space}/{name}',
-                    parameters=typed(parameters), output='screen',
+                    parameters=typed({**parameters, 'autostart': begins}), output='screen',
                     ros_arguments=enclave(context, f'{space}/{name}'), **TIMES)
 
     server = node('rog_ps', 'parameter_server', SERVER, server_parameters(fleet, out) | {

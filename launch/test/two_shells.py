@@ -23,7 +23,7 @@ from rog_ps.node import ParameterServerNode
 from rog_ros.parameters import server_parameters, worker_parameters
 from rog_sim.simulation import Simulation
 from rog_worker.node import WorkerNode
-from rog_worker.training import train
+from rog_worker.training import Training
 
 AT_REST = {('computing', TRAINING), (WAITING, WAITING), (STOPPED, STOPPED)}
 OF_WORKER = ('start', 'on_register_response', 'on_server_status', 'on_gradient', 'on_ack',
@@ -161,7 +161,7 @@ def over_dds(fleet, script, turns, patient):
 
         def compute(worker):
             try:
-                train(worker, stop)
+                Training(worker).run(stop)
             except Exception as error:
                 errors.append(error)
 

@@ -28,7 +28,7 @@ def declared(model: type[Settings]) -> Iterator[Knob]:
 
 
 def declare(node: Node, model: type[S], prefix: str = '') -> S:
-    """Declare the parameters on a node and return their values as ``model``.
+    """Declare the parameters on a node, those it lacks, and return their values as ``model``.
 
     :param prefix: comes before every parameter's name.
     :raises SettingError: names the parameter that has a value that it can't have.
@@ -51,10 +51,19 @@ def _to_ros(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def declare_early(node: Node, model: type[Settings], *names: str) -> dict[str, Any]:
+    """Declare these parameters alone, those of them that the model has, and return their values."""
+    return {knob.name: _declare(node, knob.name, knob) for knob in declared(model)
+            if knob.name in names}
+
+
 def _declare(node: Node, name: str, knob: Knob) -> Any:
     default = _to_ros(knob.default)
-    given = node.declare_parameter(name, Parameter.Type.STRING_ARRAY if default == [] else default,
-                                   _descriptor(name, knob)).value
+    if node.has_parameter(name):  # early, or when the node was configured before
+        given = node.get_parameter_or(name).value
+    else:
+        given = node.declare_parameter(name, Parameter.Type.STRING_ARRAY if default == []
+                                       else default, _descriptor(name, knob)).value
     if knob.kind is dict:
         try:
             return json.loads(given)

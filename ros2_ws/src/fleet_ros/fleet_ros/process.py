@@ -35,7 +35,6 @@ def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
 def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
          arguments: Sequence[str] | None, packages: Collection[str],
          before: Callable[[Sequence[str] | None], None]) -> int:
-    ours = {'rclpy', 'fleet_ros', 'fleet_env', *packages}
     end_with_launcher()
     interruption = Interruption()
     try:
@@ -49,9 +48,9 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
     except KeyboardInterrupt:
         return _end(0)  # before the run has begun: nothing to put in order
     except Exception as error:
-        if not _is_users(error, ours):
+        if not is_users(error, packages):
             traceback.print_exc()
-        return _end(fail(_sentence(error, ours)))
+        return _end(fail(_sentence(error, packages)))
     try:
         return serve(node, interruption)
     finally:
@@ -59,16 +58,18 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         _end(0)
 
 
-def _is_users(error: Exception, ours: Collection[str]) -> bool:
+def is_users(error: Exception, packages: Collection[str]) -> bool:
+    """Whether an error names a fault of the user: one of rclpy, of ours or of ``packages``."""
     # rclpy has no common base for what is wrong with arguments, names, parameters or the domain.
-    return type(error).__module__.partition('.')[0] in ours
+    return type(error).__module__.partition('.')[0] in {'rclpy', 'fleet_ros', 'fleet_env',
+                                                        *packages}
 
 
-def _sentence(error: Exception, ours: Collection[str]) -> str:
+def _sentence(error: Exception, packages: Collection[str]) -> str:
     if type(error).__module__.startswith('rclpy._rclpy'):
         return (f'ROS 2 does not start: {error}. Check the arguments, ROS_DOMAIN_ID (0 to 232) and '
                 'the network interfaces that CYCLONEDDS_URI names')
-    return str(error) if _is_users(error, ours) else f'{type(error).__name__}: {error}'
+    return str(error) if is_users(error, packages) else f'{type(error).__name__}: {error}'
 
 
 def _end(code: int) -> int:

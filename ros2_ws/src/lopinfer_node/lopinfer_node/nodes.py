@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fleet_ros.ending import Interruption
@@ -13,7 +14,7 @@ PACKAGES = ('lopinfer_node',)
 
 def server_main(args: Sequence[str] | None = None) -> int:
     """Serve models until stopped; the exit code is 0 for a clean end."""
-    return run(_build_server, _serve, args, PACKAGES)
+    return run(_build_server, partial(_serve, over=lambda node: node.drained), args, PACKAGES)
 
 
 def client_main(args: Sequence[str] | None = None) -> int:
@@ -31,9 +32,9 @@ def _build_client() -> Any:
     return ClientNode()
 
 
-def _serve(node: Any, interruption: Interruption) -> int:
+def _serve(node: Any, interruption: Interruption,
+           over: Callable[[Any], bool] = lambda node: False) -> int:
     stopped: list[bool] = []
-    spin_until(node, lambda: bool(stopped or node.error), interruption,
+    spin_until(node, lambda: bool(stopped or node.error or over(node)), interruption,
                lambda: stopped.append(True))
-    node.close()
     return fail(node.error) if node.error else 0

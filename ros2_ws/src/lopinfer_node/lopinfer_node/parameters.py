@@ -8,6 +8,7 @@ from typing import Literal
 from fleet_env.fleet import DEVICE
 from fleet_env.settings import setting
 from fleet_ros.link import LinkSettings
+from fleet_ros.managed import ManagedSettings
 
 from .model.pictures import MEAN, STD
 from .runtime.client import Settings
@@ -29,7 +30,7 @@ class NodeSettings(LinkSettings):
         return Recording(Path(self.recording)) if self.recording else None
 
 
-class ServerSettings(NodeSettings, Limits):
+class ServerSettings(ManagedSettings, NodeSettings, Limits):
     """Settings of the server."""
 
     directory: str = setting('', 'folder of the models; empty: ~/.cache/lopinfer', empty=True)

@@ -240,3 +240,24 @@ def test_a_request_that_can_not_be_computed_hurts_nobody_else():
             server.on_piece(client, piece, 1.0)
     server.on_failed(server.work())
     assert len(results(finish(server))) == 1
+
+
+def test_a_paused_server_finishes_what_is_under_way_and_begins_nothing_new():
+    server = serving('robot1')
+    inputs = [np.arange(12)]
+    first, second = pieces_of(inputs, 1), pieces_of(inputs, 2)
+    server.on_piece('robot1', first[0], 1.0)
+    server.paused = True
+    for piece in first[1:]:
+        (ack,) = server.on_piece('robot1', piece, 1.0)
+        assert ack.message.status == OK
+    assert server.busy and results(finish(server)) == {'robot1': expected(GRAPH, inputs)[0]}
+    (ack,) = server.on_piece('robot1', second[0], 1.0)
+    assert ack.message.status == NOT_OPEN and server.work() is None
+    reply, actions = server.on_open(open_request(), 1.0)
+    assert reply.status == REFUSED and 'paused' in reply.reason and not actions
+    server.paused = False
+    assert server.on_open(open_request(), 1.0)[0].status == READY
+    for piece in second:
+        server.on_piece('robot1', piece, 1.0)
+    assert results(finish(server)) == {'robot1': expected(GRAPH, inputs)[0]}

@@ -215,7 +215,8 @@ class _Run:
 
     def _over(self) -> bool:
         """Whether the run is being ended: then nothing is disturbed any more."""
-        return self.monitor.fleet is not None and self.monitor.fleet.state != 'training'
+        fleet = self.monitor.fleet
+        return fleet is not None and fleet.state in ('stopping', 'stopped')
 
     def _revive(self) -> None:
         (self.disk / 'filler').unlink(missing_ok=True)

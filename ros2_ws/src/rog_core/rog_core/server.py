@@ -45,7 +45,6 @@ from .patience import longest_pause
 from .plausible import Plausibility
 from .pull import Pull, final_of, pull_of, snapshot_of
 from .states import (
-    AWAY,
     COUNTED,
     DRAINING,
     JOINING,
@@ -94,6 +93,7 @@ class ServerMachine:
         self.missing: frozenset[str] = frozenset()
         self.patience = longest_pause((), config.patience, config.heartbeat_limit)  # seconds, now
         self.waited_for: set[str] = set()  # robots that others wait for
+        self.paused = False        # nobody is told to go on; what is under way goes on
         self.stop_by = math.inf    # who has not finished by then is given up
 
     @property
@@ -228,9 +228,9 @@ class ServerMachine:
         return [*self._release(now), *self._finish()]
 
     def is_member(self, robot: str, incarnation: int) -> bool:
-        """Whether this process of the robot is a member and not away."""
+        """Whether this process of the robot is a member, neither away nor stopped."""
         member = self.members.get(robot)
-        return member is not None and member.incarnation == incarnation and member.state != AWAY
+        return member is not None and member.incarnation == incarnation and member.alive
 
     def _drop(self, member: Member, event: str) -> None:
         member.move(event)
@@ -371,7 +371,7 @@ class ServerMachine:
         least = max((m.bound for m in active if self.method.by_row), default=0.0)
         actions: list[Action] = []
         self.waited_for = set()
-        for member in active:
+        for member in () if self.paused else active:
             if member.state == WAITING:
                 member.waiting_for = self.method.held_up_by(member.robot, fleet, least)
                 if not member.waiting_for:
@@ -485,6 +485,20 @@ class ServerMachine:
         self.norm_bound.begin()
         for member in self.members.values():
             self._count_slowest(member)
+        return self._release(now)
+
+    def pause(self, now: float) -> list[Action]:
+        """Grant nothing until `resume`: every worker finishes what it does, then waits for us."""
+        self.paused = True
+        for member in self.members.values():
+            member.waiting_for = []  # it waits for nobody else
+        return self._release(now)
+
+    def resume(self, now: float) -> list[Action]:
+        """Go on after a pause, which counts as nobody's delay."""
+        self.paused = False
+        for member in self.members.values():
+            member.since = member.progress = now
         return self._release(now)
 
     def stop(self, now: float) -> list[Action]:

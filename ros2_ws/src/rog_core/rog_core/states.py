@@ -16,6 +16,7 @@ from .errors import LocalProtocolError, RemoteProtocolError
 # What a worker does.
 REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
 PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
+PAUSED = 'paused'  # it has left, and may come back with what it holds
 # The gradient of a worker: not asked for, being computed, computed but not yet used.
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'
 # A robot, as the server sees it; also joining, waiting, pulling and stopped, as above.
@@ -67,17 +68,19 @@ class Table:
 
 
 WORKER = Table('a worker', {
-    REGISTERING: {'accepted': JOINING, 'refused': STOPPED, 'leave': STOPPED},
+    REGISTERING: {'accepted': JOINING, 'refused': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
     JOINING: {'rows': JOINING, 'stored': JOINING, 'granted': COMPUTING, 'lost': REGISTERING,
-              'final': STOPPED, 'leave': STOPPED},
+              'final': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
     # A server that was restarted may count this push as done already, and grant the next one.
     COMPUTING: {'push': PUSHING, 'rows': COMPUTING, 'granted': COMPUTING, 'lost': REGISTERING,
-                'final': STOPPED, 'leave': STOPPED},
-    PUSHING: {'taken': WAITING, 'lost': REGISTERING, 'leave': STOPPED, 'rows': PUSHING},
+                'final': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
+    PUSHING: {'taken': WAITING, 'lost': REGISTERING, 'leave': STOPPED, 'rows': PUSHING,
+              'pause': PAUSED},
     WAITING: {'rows': PULLING, 'granted': COMPUTING, 'lost': REGISTERING, 'final': STOPPED,
-              'leave': STOPPED},
+              'leave': STOPPED, 'pause': PAUSED},
     PULLING: {'rows': PULLING, 'granted': COMPUTING, 'lost': REGISTERING, 'final': STOPPED,
-              'leave': STOPPED},
+              'leave': STOPPED, 'pause': PAUSED},
+    PAUSED: {'resume': REGISTERING, 'leave': STOPPED},
     STOPPED: {'leave': STOPPED},
 }, frozenset({'accepted', 'refused', 'granted', 'lost', 'final', 'rows', 'stored',
               'taken'}))

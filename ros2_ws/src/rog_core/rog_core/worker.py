@@ -44,6 +44,7 @@ from .states import (
     GRADIENT,
     IDLE,
     JOINING,
+    PAUSED,
     PULLING,
     PUSHING,
     READY,
@@ -160,7 +161,7 @@ class WorkerMachine:
 
         If the server was restarted, or has dropped us, the worker registers again.
         """
-        if self.state in (REGISTERING, STOPPED):
+        if self.state in (REGISTERING, STOPPED, PAUSED):
             return []
         missed = not known or incarnation != self.server
         self._unknown = self._unknown + 1 if missed else 0
@@ -264,7 +265,7 @@ class WorkerMachine:
 
     def on_ack(self, ack: Ack, now: float) -> list[Action]:
         """Handle the acknowledgement of chunks of our push."""
-        if self.push is None:
+        if self.push is None or self.state == PAUSED:
             return []
         self.push.on_ack(ack, now)
         return self._poll(now)
@@ -298,7 +299,7 @@ class WorkerMachine:
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
         """Handle rows from the server."""
-        if self.pull is None or self.state == REGISTERING:
+        if self.pull is None or self.state in (REGISTERING, PAUSED):
             return []
         if self.pull.is_closed(chunk.transfer):  # and the receipt was lost
             assert self.pull.receipt is not None
@@ -332,7 +333,7 @@ class WorkerMachine:
 
     def on_end(self, end: End, now: float) -> list[Action]:
         """Handle the end of a pull or snapshot, with the command for the next iteration."""
-        if self.pull is None or self.state == REGISTERING:
+        if self.pull is None or self.state in (REGISTERING, PAUSED):
             return []
         if self.state == PUSHING and not self.pull.is_closed(end.transfer):
             return []  # our push's receipt has not arrived yet; the server repeats this end
@@ -414,6 +415,20 @@ class WorkerMachine:
             return self.push.deadline
         return math.inf
 
+    def pause(self, now: float) -> None:
+        """Leave the fleet for a while; the server must be told, as when the worker stops.
+
+        Nobody waits for it. What it has under way ends as if the link were lost: what has not
+        arrived stays its own, as does a gradient that it still computes.
+        """
+        self._move('pause', now)
+
+    def resume(self, now: float) -> list[Action]:
+        """Come back to the fleet with what the worker holds."""
+        self._move('resume', now)
+        self._register_interval = REGISTER_INTERVAL
+        return self._register(now)
+
     def leave(self, now: float) -> None:
         """Stop at once, because the user asks for it."""
         self._move('leave', now)
@@ -439,7 +454,7 @@ class WorkerMachine:
     def settle(self, now: float) -> None:
         """Add the time since the last change of state to the statistics."""
         began = self.command.next_iteration > 0  # before the first grant nothing counts
-        if began and self.state != STOPPED:
+        if began and self.state not in (STOPPED, PAUSED):
             name = TIME_OF[self.activity]
             setattr(self.statistics, name,
                     getattr(self.statistics, name) + max(now - self._since, 0.0))

@@ -32,7 +32,7 @@ from rog_core.messages import (
 from rog_core.methods import Team
 from rog_core.partition import partition_of
 from rog_core.server import ServerMachine
-from rog_core.states import BUSY, COMPUTING, PUSHING, STOPPED
+from rog_core.states import BUSY, COMPUTING, PAUSED, PUSHING, STOPPED
 from rog_core.worker import WorkerMachine
 
 # Enough short rows for several windows, a small row, a scalar, and a row of several segments.
@@ -172,6 +172,28 @@ class Fleet:
         self.counts['kill'] += self.robots[name].alive
         self.robots[name].alive = False
 
+    def pause(self, name):
+        """The robot is deactivated; the server hears of it with its next heartbeat."""
+        robot = self.robots[name]
+        if robot.alive and robot.machine.state not in (STOPPED, PAUSED):
+            self.counts[f'paused while {robot.machine.state}'] += 1
+            robot.machine.pause(self.now)
+
+    def resume(self, name):
+        robot = self.robots[name]
+        if robot.alive and robot.machine.state == PAUSED:
+            self.counts['robot came back'] += 1
+            self.act(name, robot.machine.resume(self.now), robot)
+
+    def hold(self):
+        """The server is deactivated."""
+        self.counts['server paused'] += 1
+        self.act(None, self.server.pause(self.now))
+
+    def go_on(self):
+        self.counts['server went on'] += self.server.paused
+        self.act(None, self.server.resume(self.now))
+
     def fall_deaf(self, name, seconds):
         """The link carries heartbeats and nothing else, then it is whole again."""
         self.counts['deaf'] += 1
@@ -271,7 +293,7 @@ class Fleet:
             if name in self.unheard and self.patience < math.inf:
                 self.unheard.discard(name)
                 self.act(name, machine.on_contact(self.now), robot)
-            leaves = machine.state == STOPPED
+            leaves = machine.state in (STOPPED, PAUSED)
             if leaves:
                 self.act(None, server.on_leave(name, machine.incarnation, self.now))
             else:

@@ -22,7 +22,8 @@ SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early',
 EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # with codec raw only
 CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1', 'e3m0', 'sparseloco']
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'gap', 'deaf', 'blackout', 'slow',
-          'fast', 'sync', 'replay', 'corrupt', 'checkpoint', 'crash']
+          'fast', 'sync', 'replay', 'corrupt', 'checkpoint', 'crash', 'pause', 'resume', 'hold',
+          'go on']
 NETWORK = {'loss': [0.0, 0.05, 0.3], 'duplicate': [0.0, 0.2], 'delay': [0.001, 0.02, 0.2],
            'rate': [2e4, 1e5, 1e6], 'patience': [math.inf, 0.0, 0.6]}
 
@@ -67,6 +68,14 @@ def play(fleet, events, syncs=None, slow=5e3):
             checkpoint = fleet.checkpoint()
         elif event == 'crash':
             fleet.restart_server(checkpoint)
+        elif event == 'pause':
+            fleet.pause(name)
+        elif event == 'resume':
+            fleet.resume(name)
+        elif event == 'hold':
+            fleet.hold()
+        elif event == 'go on':
+            fleet.go_on()
         fleet.run(seconds)
         fleet.check()
 
@@ -76,6 +85,9 @@ def check_end(fleet, seconds=12):
     fleet.dead_links.clear()
     fleet.deaf_links.clear()
     fleet.loss, fleet.rate = 0.0, 1e6
+    fleet.go_on()
+    for name in fleet.robots:
+        fleet.resume(name)
     fleet.run(seconds)
     living = [r for r in fleet.robots.values() if r.alive]
     active = {(member.robot, member.incarnation) for member in fleet.server.active()}

@@ -46,14 +46,17 @@ EVERYTHING = [('run', 0, 1.0), ('checkpoint', 0, 0.5), ('crash', 0, 1.5), ('sync
               ('fade', 1, 1.5), ('run', 0, 1.5), ('slow', 0, 1.5), ('replay', 0, 0.5),
               ('corrupt', 0, 0.3), ('kill', 2, 1.5), ('restart', 2, 1.5), ('fast', 0, 1.0),
               ('sync', 3, 1.0), ('gap', 0, 0.9), ('deaf', 1, 1.5), ('deaf', 0, 1.5),
-              ('gap', 1, 0.5), ('run', 0, 1.5), ('blackout', 0, 0.5), ('run', 0, 1.5),
+              ('gap', 1, 0.5), ('pause', 0, 0.7), ('hold', 0, 1.5), ('resume', 0, 1.5),
+              ('go on', 0, 1.5), ('pause', 1, 0.05), ('resume', 1, 0.5), ('run', 0, 1.5),
+              ('blackout', 0, 0.5), ('run', 0, 1.5),
               ('corrupt', 0, 0.5), ('replay', 0, 0.5)]
 MUST_HAPPEN = ['lost', 'duplicated', 'partial', 'crash that lost updates', 'kill', 'fade',
                'set_sync', 'replayed', 'stale', 'corrupt refused', 'mirror checked',
                'mirror checked behind', 'conservation checked', 'versions checked',
                'staleness checked', 'model checked', 'compute', 'final model checked',
                'computed ahead', 'ternary', 'resumed', 'blackout', 'deaf', 'retired while pulling',
-               'retired while training', 'returned']
+               'retired while training', 'returned', 'robot came back', 'server paused',
+               'server went on']
 
 
 @pytest.mark.long

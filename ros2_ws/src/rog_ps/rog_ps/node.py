@@ -20,9 +20,9 @@ from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import torch_device
 from fleet_ros.exposure import require_key
+from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
 from rcl_interfaces.msg import SetParametersResult
-from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rog_core.arrays import on_device, to_host
 from rog_core.config import ServerConfig
@@ -43,7 +43,7 @@ from rog_core.methods import check_method
 from rog_core.patience import mta_time
 from rog_core.report import why
 from rog_core.server import ServerMachine
-from rog_core.states import AWAY, COMPUTING, RETIRED, STOPPED, WORKER
+from rog_core.states import AWAY, COMPUTING, PAUSED, RETIRED, STOPPED, WORKER
 from rog_msgs.msg import (
     FleetStatus,
     RobotStatus,
@@ -57,7 +57,14 @@ from rog_msgs.srv import Register, SaveCheckpoint, SetSync
 from rog_msgs.srv import Stop as StopRun
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, request_from_ros, response_to_ros, to_ros
-from rog_ros.parameters import SERVER, ServerSettings, declare_robots, fleet_namespace, robot_name
+from rog_ros.parameters import (
+    SERVER,
+    ServerSettings,
+    declare_robots,
+    fleet_namespace,
+    is_drivable,
+    robot_name,
+)
 from rog_ros.receive import checksum_of, receive
 from rog_ros.seal import (
     Key,
@@ -112,12 +119,29 @@ class _Peer:
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
 
-class ParameterServerNode(Node):
-    """Carries out the actions of the server machine; writes records and checkpoints."""
+class ParameterServerNode(ManagedNode):
+    """Carries out the actions of the server machine; writes records and checkpoints.
+
+    While it is not active it grants nothing, and says so in its statuses: robots wait for it.
+    """
+
+    packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps')
+    error = ''              # why it ended, if not in order
+    _had_run = False        # it goes on from its own checkpoint when it is configured again
 
     def __init__(self, **options: Any) -> None:
-        super().__init__('parameter_server', namespace=f'/{SERVER}', **options)
+        super().__init__('parameter_server', ServerSettings, namespace=f'/{SERVER}', **options)
+
+    def is_drivable(self) -> bool:
+        """See `rog_ros.parameters.is_drivable`."""
+        return is_drivable(self, ServerSettings)
+
+    def configure(self) -> None:
+        """Load the task, make the machine and declare topics; nothing is granted yet."""
+        self.held.callback(self._forget)
         self.settings = settings = declare(self, ServerSettings)
+        if self._had_run:
+            self.settings = settings = settings.model_copy(update={'resume': True})
         # Before the task is loaded, which takes seconds, and before anything is written.
         robots = declare_robots(self, settings.robots)
         self._links = {name: robot.link for name, robot in robots.items()}
@@ -131,8 +155,6 @@ class ParameterServerNode(Node):
         self._controlled = 0       # time of the last control call, ns
         self._changing = False     # this node changes its own parameters
         check_method(settings, self._capacities)
-        self.done = False
-        self.error = ''                    # why it ended, if not in order
         self.reason = 'finished'
         self._born = time.monotonic()
         self.out = Path(settings.out) if settings.out else None
@@ -151,12 +173,16 @@ class ParameterServerNode(Node):
         self._finish_by = math.inf
         self._statuses = 0                    # statuses published
         self._away: set[str] = set()
+        self._paused: set[str] = set()     # robots that have left for a while
+        self._paused_at = time.monotonic()    # since when nothing is granted; infinity: it is
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
         self._base: np.ndarray | None = None  # of a checkpoint, see `rog_core.upstream`
         self._above: Above | None = None      # the fleet above
         self.machine = self._build_machine()
+        self.machine.paused = True
         self.set_parameters([Parameter('sync', value=str(self.machine.method))])  # a checkpoint's
         self.add_on_set_parameters_callback(self._on_set_parameters)
+        self.held.callback(self.remove_on_set_parameters_callback, self._on_set_parameters)
         self._claim = claim(self.out, settings.resume)
         self._others = Others(self._signature, self._claim.run,
                               process_of(self.machine.incarnation))
@@ -171,15 +197,50 @@ class ParameterServerNode(Node):
         self.create_service(SetSync, 'set_sync', self._on_set_sync)
         self.create_service(StopRun, 'stop', self._on_stop)
         self._alarm = Alarm(self, self._on_time)
+        self.held.callback(self._alarm.close)
         if settings.upstream.robot:
             from .above import Above  # which needs all that a robot's node does
 
             self._above = Above(self, self._base, self._save_or_say if self.out else lambda: None)
+            self.held.callback(self._above.close)
         self.create_timer(settings.heartbeat.period, self._heartbeat)
         if self.out is not None and settings.server.checkpoint_every:
             self.create_timer(settings.server.checkpoint_every, self._save_or_say)
         self._awake = time.monotonic()
         self._heartbeat()
+
+    def activate(self) -> None:
+        """Let the robots go on. The time of a pause is no time of the training."""
+        now = time.monotonic()
+        if self._began is not None:
+            self._began += now - max(self._began, self._paused_at)
+        self._paused_at = math.inf
+        self._act(self.machine.resume(now))
+        self._publish_status()
+
+    def deactivate(self) -> None:
+        """Grant nothing more; ConfigError: the run is ending."""
+        if self.machine.stopping:
+            raise ConfigError('the run is ending')
+        now = self._paused_at = time.monotonic()
+        self._act(self.machine.pause(now))
+        self._publish_status()
+
+    def cleanup(self) -> None:
+        """Write the last checkpoint and the outcome; robots register with whoever comes next."""
+        self._write_outcome()
+        self._had_run = self.out is not None
+
+    def _forget(self) -> None:
+        for name in ('machine', 'task', '_peers', '_recorder', '_writer', '_above', '_base'):
+            vars(self).pop(name, None)
+
+    def shutdown(self) -> None:
+        """End the run in order."""
+        if self.configured:
+            self.request_stop('shut down')
+        else:
+            super().shutdown()
 
     # -- building ---
 
@@ -250,8 +311,8 @@ class ParameterServerNode(Node):
     @property
     def elapsed(self) -> float:
         """Seconds of training, including those before a restart of the server."""
-        now = 0.0 if self._began is None else time.monotonic() - self._began
-        return self._elapsed_before + now
+        now = min(time.monotonic(), self._paused_at)
+        return self._elapsed_before + (0.0 if self._began is None else max(now - self._began, 0.0))
 
     # -- events ---
 
@@ -356,13 +417,21 @@ class ParameterServerNode(Node):
                                       throttle_duration_sec=5.0)
             return
         self._record(lambda recorder: recorder.status(self.elapsed, message))
-        if message.state == 'stopped':
+        self._note_pause(robot, message.state == PAUSED)
+        if message.state in (PAUSED, STOPPED):
             self._act(self.machine.on_leave(robot, member.incarnation, now))
         else:
             if self._above is not None:
                 self._above.note(robot, message.loss, message.accuracy)
             self._act(self.machine.on_heartbeat(robot, member.incarnation, now, message.loss,
                                                 message.state == COMPUTING))
+
+    def _note_pause(self, robot: str, paused: bool) -> None:
+        if paused == (robot in self._paused):
+            return
+        (self._paused.add if paused else self._paused.discard)(robot)
+        self.get_logger().info(f'{robot} has paused; the others go on' if paused else
+                               f'{robot} is back from its pause')
 
     def _check_status(self, member: Member, message: Any) -> None:
         """Raise `RemoteProtocolError` for a status that cannot be of this member."""
@@ -377,7 +446,7 @@ class ParameterServerNode(Node):
         if message.state not in WORKER.rows:
             raise RemoteProtocolError(f"it says that the robot is '{message.state}'")
         # Everybody can see the other fields, and a robot that is said to stop is out.
-        if message.state == STOPPED and message.session != \
+        if message.state in (PAUSED, STOPPED) and message.session != \
                 member.incarnation ^ self.machine.incarnation:
             raise RemoteProtocolError('it says that the robot stops, but not its secret session')
 
@@ -457,7 +526,7 @@ class ParameterServerNode(Node):
 
     def interrupt(self) -> None:
         """End the run, because the user asks for it; at once if it is ending already."""
-        if self.machine.stopping:
+        if not self.configured or self.machine.stopping:
             self.finish()
         else:
             self.request_stop('interrupted')
@@ -467,14 +536,19 @@ class ParameterServerNode(Node):
             return False
         if math.isinf(self._finish_by) or self._recorder is None:
             return not math.isinf(self._finish_by)
-        expected = {m.robot for m in self.machine.members.values() if m.state != AWAY}
+        expected = {m.robot for m in self.machine.members.values() if m.state != AWAY} \
+            - self._paused
         return expected <= self._recorder.final_statuses()
 
     def finish(self) -> None:
         """Write the last checkpoint and the outcome; the run is over."""
-        if self.done:
+        if not self.done:
+            self.done = True
+            self._write_outcome()
+
+    def _write_outcome(self) -> None:
+        if not self.configured:
             return
-        self.done = True
         if self.out is not None:
             self._save_or_say()
         if self._recorder is not None:
@@ -620,14 +694,16 @@ class ParameterServerNode(Node):
             run=self._claim.run, start=self._claim.start,
             host=this_process(), version=this_version(), sync=str(machine.method),
             model=machine.partition.digest,
-            state='stopped' if self.done else 'stopping' if machine.stopping else 'training',
+            state='stopped' if self.done else 'stopping' if machine.stopping else
+            PAUSED if machine.paused else 'training',
             rows_total=machine.partition.rows, fastest=machine.iteration,
             slowest=min((m.slowest for m in active), default=0),
             mta=machine.method.sending().minimum, mta_time=float(mta_time(active)),
             patience=float(machine.patience), elapsed=float(self.elapsed))
         message.robots = [RobotStatus(
             robot=m.robot, iteration=m.iteration,
-            state=RETIRED if m.alive and m.place == RETIRED else STATES.get(m.state, m.state),
+            state=PAUSED if m.state == STOPPED and m.robot in self._paused else
+            RETIRED if m.alive and m.place == RETIRED else STATES.get(m.state, m.state),
             slowest_row=m.slowest, rows_pushed=m.rows_pushed, rows_pulled=m.rows_pulled,
             heartbeat_age=float(now - m.heard), mta_duration=float(max(m.push_mta, m.pull_mta)),
             bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for),
@@ -686,10 +762,3 @@ class ParameterServerNode(Node):
                                          + bytes(one.endpoint_gid).hex() for one in known[:8])
         self._asked = now, total, found
         return found
-
-    def destroy_node(self) -> None:
-        """Release the threads, then the node."""
-        self._alarm.close()
-        if self._above is not None:
-            self._above.close()
-        super().destroy_node()

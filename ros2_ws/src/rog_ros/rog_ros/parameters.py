@@ -18,7 +18,8 @@ from fleet_env.fleet_file import link_trace
 from fleet_env.power import PowerModel
 from fleet_env.settings import changed, setting
 from fleet_ros.link import LinkSettings
-from fleet_ros.parameters import declare, parameters
+from fleet_ros.managed import ManagedSettings
+from fleet_ros.parameters import declare, declare_early, parameters
 from rclpy.node import Node
 from rog_core.errors import ConfigError
 
@@ -28,7 +29,7 @@ _ELSEWHERE = ('channel', 'codec_pace', 'traffic', *ReachConfig.model_fields)
 SERVER = 'rog'  # name of the parameter server's namespace, which no robot may have
 
 
-class WorkerSettings(LinkSettings, Computer, FleetSettings):
+class WorkerSettings(ManagedSettings, LinkSettings, Computer, FleetSettings):
     """Settings of a robot's node."""
 
     UNUSED: ClassVar = (*_ELSEWHERE, 'minutes', 'sync', 'server', 'upstream',
@@ -39,7 +40,7 @@ class WorkerSettings(LinkSettings, Computer, FleetSettings):
     server_namespace: str = setting('/rog', 'namespace of the parameter server')
 
 
-class ServerSettings(LinkSettings, FleetSettings):
+class ServerSettings(ManagedSettings, LinkSettings, FleetSettings):
     """Settings of the parameter-server node; `declare_robots` adds those of each robot."""
 
     UNUSED: ClassVar = (*_ELSEWHERE, 'device', 'learning_rate', 'nesterov', 'weight_decay',
@@ -59,6 +60,15 @@ class RobotEntry(Computer):
     """What the server knows of a robot before it joins."""
 
     link: LinkConfig = LinkConfig(trace='')
+
+
+def is_drivable(node: Node, model: type[ManagedSettings]) -> bool:
+    """Whether anybody may change the state of a node: a control call, which carries no tag.
+
+    So not where the fleet has a key, or takes no control calls.
+    """
+    found = declare_early(node, model, 'security.key', 'security.control')
+    return not found['security.key'] and found.get('security.control', True)
 
 
 def worker_parameters(fleet: FleetConfig, robot: RobotConfig) -> dict[str, Any]:

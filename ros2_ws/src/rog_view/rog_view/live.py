@@ -78,7 +78,7 @@ class Live:
         if reason := self._controls.unable():
             return reason
         fleet = self._monitor.fleet
-        if fleet.state != 'training':
+        if fleet.state not in ('training', 'paused'):
             return 'the run is over' if fleet.state == 'stopped' else 'the run is being ended'
         if len(fleet.tag) and self._key is None:
             return 'this fleet has a key: start rog view with --key FILE'

@@ -11,6 +11,7 @@ import torch
 from fleet_env.settings import changed
 from fleet_ros.exposure import look_before
 from fleet_ros.spinning import Spinning
+from rclpy.parameter import Parameter
 from rog_core.config import SgdConfig, TransferConfig
 from rog_core.optimizer import RogOptimizer
 
@@ -21,7 +22,8 @@ class Connection:
     """A worker node that spins on its own thread while the program computes."""
 
     def __init__(self, robot: str) -> None:
-        self.node = WorkerNode(namespace=robot)
+        self.node = WorkerNode(namespace=robot, parameter_overrides=[
+            Parameter('autostart', value=True)])  # the program needs its settings now
         self._spinning = Spinning(self.node)
 
     def optimizer(self, model: torch.nn.Module, **options: Any) -> RogOptimizer:

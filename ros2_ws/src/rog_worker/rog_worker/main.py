@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,52 +25,34 @@ def _build() -> Any:
     import torch
     from rog_core.warm_up import warm_up
 
-    from .node import WorkerNode
+    from .training import RobotNode
 
     torch.set_num_threads(1)
-    node = WorkerNode()
+    node = RobotNode()
     warm_up()  # once the robot has joined, compiling would hold up its heartbeat
     return node
 
 
 def _serve(node: Any, interruption: Interruption) -> int:
-    from rog_core.errors import RogError
-    from rog_tasks.errors import TaskError
-
-    from .training import train
-
-    stop = threading.Event()
-    finished = threading.Event()
-
-    def compute() -> None:
-        try:
-            train(node, stop)
-        except (RogError, TaskError) as error:
-            node.error = str(error)
-        except Exception as error:
-            node.error = f'the task failed: {type(error).__name__}: {error}'
-            if not stop.is_set():  # else the node may be gone, which is what went wrong
-                raise
-        finally:
-            finished.set()
-
-    leave_at = math.inf
+    leave_at, asked = math.inf, False
 
     def interrupt() -> None:
-        nonlocal leave_at
-        leave_at = time.monotonic() + LINGER
-        stop.set()
-        node.leave()
+        nonlocal leave_at, asked
+        leave_at, asked = time.monotonic() + LINGER * node.configured, True
+        node.shutdown()
 
-    threading.Thread(target=compute, name='training', daemon=True).start()
-    spin_until(node, lambda: finished.is_set() or time.monotonic() >= leave_at, interruption,
-               interrupt)
-    node.report(state='stopped')
-    if not stop.is_set() and not node.error:
+    def ended() -> bool:
+        if node.done and not asked:  # not by a signal
+            interrupt()
+        return node.has_trained or time.monotonic() >= leave_at
+
+    spin_until(node, ended, interruption, interrupt)
+    if node.configured:
+        node.report(state='stopped')
+    if not asked and not node.error:
         until = time.monotonic() + LINGER
         spin_until(node, lambda: time.monotonic() >= until, interruption)
-    error = '' if stop.is_set() else node.error
-    return fail(error) if error else 0
+    return fail(node.error) if node.error and not asked else 0
 
 
 if __name__ == '__main__':

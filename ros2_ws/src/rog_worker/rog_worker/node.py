@@ -20,8 +20,8 @@ from fleet_env.jetson import open_meter
 from fleet_env.stragglers import Pause
 from fleet_ros.alarm import Alarm
 from fleet_ros.exposure import require_key
+from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
-from rclpy.node import Node
 from rog_core.arrays import Array
 from rog_core.config import SgdConfig
 from rog_core.errors import ConfigError, shown
@@ -37,7 +37,7 @@ from rog_core.messages import (
     Send,
     Stop,
 )
-from rog_core.states import DONE, REGISTERING, STOPPED
+from rog_core.states import DONE, PAUSED, REGISTERING, STOPPED
 from rog_core.worker import WorkerMachine
 from rog_msgs.msg import (
     FleetStatus,
@@ -56,7 +56,7 @@ from rog_ros.convert import (
     response_from_ros,
     to_ros,
 )
-from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
+from rog_ros.parameters import WorkerSettings, fleet_namespace, is_drivable, robot_name
 from rog_ros.receive import checksum_of, push_line, receive
 from rog_ros.seal import (
     SealError,
@@ -77,11 +77,25 @@ CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
 
 
-class WorkerNode(Node):
-    """Carries out the actions of the worker machine; a `rog_core.optimizer.Link` for training."""
+class WorkerNode(ManagedNode):
+    """Carries out the actions of the worker machine; a `rog_core.optimizer.Link` for training.
+
+    While it is not active the robot is not in the fleet; what it has not pushed stays its own.
+    """
+
+    packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker')
+    machine: WorkerMachine | None = None
+    error = ''  # why the run ended, if not cleanly
 
     def __init__(self, **options: Any) -> None:
-        super().__init__('worker', **options)
+        super().__init__('worker', WorkerSettings, **options)
+
+    def is_drivable(self) -> bool:
+        """See `rog_ros.parameters.is_drivable`."""
+        return is_drivable(self, WorkerSettings)
+
+    def configure(self) -> None:
+        """Declare parameters and topics."""
         self.settings = declare(self, WorkerSettings)
         self.robot = self._robot_name()
         security = self.settings.security
@@ -92,8 +106,7 @@ class WorkerNode(Node):
         self._counts = 0, 0                   # of the last statuses sent, and heard of our server
         self._process = 0                     # the server's, as its statuses say
         self.incarnation = secrets.randbits(63)
-        self.machine: WorkerMachine | None = None
-        self.error = ''                       # why the run ended, if not cleanly
+        self.machine, self.error = None, ''
         self.loss = self.accuracy = math.nan  # of the last batch and evaluation
         self.evaluated_at = 0
         self._dropped = 0                     # messages refused
@@ -129,10 +142,38 @@ class WorkerNode(Node):
         self.create_subscription(FleetStatus, server + '/fleet_status', self._on_fleet, qos.STATUS)
         self._register = self.create_client(Register, server + '/register')
         self._alarm = Alarm(self, self._on_time)
+        self.held.callback(self._forget)
+        self.held.callback(self._alarm.close)
         self._started = self.create_guard_condition(self._on_start)
         self._ready = self.create_guard_condition(self._on_gradient)
         self.create_timer(self.settings.heartbeat.period, self._heartbeat)
         self.create_timer(1.0, self._diagnose)
+
+    def activate(self) -> None:
+        """Come back to the fleet; a machine that has not begun registers when it is there."""
+        if self.machine is not None and self.machine.state == PAUSED:
+            self._act(self.machine.resume(time.monotonic()))
+
+    def deactivate(self) -> None:
+        """Leave the fleet, which waits for nobody who is away, and keep what was not pushed."""
+        machine = self.machine
+        if machine is not None and machine.state not in (PAUSED, STOPPED):
+            machine.pause(time.monotonic())
+            self._act([])
+            self.report(state=PAUSED)
+
+    def cleanup(self) -> None:
+        """Leave the fleet for good."""
+        self.leave()
+
+    def _forget(self) -> None:
+        self.machine = self._watch = None
+
+    def shutdown(self) -> None:
+        """Leave the fleet for good; the process ends."""
+        if self.configured:
+            self.leave()
+        super().shutdown()
 
     def _robot_name(self) -> str:
         fleet = fleet_namespace(self.settings.server_namespace)
@@ -190,7 +231,10 @@ class WorkerNode(Node):
 
     def _on_start(self) -> None:
         assert self.machine is not None
-        self._act(self.machine.start(time.monotonic()))
+        if self.active:
+            self._act(self.machine.start(time.monotonic()))
+        elif self.machine.state != PAUSED:
+            self.machine.pause(time.monotonic())
 
     def _on_gradient(self) -> None:
         assert self.machine is not None and self._computed is not None
@@ -245,7 +289,7 @@ class WorkerNode(Node):
         if silent > CONTACT * self.settings.heartbeat.period:
             self.report()  # so that the server knows it at once, too
             self._act(self.machine.on_contact(now))
-        known = bool(mine) and mine[0].state != 'away'
+        known = bool(mine) and mine[0].state not in ('away', PAUSED, STOPPED)
         self._act(self.machine.on_server_status(self.machine.server if ours else 0, known, now))
 
     def _is_proved(self, message: Any, ours: bool) -> bool:
@@ -407,7 +451,7 @@ class WorkerNode(Node):
             for name, value in asdict(machine.report(now)).items():
                 setattr(message, name, value)
             message.state = state or machine.state
-            if message.state == STOPPED and machine.server:
+            if message.state in (PAUSED, STOPPED) and machine.server:
                 message.session = machine.session
         self._status.publish(sealed(self._session.to_server if self._session else None, message))
 
@@ -441,8 +485,3 @@ class WorkerNode(Node):
                   'pushes refused': machine.statistics.refused}
         status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
         return status
-
-    def destroy_node(self) -> None:
-        """Release the threads, then the node."""
-        self._alarm.close()
-        super().destroy_node()

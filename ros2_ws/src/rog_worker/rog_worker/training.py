@@ -1,4 +1,4 @@
-"""The training loop of a robot: batch, loss, gradient, step."""
+"""The node that trains the task of its settings: batch, loss, gradient, step."""
 
 from __future__ import annotations
 
@@ -9,53 +9,121 @@ from typing import Any
 from fleet_env.stragglers import Stragglers
 from fleet_ros.device import torch_device
 from rog_core.config import SgdConfig, TransferConfig
+from rog_core.errors import RogError
 from rog_core.optimizer import RogOptimizer
-from rog_tasks.errors import SourceClosed
+from rog_tasks.errors import SourceClosed, TaskError
 from rog_tasks.robot_data import RobotData
-from rog_tasks.task import Task, load_task, measure
+from rog_tasks.task import load_task, measure
 
 from .node import WorkerNode
 
+LINGER = 5.0  # s for which a cleanup waits for the gradient that is being computed
 
-def train(node: WorkerNode, stop: threading.Event) -> None:
-    """Train the node's task until the run is over or ``stop`` is set."""
-    settings = node.settings
-    training = settings.training
-    task = load_task(training.task, training.task_options, settings.seed, training.batch_size)
-    data = RobotData(task, settings.rank, settings.world)
-    node.watch(task.sources)
-    try:
-        for source in task.sources:
-            source.wait()  # a robot that sees nothing yet does not join, and nobody waits for it
-    except SourceClosed:
-        return
-    model = task.model().to(torch_device(training.device))
-    optimizer = RogOptimizer(
-        model, node, robot=node.robot, incarnation=node.incarnation,
-        config=TransferConfig.of(settings), sgd=SgdConfig.of(settings),
-        data=data)
-    stragglers = Stragglers(settings.stragglers, settings.seed, settings.rank)
-    evaluated = 0
-    while not (optimizer.stopped or stop.is_set()):
-        began = time.monotonic()
-        finished = optimizer.iteration - 1
-        if training.evaluate_every and finished - evaluated >= training.evaluate_every:
-            evaluate(node, task, model, finished)
-            evaluated = finished
-        least = optimizer.batches * training.pace / settings.capacity
+
+class Training:
+    """Trains a node's task; ``node``: a `WorkerNode`, configured. Loads the task and its model."""
+
+    def __init__(self, node: Any) -> None:
+        self.node, settings = node, node.settings
+        training = settings.training
+        self.task = load_task(training.task, training.task_options, settings.seed,
+                              training.batch_size)
+        self.data = RobotData(self.task, settings.rank, settings.world)
+        self.model = self.task.model().to(torch_device(training.device))
+        node.watch(self.task.sources)
+
+    def run(self, stop: threading.Event) -> None:
+        """Train until the run is over or ``stop`` is set."""
+        node, settings = self.node, self.node.settings
+        training = settings.training
         try:
-            node.loss = optimizer.compute()
+            for source in self.task.sources:
+                source.wait()  # a robot that sees nothing yet does not join; nobody waits for it
         except SourceClosed:
-            break
-        stop.wait(max(least - (time.monotonic() - began), 0.0))
-        pause = stragglers.next()
-        node.pause(pause)
-        stop.wait(pause.seconds)
-        optimizer.step()
-    if not node.error and not stop.is_set():
-        evaluate(node, task, model, node.machine.iteration if node.machine else 0)
+            return
+        optimizer = RogOptimizer(
+            self.model, node, robot=node.robot, incarnation=node.incarnation,
+            config=TransferConfig.of(settings), sgd=SgdConfig.of(settings), data=self.data)
+        stragglers = Stragglers(settings.stragglers, settings.seed, settings.rank)
+        evaluated = 0
+        while not (optimizer.stopped or stop.is_set()):
+            began = time.monotonic()
+            finished = optimizer.iteration - 1
+            if training.evaluate_every and finished - evaluated >= training.evaluate_every:
+                self._evaluate(finished)
+                evaluated = finished
+            least = optimizer.batches * training.pace / settings.capacity
+            try:
+                node.loss = optimizer.compute()
+            except SourceClosed:
+                break
+            stop.wait(max(least - (time.monotonic() - began), 0.0))
+            pause = stragglers.next()
+            node.pause(pause)
+            stop.wait(pause.seconds)
+            optimizer.step()
+        if not node.error and not stop.is_set():
+            self._evaluate(node.machine.iteration if node.machine else 0)
+
+    def _evaluate(self, iteration: int) -> None:
+        """Evaluate the model that this robot holds now."""
+        self.node.accuracy = measure(self.task, self.model)
+        self.node.evaluated_at = iteration
 
 
-def evaluate(node: WorkerNode, task: Task, model: Any, iteration: int) -> None:
-    """Evaluate the model that this robot holds now."""
-    node.accuracy, node.evaluated_at = measure(task, model), iteration
+class RobotNode(WorkerNode):
+    """A robot: trains on a thread of its own, from the first time it is active on."""
+
+    _finished: threading.Event | None = None  # set when the training is over; None: not configured
+    _cleaning = False                          # a cleanup has ended the training
+
+    def configure(self) -> None:
+        """Load the task and its model."""
+        super().configure()
+        self.stop, self._finished, self._cleaning = threading.Event(), threading.Event(), False
+        self._thread = threading.Thread(target=self._train, args=(Training(self), self._finished),
+                                        name='training', daemon=True)
+
+    def activate(self) -> None:
+        """Train, or go on."""
+        if self._cleaning:
+            raise RogError('a cleanup has ended the training and is not over; clean up again')
+        super().activate()
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def cleanup(self) -> None:
+        """End the training; RogError: a gradient still takes long."""
+        self._cleaning = True
+        self.leave()
+        if self._thread.ident is not None:
+            self._thread.join(LINGER)
+            if self._thread.is_alive():
+                raise RogError(f'a gradient is still being computed after {LINGER:g} s; try again')
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the training has ended, not to be configured again."""
+        return self._finished is not None and self._finished.is_set() and not self._cleaning
+
+    def leave(self, error: str = '') -> None:
+        """End now; what is being computed is not used."""
+        self.stop.set()
+        super().leave(error)
+
+    def _forget(self) -> None:
+        self.stop.set()
+        self._finished = None
+        super()._forget()
+
+    def _train(self, training: Training, finished: threading.Event) -> None:
+        try:
+            training.run(self.stop)
+        except (RogError, TaskError) as error:
+            self.error = str(error)
+        except Exception as error:
+            self.error = f'the task failed: {type(error).__name__}: {error}'
+            if not self.stop.is_set():  # else the node may be gone, which is what went wrong
+                raise
+        finally:
+            finished.set()

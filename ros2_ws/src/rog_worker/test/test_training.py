@@ -10,7 +10,7 @@ from fleet_env.settings import from_flat
 from rog_core.messages import Compute
 from rog_ros.parameters import WorkerSettings
 from rog_tasks.errors import SourceClosed
-from rog_worker.training import train
+from rog_worker.training import Training
 
 
 class Line:
@@ -88,7 +88,7 @@ class Robot:
 def test_it_computes_until_the_run_is_over_and_evaluates_at_the_end(every, times):
     Line.evaluated.clear()
     robot = Robot(6, every)
-    train(robot, threading.Event())
+    Training(robot).run(threading.Event())
     assert robot.now == 7 and math.isfinite(robot.loss)
     assert Line.evaluated == [4] * times
     assert [pause.silent for pause in robot.pauses] == [True] * 6  # as the robot's settings say
@@ -99,7 +99,7 @@ def test_a_robot_that_is_refused_computes_nothing():
     Line.evaluated.clear()
     robot = Robot(0)
     robot.error = 'the server refuses'
-    train(robot, threading.Event())
+    Training(robot).run(threading.Event())
     assert math.isnan(robot.loss) and not Line.evaluated
 
 
@@ -107,7 +107,7 @@ def test_a_robot_that_is_told_to_stop_leaves_at_once():
     stop = threading.Event()
     stop.set()
     robot = Robot(10 ** 9)
-    train(robot, stop)
+    Training(robot).run(stop)
     assert robot.now == 1 and math.isnan(robot.accuracy)
 
 
@@ -115,6 +115,6 @@ def test_a_robot_that_is_told_to_stop_leaves_at_once():
 def test_a_camera_that_gives_no_more_ends_the_training_in_order(monkeypatch, given, joined):
     monkeypatch.setattr(Seeing, 'given', given)
     robot = Robot(10 ** 9, task='Seeing')
-    train(robot, threading.Event())
+    Training(robot).run(threading.Event())
     assert len(robot.watched) == 1 and robot.now == joined and not robot.error
     assert math.isnan(robot.accuracy) == (given == 0)

@@ -21,9 +21,8 @@ def _build_server() -> Any:
 
 def _serve(node: Any, interruption: Interruption) -> int:
     stopped: list[bool] = []
-    spin_until(node, lambda: bool(stopped), interruption,
+    spin_until(node, lambda: bool(stopped or node.done), interruption,
                lambda: stopped.append(True))
-    node.close()
     return 0
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fleet_env.fleet import DEVICE
 from fleet_env.settings import setting
 from fleet_ros.link import LinkSettings
+from fleet_ros.managed import ManagedSettings
 
 from .server import Limits
 
 
-class ServerSettings(LinkSettings, Limits):
+class ServerSettings(ManagedSettings, LinkSettings, Limits):
     """Settings of the server."""
 
     name: str = setting('', 'name of the server, letters, digits and single underscores; empty: '

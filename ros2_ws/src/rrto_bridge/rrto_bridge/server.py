@@ -105,6 +105,7 @@ class ServerMachine:
     def __init__(self, torch: str, operators: str, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self._torch, self._operators = torch, operators
+        self.paused = False     # new programs are refused
         self._programs: dict[str, _Program] = {}
 
     @property
@@ -124,6 +125,8 @@ class ServerMachine:
         return '', [Begin(request.program, request.incarnation)]
 
     def _refusal(self, request: OpenRequest) -> str:
+        if self.paused:
+            return 'the server is paused: its node is not active'
         if request.protocol != PROTOCOL:
             return (f'the program speaks version {request.protocol} of the protocol, this server '
                     f'{PROTOCOL}: install the same rrto on both')

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
-from rclpy.node import Node
 
 from .discovery import wait_for_servers
 from .errors import ConfigError
@@ -15,19 +15,33 @@ from .parameters import ServerSettings
 from .server_shell import Server
 
 
-class ServerNode(Node):
-    """Serves programs; `parameters.ServerSettings` says what can be set."""
+class ServerNode(ManagedNode):
+    """Serves programs; `parameters.ServerSettings` says what can be set.
+
+    While it is not active it refuses new programs; those that are connected go on.
+    """
+
+    packages = ('rrto_bridge',)
 
     def __init__(self, **options: Any) -> None:
-        super().__init__('rrto_server', **options)
+        super().__init__('rrto_server', ServerSettings, **options)
+
+    def configure(self) -> None:
+        """Have PyTorch ready and declare topics; programs are refused yet."""
         settings = declare(self, ServerSettings)
         settings.shaped_link()    # a trace that can not be read is an error now
         name = graph_name(settings.name or socket.gethostname())
         if name in wait_for_servers(self, wanted=name):
             raise ConfigError(f'there is a server {name!r} in this DDS domain; choose another name')
         self.server = Server(self, name, settings)
-        self.get_logger().info(f'serving as {name} on {self.server.device}')
+        self.held.callback(self.server.close)
+        self.server.pause(True)
 
-    def close(self) -> None:
-        """End the programs' processes."""
-        self.server.close()
+    def activate(self) -> None:
+        """Serve."""
+        self.server.pause(False)
+        self.get_logger().info(f'serving as {self.server.name} on {self.server.device}')
+
+    def deactivate(self) -> None:
+        """Refuse new programs."""
+        self.server.pause(True)

@@ -143,6 +143,11 @@ class Server:
         node.create_service(srv.Open, f'/rrto/{name}/open', self._on_open)
         node.create_timer(LOOK, self._report)
 
+    def pause(self, paused: bool) -> None:
+        """Refuse new programs, or go on."""
+        with self._changed:
+            self.machine.paused = paused
+
     def close(self) -> None:
         """Tell the programs and end their processes; call it before the node is destroyed."""
         with self._changed:

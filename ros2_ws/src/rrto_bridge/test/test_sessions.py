@@ -265,3 +265,17 @@ def test_names_on_the_graph_are_valid_and_stay_what_they_are():
         assert graph_name(text) == name == graph_name(name) and is_graph_name(name)
     assert is_graph_name(graph_name('a' * 300)) and is_graph_name(graph_name('1' * 300))
     assert is_graph_name(graph_name('a' * 99 + '-b'))
+
+
+def test_a_paused_server_refuses_new_programs_and_keeps_those_that_are_connected():
+    server = ServerMachine('2', 'same')
+
+    def opens(program):
+        return server.on_open(OpenRequest(PROTOCOL, program, 1, '2', 'same'))
+    assert opens('a') == ('', [Begin('a', 1)])
+    server.paused = True
+    reason, actions = opens('b')
+    assert 'paused' in reason and not actions
+    assert opens('a') == ('', []) and server.programs == ['a']
+    server.paused = False
+    assert opens('b') == ('', [Begin('b', 1)])

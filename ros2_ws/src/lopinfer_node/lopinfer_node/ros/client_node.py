@@ -49,13 +49,14 @@ class ClientNode(Node):
         self._thread.start()
         self.get_logger().info(f'{s.model}: waiting for images')
 
-    def close(self) -> None:
-        """Stop the threads."""
+    def destroy_node(self) -> None:
+        """Stop the threads, then release the node."""
         with self._there:
             self._closing = True
             self._there.notify()
         self._thread.join()
         self.client.close()
+        super().destroy_node()
 
     def _on_image(self, image: Any) -> None:
         with self._there:

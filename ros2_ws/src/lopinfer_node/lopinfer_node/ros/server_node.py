@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from fleet_ros.device import torch_device
+from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
-from rclpy.node import Node
 
 from ..model import zoo
 from ..model.pictures import traced_of_images
 from ..parameters import ServerSettings
 from .server_shell import Server, ServerOptions
 
+DRAIN = 2.0  # s in which requests that are under way are finished when the node is shut down
 
-class ServerNode(Node):
-    """Serves models to robots; `parameters.ServerSettings` says what can be set."""
 
+class ServerNode(ManagedNode):
+    """Serves models to robots; `parameters.ServerSettings` says what can be set.
+
+    While it is not active it refuses robots, which go on alone, and finishes what is under way.
+    """
+
+    packages = ('lopinfer_node',)
     error = ''
+    _ends_at = math.inf
 
     def __init__(self, **options: Any) -> None:
-        super().__init__('lopinfer_server', **options)
+        super().__init__('lopinfer_server', ServerSettings, **options)
+
+    def configure(self) -> None:
+        """Have the models ready and declare topics; robots are refused yet."""
         settings = declare(self, ServerSettings)
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -30,11 +42,29 @@ class ServerNode(Node):
         self.server = Server(self, ServerOptions(
             folder, str(torch_device(settings.device)), limits=settings, link=settings.shaped_link,
             recording=settings.open_recording()))
+        self.held.callback(self.server.close)
+        self.server.pause(True)
         for name in filter(None, settings.models.split(',')):
             self.get_logger().info(f'preparing {name}')
             self.server.add(traced_of_images(name.strip(), zoo.IMAGE[2:]))
+
+    def activate(self) -> None:
+        """Serve."""
+        self.server.pause(False)
         self.get_logger().info('serving')
 
-    def close(self) -> None:
-        """Stop the threads."""
-        self.server.close()
+    def deactivate(self) -> None:
+        """Refuse what is new."""
+        self.server.pause(True)
+
+    def shutdown(self) -> None:
+        """Refuse what is new; the process ends when nothing is under way."""
+        if self.configured:
+            self.server.pause(True)
+        self._ends_at = time.monotonic() + DRAIN * self.configured
+        super().shutdown()
+
+    @property
+    def drained(self) -> bool:
+        """Whether it was shut down and nothing is under way any more."""
+        return self.done and (time.monotonic() >= self._ends_at or not self.server.busy)

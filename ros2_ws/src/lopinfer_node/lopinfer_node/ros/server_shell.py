@@ -123,6 +123,17 @@ class Server:
         self._alarm.close()
         self._jobs.shutdown(cancel_futures=True)
 
+    def pause(self, paused: bool) -> None:
+        """Begin nothing new, or go on."""
+        with self._changed:
+            self.machine.paused = paused
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        with self._changed:
+            return self.machine.busy
+
     def add(self, traced: Traced) -> None:
         """Have a model of this machine's own ready."""
         self.store.add(traced)

@@ -163,6 +163,7 @@ class ServerMachine:
         self.limits = limits or Limits()
         self.dropped: Counter[str] = Counter()
         self.requests = 0
+        self.paused = False         # begins nothing new; what is under way is finished
         self.changed = False        # `work` may have; whoever looks resets it
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
@@ -172,6 +173,11 @@ class ServerMachine:
     def clients(self) -> list[str]:
         """Names of the clients."""
         return list(self._sessions)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        return any(s.execution is not None or not s.outbox.idle for s in self._sessions.values())
 
     # -- models and clients ----------------------------------------------------------------------
 
@@ -204,6 +210,8 @@ class ServerMachine:
 
     def _refusal(self, request: OpenRequest, now: float) -> str:
         session = self._sessions.get(request.client)
+        if self.paused:
+            return 'the server is paused (its node is not active); robots go on alone'
         if not NAME.fullmatch(request.client) or '__' in request.client:
             return (f"'{request.client}' can't be the name of a client; it is its namespace: "
                     'letters, digits and single underscores, first a letter, for example robot1')
@@ -313,6 +321,8 @@ class ServerMachine:
         return [Send(client, ack), *self._send(session, now)]
 
     def _take(self, session: _Session, piece: Piece) -> int:
+        if self.paused and (piece.transfer == PROBE or piece.request > session.number):
+            return NOT_OPEN  # it asks again, and is told why
         if piece.transfer == PROBE:
             if piece.part == piece.parts - 1 and session.outbox.idle:   # the way back, as much
                 session.outbox.probe(min(len(piece.data) * piece.parts, MAX_PROBE), PROBE_PIECES)

@@ -1,0 +1,173 @@
+"""Managed nodes: brought up by themselves, or by whoever drives them (design.ros2.org, REP-2002).
+
+What a node does in its transitions is its own; what all have in common stands here: `autostart`,
+errors that become reasons, and that everything a node has made is freed again.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+from fleet_env.settings import Settings, setting
+from rclpy.lifecycle import LifecycleNodeMixin, TransitionCallbackReturn
+from rclpy.node import Node
+
+from .parameters import declare_early
+from .process import is_users
+
+SUCCESS, FAILURE, ERROR = (TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE,
+                           TransitionCallbackReturn.ERROR)
+_KINDS = {'publisher': 'publishers', 'subscription': 'subscriptions', 'client': 'clients',
+          'service': 'services', 'timer': 'timers', 'guard_condition': 'guards'}
+
+
+class ManagedSettings(Settings):
+    """Settings of a managed node."""
+
+    autostart: bool = setting(True, 'whether the node configures and activates itself; if not, '
+                                    '`ros2 lifecycle set` or a lifecycle manager does')
+
+
+class ManagedNode(LifecycleNodeMixin, Node):
+    """A node whose life cycle others can drive.
+
+    A node says what its transitions do in `configure`, `activate`, `deactivate`, `cleanup` and
+    `shutdown`. An error that names a fault of the user fails the transition, with the node in its
+    former state; any other frees the node, which is then unconfigured. With ``autostart`` the
+    constructor configures and activates it, and raises what goes wrong.
+
+    ``packages``: whose errors name a fault of the user, see `process.run`. ``held``: what
+    `configure` must give back, last first; topics, services and timers are freed by themselves.
+    ``configured``, ``active``: what the node is; ``done``: the process may end.
+    """
+
+    packages: ClassVar[Collection[str]] = ()
+
+    def __init__(self, name: str, model: type[ManagedSettings], **options: Any) -> None:
+        Node.__init__(self, name, **options)
+        self.held = ExitStack()
+        self.configured = self.active = self.done = False
+        self._begins = declare_early(self, model, 'autostart')['autostart']
+        self._failure: Exception | None = None
+        LifecycleNodeMixin.__init__(
+            self, enable_communication_interface=not self._begins or self.is_drivable())
+        self._refuse_wrong_transitions()
+        if self._begins:
+            self._bring_up()
+
+    def is_drivable(self) -> bool:
+        """Whether others may drive a node that has brought itself up."""
+        return True
+
+    # -- what a node does ---
+
+    def configure(self) -> None:
+        """Make everything that the node needs; it does nothing yet."""
+
+    def activate(self) -> None:
+        """Begin to work, or go on."""
+
+    def deactivate(self) -> None:
+        """Pause in order."""
+
+    def cleanup(self) -> None:
+        """Before everything is given back; an error that names a reason keeps the node as it is."""
+
+    def shutdown(self) -> None:
+        """End in order; once ``done`` is set, the process ends."""
+        self.done = True
+
+    # -- transitions ---
+
+    def _bring_up(self) -> None:
+        for transition in (self.trigger_configure, self.trigger_activate):
+            if transition() != SUCCESS:
+                self.destroy_node()
+                raise self._failure or RuntimeError('the node does not start')
+        self._begins = False
+
+    def _refuse_wrong_transitions(self) -> None:
+        """Answer a request that the state does not allow; in rclpy it ends the node."""
+        for service in self.services:
+            if service.srv_name.endswith('/change_state'):
+                service.callback = self._guarded(service.callback)
+
+    def _guarded(self, change: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def guarded(request: Any, response: Any) -> Any:
+            try:
+                return change(request, response)
+            except RuntimeError as error:  # RCLError, which has no public name
+                self.get_logger().warning(f'refused a transition: {error}')
+                response.success = False
+                return response
+        return guarded
+
+    def _carry_out(self, what: str, *work: Callable[[], None]) -> TransitionCallbackReturn:
+        try:
+            for step in work:
+                step()
+            return SUCCESS
+        except Exception as error:
+            users, self._failure = is_users(error, self.packages), error
+            if not self._begins:  # else the constructor raises it
+                self.get_logger().error(f'{what} failed: {error}' if users else
+                                        f'{what} failed: {traceback.format_exc()}')
+            return FAILURE if users else ERROR
+
+    def on_configure(self, state: Any) -> TransitionCallbackReturn:
+        """Configure; what a configuration that failed has made is freed."""
+        self.held.callback(self._destroy_all_but, self._entities())
+        result = self._carry_out('configure', self.configure)
+        self.configured = result == SUCCESS
+        return result if self.configured else self._released(result)
+
+    def on_activate(self, state: Any) -> TransitionCallbackReturn:
+        """Activate."""
+        self.active = True
+        result = self._carry_out('activate', self.activate)
+        self.active = result == SUCCESS
+        return result
+
+    def on_deactivate(self, state: Any) -> TransitionCallbackReturn:
+        """Deactivate."""
+        self.active = False
+        result = self._carry_out('deactivate', self.deactivate)
+        self.active = result == FAILURE
+        return result
+
+    def on_cleanup(self, state: Any) -> TransitionCallbackReturn:
+        """Clean up and give everything back."""
+        result = self._carry_out('cleanup', self.cleanup)
+        return self._released() if result == SUCCESS else result
+
+    def on_shutdown(self, state: Any) -> TransitionCallbackReturn:
+        """End in order."""
+        return self._carry_out('shutdown', self.shutdown)
+
+    def on_error(self, state: Any) -> TransitionCallbackReturn:
+        """Give everything back; the node can be configured again."""
+        return self._released()
+
+    # -- what the node has ---
+
+    def _released(self, result: TransitionCallbackReturn = SUCCESS) -> TransitionCallbackReturn:
+        """Give back what `configure` has made; `result`, or what went wrong."""
+        self.configured = self.active = False
+        released = self._carry_out('cleanup', self.held.close)
+        return result if released == SUCCESS else ERROR
+
+    def _entities(self) -> dict[str, set[Any]]:
+        return {kind: set(getattr(self, kinds)) for kind, kinds in _KINDS.items()}
+
+    def _destroy_all_but(self, former: dict[str, set[Any]]) -> None:
+        for kind, now in self._entities().items():
+            for entity in now - former[kind]:
+                getattr(self, f'destroy_{kind}')(entity)
+
+    def destroy_node(self) -> None:
+        """Give everything back, then the node."""
+        self.held.close()
+        super().destroy_node()

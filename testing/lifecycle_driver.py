@@ -1,0 +1,64 @@
+"""Drives managed nodes, as `ros2 lifecycle` and Nav2's lifecycle manager do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import rclpy
+from fleet_testing import eventually
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+
+Until = Callable[[Callable[[], Any], str], None]
+
+
+class Driver:
+    """``node`` asks; ``until(condition, what)`` spins it."""
+
+    def __init__(self, node: Any, until: Until) -> None:
+        self.node, self.until = node, until
+        self._clients: dict[str, Any] = {}
+
+    def _call(self, kind: Any, name: str, request: Any) -> Any:
+        if name not in self._clients:
+            self._clients[name] = self.node.create_client(kind, name)
+        client = self._clients[name]
+        self.until(client.service_is_ready, f'{name} is there')
+        future = client.call_async(request)
+        self.until(future.done, f'{name} answers')
+        return future.result()
+
+    def state(self, name: str) -> str:
+        """State of a node."""
+        found = self._call(GetState, f'{name}/get_state', GetState.Request())
+        return str(found.current_state.label)
+
+    def change(self, name: str, *labels: str) -> bool:
+        """Whether all transitions succeed, one after the other."""
+        return all(self._call(ChangeState, f'{name}/change_state', ChangeState.Request(
+            transition=Transition(label=label))).success for label in labels)
+
+
+@contextmanager
+def driving(domain: int) -> Iterator[Driver]:
+    """A driver in a DDS domain."""
+    context = Context()
+    rclpy.init(context=context, domain_id=domain)
+    node = Node('driver', context=context)
+    executor = SingleThreadedExecutor(context=context)
+    executor.add_node(node)
+
+    def until(condition: Callable[[], Any], what: str) -> None:
+        eventually(condition, lambda: what, lambda: executor.spin_once(timeout_sec=0.05))
+
+    try:
+        yield Driver(node, until)
+    finally:
+        executor.shutdown()
+        node.destroy_node()
+        context.try_shutdown()
