@@ -7,7 +7,8 @@ from fleet_env.records import Fault, read_run
 from fleet_env.summary import read_summary
 from fleet_under_test import Fleet
 from lifecycle_driver import Driver
-from safetensors.numpy import load_file
+from rog_ps.directory import kept
+from safetensors.numpy import load
 
 SERVER = '/rog/parameter_server'
 ROBOT = '/robot1/worker'
@@ -42,7 +43,7 @@ def test_every_gradient_counts_once_whenever_robot_and_server_are_paused(tmp_pat
         assert driver.change(SERVER, 'shutdown')
         assert fleet.ended('server') == 0 and fleet.ended('robot1') == 0
         assert not [e for e in read_run(fleet.out) if isinstance(e, Fault)]
-        model = load_file(next(fleet.out.glob('checkpoint*.safetensors')))
+        model = load(kept(fleet.out).newest().payload)
         weights, = [v for name, v in model.items() if not name.startswith('rog/')]
         gradients = read_summary(fleet.out).robots['robot1'].accuracy.after
         assert gradients >= fleet.iteration('robot1') > 12
