@@ -125,6 +125,9 @@ RUN = {
     'rog sim two_level': Short('rog sim two_level --minutes 0.2', says='summary.json'),
     'rog compare two_speeds':
         Short('rog compare two_speeds --minutes 0.5 --seeds 1 --sync bsp,asp'),
+    'rog calibrate ../shared/data/traces/rog_outdoors_record.txt --fleet published':
+        Short(f'rog calibrate {RECORD} --fleet published && rog compare published/published.yaml '
+              '--seeds 1 --target 0.91 --sync bsp,rsp:4 --minutes 0.5', needs=RECORD),
     'rog calibrate ../shared/data/traces/rog_outdoors_record.txt':
         Short(f'rog calibrate {RECORD} --fleet fleet && ls fleet', needs=RECORD),
     **dict.fromkeys((
@@ -170,6 +173,8 @@ NOT_RUN = {
     'rog study rivals': "takes long; studies/test runs a shorter one",
     'rog study bounds': "takes long; studies/test runs a shorter one",
     '--methods bsp': 'the second line of one of them',
+    'rog compare published/published.yaml': 'the test of the line before it does, in short',
+    '--sync bsp,ssp:4': 'the second line of it',
     'make setup': 'these tests run in what it made',
     'make test': 'these tests are run by it',
     'make bench': 'measures for an hour and overwrites docs/benchmarks.md',
