@@ -8,6 +8,8 @@ import time
 
 import pytest
 import rclpy
+from fleet_env.fleet import ReachConfig
+from fleet_ros.environment import dds_environment
 from fleet_testing import LIMIT, environment, free_domain
 from fleet_under_test import HERE
 from rclpy.context import Context
@@ -38,6 +40,7 @@ class Launched:
         return self
 
     def __enter__(self):
+        os.environ.update(dds_environment(ReachConfig()))  # as `rog fleet env` does for a shell
         self._context = Context()
         rclpy.init(context=self._context, domain_id=self.domain)
         self.node = Node('observer', context=self._context)
