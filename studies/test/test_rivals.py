@@ -3,7 +3,6 @@
 import json
 import math
 
-import made_up_runs
 import numpy as np
 import pytest
 from fleet_env.settings import changed
@@ -31,20 +30,6 @@ from rog_studies.rivals import (
 
 TOY = Trained({'task': 'virtual_fleet:Linear', 'batch_size': 8}, (.365, .38, .99), (.1, .3, 1.0),
               server_every=2.0)
-
-
-@pytest.fixture
-def made_up(monkeypatch):
-    """Let runs be made up; returns the directories of those that were due."""
-    asked = []
-
-    def simulate(fleet, out, progress, server_every):
-        asked.append((fleet.training.sync, fleet.seed))
-        made_up_runs.record(out, fleet.training.sync, fleet.seed, 60 * fleet.minutes,
-                            len(fleet.robots))
-
-    monkeypatch.setattr('rog_sim.simulation.simulate', simulate)
-    return asked
 
 
 @pytest.mark.parametrize('task', [cifar10, DIGITS, CRIMP], ids=['cifar10', 'digits', 'crimp'])

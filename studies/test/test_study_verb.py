@@ -2,7 +2,6 @@
 
 from importlib.metadata import EntryPoints
 
-import made_up_runs
 import pytest
 from rog_cli import main as command
 from rog_cli.main import main
@@ -12,20 +11,6 @@ def run(capsys, *arguments):
     code = main(arguments)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
-
-
-@pytest.fixture
-def made_up(monkeypatch):
-    """Let runs be made up; returns method and seed of those that were due."""
-    asked = []
-
-    def simulate(fleet, out, progress, server_every):
-        asked.append((fleet.training.sync, fleet.seed))
-        made_up_runs.record(out, fleet.training.sync, fleet.seed, 60 * fleet.minutes,
-                            len(fleet.robots))
-
-    monkeypatch.setattr('rog_sim.simulation.simulate', simulate)
-    return asked
 
 
 def test_a_study_runs_its_cases_and_says_where_everything_is(capsys, tmp_path, made_up):

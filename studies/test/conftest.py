@@ -1,0 +1,18 @@
+"""What several tests of the studies share."""
+
+import made_up_runs
+import pytest
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Let runs be made up; returns method and seed of those that were due."""
+    asked = []
+
+    def simulate(fleet, out, progress, server_every):
+        asked.append((fleet.training.sync, fleet.seed))
+        made_up_runs.record(out, fleet.training.sync, fleet.seed, 60 * fleet.minutes,
+                            len(fleet.robots))
+
+    monkeypatch.setattr('rog_sim.simulation.simulate', simulate)
+    return asked
