@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from configs import server_config
 from fleet import Fleet
-from fleet_testing import examples
+from fleet_testing import examples, mostly_long
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import PLACES, put
@@ -236,7 +236,8 @@ def test_a_robots_own_model_has_its_steps_that_the_server_has_not(sync):
         assert (robot.store.model == fleet.server.master).all()
 
 
-@pytest.mark.parametrize(('sync', 'share'), [('diloco:6', 1), ('diloco:6:2', 2), ('diloco:6:3', 3)])
+@pytest.mark.parametrize(('sync', 'share'), mostly_long(
+    [('diloco:6', 1), ('diloco:6:2', 2), ('diloco:6:3', 3)], ('diloco:6:3', 3)))
 def test_a_fragment_is_one_row_in_so_many_both_ways(sync, share):
     fleet = Fleet(5, 3, sync, rate=1e6)
     fleet.run(10)
