@@ -22,9 +22,8 @@ from schedules import check_end, come_back, lose, play, run_until, settled
 
 NEW = ['diloco:3', 'diloco:6:3', 'diloco:6+pipeline', 'diloco:4:2+quorum=2+grace=0.3',
        'rsp:4+local=8', 'rsp:4+local=8+rate=0.7+momentum=0.5', 'rsp:6+pipeline+sparse+local=2']
-QUICK = ['diloco:4:2+quorum=2+grace=0.3', 'rsp:4+local=8+rate=0.7+momentum=0.5']
-ANY = pytest.mark.parametrize('sync', [
-    sync if sync in QUICK else pytest.param(sync, marks=pytest.mark.long) for sync in NEW])
+ANY = pytest.mark.parametrize('sync', mostly_long(
+    NEW, 'diloco:4:2+quorum=2+grace=0.3', 'rsp:4+local=8+rate=0.7+momentum=0.5'))
 
 
 # -- which rows travel

@@ -6,7 +6,7 @@ import sys
 import pytest
 import remote
 import torch
-from fleet_testing import eventually
+from fleet_testing import eventually, mostly_long
 from torch import nn
 
 
@@ -45,8 +45,7 @@ def equal(a, b):
                for x, y in zip(a, b, strict=True))
 
 
-@pytest.fixture(params=[m if m in ('async', 'replay') else pytest.param(m, marks=pytest.mark.long)
-                        for m in remote.MODES])
+@pytest.fixture(params=mostly_long(remote.MODES, 'async', 'replay'))
 def mode(request):
     return request.param
 
