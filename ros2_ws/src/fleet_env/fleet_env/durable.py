@@ -8,6 +8,7 @@ needed, so that damage is found before anything else is imported.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +20,20 @@ from typing import Any, NamedTuple
 from fleet_env.errors import DurableError
 
 _PROBE = 1 << 16  # bytes that must fit on the disk at the start
+
+
+def hold(path: Path) -> int | None:
+    """Open a file and hold it for as long as this process lives; None: another process does.
+
+    The lock ends with the process, however that ends, or when the handle is closed.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a lock that forks do not share
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
 
 
 class Save(NamedTuple):
