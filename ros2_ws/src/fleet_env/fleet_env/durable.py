@@ -72,14 +72,18 @@ class Kept:
         """Path of a save's payload, or of its file with that suffix."""
         return self.directory / f'{self.name}-{number:06d}{suffix or self.suffix}'
 
+    def tidy(self) -> None:
+        """Remove what a process that was killed has left half written."""
+        for left in self.directory.glob(f'.{self.name}-*'):
+            left.unlink()
+
     def probe(self) -> None:
         """Raise :class:`DurableError` unless something can be written here now.
 
         The directory is not made, as the user may have to correct something else first.
         """
         try:
-            for left in self.directory.glob(f'.{self.name}-*'):  # of a process that was killed
-                left.unlink()
+            self.tidy()
             place = next(p for p in (self.directory, *self.directory.absolute().parents)
                          if p.exists())
             os.unlink(self._temporary(bytes(_PROBE), place))

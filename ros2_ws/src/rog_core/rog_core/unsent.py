@@ -9,8 +9,14 @@ holds for any former save, and as often as it is asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from .errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from .accumulator import Accumulator
 
 LIVES = 16    # processes of a robot that the server remembers; what earlier ones saved is dropped
 _LIFE = 1 << 32  # numbers of pushes that a process may use
@@ -27,6 +33,25 @@ class Unsent:
     attempt: int
     pending: np.ndarray = field(repr=False)
     momentum: np.ndarray = field(repr=False)
+
+    def bring_back(self, store: Accumulator, taken: bytes) -> tuple[str, str]:
+        """Add to another process's pending steps what ``taken``, of `Taken.since`, leaves of these.
+
+        Returns what has become of them, for people: one word, and a sentence.
+        """
+        if not taken:
+            return 'dropped', ('what a former process had not sent is lost: the server does not '
+                               'know that one. It was of another run, or came after the '
+                               'checkpoint from which the server has started')
+        partition = store.partition
+        flags = np.unpackbits(np.frombuffer(taken, np.uint8), count=partition.segments,
+                              bitorder='little')
+        left = np.where(np.repeat(flags == 0, partition.lengths), self.pending, np.float32(0))
+        store.bring_back(left, self.momentum)
+        had, has = (np.count_nonzero(np.add.reduceat(values != 0, partition.offsets[:-1]))
+                    for values in (self.pending, left))
+        return 'brought_back', (f'{has} of {had} segments of rows that a former process had not '
+                                'sent; the server has taken the others since')
 
 
 @dataclass
@@ -79,7 +104,8 @@ class Taken:
             and order.index(incarnation) < order.index(self.heir)
 
 
-def left_of(taken: bytes, lengths: np.ndarray) -> np.ndarray:
-    """Return the elements, bool, of the segments that ``taken`` of `Taken.since` leaves."""
-    flags = np.unpackbits(np.frombuffer(taken, np.uint8), count=lengths.size, bitorder='little')
-    return np.repeat(flags == 0, lengths)
+def check_taken(taken: bytes, segments: int) -> None:
+    """Raise `RemoteProtocolError` unless it speaks of as many segments, or of none."""
+    if len(taken) not in (0, (segments + 7) // 8):
+        raise RemoteProtocolError(f'the answer says in {len(taken)} bytes which of {segments} '
+                                  'segments were taken')

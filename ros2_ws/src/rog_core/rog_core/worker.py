@@ -19,7 +19,7 @@ from .accumulator import Accumulator
 from .arrays import Array, copy_of, to_host, zeros_like
 from .codecs import RAW, SMALLER, Codec, get_codec
 from .config import SgdConfig, TransferConfig
-from .errors import LocalProtocolError, RemoteProtocolError
+from .errors import LocalProtocolError
 from .messages import (
     Ack,
     Action,
@@ -58,7 +58,7 @@ from .transfer import plan as plans
 from .transfer.link import LinkEstimate
 from .transfer.receiver import Receiver, Rows
 from .transfer.sender import Sender
-from .unsent import Unsent, left_of
+from .unsent import Unsent, check_taken
 
 REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
 MAX_REGISTER_INTERVAL = 4.0  # it doubles up to here: over a slow link an answer may take longer
@@ -130,19 +130,8 @@ class WorkerMachine:
 
     def _bring_back(self, taken: bytes) -> list[Action]:
         former, self._former = self._former, None
-        if former is None:
-            return []
-        if not taken:
-            return [Notice(self.robot, 'dropped', 'what a former process had not sent is lost: the '
-                           'server does not know that one. It was of another run, or came after '
-                           'the checkpoint from which the server has started')]
-        partition = self.partition
-        left = np.where(left_of(taken, partition.lengths), former.pending, np.float32(0))
-        self.accumulator.bring_back(left, former.momentum)
-        had, has = (np.count_nonzero(np.add.reduceat(values != 0, partition.offsets[:-1]))
-                    for values in (former.pending, left))
-        return [Notice(self.robot, 'brought_back', f'{has} of {had} segments of rows that a former '
-                       'process had not sent; the server has taken the others since')]
+        return [] if former is None else [
+            Notice(self.robot, *former.bring_back(self.accumulator, taken))]
 
     # -- registration ----------------------------------------------------------------------------
 
@@ -180,10 +169,7 @@ class WorkerMachine:
                 return []
             self._move('refused', now)
             return [Stop('' if response.over and self.server else response.reason)]
-        segments = self.partition.segments
-        if len(response.taken) not in (0, (segments + 7) // 8):
-            raise RemoteProtocolError(f'the answer says in {len(response.taken)} bytes which of '
-                                      f'{segments} segments were taken')
+        check_taken(response.taken, self.partition.segments)
         self.sync = response.sync
         self.server = response.incarnation
         self._push_is_over(response.push)

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
@@ -118,11 +117,9 @@ class WorkerNode(ManagedNode):
         self._status_waits = False            # for the emulated link
         self._loyalty = Loyalty(self.settings.heartbeat.limit)
         self._watch: Watch | None = None      # of the robot's cameras and recordings
-        self._keeper: Keeper | None = None    # of what is not sent
-        if self.settings.out:
-            self._keeper = Keeper(Path(self.settings.out), self.robot,
-                                  self.settings.training.save_every, self.get_logger())
-            self.held.callback(self._keeper.close)
+        self._keeper = Keeper(self.settings.out, self.robot, self.settings.training.save_every,
+                              self.get_logger())
+        self.held.callback(self._keeper.close)
         self._is_over = False
         self._request: Any = None
         self._asked = b''                     # tag of that request
@@ -195,8 +192,7 @@ class WorkerNode(ManagedNode):
 
     def join(self, machine: WorkerMachine) -> Compute | None:
         """Register and wait for the first order; None: the run ended before it."""
-        if self._keeper is not None and (former := self._keeper.former(machine.partition)):
-            machine.take_over(former)
+        self._keeper.give(machine)
         self.machine = machine
         self._started.trigger()
         return self._wait()
@@ -218,7 +214,7 @@ class WorkerNode(ManagedNode):
         if order is None:
             self._is_over = True
             self._close_sources()
-            if self._keeper is not None and self.machine is not None:
+            if self.machine is not None:
                 self._keeper.finish(self.machine)
 
     def watch(self, sources: Sequence[Source]) -> None:
@@ -397,8 +393,7 @@ class WorkerNode(ManagedNode):
             elif isinstance(action, Stop):
                 self.error = action.error
                 self._grant(None)
-        if self._keeper is not None:
-            self._keeper.look(self.machine, now)
+        self._keeper.look(self.machine, now)
         self._meter.enter(self.machine.activity, now)
         self._alarm.set(min(self.machine.deadline, self._link.deadline))
 
@@ -432,7 +427,7 @@ class WorkerNode(ManagedNode):
     def _heartbeat(self) -> None:
         if not self._silent:
             self.report()
-        if self._keeper is not None and self.machine is not None:
+        if self.machine is not None:
             self._keeper.look(self.machine, time.monotonic())
 
     def pause(self, pause: Pause) -> None:

@@ -30,32 +30,48 @@ REST = 10   # times as long as a save has taken, nothing is written then
 class Keeper:
     """Saves what a robot has not sent, and finds what a former process of it has saved.
 
+    :param out: directory of the run; empty: nothing is saved or found.
     :param every: s between two saves; 0: none but `finish`.
     :raises DurableError: another process of this robot still writes there, or nobody can.
     """
 
-    def __init__(self, out: Path, robot: str, every: float, logger: Any) -> None:
-        folder = out / 'robots' / robot
+    def __init__(self, out: str, robot: str, every: float, logger: Any) -> None:
         self._robot, self._log = robot, logger
         self._every = every or math.inf
-        self._store = Kept(folder, 'unsent', '.safetensors', KEEP)
-        self._store.probe()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = hold(folder / 'lock')
-        except OSError as error:
-            raise DurableError(f'{folder} cannot be written: {error.strerror}') from None
-        if self._lock is None:
-            raise DurableError(f'another process of {robot} that is still running writes to '
-                               f'{folder}; stop it, or choose another out directory')
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
         self._due = time.monotonic() + self._every
         self._saved: object = None
-        self._failed = False
+        self._failed = self._told = False
+        self._store: Kept | None = None
+        self._lock: int | None = None
+        if out:
+            self._claim(Path(out) / 'robots' / robot)
+
+    def _claim(self, folder: Path) -> None:
+        store = Kept(folder, 'unsent', '.safetensors', KEEP)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = hold(folder / 'lock')
+            if self._lock is not None:
+                store.tidy()  # a full disk is said later, and costs the saves alone
+        except OSError as error:
+            raise DurableError(f'{folder} cannot be written: {error.strerror}') from None
+        if self._lock is None:
+            raise DurableError(f'another process of {self._robot} that is still running writes to '
+                               f'{folder}; stop it, or choose another out directory')
+        self._store = store
+
+    def give(self, machine: WorkerMachine) -> None:
+        """Let a machine that has not started take over what a former process has saved."""
+        former = self.former(machine.partition)
+        if former is not None:
+            machine.take_over(former)
 
     def former(self, partition: RowPartition) -> Unsent | None:
         """Return what a former process has saved last; what cannot be used is said, and dropped."""
+        if self._store is None:
+            return None
         try:
             found = self._store.newest()
             for skipped in self._store.skipped:
@@ -79,16 +95,21 @@ class Keeper:
 
     def _begin(self, machine: WorkerMachine) -> None:
         version = machine.incarnation, machine.unsent_version
-        if version == self._saved:
+        if self._store is None or version == self._saved:
             return
         unsent, self._saved = machine.unsent(), version
+        if unsent is None and not (machine.command.step.additive or self._told):
+            self._told = True
+            self._log.info(f'what is not sent is not kept: with {machine.sync} it is of no use in '
+                           'another round')
         if unsent is not None:
-            self._writing = self._thread.submit(self._write, unsent, machine.partition)
+            self._writing = self._thread.submit(self._write, self._store, unsent,
+                                                machine.partition)
 
-    def _write(self, unsent: Unsent, partition: RowPartition) -> None:
+    def _write(self, store: Kept, unsent: Unsent, partition: RowPartition) -> None:
         began = time.monotonic()
         try:
-            self._store.write(
+            store.write(
                 save({'pending': unsent.pending, 'momentum': unsent.momentum}),
                 {'schema': SCHEMA, 'robot': self._robot, 'model': partition.digest,
                  'incarnation': unsent.incarnation, 'attempt': unsent.attempt})
@@ -104,8 +125,8 @@ class Keeper:
     def close(self) -> None:
         """Wait for what is being written, and let others write there."""
         self._thread.shutdown()
-        assert self._lock is not None
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
 
 
 def read(found: Save, robot: str, partition: RowPartition) -> Unsent:

@@ -17,9 +17,8 @@ from rog_worker.unsent import Keeper
 SGD = SgdConfig(0.1, 0.9, 0.0, True)
 HOLD = """
 import sys
-from pathlib import Path
 from rog_worker.unsent import Keeper
-keeper = Keeper(Path(sys.argv[1]), 'robot1', 0.0, None)
+keeper = Keeper(sys.argv[1], 'robot1', 0.0, None)
 print(flush=True)
 sys.stdin.read()
 """
@@ -29,12 +28,14 @@ class Log(list):
     def warning(self, text):
         self.append(text)
 
+    info = warning
+
 
 class Robot:
     """A robot in a fleet of one, whose gradients are noise."""
 
-    def __init__(self):
-        self.loop = Loopback.small([('layer', (40, 30)), ('bias', (8,))], 'asp',
+    def __init__(self, sync='asp'):
+        self.loop = Loopback.small([('layer', (40, 30)), ('bias', (8,))], sync,
                                    Team({'robot1': 1.0}, 'onebit', 0.0))
         self.machine = self.loop.workers['robot1']
         self.noise = np.random.default_rng(3)
@@ -59,7 +60,7 @@ def keeper(tmp_path, log):
     made = []
 
     def make(every=0.0, robot='robot1'):
-        made.append(Keeper(tmp_path, robot, every, log))
+        made.append(Keeper(str(tmp_path), robot, every, log))
         return made[-1]
     yield make
     for each in made:
@@ -88,6 +89,16 @@ def test_it_comes_back_as_it_was(keeper, log):
     assert (found.pending == unsent.pending).all() and found.pending.any()
     assert (found.momentum == unsent.momentum).all() and found.momentum.any()
     assert not log
+
+
+def test_of_coded_gradients_nothing_is_kept_and_that_is_said_once(keeper, log, tmp_path):
+    robot = Robot('gc:0')
+    first = keeper(every=1000.0)
+    for late in (2000, 4000):
+        robot.train()
+        first.look(robot.machine, time.monotonic() + late)
+    assert saved(tmp_path) == []
+    assert log == ['what is not sent is not kept: with gc:0 it is of no use in another round']
 
 
 def test_where_there_is_none_nothing_is_said(keeper, log):
@@ -220,4 +231,15 @@ def test_two_processes_of_a_robot_cannot_have_it(tmp_path, keeper):
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path, log):
     (tmp_path / 'robots').write_text('a file')
     with pytest.raises(DurableError, match='cannot be written'):
-        Keeper(tmp_path, 'robot1', 0.0, log)
+        Keeper(str(tmp_path), 'robot1', 0.0, log)
+
+
+def test_without_a_directory_nothing_is_kept(log, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    robot = Robot().train()
+    nowhere = Keeper('', 'robot1', 1.0, log)
+    nowhere.look(robot.machine, time.monotonic() + 100)
+    nowhere.finish(robot.machine)
+    assert nowhere.former(robot.machine.partition) is None
+    nowhere.close()
+    assert not log and not list(tmp_path.iterdir())
