@@ -16,6 +16,7 @@ from .names import is_graph_name
 from .stream import Frame
 
 PROTOCOL = 1
+ENDED = 'the server has ended'    # the reason that programs are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ class ServerMachine:
                                  f'{name or "its start"}')
         return [SendAck(program, known.incarnation, 0, error), Leave(program, error)]
 
-    def close(self, reason: str = 'the server has ended') -> list[Action]:
+    def close(self, reason: str = ENDED) -> list[Action]:
         """The server ends, and with it all processes: tell every program."""
         actions: list[Action] = []
         for known in self._programs.values():
