@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,11 +48,12 @@ def run_in(out: Path) -> int:
         return 0
 
 
-def claim(out: Path | None, resume: bool) -> Claim:
-    """Take a directory for as long as this process lives, and count its start of the run.
+def claim(out: Path | None, resume: bool, held: ExitStack) -> Claim:
+    """Take a directory until ``held`` is closed, and count its start of the run.
 
-    The lock ends with the process, however that ends. So whoever claims a run knows, and tells the
-    robots, that every former server of it is gone. Without a directory each process is a new run.
+    The lock ends with the process, too, however that ends. So whoever claims a run knows, and tells
+    the robots, that every former server of it is gone. Without a directory each process is a new
+    run.
 
     :raises DurableError: another process has it, or it cannot be written.
     """
@@ -64,6 +66,7 @@ def claim(out: Path | None, resume: bool) -> Claim:
         if handle is None:
             raise DurableError(f'another parameter server that is still running writes to {out}; '
                                'stop it, or choose another out directory')
+        held.callback(os.close, handle)
         former = _served(os.read(handle, 1024))
         taken = Claim(former.run, former.start + 1) if resume and former.run else new
         text = json.dumps({'run': f'{taken.run:016x}', 'start': f'{taken.start:08d}'}).encode()

@@ -183,7 +183,7 @@ class ParameterServerNode(ManagedNode):
         self.set_parameters([Parameter('sync', value=str(self.machine.method))])  # a checkpoint's
         self.add_on_set_parameters_callback(self._on_set_parameters)
         self.held.callback(self.remove_on_set_parameters_callback, self._on_set_parameters)
-        self._claim = claim(self.out, settings.resume)
+        self._claim = claim(self.out, settings.resume, self.held)
         self._others = Others(self._signature, self._claim.run,
                               process_of(self.machine.incarnation))
         self._recorder = self._build_recorder()
