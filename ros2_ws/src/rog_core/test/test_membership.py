@@ -11,6 +11,7 @@ from hostile import bad_commands, fingerprint
 from rog_core.accumulator import Accumulator
 from rog_core.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from rog_core.messages import (
+    PROTOCOL,
     Ack,
     Chunk,
     Command,
@@ -54,7 +55,8 @@ def worker():
 
 
 REFUSED = {
-    'protocol': (request(protocol=1), 'speaks protocol 1, this server 6; install the same version'),
+    'protocol': (request(protocol=1),
+                 f'speaks protocol 1, this server {PROTOCOL}; install the same version'),
     'codec': (request(codec='raw'), "has codec 'raw', this server 'onebit'"),
     'shape': (request(shapes=[('w', (20, 61)), ('b', (8,))]),
               r'parameter 0 is w \(20x61\) here but w \(20x60\) there \(here: robot1'),
