@@ -86,9 +86,9 @@ lerp lgamma log log10 log1p log2 max maximum minimum mul neg norm pow reciprocal
 sigmoid sign sin sinh sqrt sub tan tanh trunc zero
 '''
 _INNER = '''
-_adaptive_avg_pool2d _adaptive_avg_pool3d _addmm_activation _aminmax _batch_norm_no_update
-_batch_norm_with_update _cdist_forward _conj _conj_physical _convolution _embedding_bag
-_embedding_bag_forward_only _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _is_all_true _is_any_true
+_adaptive_avg_pool2d _adaptive_avg_pool3d _addmm_activation _aminmax _assert_async
+_batch_norm_no_update _batch_norm_with_update _cdist_forward _conj _conj_physical _convolution
+_embedding_bag _embedding_bag_forward_only _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _is_all_true _is_any_true
 _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense
 _log_softmax _native_batch_norm_legit _native_batch_norm_legit_no_training
 _native_multi_head_attention _neg_view _pack_padded_sequence _pdist_forward _prelu_kernel
