@@ -44,7 +44,9 @@ class SessionMachine:
 
     def on_frame(self, incarnation: int, frame: Frame, now: float) -> list[Action]:
         """A frame has come from the program."""
-        if self.over or incarnation != self.incarnation:
+        if self.over:
+            return []    # the program has been told, and may have sent many more
+        if incarnation != self.incarnation:
             return [SendAck(self.program, incarnation, 0, 'the server does not know this session')]
         self._heard = now
         try:
