@@ -32,6 +32,7 @@ from . import qos
 from .context import Context, default_generator
 from .convert import frame_of, to_ros
 from .errors import RemoteError
+from .graphs import CudaGraphs
 from .page import Page
 from .parameters import ServerSettings
 from .perform import Performer
@@ -85,8 +86,10 @@ class _Worker:
         generator = default_generator(self.device)   # all of the process is the program's
         generator.manual_seed(torch.Generator().initial_seed())
         context = Context(self.device, settings.memory << 20, page.note, generator)
-        self.performer = Performer(context, Weights(settings.weights << 20,
-                                                    task.folder / 'weights'))
+        graphs = settings.graphs and self.device.type == 'cuda'
+        self.performer = Performer(
+            context, Weights(settings.weights << 20, task.folder / 'weights'),
+            CudaGraphs(self.device) if graphs else None)
         self._changed = threading.Condition()    # guards machine and link
         self._ros = RosContext()
         rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)
