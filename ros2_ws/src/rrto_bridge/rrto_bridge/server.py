@@ -19,7 +19,9 @@ from .stream import Frame
 
 PROTOCOL = 1
 AT_ONCE = 4     # processes that may start one right after the other,
-PACE = 1.0      # and seconds for each further one: what starts takes time from those that compute
+PACE = 1.0      # and seconds for each further one: what starts takes time from those that compute;
+FAULT = 4.0     # and for each that its program brought down, which may come under another name
+LONGEST = 10.0  # seconds that all this keeps anybody waiting who is next
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class ServerMachine:
         self.paused = False     # new programs are refused
         self._programs: dict[str, _Program] = {}
         self._waiting: deque[Begin] = deque()   # programs whose process is to start yet
-        self._paid = -math.inf  # each start moves this on by PACE; it is never long past
+        self._paid = -math.inf  # starts and faults move this on; the next start is not before it
 
     @property
     def programs(self) -> Sequence[str]:
@@ -140,8 +142,11 @@ class ServerMachine:
         actions: list[Action] = []
         while self._waiting and now >= self.deadline:
             actions.append(self._waiting.popleft())
-            self._paid = max(self._paid, now - (AT_ONCE - 1) * PACE) + PACE
+            self._pay(PACE, now)
         return actions
+
+    def _pay(self, seconds: float, now: float) -> None:
+        self._paid = min(max(self._paid, now - (AT_ONCE - 1) * PACE) + seconds, now + LONGEST)
 
     @property
     def deadline(self) -> float:
@@ -178,14 +183,18 @@ class ServerMachine:
             return [Kill(program)]
         return []
 
-    def on_ended(self, program: str, status: int, reason: str, name: str) -> list[Action]:
+    def on_ended(self, program: str, status: int, reason: str, name: str, now: float
+                 ) -> list[Action]:
         """A program's process has ended: with an exit status, negative for a signal.
 
-        `reason`: why, if it ended in order, having told the program. `name`: what it did last.
+        `reason`: why, if it ended in order, having told the program; with a status other than 0 it
+        was the program's fault. `name`: what it did last.
         """
         known = self._programs.pop(program, None)
         if known is None:
             return []
+        if status:
+            self._pay(FAULT, now)
         if reason:
             return [Leave(program, reason)]
         error = known.killed or (f'its process on the server {_ended(status)} in '

@@ -179,7 +179,8 @@ class Server:
             except Exception as error:   # no request of a program's ends the server
                 response.reason = f'the server can not serve it: {type(error).__name__}: {error}'
                 self.node.get_logger().error(response.reason)
-                self._act(self.machine.on_ended(asked.program, 1, response.reason, ''))
+                self._act(self.machine.on_ended(asked.program, 0, response.reason, '',
+                                                time.monotonic()))
         response.accepted = not response.reason
         response.device = self.device
         response.memory = self.settings.memory << 20
@@ -197,7 +198,7 @@ class Server:
                 return
             self._messages += known.page.messages
             self._act(self.machine.on_ended(program, status, reason or known.page.reason,
-                                            known.page.name))
+                                            known.page.name, time.monotonic()))
 
     def _on_gone(self) -> None:
         with self._changed:

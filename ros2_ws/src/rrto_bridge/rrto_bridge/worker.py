@@ -65,8 +65,9 @@ def serve(task: Task, parent: int) -> NoReturn:
         if os.getppid() != parent:
             os._exit(1)
         page = Page(task.folder / task.program)
-        _Worker(task, page).run()
-        code = 0
+        worker = _Worker(task, page)
+        worker.run()
+        code = 2 if worker.fault else 0
     except BaseException:
         traceback.print_exc()
     finally:
@@ -96,7 +97,7 @@ class _Worker:
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
                          start_parameter_services=False)
         self.link = settings.shaped_link()
-        self.reason = ''
+        self.reason, self.fault = '', False   # of the end
         base = f'/rrto/{task.server}/{task.program}/'
         self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
         self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
@@ -190,7 +191,7 @@ class _Worker:
         now = time.monotonic()
         for action in actions:
             if isinstance(action, End):
-                self.reason = action.reason
+                self.reason, self.fault = action.reason, action.fault
                 self._changed.notify_all()
             elif isinstance(action, SendFrame):
                 self.link.send(len(action.frame.data),

@@ -121,7 +121,7 @@ def test_a_silent_program_is_forgotten_after_the_lease():
 
 def test_a_program_that_says_goodbye_is_forgotten():
     session = SessionMachine('a', 1, Limits(), 0.0)
-    assert session.on_ack(1, 0, 'it ends', 0.0) == [End('it ends')]
+    assert session.on_ack(1, 0, 'it ends', 0.0) == [End('it ends', False)]
     assert session.work() is None and session.on_reply(b'late') == []
 
 
@@ -241,30 +241,30 @@ def test_a_peer_that_comes_again_and_again_does_not_keep_the_server_starting_pro
         [], [Begin('p4', 0)], [], [Begin('p5', 0), Begin('p6', 0)], [Begin('p7', 0)]]
     assert server.deadline == math.inf
     for k in range(8):
-        server.on_ended(f'p{k}', 1, 'no message', '')
+        server.on_ended(f'p{k}', 0, 'it ends', '', 9.0)
     began = 0
     for k in range(100):    # ever new names, each as soon as there is room
         now = 20 + k / 10
         actions = [*server.on_open(request(f'q{k}', 0), now)[1], *server.on_time(now)]
         began += len(actions)
         for begin in actions:
-            server.on_ended(begin.program, 1, 'no message', '')
-    assert began == 4 + 9
+            server.on_ended(begin.program, 2, 'no message', '', now)
+    assert began == 3    # each fault costs as much as four starts
 
 
 def test_a_process_that_dies_is_a_clear_error_of_its_program_alone(server):
     server.on_open(request('a'), 0.0)
     server.on_open(request('b'), 0.0)
     error = 'its process on the server was ended by SIGSEGV in aten.x.default'
-    assert server.on_ended('a', -11, '', 'aten.x.default') == [
+    assert server.on_ended('a', -11, '', 'aten.x.default', 0.0) == [
         SendAck('a', 1, 0, error), Leave('a', error)]
     assert server.programs == ['b']
-    assert server.on_ended('a', -11, '', '') == []
+    assert server.on_ended('a', -11, '', '', 0.0) == []
 
 
 def test_a_process_that_ends_in_order_has_told_its_program(server):
     server.on_open(request('a'), 0.0)
-    assert server.on_ended('a', 0, 'it ends', '') == [Leave('a', 'it ends')]
+    assert server.on_ended('a', 0, 'it ends', '', 0.0) == [Leave('a', 'it ends')]
 
 
 def test_an_operator_that_does_not_end_is_ended_with_its_process(server):
@@ -276,7 +276,7 @@ def test_an_operator_that_does_not_end_is_ended_with_its_process(server):
     assert server.on_progress('a', 7, True, 'aten.y', 10.0) == []
     assert server.on_progress('a', 7, True, 'aten.y', 10.1) == [Kill('a')]
     assert server.on_progress('a', 7, True, 'aten.y', 11.0) == []
-    told, left = server.on_ended('a', -9, '', 'aten.y')
+    told, left = server.on_ended('a', -9, '', 'aten.y', 0.0)
     assert told.error == left.reason and told.error.startswith('aten.y took longer than 3 s')
 
 
