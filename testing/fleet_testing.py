@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,6 +63,15 @@ def examples(number: int) -> Any:
     """Decorates a property: hypothesis tries so many examples; in `make test` a tenth of them."""
     from hypothesis import settings  # not every package's tests need it
     return settings(max_examples=max(1, number * settings().max_examples // 100))
+
+
+def mostly_long(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """Parameters of a test, all for `make test-all`, and for `make test` the quick ones alone."""
+    import pytest  # benches use this module, too
+    assert set(quick) <= set(values := [*values]), 'a quick one is not among the values'
+    return [value if value in quick else pytest.param(
+        *value if isinstance(value, tuple) else [value], marks=pytest.mark.long)
+        for value in values]
 
 
 def eventually(condition: Callable[[], Any], what: Callable[[], str] = lambda: 'the condition',

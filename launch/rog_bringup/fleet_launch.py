@@ -64,8 +64,11 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     here = chosen(context, [r.name for r in fleet.robots if not r.fleet])
     if 'server' in here:  # robots need not have the method
         check_method(fleet, fleet.capacities)
-    out = os.path.abspath(value(context, 'out') or os.path.join(
+    given_out = value(context, 'out')
+    out = os.path.abspath(given_out or os.path.join(
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
+    # Robots alone that are started again would not find a directory that is named by the time.
+    kept = out if given_out or 'server' in here else ''
     warm_up()  # compile once, not in every process at the same time
     space, begins = fleet.network.namespace, value(context, 'autostart') == 'true'
 
@@ -76,7 +79,7 @@ def _start(context: Any, names: list[str]) -> list[Any]:
 
     server = node('rog_ps', 'parameter_server', SERVER, server_parameters(fleet, out) | {
         'resume': value(context, 'resume') == 'true'}) if 'server' in here else None
-    robots = [node('rog_worker', 'worker', robot.name, worker_parameters(fleet, robot))
+    robots = [node('rog_worker', 'worker', robot.name, worker_parameters(fleet, robot, kept))
               for robot in fleet.robots if robot.name in here]
     return [*_misspelt(context, names), *environment(fleet.network), *enforced(context),
             *Ending(server, robots, run=True).actions(), *([server] if server else []), *robots]

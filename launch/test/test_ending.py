@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fleet_env.summary import read_summary
-from fleet_testing import Lines, environment, eventually, free_domain
+from fleet_testing import Lines, environment, eventually, free_domain, mostly_long
 from fleet_under_test import HERE, write_fleet
 
 MARK = 'ROG_TEST_ENDING'
@@ -45,9 +45,8 @@ def _read(path):
         return b''
 
 
-@pytest.mark.parametrize('number', [
-    signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.long)
-                      for n in (signal.SIGINT, signal.SIGHUP))])
+@pytest.mark.parametrize('number', mostly_long([signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
+                                               signal.SIGTERM))
 def test_a_signal_ends_the_fleet_and_its_results_are_written(tmp_path, number):
     launcher = Launcher(tmp_path)
     launcher.lines.wait('robot1: [1-9]')

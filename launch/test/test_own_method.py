@@ -55,6 +55,7 @@ def test_it_trains_in_virtual_time(tmp_path, folder, monkeypatch):
         assert robot.iterations > 5 and robot.accuracy.after > robot.accuracy.before
 
 
+@pytest.mark.long
 def test_it_trains_over_dds_while_only_the_server_knows_it(tmp_path, folder):
     with Fleet(tmp_path, robots=2, sync=SYNC) as fleet:
         fleet.start('server', folders=[folder])

@@ -32,6 +32,7 @@ def start_server(below, name, above, **parameters):
                 **parameters)
 
 
+@pytest.mark.long
 def test_fleets_train_together_and_each_alone_while_a_server_is_gone(fleets):
     above, one, two = fleets
     above.until_trained(*ROBOTS, iterations=3)

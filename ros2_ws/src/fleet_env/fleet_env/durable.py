@@ -8,6 +8,7 @@ needed, so that damage is found before anything else is imported.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +20,20 @@ from typing import Any, NamedTuple
 from fleet_env.errors import DurableError
 
 _PROBE = 1 << 16  # bytes that must fit on the disk at the start
+
+
+def hold(path: Path) -> int | None:
+    """Open a file and hold it for as long as this process lives; None: another process does.
+
+    The lock ends with the process, however that ends, or when the handle is closed.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a lock that forks do not share
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
 
 
 class Save(NamedTuple):
@@ -57,14 +72,18 @@ class Kept:
         """Path of a save's payload, or of its file with that suffix."""
         return self.directory / f'{self.name}-{number:06d}{suffix or self.suffix}'
 
+    def tidy(self) -> None:
+        """Remove what a process that was killed has left half written."""
+        for left in self.directory.glob(f'.{self.name}-*'):
+            left.unlink()
+
     def probe(self) -> None:
         """Raise :class:`DurableError` unless something can be written here now.
 
         The directory is not made, as the user may have to correct something else first.
         """
         try:
-            for left in self.directory.glob(f'.{self.name}-*'):  # of a process that was killed
-                left.unlink()
+            self.tidy()
             place = next(p for p in (self.directory, *self.directory.absolute().parents)
                          if p.exists())
             os.unlink(self._temporary(bytes(_PROBE), place))

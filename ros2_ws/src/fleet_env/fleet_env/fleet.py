@@ -39,6 +39,9 @@ class TrainingConfig(Settings):
     weight_decay: float = _(0.0, 'weight decay', ge=0.0)
     batch_size: int = _(24, 'samples in a batch of one robot', ge=1)
     evaluate_every: int = _(10, 'iterations between evaluations; 0 for none but the last', ge=0)
+    save_every: float = _(10.0, 'time between two saves of what a robot has computed and not sent, '
+                                'below the out directory; a save is also made at the end. 0: '
+                                'only then', 's', ge=0.0)
     pace: float = _(0.0, 'least duration of one gradient computation, which emulates a slower '
                          'robot; 0 for none', 's', ge=0.0)
     codec_pace: float = _(0.0, 'duration of compressing and decompressing in one iteration, which '

@@ -21,6 +21,7 @@ _ON_THE_AIR = ('<AllowMulticast>spdp</AllowMulticast><MaxMessageSize>1400B</MaxM
                '<MaxRexmitMessageSize>1400B</MaxRexmitMessageSize>')
 _DISCOVERY = '<SPDPInterval>5s</SPDPInterval><LeaseDuration>150s</LeaseDuration>'
 _HEARTBEATS = '<HeartbeatInterval min="5ms" minsched="200ms" max="8s">200ms</HeartbeatInterval>'
+_LAST_WORDS = '<WriterLingerDuration>200ms</WriterLingerDuration>'
 _BUFFERS = '<SocketReceiveBufferSize min="default" max="10MB"/>'
 
 
@@ -51,7 +52,7 @@ def cyclone_profile(network: ReachConfig) -> str:
         discovery = f'<Discovery>{_DISCOVERY}' + f'<Peers>{peers}</Peers>' * bool(peers) \
             + '</Discovery>'
     return (f'<CycloneDDS><Domain><General>{general}</General>{discovery}'
-            f'<Internal>{heartbeats}{_BUFFERS}</Internal></Domain></CycloneDDS>')
+            f'<Internal>{heartbeats}{_LAST_WORDS}{_BUFFERS}</Internal></Domain></CycloneDDS>')
 
 
 def dds_environment(network: ReachConfig) -> dict[str, str]:

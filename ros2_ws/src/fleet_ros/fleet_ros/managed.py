@@ -6,6 +6,7 @@ errors that become reasons, and that everything a node has made is freed again.
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from rclpy.node import Node
 from .parameters import declare_early
 from .process import is_users
 
+STAYS = 2.0  # s in which a node that was shut down still says so: Nav2's manager waits no longer
 SUCCESS, FAILURE, ERROR = (TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE,
                            TransitionCallbackReturn.ERROR)
 _KINDS = {'publisher': 'publishers', 'subscription': 'subscriptions', 'client': 'clients',
@@ -41,7 +43,8 @@ class ManagedNode(LifecycleNodeMixin, Node):
 
     ``packages``: whose errors name a fault of the user, see `process.run`. ``held``: what
     `configure` must give back, last first; topics, services and timers are freed by themselves.
-    ``configured``, ``active``: what the node is; ``done``: the process may end.
+    ``configured``, ``active``: what the node is; ``done``: the process may end, not before
+    ``stays_until``, unless a signal comes.
     """
 
     packages: ClassVar[Collection[str]] = ()
@@ -50,6 +53,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
         Node.__init__(self, name, **options)
         self.held = ExitStack()
         self.configured = self.active = self.done = False
+        self.stays_until = 0.0
         self._begins = declare_early(self, model, 'autostart')['autostart']
         self._failure: Exception | None = None
         LifecycleNodeMixin.__init__(
@@ -144,7 +148,9 @@ class ManagedNode(LifecycleNodeMixin, Node):
         return self._released() if result == SUCCESS else result
 
     def on_shutdown(self, state: Any) -> TransitionCallbackReturn:
-        """End in order."""
+        """End in order. A manager asks for the state, and leaves the others if nobody answers."""
+        if not self.configured:
+            self.stays_until = time.monotonic() + STAYS
         return self._carry_out('shutdown', self.shutdown)
 
     def on_error(self, state: Any) -> TransitionCallbackReturn:

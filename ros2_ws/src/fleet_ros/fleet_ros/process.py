@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -52,7 +53,10 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
             traceback.print_exc()
         return _end(fail(_sentence(error, packages)))
     try:
-        return serve(node, interruption)
+        code = serve(node, interruption)
+        until = getattr(node, 'stays_until', 0.0)
+        spin_until(node, lambda: bool(interruption) or time.monotonic() >= until, interruption)
+        return code
     finally:
         node.destroy_node()
         _end(0)

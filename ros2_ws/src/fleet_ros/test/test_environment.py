@@ -15,6 +15,7 @@ from fleet_ros.environment import (
 )
 
 HERE = ReachConfig()
+_LINGER = '<WriterLingerDuration>200ms<'
 # What setup.bash of Jazzy exports, and what a user may have in a profile of their own.
 WANDERING = {'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET', 'ROS_STATIC_PEERS': '10.0.0.9',
              'CYCLONEDDS_URI': '<CycloneDDS><Domain><General><Interfaces><NetworkInterface '
@@ -39,6 +40,7 @@ def test_what_the_environment_says_does_not_carry_a_fleet_off_this_machine(monke
     found = dds_environment(HERE)
     assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'LOCALHOST' and name in found
     assert found['ROS_STATIC_PEERS'] == '' and '"lo"' in found['CYCLONEDDS_URI']
+    assert _LINGER in found['CYCLONEDDS_URI']
 
 
 def test_what_the_environment_says_does_not_keep_a_fleet_on_this_machine(monkeypatch):
@@ -48,7 +50,7 @@ def test_what_the_environment_says_does_not_keep_a_fleet_on_this_machine(monkeyp
     assert found['ROS_LOCALHOST_ONLY'] == ''
     assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SUBNET'
     for part in ('"wlan0"', '"10.0.0.2"', '"laptop.local"', '<MaxMessageSize>1400B',
-                 '<SPDPInterval>5s', '>200ms</HeartbeatInterval>'):
+                 '<SPDPInterval>5s', '>200ms</HeartbeatInterval>', _LINGER):
         assert part in found['CYCLONEDDS_URI']
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import platform
@@ -29,6 +30,7 @@ BUFFER = 10_000_000   # B that the profile of docs/network.md asks the kernel fo
 CLOCK = 0.5           # s that clocks may differ; traces of emulated links begin by the clock
 ROOM = 1_000_000_000  # B on the disk that a run and its checkpoints may need
 _UP, _MULTICAST = 0x1, 0x1000
+_SIOCGIFFLAGS = 0x8913
 _SETTLED = 1          # messages of a machine that do not count for its clock: they may be old
 
 
@@ -251,7 +253,11 @@ def jetson(find: Callable[[str], Any] | None = None) -> Finding:
 
 
 def _flags(name: str) -> int:
-    return int(Path('/sys/class/net', name, 'flags').read_text(), 16)
+    # Asked of the kernel by a socket, because containers may have no /sys.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack('16sH14x', name.encode(), 0)
+        answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
+    return int(struct.unpack('16sH14x', answer)[1])
 
 
 def _number(path: str) -> int | None:

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from pathlib import Path
 
 import pytest
 from fleet_env.fleet import ReachConfig
@@ -30,6 +31,13 @@ def test_an_interface_that_is_missing_or_down_is_a_problem():
     assert doctor.interface('wlan0', 0x1003, ['lo', 'wlan0']).level == GOOD
     assert 'lo, eth0' in doctor.interface('wlan0', None, ['lo', 'eth0']).found
     assert doctor.interface('wlan0', 0x1002, ['lo', 'wlan0']).change == 'ip link set wlan0 up'
+
+
+def test_an_interface_is_looked_at_without_sysfs(monkeypatch):
+    real = Path.read_text
+    monkeypatch.setattr(Path, 'read_text', lambda path, *more: real(
+        Path('/nowhere') / path.relative_to('/') if path.is_relative_to('/sys') else path, *more))
+    assert doctor.interface('lo', doctor._flags('lo'), ['lo']).level == GOOD
 
 
 @pytest.mark.parametrize(('network', 'flags', 'works', 'level'), [

@@ -15,6 +15,7 @@ from .messages import Kind, Receipt
 from .methods import Method, Team, create
 from .methods.base import Due, Fleet, Model
 from .transfer.receiver import Rows
+from .unsent import Taken
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class ServerState:
     ``updated_at`` int64 (rows,): newest iteration in each master row; ``pushes``: robot ->
     (incarnation, receipt of its last push); ``policy``, JSON values, and ``update``, name ->
     float32 (elements,): see `Method.state` and `Method.arrays`; ``base``, float32 (elements,): see
-    `rog_core.upstream.Upstream`, None where there is no fleet above.
+    `rog_core.upstream.Upstream`, None where there is no fleet above. ``taken``: of each robot.
     """
 
     iteration: int
@@ -34,6 +35,7 @@ class ServerState:
     policy: dict[str, Any] = field(default_factory=dict)
     update: dict[str, np.ndarray] = field(default_factory=dict)
     base: np.ndarray | None = None
+    taken: dict[str, Taken] = field(default_factory=dict)
 
 
 class Aggregation:

@@ -14,7 +14,7 @@ import numpy as np
 from .errors import RemoteProtocolError
 from .steps import Gradient, Step
 
-PROTOCOL = 6  # version of the wire protocol; both sides must have the same
+PROTOCOL = 7  # version of the wire protocol; both sides must have the same
 HEADER_BYTES = 40  # of a serialised chunk, without ids and values; used by emulated links
 
 
@@ -156,6 +156,8 @@ class RegisterRequest:
     ``number`` counts the requests of this worker process; the shell passes on the answer to the
     latest one only, as ROS services do. ``pull``: the chunks that the worker has taken of its last
     pull, None if there was none. It takes no rows until the answer arrives, so this stays true.
+    ``former``: the process whose save it takes over (`rog_core.unsent`), 0: none; the save holds
+    what that one had not sent after its push number ``former_attempt``.
     """
 
     robot: str
@@ -169,6 +171,8 @@ class RegisterRequest:
     protocol: int = PROTOCOL
     number: int = 1
     pull: Receipt | None = None
+    former: int = 0
+    former_attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,9 @@ class RegisterResponse:
 
     ``attempt``: number of the transfer that follows; transfers below it are over. It is a snapshot
     or, if the server still knows the rows that the worker holds, a pull. ``retry``: a refusal that
-    does not last; the worker may ask again. ``over``: a refusal because the run ends.
+    does not last; the worker may ask again. ``over``: a refusal because the run ends. ``taken``:
+    one bit per segment, lowest bit first: whether a push has taken it since the save that the
+    worker has named; empty: that is not known, or it has named none.
     """
 
     accepted: bool
@@ -189,6 +195,7 @@ class RegisterResponse:
     sync: str = ''
     push: Receipt | None = None
     over: bool = False
+    taken: bytes = b''
 
 
 TransferMessage = Chunk | Ack | End | Receipt

@@ -59,6 +59,7 @@ from .states import (
 from .transfer.link import LinkEstimate
 from .transfer.receiver import Receiver
 from .transfer.sender import Sender
+from .unsent import Taken
 
 ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)  # see the module
 OUT_OF_STEP = 10  # heartbeat limits: so long, as a rule, no link carries nothing but heartbeats
@@ -88,6 +89,7 @@ class ServerMachine:
         self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
         self.iteration = 0         # highest iteration pushed by any robot
         self.former_pushes: dict[str, tuple[int, Receipt]] = {}  # before a restart
+        self.taken: dict[str, Taken] = {}  # of each robot that has ever registered
         self.restarted = False     # from a checkpoint, and no robot has registered yet
         self.missed_at = math.inf  # after a restart: until then expected robots are waited for
         self.missing: frozenset[str] = frozenset()
@@ -117,6 +119,10 @@ class ServerMachine:
                           self.config.heartbeat_limit)
         if refused is None and (reason := self.method.refusal(request.robot)):
             refused = RegisterResponse(False, reason)
+        taken = self.taken.get(request.robot) or Taken.nothing(self.partition.segments)
+        if refused is None and taken.is_past(request.incarnation):
+            refused = RegisterResponse(False, f'a later process of {request.robot} has taken over '
+                                       'what this one has not sent; start it again')
         if refused is not None:
             return refused, []
         if self.restarted:
@@ -129,6 +135,11 @@ class ServerMachine:
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
             push = None  # the worker has not made it; somebody else has
+        self.taken[request.robot] = taken
+        taken.begin(request.incarnation)
+        since = taken.since(request.former, request.former_attempt)
+        if since:
+            taken.heir = request.incarnation
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
             member, attempt = former, former.attempt  # its snapshot is already under way
@@ -147,7 +158,7 @@ class ServerMachine:
         member.request = request.number
         member.answer = RegisterResponse(
             True, incarnation=self.incarnation, iteration=self.iteration, attempt=attempt,
-            sync=str(self.method), push=push)
+            sync=str(self.method), push=push, taken=since)
         return member.answer, actions
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
@@ -277,6 +288,8 @@ class ServerMachine:
             member.heard = now
         if rows is not None:
             member.advance(now)
+            if chunk.transfer.kind == Kind.PUSH:
+                self._note_taken(member, rows.ids)
         if rows is not None and self.plausibility.admits(member.push, rows):
             robots = len(self.active())
             counts = self.norm_bound.bounded(member.push, rows,
@@ -336,8 +349,14 @@ class ServerMachine:
         member.take_place('return')
         return [Notice(member.robot, 'returned', f'at iteration {member.iteration}')]
 
+    def _note_taken(self, member: Member, ids: np.ndarray | slice) -> None:
+        assert member.push.transfer is not None
+        self.taken[member.robot].note(member.incarnation, member.push.transfer.attempt, ids)
+
     def _close_push(self, member: Member, taken: np.ndarray) -> None:
         assert member.push.transfer is not None
+        if member.push.refused:  # what its worker drops then must not come back, either
+            self._note_taken(member, slice(None))
         self.plausibility.learn(member.push)
         self.clipped[member.robot] += self.norm_bound.learn(
             member.robot, member.push, [m.robot for m in self.active()])
@@ -536,7 +555,8 @@ class ServerMachine:
         pushes = {name: (m.incarnation, known) for name, m in self.members.items()
                   if (known := m.push.known()) is not None}
         return ServerState(self.iteration, self.method.asked, self.updated_at.copy(),
-                           {**self.former_pushes, **pushes}, *self.aggregation.state())
+                           {**self.former_pushes, **pushes}, *self.aggregation.state(),
+                           taken={robot: taken.copy() for robot, taken in self.taken.items()})
 
     def load_state(self, state: ServerState) -> None:
         """Resume from a checkpoint; call it before any worker has registered."""
@@ -546,6 +566,7 @@ class ServerMachine:
         self.aggregation.load(state)
         self.iteration, self.former_pushes = state.iteration, dict(state.pushes)
         self.updated_at[:] = state.updated_at
+        self.taken = {robot: taken.copy() for robot, taken in state.taken.items()}
         self.restarted = True
 
     # -- time ------------------------------------------------------------------------------------

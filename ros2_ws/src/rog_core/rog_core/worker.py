@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from .accumulator import Accumulator
-from .arrays import Array, copy_of, zeros_like
+from .arrays import Array, copy_of, to_host, zeros_like
 from .codecs import RAW, SMALLER, Codec, get_codec
 from .config import SgdConfig, TransferConfig
 from .errors import LocalProtocolError
@@ -28,6 +28,7 @@ from .messages import (
     Compute,
     End,
     Kind,
+    Notice,
     Receipt,
     RegisterRequest,
     RegisterResponse,
@@ -57,6 +58,7 @@ from .transfer import plan as plans
 from .transfer.link import LinkEstimate
 from .transfer.receiver import Receiver, Rows
 from .transfer.sender import Sender
+from .unsent import Unsent, check_taken
 
 REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
 MAX_REGISTER_INTERVAL = 4.0  # it doubles up to here: over a slow link an answer may take longer
@@ -89,10 +91,47 @@ class WorkerMachine:
         self._order: Compute | None = None   # the last order to compute a gradient
         self._computed: tuple[Array, SgdConfig] | None = None  # the gradient, while it is `READY`
         self._arriving: Array | None = None  # the fleet's full gradient, while it is received
+        self._former: Unsent | None = None   # what is to be brought back, until the server answers
         self._unknown = 0                # heartbeats in a row of a server that does not know us
         self._register_at = math.inf
         self._register_interval = REGISTER_INTERVAL
         self._since = 0.0                # time of the last change of state
+
+    # -- what outlives the process ---------------------------------------------------------------
+
+    def take_over(self, former: Unsent) -> None:
+        """Bring back what a former process of this robot has not sent; call it before `start`."""
+        if not former.pending.size == former.momentum.size == self.partition.elements:
+            raise LocalProtocolError(f'the save has {former.pending.size} and '
+                                     f'{former.momentum.size} elements; the model has '
+                                     f'{self.partition.elements}')
+        self._former = former
+
+    def unsent(self) -> Unsent | None:
+        """Return what would be lost with this process; None: nothing that another could use.
+
+        What the server has taken of a push that is not over is in it, too; it will say so then.
+        """
+        if self._former is not None or not self.iteration or not self.command.step.additive:
+            return None
+        store, attempt = self.accumulator.copy(), self._attempt
+        if self.push is not None:
+            attempt -= 1
+            if self.push.transfer.kind == Kind.PUSH:
+                store.put_back(self.push.codec, self.push.encoded())
+        if self._computed is not None and self._order is not None and self._order.step.additive:
+            self._order.step.keep(store, *self._computed)
+        return Unsent(self.incarnation, attempt, to_host(store.pending), to_host(store.momentum))
+
+    @property
+    def unsent_version(self) -> tuple[object, ...]:
+        """Changes whenever `unsent` does."""
+        return self._former is None, self._attempt, self.push is None, self.gradient
+
+    def _bring_back(self, taken: bytes) -> list[Action]:
+        former, self._former = self._former, None
+        return [] if former is None else [
+            Notice(self.robot, *former.bring_back(self.accumulator, taken))]
 
     # -- registration ----------------------------------------------------------------------------
 
@@ -112,7 +151,9 @@ class WorkerMachine:
         return [Send(self.robot, RegisterRequest(
             self.robot, self.incarnation, self.iteration, self._attempt,
             self.partition.granularity, self.codec.name, self.partition.digest, parameters,
-            number=self._requests, pull=self.pull.known() if known and self.pull else None))]
+            number=self._requests, pull=self.pull.known() if known and self.pull else None,
+            former=self._former.incarnation if self._former else 0,
+            former_attempt=self._former.attempt if self._former else 0))]
 
     def on_register_response(self, response: RegisterResponse, now: float) -> list[Action]:
         """Handle the server's answer; a final refusal stops the worker with the server's reason.
@@ -128,6 +169,7 @@ class WorkerMachine:
                 return []
             self._move('refused', now)
             return [Stop('' if response.over and self.server else response.reason)]
+        check_taken(response.taken, self.partition.segments)
         self.sync = response.sync
         self.server = response.incarnation
         self._push_is_over(response.push)
@@ -139,7 +181,7 @@ class WorkerMachine:
         self._unknown = 0
         self._register_interval = REGISTER_INTERVAL
         self._move('accepted', now)
-        return []
+        return self._bring_back(response.taken)
 
     @staticmethod
     def _foreign(pull: TransferId | None, following: int) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fleet import Fleet
+from fleet_testing import mostly_long
 from hostile import fingerprint
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -176,8 +177,8 @@ def test_a_server_that_was_restarted_goes_on_without_robots_that_died_meanwhile(
 
 
 @pytest.mark.parametrize('former', ['gc', 'dgh-gc:1:2', 'rsp:4'])
-@pytest.mark.parametrize('latter', ['hgc:0', 'asp', 'gsgm', 'bsp+svrg=2', 'rsp:6+pipeline',
-                                    'local:3'])
+@pytest.mark.parametrize('latter', mostly_long(
+    ['hgc:0', 'asp', 'gsgm', 'bsp+svrg=2', 'rsp:6+pipeline', 'local:3'], 'asp', 'hgc:0'))
 def test_gradients_under_way_never_count_for_the_other_method(former, latter):
     fleet = coded(former, rate=2e5)
     fleet.run(2)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from fleet import Fleet
+from fleet_testing import mostly_long
 from hostile import fingerprint
 from ledger import method_named
 from rog_core.errors import ConfigError
@@ -85,8 +86,9 @@ def package(tmp_path, monkeypatch):
 # -- one that is right
 
 
-@pytest.mark.parametrize('written', ['Calm:3:4', 'Calm:4:2+half', 'Calm:1:1+rest=3',
-                                     'Calm:6:3+half+rest=4'])
+@pytest.mark.parametrize('written', mostly_long(
+    ['Calm:3:4', 'Calm:4:2+half', 'Calm:1:1+rest=3', 'Calm:6:3+half+rest=4'],
+    'Calm:6:3+half+rest=4'))
 @pytest.mark.parametrize('codec', ['onebit', 'raw'])
 def test_it_trains_a_fleet_with_all_invariants(package, written, codec):
     sync = f'{package(CALM)}:{written}'

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fleet import Fleet
+from fleet_testing import mostly_long
 from rog_core.messages import Command, End, Kind, Receipt, TransferId
 from rog_core.server import OUT_OF_STEP
 from rog_core.states import DONE
@@ -87,10 +88,8 @@ def trains_again(fleet):
     assert all(after[name] > before[name] + 5 for name in after), (before, after)
 
 
-LONG = [pytest.param(sync, marks=pytest.mark.long) for sync in ('asp', 'gsgm', 'bsp')]
-
-
-@pytest.mark.parametrize('sync', ['rsp:4', 'rsp:6+pipeline+sparse', *LONG])
+@pytest.mark.parametrize('sync', mostly_long(
+    ['rsp:4', 'rsp:6+pipeline+sparse', 'asp', 'gsgm', 'bsp'], 'rsp:4'))
 @pytest.mark.parametrize('what', FORGED)
 @pytest.mark.parametrize('state', ['computing', 'pushing', 'waiting', 'pulling'])
 def test_one_forged_message(sync, what, state):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from configs import server_config
 from fleet import Fleet
-from fleet_testing import examples
+from fleet_testing import examples, mostly_long
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import PLACES, put
@@ -22,9 +22,8 @@ from schedules import check_end, come_back, lose, play, run_until, settled
 
 NEW = ['diloco:3', 'diloco:6:3', 'diloco:6+pipeline', 'diloco:4:2+quorum=2+grace=0.3',
        'rsp:4+local=8', 'rsp:4+local=8+rate=0.7+momentum=0.5', 'rsp:6+pipeline+sparse+local=2']
-QUICK = ['diloco:4:2+quorum=2+grace=0.3', 'rsp:4+local=8+rate=0.7+momentum=0.5']
-ANY = pytest.mark.parametrize('sync', [
-    sync if sync in QUICK else pytest.param(sync, marks=pytest.mark.long) for sync in NEW])
+ANY = pytest.mark.parametrize('sync', mostly_long(
+    NEW, 'diloco:4:2+quorum=2+grace=0.3', 'rsp:4+local=8+rate=0.7+momentum=0.5'))
 
 
 # -- which rows travel
@@ -236,7 +235,8 @@ def test_a_robots_own_model_has_its_steps_that_the_server_has_not(sync):
         assert (robot.store.model == fleet.server.master).all()
 
 
-@pytest.mark.parametrize(('sync', 'share'), [('diloco:6', 1), ('diloco:6:2', 2), ('diloco:6:3', 3)])
+@pytest.mark.parametrize(('sync', 'share'), mostly_long(
+    [('diloco:6', 1), ('diloco:6:2', 2), ('diloco:6:3', 3)], ('diloco:6:3', 3)))
 def test_a_fragment_is_one_row_in_so_many_both_ways(sync, share):
     fleet = Fleet(5, 3, sync, rate=1e6)
     fleet.run(10)

@@ -5,6 +5,7 @@ import math
 import pytest
 from configs import server_config
 from fleet import Fleet
+from fleet_testing import mostly_long
 from rog_core.member import USUAL
 from rog_core.messages import Chunk, Notice, Stop
 from rog_core.patience import ITERATIONS, longest_pause
@@ -40,7 +41,9 @@ def deaf(fleet, *names):
     fleet.deaf_links.update(names)
 
 
-@pytest.mark.parametrize('sync', [*SYNCS, 'gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2', *CODED])
+@pytest.mark.parametrize('sync', mostly_long(
+    [*SYNCS, 'gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2', *CODED],
+    'bsp', 'rsp:6+pipeline+sparse', 'gsgm', 'diloco:6:3'))
 def test_no_method_waits_for_a_robot_that_is_heard_but_makes_no_progress(sync):
     fleet = quick(sync, heartbeat_limit=2.0)  # so that it need not register again meanwhile
     silent = ('robot0', 'robot1') if sync in CODED else ('robot0',)  # one straggler is tolerated
@@ -62,8 +65,9 @@ def test_no_method_waits_for_a_robot_that_is_heard_but_makes_no_progress(sync):
     assert {m.place for m in fleet.server.members.values()} == {COUNTED}
 
 
-@pytest.mark.parametrize('sync', ['bsp', 'ssp:2', 'dssp:1:4', 'flown:1:3', 'rsp:4', 'gsgm',
-                                  'gsgm:3', 'rsp:6+pipeline+sparse', 'local:3'])
+@pytest.mark.parametrize('sync', mostly_long(
+    ['bsp', 'ssp:2', 'dssp:1:4', 'flown:1:3', 'rsp:4', 'gsgm', 'gsgm:3', 'rsp:6+pipeline+sparse',
+     'local:3'], 'bsp', 'rsp:6+pipeline+sparse', 'local:3'))
 def test_it_is_taken_back_without_a_snapshot_as_soon_as_it_answers(sync):
     fleet = quick(sync)
     models = fleet.counts['SNAPSHOT']
@@ -122,7 +126,8 @@ def test_a_robot_whose_rows_only_come_again_is_not_away_either():
     assert fleet.server.members['robot0'].state == AWAY
 
 
-@pytest.mark.parametrize('sync', ['bsp', 'rsp:4', 'gsgm', 'local:3', 'gc'])
+@pytest.mark.parametrize('sync', mostly_long(['bsp', 'rsp:4', 'gsgm', 'local:3', 'gc'],
+                                             'bsp', 'rsp:4'))
 def test_a_slow_board_is_waited_for(sync):
     fleet = quick(sync, patience=0.0)
     fleet.robots['robot0'].compute_time = 5.0  # fifty times slower than the others

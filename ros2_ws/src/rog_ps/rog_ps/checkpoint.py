@@ -13,11 +13,13 @@ from rog_core.errors import RogError
 from rog_core.messages import Kind, Receipt, TransferId
 from rog_core.methods import parse
 from rog_core.partition import RowPartition
+from rog_core.unsent import Taken
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 SCHEMA = 'rog-checkpoint/3'
 BASE = 'rog/upstream'    # name of the array of a fleet that has one above it
+TAKEN = 'rog/taken/'    # prefix of those of `rog_core.unsent.Taken`, of each robot
 UPDATE = 'rog/update/'  # prefix of the names of the arrays of the method
 DIVERGED = 1000.0       # so many times the norm of the last checkpoint is that of a ruined model
 NAMED = 100             # saves that a user may give a name
@@ -78,20 +80,23 @@ def write(store: Kept, partition: RowPartition, master: np.ndarray, state: Serve
     """Write a checkpoint and return the path of its tensors.
 
     Every parameter is a tensor of its own name, so any safetensors reader can load the model.
-    Arrays of the method are tensors 'rog/update/NAME', each as long as the whole model.
+    Arrays of the method are tensors 'rog/update/NAME', each as long as the whole model;
+    'rog/taken/ROBOT' has one number per segment.
     """
     sizes = np.cumsum([p.size for p in partition.parameters])[:-1]
     tensors = {p.name: part.reshape(p.shape)
                for p, part in zip(partition.parameters, np.split(master, sizes), strict=True)}
     tensors['rog/updated_at'] = state.updated_at
     tensors |= {UPDATE + name: held for name, held in state.update.items()}
+    tensors |= {TAKEN + robot: taken.last for robot, taken in state.taken.items()}
     if state.base is not None:
         tensors[BASE] = state.base
     try:
         return store.write(save(tensors), {
             'schema': SCHEMA, 'model': partition.digest, 'iteration': state.iteration,
             'sync': state.sync, 'elapsed_s': elapsed, 'policy': state.policy,
-            'pushes': {n: _receipt_to_json(*push) for n, push in state.pushes.items()}})
+            'pushes': {n: _receipt_to_json(*push) for n, push in state.pushes.items()},
+            'taken': {n: [taken.heir, *taken.lives.items()] for n, taken in state.taken.items()}})
     except DurableError as error:
         raise CheckpointError(str(error)) from error
 
@@ -112,7 +117,9 @@ def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState,
                   if name.startswith(UPDATE)}
         pushes = {n: _receipt_from_json(entry) for n, entry in meta['pushes'].items()}
         state = ServerState(int(meta['iteration']), parse(meta['sync']).text, updated_at,
-                            pushes, dict(meta['policy']), update, tensors.get(BASE))
+                            pushes, dict(meta['policy']), update, tensors.get(BASE),
+                            {n: _taken_of(tensors[TAKEN + n], entry, partition)
+                             for n, entry in meta.get('taken', {}).items()})  # 0.2.0 has none
         master = _master(partition, tensors)
         if updated_at.shape != (partition.rows,) or updated_at.dtype != np.int64:
             raise ValueError(f'rog/updated_at has shape {updated_at.shape}')
@@ -122,6 +129,13 @@ def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState,
         return master, state, float(meta['elapsed_s'])
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f'{path} cannot be read: {error}') from error
+
+
+def _taken_of(last: np.ndarray, entry: list, partition: RowPartition) -> Taken:
+    if last.shape != (partition.segments,) or last.dtype != np.int64:
+        raise ValueError(f'an array of {TAKEN} is {last.dtype} of shape {last.shape}')
+    heir, *lives = entry
+    return Taken(last, {int(incarnation): int(first) for incarnation, first in lives}, int(heir))
 
 
 def _check(name: str, values: np.ndarray, shape: tuple[int, ...]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-from fleet_env.durable import Kept
+from fleet_env.durable import Kept, hold
 from fleet_env.errors import DurableError
 
 FORMER = 'checkpoint.safetensors'  # of versions whose checkpoints had no digest
@@ -61,13 +60,10 @@ def claim(out: Path | None, resume: bool) -> Claim:
         return new
     try:
         out.mkdir(parents=True, exist_ok=True)
-        handle = os.open(out / SERVED, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a lock that forks do not share
-        except BlockingIOError:
-            os.close(handle)
+        handle = hold(out / SERVED)
+        if handle is None:
             raise DurableError(f'another parameter server that is still running writes to {out}; '
-                               'stop it, or choose another out directory') from None
+                               'stop it, or choose another out directory')
         former = _served(os.read(handle, 1024))
         taken = Claim(former.run, former.start + 1) if resume and former.run else new
         text = json.dumps({'run': f'{taken.run:016x}', 'start': f'{taken.start:08d}'}).encode()

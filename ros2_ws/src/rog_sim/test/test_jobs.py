@@ -14,6 +14,7 @@ import pytest
 import virtual_fleet
 from fleet_env.errors import TraceError
 from fleet_env.fleet_file import with_overrides
+from fleet_testing import mostly_long
 from rog_core.errors import ConfigError
 from rog_sim.compare import compare
 from rog_sim.jobs import RunError
@@ -192,7 +193,7 @@ if __name__ == '__main__':
 """
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize('number', mostly_long([signal.SIGINT, signal.SIGKILL], signal.SIGINT))
 def test_no_process_is_left_behind(fleet, tmp_path, number):
     script = tmp_path / 'script.py'
     script.write_text(SCRIPT)

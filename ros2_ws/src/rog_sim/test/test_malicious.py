@@ -2,6 +2,7 @@
 
 import pytest
 from fleet_env.fleet import ServerConfig
+from fleet_testing import mostly_long
 from rog_sim.simulation import simulate
 from virtual_fleet import GOOD_LINK, Linear, fleet_of
 
@@ -25,9 +26,9 @@ def test_without_a_bound_one_robot_ruins_the_model(tmp_path, honest):
     assert trained(tmp_path, 'bsp', 'malicious:Reversed') < -0.3 < 0.1 < honest
 
 
-@pytest.mark.parametrize('sync, clip', [
-    ('bsp', 1.5), ('trimmed:1', 0.0), *(pytest.param(sync, 1.5, marks=pytest.mark.long)
-                                        for sync in ('rsp:4', 'asp', 'gsgm', 'ssp:2'))])
+@pytest.mark.parametrize('sync, clip', mostly_long(
+    [('bsp', 1.5), ('trimmed:1', 0.0), ('rsp:4', 1.5), ('asp', 1.5), ('gsgm', 1.5), ('ssp:2', 1.5)],
+    ('bsp', 1.5), ('trimmed:1', 0.0)))
 def test_with_one_the_fleet_trains_although_it_pushes_100_times_the_opposite(
         tmp_path, honest, sync, clip):
     assert trained(tmp_path, sync, 'malicious:Reversed', clip) > 0.5 * honest

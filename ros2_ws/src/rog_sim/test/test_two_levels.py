@@ -10,6 +10,7 @@ from fleet_env.fleet_file import dump_fleet, read_fleet
 from fleet_env.records import Iteration, read_run
 from fleet_env.settings import changed
 from fleet_env.summary import read_summary
+from fleet_testing import mostly_long
 from rog_core.errors import ConfigError
 from rog_sim.simulation import Simulation, simulate
 from virtual_fleet import fleet_of
@@ -31,7 +32,8 @@ def two_levels(folder, above='local:4', below='rsp:4', names=('blue', 'red'), wa
     return read_fleet(path)
 
 
-@pytest.mark.parametrize('above', ['local:4', 'diloco:4:2', 'rsp:3+local=4'])
+@pytest.mark.parametrize('above', mostly_long(['local:4', 'diloco:4:2', 'rsp:3+local=4'],
+                                              'local:4'))
 def test_fleets_learn_below_a_server_and_all_are_recorded(tmp_path, above):
     fleet = two_levels(tmp_path, above)
     summary = simulate(fleet, tmp_path / 'out')

@@ -24,13 +24,14 @@ from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
 from rog_core.arrays import Array
 from rog_core.config import SgdConfig
-from rog_core.errors import ConfigError, shown
+from rog_core.errors import ConfigError, RemoteProtocolError, shown
 from rog_core.messages import (
     Ack,
     Action,
     Chunk,
     Compute,
     End,
+    Notice,
     Receipt,
     RegisterRequest,
     RegisterResponse,
@@ -72,6 +73,7 @@ from rog_ros.servers import Loyalty, this_process, this_version
 from rog_tasks.sources import Source
 
 from .sources import Watch
+from .unsent import Keeper
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
@@ -115,6 +117,9 @@ class WorkerNode(ManagedNode):
         self._status_waits = False            # for the emulated link
         self._loyalty = Loyalty(self.settings.heartbeat.limit)
         self._watch: Watch | None = None      # of the robot's cameras and recordings
+        self._keeper = Keeper(self.settings.out, self.robot, self.settings.training.save_every,
+                              self.get_logger())
+        self.held.callback(self._keeper.close)
         self._is_over = False
         self._request: Any = None
         self._asked = b''                     # tag of that request
@@ -187,6 +192,7 @@ class WorkerNode(ManagedNode):
 
     def join(self, machine: WorkerMachine) -> Compute | None:
         """Register and wait for the first order; None: the run ended before it."""
+        self._keeper.give(machine)
         self.machine = machine
         self._started.trigger()
         return self._wait()
@@ -208,6 +214,8 @@ class WorkerNode(ManagedNode):
         if order is None:
             self._is_over = True
             self._close_sources()
+            if self.machine is not None:
+                self._keeper.finish(self.machine)
 
     def watch(self, sources: Sequence[Source]) -> None:
         """Feed sources from their topics and report them, until the run is over."""
@@ -343,7 +351,12 @@ class WorkerNode(ManagedNode):
                                                            response.incarnation)
             if former is None or former.session != self._session.session:
                 self._counts = self._counts[0], 0  # another process of the server counts anew
-        self._act(self.machine.on_register_response(response, now))
+        try:
+            self._act(self.machine.on_register_response(response, now))
+        except RemoteProtocolError as error:  # the machine asks again
+            self._dropped += 1
+            self.get_logger().warning(f'dropped an answer to the registration: {error}',
+                                      throttle_duration_sec=5.0)
 
     def _proved_answer(self, message: Any) -> RegisterResponse:
         """Return the server's answer to our request; one that is not proved is a refusal."""
@@ -375,9 +388,12 @@ class WorkerNode(ManagedNode):
                     self._meter.restart(now)
                 self._grant(action)
                 self.report()
+            elif isinstance(action, Notice):
+                self.get_logger().info(f'{action.what}: {action.detail}')
             elif isinstance(action, Stop):
                 self.error = action.error
                 self._grant(None)
+        self._keeper.look(self.machine, now)
         self._meter.enter(self.machine.activity, now)
         self._alarm.set(min(self.machine.deadline, self._link.deadline))
 
@@ -411,6 +427,8 @@ class WorkerNode(ManagedNode):
     def _heartbeat(self) -> None:
         if not self._silent:
             self.report()
+        if self.machine is not None:
+            self._keeper.look(self.machine, time.monotonic())
 
     def pause(self, pause: Pause) -> None:
         """Emulate a late robot, or one that has dropped out: it neither sends nor receives."""

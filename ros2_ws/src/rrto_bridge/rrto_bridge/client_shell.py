@@ -39,13 +39,14 @@ from .discovery import LIMIT, find_server, servers
 from .errors import ConfigError, LinkError, RrtoError
 from .names import MAX_NAME, graph_name
 from .port import Port
-from .server import PROTOCOL, SendAck, SendFrame
+from .server import ENDED, PROTOCOL, SendAck, SendFrame
 from .stream import Frame, Receiver, Sender
 
 SWITCH = 0.0005       # seconds after which a busy program lets the node's thread run
 LINGER = 0.0005       # seconds between messages that nobody waits for
 TURN = 30.0           # seconds in which a server starts the program's process, after others
 ASKED = 4             # times that a server is asked, in twice `LIMIT` seconds
+GRACE = 0.5           # seconds in which the Ctrl+C that has ended the server may come here, too
 LOOK = 2.0            # seconds between looks for a server that is back
 MESSAGE = 1 << 32     # most bytes of a reply
 
@@ -72,6 +73,7 @@ class Link(Port):
         self.mode = options.mode
         self._wanted = graph_name(options.server) if options.server else ''
         self.lost = ''                       # why the link is over
+        self._waited = False                 # for a signal, then
         self.program = program_name()
         self.sender, self.receiver = Sender(), Receiver(MESSAGE)
         self._incarnation = secrets.randbits(63)
@@ -170,6 +172,7 @@ class Link(Port):
         """The next message of the server."""
         while not self._inbox:
             if self.lost:
+                self._let_signals_come()
                 raise LinkError(f'server {self.server!r} is lost: {self.lost}')
             self.idle = True
             try:
@@ -179,6 +182,15 @@ class Link(Port):
             finally:
                 self.idle = False
         return self._inbox.popleft()
+
+    def _let_signals_come(self) -> None:
+        """A program that is interrupted together with its server is not told of an error."""
+        if self.lost == ENDED and not self._waited:
+            self._waited = self.idle = True
+            try:
+                time.sleep(GRACE)
+            finally:
+                self.idle = False
 
     def post(self) -> None:
         """Send what is to be sent; what nobody waits for, every `LINGER`."""

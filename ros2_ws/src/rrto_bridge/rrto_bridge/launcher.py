@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ def install() -> None:
     from .device import Device
     settings = Settings.from_environment(os.environ)
     intercept.install(Device(lambda: connect(settings)))
+    gc.freeze()   # at its end Python looks through all that PyTorch has made, three times
 
 
 def connect(settings: Settings) -> Any:

@@ -22,6 +22,7 @@ AT_ONCE = 4     # processes that may start one right after the other,
 PACE = 1.0      # and seconds for each further one: what starts takes time from those that compute;
 FAULT = 4.0     # and for each that its program brought down, which may come under another name
 LONGEST = 10.0  # seconds that all this keeps anybody waiting who is next
+ENDED = 'the server has ended'    # the reason that programs are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ class ServerMachine:
                                  f'{name or "its start"}')
         return [SendAck(program, known.incarnation, 0, error), Leave(program, error)]
 
-    def close(self, reason: str = 'the server has ended') -> list[Action]:
+    def close(self, reason: str = ENDED) -> list[Action]:
         """The server ends, and with it all processes: tell every program."""
         actions: list[Action] = []
         for known in self._programs.values():

@@ -36,13 +36,21 @@ from .graphs import CudaGraphs
 from .page import Page
 from .parameters import ServerSettings
 from .perform import Performer
-from .server import SendFrame
+from .server import ENDED, SendFrame
 from .session import Action, End, SessionMachine
 from .weights import Weights
 
 PATIENCE = 10.0       # seconds in which the program has to be found
 ROOM = 64 << 20       # least bytes beside the tensors: messages, and what operators need meanwhile
 _PR_SET_PDEATHSIG = 1
+
+
+class _ServerHasEnded(BaseException):
+    pass
+
+
+def _server_has_ended(*_: Any) -> NoReturn:
+    raise _ServerHasEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +133,19 @@ class _Worker:
             time.sleep(0.002)
 
     def run(self) -> None:
-        """Execute messages until the session is over."""
+        """Execute messages until the session is over, or SIGTERM says that the server is."""
+        try:
+            signal.signal(signal.SIGTERM, _server_has_ended)
+            self._work()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        except _ServerHasEnded:
+            with self._changed:
+                self._act(self.machine.fail(ENDED, False))
+        with self._changed:   # whoever had the last word has published it
+            self.page.leave(self.reason)
+        self._close()
+
+    def _work(self) -> None:
         while not self.reason:
             with self._changed:
                 while not self.reason and (message := self.machine.work()) is None:
@@ -137,9 +157,6 @@ class _Worker:
             assert message is not None
             self._execute(message)
             del message
-        with self._changed:   # whoever had the last word has published it
-            self.page.leave(self.reason)
-        self._close()
 
     def _close(self) -> None:
         """Let the peers know at once; what hangs there must not keep the process."""

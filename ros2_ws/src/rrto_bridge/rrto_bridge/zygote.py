@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from .parameters import ServerSettings
 from .worker import Task, serve
 
 MESSAGE = 1 << 16   # bytes of a datagram
+ORDERLY = 0.8       # seconds in which programs' processes end in order; then they are killed
 
 
 class Zygote:
@@ -109,10 +111,26 @@ class Zygote:
         self.say(ended=program, status=os.waitstatus_to_exitcode(status))
 
     def close(self) -> None:
-        """End all programs, and remove what they shared."""
-        for descriptor in self.processes.values():
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        """End all programs, and remove what they shared.
+
+        In order first: those that are killed are on the graph until their lease is over, and
+        every program that ends before waits for them to acknowledge what it has sent.
+        """
+        self._signal(signal.SIGTERM)
+        self.selector.unregister(self.link)
+        end = time.monotonic() + ORDERLY
+        while self.processes and (left := end - time.monotonic()) > 0:
+            for key, _ in self.selector.select(left):
+                with contextlib.suppress(OSError):   # nobody hears of it
+                    self._reap(key.data)
+        self._signal(signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+    def _signal(self, number: int) -> None:
+        for descriptor in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
 
 
 def main(arguments: list[str]) -> None:

@@ -1,5 +1,6 @@
 """A server and programs as processes in a DDS domain of the test's own."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -57,3 +58,18 @@ class Domain:
             process.terminate()
         for process in left:
             process.communicate(timeout=LIMIT)
+
+
+def children(pid):
+    return [int(p) for p in Path(f'/proc/{pid}/task/{pid}/children').read_text().split()]
+
+
+def kill_all(pid):
+    """Kill a process and what it has started, before one can tell of another's end."""
+    found, left = [], [pid]
+    while left:
+        os.kill(left[0], signal.SIGSTOP)
+        found.append(left.pop(0))
+        left += children(found[-1])
+    for one in reversed(found):
+        os.kill(one, signal.SIGKILL)

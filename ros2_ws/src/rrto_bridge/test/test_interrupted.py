@@ -2,11 +2,11 @@
 
 import signal
 import sys
-import threading
 
 import pytest
 import remote
 import torch
+from fleet_testing import eventually, mostly_long
 from torch import nn
 
 
@@ -45,8 +45,7 @@ def equal(a, b):
                for x, y in zip(a, b, strict=True))
 
 
-@pytest.fixture(params=[m if m in ('async', 'replay') else pytest.param(m, marks=pytest.mark.long)
-                        for m in remote.MODES])
+@pytest.fixture(params=mostly_long(remote.MODES, 'async', 'replay'))
 def mode(request):
     return request.param
 
@@ -54,16 +53,16 @@ def mode(request):
 def test_a_handler_that_raises_at_any_instruction(mode):
     expected = program('cpu', once)
     remote.start(mode)
-    left, ran = [0], threading.Event()
+    left, under_way = [0], []   # no lock: the handler runs while this thread may hold it
 
     def stop(number, frame):
-        ran.set()
+        under_way.clear()
         raise Stop
 
     def trace(frame, event, argument):   # before each line that runs
         left[0] -= 1
         if not left[0]:
-            ran.clear()
+            under_way.append(True)
             signal.raise_signal(signal.SIGUSR1)
         return trace
 
@@ -71,13 +70,13 @@ def test_a_handler_that_raises_at_any_instruction(mode):
 
     def attempt(infer):
         while True:
-            ran.set()
+            under_way.clear()
             left[0] = next(lines, 0)
             sys.settrace(trace)
             try:
                 result = infer()
                 sys.settrace(None)
-                ran.wait(60)   # it waits for the device
+                eventually(lambda: not under_way)   # the handler waits for the device
                 return result
             except Stop:
                 continue

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from fleet_testing import LIMIT, Lines, eventually
-from processes import Domain
+from processes import Domain, children
 
 # Each inference is compared with the one that the program makes itself.
 VICTIM = '''
@@ -87,10 +87,6 @@ def goes_on(victim):
     before = len(victim.lines())
     eventually(lambda: len(victim.lines()) > before + 2 or victim.process.poll() is not None)
     assert victim.process.poll() is None and not any('wrong' in line for line in victim.lines())
-
-
-def children(pid):
-    return [int(p) for p in Path(f'/proc/{pid}/task/{pid}/children').read_text().split()]
 
 
 @pytest.mark.long

@@ -4,8 +4,11 @@ import signal
 import sys
 
 import pytest
+from fleet_env.fleet import ReachConfig
+from fleet_ros.environment import cyclone_profile
 from fleet_testing import Lines
-from processes import Domain
+from lifecycle_driver import driving
+from processes import Domain, kill_all
 
 LOOP = '''
 import sys, torch
@@ -19,6 +22,11 @@ with torch.no_grad():
         if k % 100 == 99:
             print(k, flush=True)
 '''
+
+
+# Without a goodbye a process is on the graph for longer than the tests wait.
+FORGETS_NOBODY = (cyclone_profile(ReachConfig()) + ',<CycloneDDS><Domain><Discovery><LeaseDuration>'
+                  '900s</LeaseDuration></Discovery></Domain></CycloneDDS>')
 
 
 @pytest.fixture(scope='module')
@@ -68,21 +76,49 @@ def test_a_server_that_ends_says_so_and_programs_return_to_the_next_one(domain):
     goes_on.process.kill()
 
 
-def test_a_killed_server_ends_a_program_with_one_error(domain):
-    killed = domain.server('k', lease=3.0)
-    killed.wait('serving as k')
+def test_a_server_whose_machine_is_gone_ends_a_program_with_one_error(domain):
+    lost = domain.server('k', lease=3.0)
+    lost.wait('serving as k')
     ends = loop(domain, 'k')
-    killed.process.kill()
+    kill_all(lost.process.pid)
     ends.wait(r"LinkError: server 'k' is lost: nothing was heard of it for \d\.\d s")
     assert ends.process.wait() == 1
+
+
+@pytest.mark.long
+def test_a_killed_server_ends_a_program_at_once(domain):
+    killed = domain.server('a', lease=600.0)   # longer than the tests wait
+    killed.wait('serving as a')
+    ends = loop(domain, 'a')
+    killed.process.kill()
+    ends.wait("LinkError: server 'a' is lost: the server has ended")
+    assert ends.process.wait() == 1
+
+
+@pytest.mark.long
+def test_a_server_that_ends_leaves_the_graph_with_all_its_processes(domain, monkeypatch):
+    """A program that ends then would wait for those that are on it but do not answer."""
+    monkeypatch.setitem(domain.env, 'CYCLONEDDS_URI', FORGETS_NOBODY)
+    monkeypatch.setitem(domain.env, 'ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
+    ended = domain.server('g')
+    ended.wait('serving as g')
+    program = loop(domain, 'g')
+    with driving(int(domain.env['ROS_DOMAIN_ID'])) as driver:
+        def of_program():
+            return [n for n in driver.node.get_node_names() if n.startswith('rrto_server_')]
+        driver.until(of_program, 'the process of the program is seen')
+        ended.process.send_signal(signal.SIGINT)
+        assert ended.process.wait() == 0
+        driver.until(lambda: not of_program(), 'it is gone')
+    program.process.kill()
 
 
 def test_without_a_server_one_is_started_and_the_exit_code_is_the_programs():
     domain = Domain()
     code, out, err = domain.run('--', sys.executable, '-c',
-                                'import torch, sys; print(torch.ones(2).cuda().sum().item()); '
-                                'sys.exit(7)')
-    assert (code, out) == (7, '2.0\n')
+                                'import gc, torch, sys; print(torch.ones(2).cuda().sum().item(), '
+                                'gc.get_freeze_count() > 10000); sys.exit(7)')
+    assert (code, out) == (7, '2.0 True\n')
     assert 'no server was found' in err and len(err.splitlines()) == 1
 
 

@@ -5,6 +5,7 @@ import os
 import pytest
 import remote
 import torch
+from fleet_testing import mostly_long
 from torch import nn
 
 LAYERS = 5
@@ -92,8 +93,7 @@ def test_every_mode_gives_the_same_results(mode):
     check(mode, [*PLAIN, {'branch': 2}, {'batch': 2}, {'keep': 1}, {'error': 1}, *PLAIN])
 
 
-@pytest.mark.parametrize('mode', [
-    'replay', *(pytest.param(m, marks=pytest.mark.long) for m in remote.MODES if m != 'replay')])
+@pytest.mark.parametrize('mode', mostly_long(remote.MODES, 'replay'))
 def test_a_program_goes_on_here_when_the_server_is_lost_at_any_moment(mode, capsys):
     passes = [*PLAIN, {'branch': 2}, {'keep': 1}, {}, {'error': 1}, {}]
     expected = program('cpu', passes)

@@ -231,6 +231,10 @@ class Sender:
         """(segments, encoded values) of the chunks that were taken."""
         return self._parts(taken=True)
 
+    def encoded(self) -> list[Part]:
+        """(segments, encoded values) of all chunks, whatever has become of them."""
+        return [(sent.segments, sent.chunk.values) for sent in self._chunks]
+
     def _parts(self, taken: bool) -> list[Part]:
         assert self.receipt is not None
         bits = np.unpackbits(np.frombuffer(self.receipt.taken, np.uint8), bitorder='little')

@@ -1,0 +1,154 @@
+"""What a robot has not sent, on its disk: `robots/NAME` below the directory of the run.
+
+Saves are those of `fleet_env.durable`, written by a thread of their own: on a memory card they take
+long, and the robot's heartbeat goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fleet_env.durable import Kept, Save, hold
+from fleet_env.errors import DurableError
+from rog_core.partition import RowPartition
+from rog_core.unsent import Unsent
+from rog_core.worker import WorkerMachine
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+SCHEMA = 'rog-unsent/1'
+KEEP = 2    # saves: if the newest is damaged, the one before is as good for what is left of it
+REST = 10   # times as long as a save has taken, nothing is written then
+
+
+class Keeper:
+    """Saves what a robot has not sent, and finds what a former process of it has saved.
+
+    :param out: directory of the run; empty: nothing is saved or found.
+    :param every: s between two saves; 0: none but `finish`.
+    :raises DurableError: another process of this robot still writes there, or nobody can.
+    """
+
+    def __init__(self, out: str, robot: str, every: float, logger: Any) -> None:
+        self._robot, self._log = robot, logger
+        self._every = every or math.inf
+        self._thread = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
+        self._due = time.monotonic() + self._every
+        self._saved: object = None
+        self._failed = self._told = False
+        self._store: Kept | None = None
+        self._lock: int | None = None
+        if out:
+            self._claim(Path(out) / 'robots' / robot)
+
+    def _claim(self, folder: Path) -> None:
+        store = Kept(folder, 'unsent', '.safetensors', KEEP)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = hold(folder / 'lock')
+            if self._lock is not None:
+                store.tidy()  # a full disk is said later, and costs the saves alone
+        except OSError as error:
+            raise DurableError(f'{folder} cannot be written: {error.strerror}') from None
+        if self._lock is None:
+            raise DurableError(f'another process of {self._robot} that is still running writes to '
+                               f'{folder}; stop it, or choose another out directory')
+        self._store = store
+
+    def give(self, machine: WorkerMachine) -> None:
+        """Let a machine that has not started take over what a former process has saved."""
+        former = self.former(machine.partition)
+        if former is not None:
+            machine.take_over(former)
+
+    def former(self, partition: RowPartition) -> Unsent | None:
+        """Return what a former process has saved last; what cannot be used is said, and dropped."""
+        if self._store is None:
+            return None
+        try:
+            found = self._store.newest()
+            for skipped in self._store.skipped:
+                self._log.warning(f'{skipped}; the save before it is used')
+            return None if found is None else read(found, self._robot, partition)
+        except DurableError as error:
+            self._log.warning(f'what a former process had not sent is lost: {error}')
+            return None
+
+    def look(self, machine: WorkerMachine, now: float) -> None:
+        """Save if it is time; best between two pushes, when the next has taken nothing of it."""
+        if now < self._due + (self._every if machine.push is not None else 0.0):
+            return
+        if self._writing is None or self._writing.done():
+            self._begin(machine)
+
+    def finish(self, machine: WorkerMachine) -> None:
+        """Save for the last time."""
+        self._due = math.inf
+        self._begin(machine)
+
+    def _begin(self, machine: WorkerMachine) -> None:
+        version = machine.incarnation, machine.unsent_version
+        if self._store is None or version == self._saved:
+            return
+        unsent, self._saved = machine.unsent(), version
+        if unsent is None and not (machine.command.step.additive or self._told):
+            self._told = True
+            self._log.info(f'what is not sent is not kept: with {machine.sync} it is of no use in '
+                           'another round')
+        if unsent is not None:
+            self._writing = self._thread.submit(self._write, self._store, unsent,
+                                                machine.partition)
+
+    def _write(self, store: Kept, unsent: Unsent, partition: RowPartition) -> None:
+        began = time.monotonic()
+        try:
+            store.write(
+                save({'pending': unsent.pending, 'momentum': unsent.momentum}),
+                {'schema': SCHEMA, 'robot': self._robot, 'model': partition.digest,
+                 'incarnation': unsent.incarnation, 'attempt': unsent.attempt})
+            self._failed = False
+        except DurableError as error:
+            if not self._failed:
+                self._log.warning(f'what is not sent is not saved: {error}')
+            self._failed, self._saved = True, None
+        now = time.monotonic()
+        if math.isfinite(self._due):
+            self._due = now + max(self._every, REST * (now - began))
+
+    def close(self) -> None:
+        """Wait for what is being written, and let others write there."""
+        self._thread.shutdown()
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+def read(found: Save, robot: str, partition: RowPartition) -> Unsent:
+    """Return what a save holds.
+
+    :raises DurableError: it is of another robot or model, or none.
+    """
+    meta = found.meta
+    try:
+        for name, wanted in (('schema', SCHEMA), ('robot', robot), ('model', partition.digest)):
+            if meta[name] != wanted:
+                raise ValueError(f'its {name} is {meta[name]}; here it is {wanted}')
+        arrays = load(found.payload)
+        unsent = Unsent(int(meta['incarnation']), int(meta['attempt']), arrays['pending'],
+                        arrays['momentum'])
+        if not (0 < unsent.incarnation < 2**64 and 0 <= unsent.attempt < 2**32):
+            raise ValueError('its numbers are out of range')
+        for values in (unsent.pending, unsent.momentum):
+            if values.shape != (partition.elements,) or values.dtype != np.float32 \
+                    or not np.isfinite(values).all():
+                raise ValueError(f'an array of it is {values.dtype} of shape {values.shape}, or '
+                                 'not finite')
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise DurableError(f'{found.path} cannot be used: {error}') from error
+    return unsent
