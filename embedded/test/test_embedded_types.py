@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet_testing import examples
+from fleet_testing import examples, free_domain
 from hypothesis import given
 from hypothesis import strategies as st
 from rclpy import _names
@@ -280,5 +280,15 @@ def test_modules_that_nobody_has_imported():
     program = (
         "import rclpy; assert rclpy.executors.SingleThreadedExecutor and rclpy.qos.QoSProfile; "
         "assert not hasattr(rclpy, 'nonsense')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_what_every_context_needs_is_made_at_the_import():
+    # A process that is forked after the import has it, too: it is half of what a context costs.
+    program = (
+        "import rclpy; rclpy.init; from rclpy import _dds; "
+        f"made = _dds.opaque_type.cache_info().currsize; rclpy.init(domain_id={free_domain()}); "
+        "assert made == _dds.opaque_type.cache_info().currsize == 1"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

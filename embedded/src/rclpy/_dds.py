@@ -142,7 +142,7 @@ def delete_participant(domain: int, participant: int) -> None:
 
 
 @cache
-def _opaque_type(type_name: str) -> Any:
+def opaque_type(type_name: str) -> Any:
     """An IDL type that stands for `type_name`: DDS matches by name and never looks at the bytes.
 
     Cyclone would otherwise check every sample against a description of the type; our own
@@ -157,7 +157,7 @@ def _opaque_type(type_name: str) -> Any:
 
 def create_topic(participant: int, name: str, type_name: str) -> int:
     """Create a topic; the caller deletes it once its reader or writer exists."""
-    handle = ddspy_topic_create(participant, name, _opaque_type(type_name), None, None)
+    handle = ddspy_topic_create(participant, name, opaque_type(type_name), None, None)
     return _checked(handle, f"cannot create topic {name} of type {type_name}")
 
 

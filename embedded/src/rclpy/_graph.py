@@ -21,6 +21,14 @@ from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, to_dds
 
 _TOPIC = "ros_discovery_info"
 
+# Made at the import, so that processes that are forked after it have them: half of what a context
+# costs a process.
+_INFO = message_class("rmw_dds_common/msg/ParticipantEntitiesInfo")
+_NODE_INFO = message_class("rmw_dds_common/msg/NodeEntitiesInfo")
+_GID = message_class("rmw_dds_common/msg/Gid")
+_INFO_TYPE, _INFO_HASH = wire_type(_INFO)
+_dds.opaque_type(_INFO_TYPE)
+
 
 @dataclass
 class NodeEntry:
@@ -54,17 +62,13 @@ class Graph:
         self._nodes: list[NodeEntry] = []
         self._remote: dict[bytes, Any] = {}
         self._held = 0
-        self._info = message_class("rmw_dds_common/msg/ParticipantEntitiesInfo")
-        self._node_info = message_class("rmw_dds_common/msg/NodeEntitiesInfo")
-        self._gid_type = message_class("rmw_dds_common/msg/Gid")
-        type_name, type_hash = wire_type(self._info)
-        user_data = f"typehash={type_hash};".encode()
+        user_data = f"typehash={_INFO_HASH};".encode()
         own = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         # All participants write the same instance: keep them all, not the last one.
         others = QoSProfile(
             history=HistoryPolicy.KEEP_ALL, durability=DurabilityPolicy.TRANSIENT_LOCAL
         )
-        topic = _dds.create_topic(participant, _TOPIC, type_name)
+        topic = _dds.create_topic(participant, _TOPIC, _INFO_TYPE)
         self._writer = _dds.create_writer(participant, topic, to_dds(own, user_data, True))
         self._reader = _dds.create_reader(
             participant,
@@ -122,10 +126,10 @@ class Graph:
             return
 
         def gids(raw: list[bytes]) -> list[Any]:
-            return [self._gid_type(data=list(g)) for g in raw]
+            return [_GID(data=list(g)) for g in raw]
 
         nodes = [
-            self._node_info(
+            _NODE_INFO(
                 node_namespace=n.namespace,
                 node_name=n.name,
                 reader_gid_seq=gids(n.readers),
@@ -133,8 +137,8 @@ class Graph:
             )
             for n in self._nodes
         ]
-        info = self._info(gid=self._gid_type(data=list(self._gid)), node_entities_info_seq=nodes)
-        _dds.write(self._writer, self._info._SERIALIZE(info))
+        info = _INFO(gid=_GID(data=list(self._gid)), node_entities_info_seq=nodes)
+        _dds.write(self._writer, _INFO._SERIALIZE(info))
 
     # Everybody's.
 
@@ -168,7 +172,7 @@ class Graph:
             if not info.valid_data:
                 continue
             try:
-                message = self._info._DESERIALIZE(data)
+                message = _INFO._DESERIALIZE(data)
             except CdrError:
                 continue  # whoever writes this speaks another wire format
             self._remote[bytes(message.gid.data)] = message

@@ -110,7 +110,7 @@ def figures(turns, took):
     return result
 
 
-def isolation(calls, cycles, seed=5):
+def isolation(calls, cycles, floods=1, seed=5):
     """What a run found."""
     domain = Domain()
     try:
@@ -121,7 +121,8 @@ def isolation(calls, cycles, seed=5):
         own, = children(zygote)
         began = time.monotonic()
         honest = infer(domain, 'iso').process
-        hostile = domain.start_file(str(TEST / 'hostile.py'), 'iso', str(seed), str(calls))
+        hostile = domain.start_file(str(TEST / 'hostile.py'), 'iso', str(seed), str(calls),
+                                    str(floods))
         neighbours = {'honest': Neighbour(honest), 'hostile': Neighbour(hostile)}
         turns = []
         for turn in range(cycles * len(NEIGHBOURS)):
@@ -154,8 +155,9 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('--calls', type=int, default=5000)
     parser.add_argument('--cycles', type=int, default=8)
+    parser.add_argument('--floods', type=int, default=1, help='times as often as the test floods')
     options = parser.parse_args()
-    print(json.dumps(isolation(options.calls, options.cycles)))
+    print(json.dumps(isolation(options.calls, options.cycles, options.floods)))
 
 
 if __name__ == '__main__':

@@ -44,6 +44,7 @@ from .stream import Frame, Receiver, Sender
 
 SWITCH = 0.0005       # seconds after which a busy program lets the node's thread run
 LINGER = 0.0005       # seconds between messages that nobody waits for
+TURN = 30.0           # seconds in which a server starts the program's process, after others
 ASKED = 4             # times that a server is asked, in twice `LIMIT` seconds
 GRACE = 0.5           # seconds in which the Ctrl+C that has ended the server may come here, too
 LOOK = 2.0            # seconds between looks for a server that is back
@@ -130,7 +131,7 @@ class Link(Port):
         self.node.destroy_client(client)
         if not response.accepted:
             raise ConfigError(f'server {self.server!r} refuses: {response.reason}')
-        limit = time.monotonic() + 2 * LIMIT
+        limit = time.monotonic() + TURN
         while self._up.get_subscription_count() < 1 or self._acks.get_subscription_count() < 1 \
                 or self.node.count_publishers(f'/rrto/{self.server}/{self.program}/down') < 1:
             if self.lost:

@@ -166,8 +166,8 @@ class Context:
         """Run an operator; its new tensors get the handles first, first + 1, ... in order.
 
         Returns the result with Meta for a new tensor and Special(GIVEN, k) for an argument that
-        came back, scalars and None as they are, lists as tuples. Raises Refused, RemoteError,
-        OutOfMemory, and whatever the operator raises; then no handle was made.
+        came back, scalars and None as they are, lists as tuples, () for nothing. Raises Refused,
+        RemoteError, OutOfMemory, and whatever the operator raises; then no handle was made.
         """
         if op in (HTOD, DTOH):
             raise RemoteError(f'{op} is no operator')
@@ -180,7 +180,7 @@ class Context:
         if 'out' in kwargs:
             self._moved((arguments, keywords))
         made: list[torch.Tensor] = []
-        described = _describe(result, given, made)
+        described = () if result is None else _describe(result, given, made)
         added = 0
         try:
             for added, tensor in enumerate(made):

@@ -34,7 +34,8 @@ class ContextExecutor:
         names = [a.name for a in function._schema.arguments]
         writes = tuple([names.index(w) for w in facts.writes] + list(facts.writes))
         views = facts.composite or any(r.alias_info for r in function._schema.returns)
-        return Kernel(self._call(op), writes, views, not facts.view)
+        static = not facts.wanted and torch.Tag.nondeterministic_seeded not in function.tags
+        return Kernel(self._call(op), writes, views, not facts.view, static)
 
     def _call(self, op: str) -> Any:
         run, note = self.context.prepare(op), self.context.note
@@ -71,6 +72,10 @@ class ContextExecutor:
     def meta(self, tensor: torch.Tensor) -> Meta:
         """Meta of a tensor."""
         return meta_of(tensor)
+
+    def place(self, tensor: torch.Tensor) -> tuple[Meta, int]:
+        """Meta, and address."""
+        return meta_of(tensor), tensor.data_ptr()
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
         """Values."""

@@ -41,8 +41,8 @@ def _run(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], .
         return from_special(value, device) if isinstance(value, Special) else value
 
     function = overload(op.removeprefix('aten.'))
-    return tuple(_flat(function(*[empty(a) for a in arguments],
-                                **{name: empty(v) for name, v in keywords})))
+    result = function(*[empty(a) for a in arguments], **{k: empty(v) for k, v in keywords})
+    return () if result is None else tuple(_flat(result))
 
 
 def _moved(tensor: torch.Tensor, offset: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ from .client import FIND, FREE, KEEP, MEMORY, QUERY, RANDOM, SEED
 from .context import Context, metas
 from .errors import Missing, OutOfMemory, RemoteError, described
 from .executor import ContextExecutor
+from .graphs import Capturer
 from .operators import operator
 from .plan import MAX_STEPS
 from .record import DTOH, HTOD, Meta
@@ -25,11 +26,12 @@ from .wire import decode, encode
 
 
 class Performer:
-    """Executes the messages of one client in order."""
+    """Executes the messages of one client in order; `capturer`: see `ReplayServer`."""
 
-    def __init__(self, context: Context, weights: Weights) -> None:
+    def __init__(self, context: Context, weights: Weights, capturer: Capturer | None = None
+                 ) -> None:
         self.context = context
-        self.replay = ReplayServer(ContextExecutor(context))
+        self.replay = ReplayServer(ContextExecutor(context), capturer)
         self.weights = weights
         self._failure: tuple[str, str] | None = None  # of a call that nobody waited for
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .errors import RemoteError
 from .record import DTOH, HTOD, Meta, Persistent
 from .sequence import ROLES, Bound, Own, Sequence, Step, StepRole
+
+if TYPE_CHECKING:
+    from .blocks import Block
 
 MAX_STEPS = 1 << 17
 
@@ -23,13 +26,15 @@ class Kernel:
 
     Results are flattened, as in a `Call`; `value` is what a wanted operator gives. `writes`:
     positions or names of tensor arguments that it changes. `views`: its results may share memory
-    with its arguments; `fresh`: they may have memory of their own.
+    with its arguments; `fresh`: they may have memory of their own. `static`: what it does hangs on
+    no value and no random number.
     """
 
     call: Callable[[list[Any], dict[str, Any]], tuple[tuple[Any, ...], Any]]
     writes: tuple[int | str, ...] = ()
     views: bool = False
     fresh: bool = True
+    static: bool = False
 
 
 class Executor(Protocol):
@@ -45,6 +50,8 @@ class Executor(Protocol):
         """What the client gets for a device-to-host copy."""
     def meta(self, tensor: Any) -> Meta:
         """Shape, strides, dtype, offset."""
+    def place(self, tensor: Any) -> Any:
+        """Meta, and where in the device's memory the tensor is."""
     def save(self, tensor: Any) -> Any:
         """The values (and what else an operator may change) of a tensor."""
     def restore(self, tensor: Any, saved: Any) -> None:
@@ -84,6 +91,9 @@ class Instruction:
     release: list[int]                      # registers that are not needed any more
     fresh: list[int]                        # registers whose new tensors may have new memory
     frees: list[int]                        # registers whose memory nothing needs any more
+    reads: frozenset[int]                   # registers of its arguments
+    changes: frozenset[int]                 # registers whose memory it may change
+    static: bool                            # see `Kernel`
 
 
 class Plan:
@@ -104,6 +114,7 @@ class Plan:
         self.instructions = [self.compile(step, kernels.get(step.op), executor)
                              for step in sequence.steps]
         self.note_releases(sequence)
+        self.blocks: dict[int, Block] = {}       # that may be run as one, by where they start
 
     def count_registers(self, sequence: Sequence) -> None:
         """Give every tensor a register."""
@@ -149,7 +160,7 @@ class Plan:
         for index, role in enumerate(step.results):
             if role is not None and self.places[role] not in seen:
                 results.append((index, self.places[role]))
-        self.note_writes(step, kernel, inputs, [place for _, place in results])
+        changes = self.note_writes(step, kernel, inputs, [place for _, place in results])
         arguments, holes = [], []
         for position, value in enumerate(step.arguments):
             hole = self.hole(value, executor)
@@ -166,7 +177,8 @@ class Plan:
             step.op if kernel is None else '', kernel.call if kernel else None, arguments, holes,
             keywords, keyword_holes, results,
             step.metas if step.wanted or kernel is None else (), step.wanted, needs, [],
-            [place for _, place in results if kernel is None or kernel.fresh], [])
+            [place for _, place in results if kernel is None or kernel.fresh], [],
+            frozenset(inputs), changes, kernel is not None and kernel.static)
 
     def hole(self, value: Any, executor: Executor) -> Any:
         """Register of a tensor, or a list with such in it; None for an argument without tensors."""
@@ -178,14 +190,19 @@ class Plan:
                 for v in value]
 
     def note_writes(self, step: Step, kernel: Kernel | None, inputs: list[int],
-                    made: list[int]) -> None:
-        """Note registers from before the run that the step changes, maybe through a view."""
+                    made: list[int]) -> frozenset[int]:
+        """Note registers from before the run that the step changes, maybe through a view.
+
+        Returns all whose memory it may change.
+        """
         keywords = dict(step.keywords)
+        changes: set[int] = set()
         for place in kernel.writes if kernel else ():
             values = keywords.get(place) if isinstance(place, str) else step.arguments[place] if \
                 place < len(step.arguments) else None
             for role in Step('', (values,)).roles():
-                self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
+                changes |= self.shares(self.places[role])
+        self.written |= {p for p in changes if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
         if kernel is None or kernel.fresh:   # then no memory of a tensor that the run made
             shared = {p for p in shared if p >= self.slots}
@@ -193,6 +210,7 @@ class Plan:
             self._shares[place] = shared if kernel and not kernel.fresh else shared | {place}
             for root in self._shares[place]:
                 self.sharers.setdefault(root, set()).add(place)
+        return frozenset(changes)
 
     def shares(self, place: int) -> set[int]:
         """Registers whose memory a register may hold."""

@@ -20,13 +20,13 @@ from typing import Any
 from .actions import Abandon, Action, Finish, Free, More, Notice, Start, Switch, Value
 from .derive import Infer
 from .record import HTOD, Call, Meta
-from .search import Search
+from .search import LIMIT, Search
 from .sequence import Sequence, Step, instantiate
 from .stretch import Stretches
 from .tree import Known, Tree
 
 NEAR = 16             # calls: worth waiting for before a message is sent
-HOPELESS = 1 << 14    # calls without any sequence after which the user is told, once
+HOPELESS = LIMIT      # calls without any sequence after which the user is told, once
 
 
 @dataclass(slots=True)

@@ -7,10 +7,14 @@ writes were saved when it began. What it holds counts as the client's memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+from . import blocks
 from .actions import Abandon, Define, Finish, Forget, Free, More, Start, Switch, Value
+from .blocks import Block
 from .errors import Missing, OutOfMemory, RemoteError, described
+from .graphs import Capturer, Part
 from .plan import Executor, Instruction, Plan
 from .record import DTOH, HTOD, Meta
 
@@ -29,6 +33,7 @@ class _Run:
         self.executor = executor
         self.kept = 0            # bytes of the inputs
         self.short: OutOfMemory | None = None   # inputs were too many to be kept
+        self.whole = True        # blocks may be run as a whole
         self.take(start.inputs)
         self.begin(plan)
         if self.short is not None:
@@ -104,7 +109,13 @@ class _Run:
             step.needs <= len(self.bound)
 
     def step(self, alive: frozenset[int] = frozenset()) -> Value | None:
-        """Execute the next step; a value if it is a wanted one. `alive`: slots that stay."""
+        """Execute the next step; a value if it is a wanted one. `alive`: slots that stay.
+
+        Where a block begins that is run as a whole, all of it.
+        """
+        block = self.plan.blocks.get(self.position)
+        if block is not None and self.whole and self.leap(block):
+            return None
         step = self.plan.instructions[self.position]
         value = None
         if step.kind == DTOH:
@@ -116,7 +127,7 @@ class _Run:
                 self.inputs[self.used], meta)
             self.used += 1
         else:
-            value = self.execute(step)
+            value = self.execute(step, self.registers)
         for place in step.fresh:
             self.sizes[place] = self.executor.charge(self.registers[place])
         self.position += 1
@@ -129,8 +140,42 @@ class _Run:
                 self.executor.credit(self.sizes.pop(place, 0))
         return answer
 
-    def execute(self, step: Instruction) -> Any:
+    def leap(self, block: Block) -> bool:
+        """Run a block as a whole, if it is its turn; whether it was."""
         registers = self.registers
+        if block.needs > len(self.bound):
+            return False
+        inputs = [registers[place] for place in block.inputs]
+        key = ([self.executor.meta(t) for t in inputs],
+               [self.executor.place(registers[p]) for p in block.constants])
+        if not block.part.wanted(key):
+            return False
+        steps = self.plan.instructions[block.start:block.end]
+
+        def compute(given: list[Any]) -> list[Any]:
+            scratch = list(registers)
+            for place, tensor in zip(block.inputs, given, strict=True):
+                scratch[place] = tensor
+            for step in steps:
+                self.execute(step, scratch)
+                for place in step.release:
+                    scratch[place] = None
+            return [scratch[place] for place in block.outputs]
+
+        made = block.part.run(key, compute, inputs)
+        for place, tensor in zip(block.outputs, made, strict=True):
+            registers[place] = tensor
+            self.sizes[place] = self.executor.charge(tensor)
+        for step in steps:
+            for place in step.release:
+                registers[place] = None
+            for place in step.frees:
+                self.executor.credit(self.sizes.pop(place, 0))
+        self.position = block.end
+        return True
+
+    def execute(self, step: Instruction, registers: list[Any]) -> Any:
+        """Run an operator; its new tensors are in their registers."""
         arguments, keywords = step.arguments, step.keywords
         if step.holes:
             arguments = arguments[:]
@@ -165,8 +210,10 @@ class _Run:
 class ReplayServer:
     """Runs sequences of one client. Raises RemoteError for what a client may not ask."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, capturer: Capturer | None = None) -> None:
+        """`capturer`: what runs parts of plans as one, see `graphs`."""
         self.executor = executor
+        self._capturer = capturer
         self._plans: dict[int, Plan] = {}
         self._run: _Run | None = None
 
@@ -182,9 +229,13 @@ class ReplayServer:
             case Define(sequence):
                 if len(self._plans) >= MAX_SEQUENCES or sequence.number in self._plans:
                     raise RemoteError('too many sequences, or two with one number')
-                self._plans[sequence.number] = Plan(sequence, self.executor)
+                plan = self._plans[sequence.number] = Plan(sequence, self.executor)
+                if self._capturer is not None:
+                    plan.blocks = blocks.blocks(plan, partial(self._part, self._capturer))
             case Forget(number):
-                self._plans.pop(number, None)
+                forgotten = self._plans.pop(number, None)
+                for block in forgotten.blocks.values() if forgotten else ():
+                    block.part.close()
             case Start():
                 if self._run is not None:
                     raise RemoteError('a run is open')
@@ -230,6 +281,9 @@ class ReplayServer:
             run.error = None
             yield Value(run.number, run.values, error=text)
 
+    def _part(self, capturer: Capturer, name: str) -> Part:
+        return Part(capturer, name, self.executor.reserve, self.executor.credit)
+
     def _plan(self, number: int) -> Plan:
         if number not in self._plans:
             raise RemoteError(f'there is no sequence {number}')
@@ -252,6 +306,7 @@ class ReplayServer:
         if any(not 0 <= h - run.base < run.plan.made[count] for h in alive):
             raise RemoteError('these steps do not make this tensor')
         run.undo()
+        run.whole = False    # the program has called no more than `count`
         run.begin(run.plan)
         self._run_to(run, count, frozenset(h - run.base for h in alive))
         self._close(run, alive)

@@ -6,7 +6,9 @@ Whatever a program does to its process, the others' go on, and so does the super
 
 from __future__ import annotations
 
+import math
 import signal
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +18,10 @@ from .names import is_graph_name
 from .stream import Frame
 
 PROTOCOL = 1
+AT_ONCE = 4     # processes that may start one right after the other,
+PACE = 1.0      # and seconds for each further one: what starts takes time from those that compute;
+FAULT = 4.0     # and for each that its program brought down, which may come under another name
+LONGEST = 10.0  # seconds that all this keeps anybody waiting who is next
 ENDED = 'the server has ended'    # the reason that programs are told
 
 
@@ -108,14 +114,20 @@ class ServerMachine:
         self._torch, self._operators = torch, operators
         self.paused = False     # new programs are refused
         self._programs: dict[str, _Program] = {}
+        self._waiting: deque[Begin] = deque()   # programs whose process is to start yet
+        self._paid = -math.inf  # starts and faults move this on; the next start is not before it
 
     @property
     def programs(self) -> Sequence[str]:
         """Names of the programs that are connected."""
         return list(self._programs)
 
-    def on_open(self, request: OpenRequest) -> tuple[str, list[Action]]:
-        """A program wants to use this server; returns why not, or ''."""
+    def on_open(self, request: OpenRequest, now: float) -> tuple[str, list[Action]]:
+        """A program wants to use this server; returns why not, or ''.
+
+        Its process starts at once, or after others: a peer that comes under ever new names does
+        not keep the server busy with starting.
+        """
         known = self._programs.get(request.program)
         if known is not None and known.incarnation == request.incarnation:
             return '', []   # it asks again because the answer was lost
@@ -123,7 +135,24 @@ class ServerMachine:
         if refusal:
             return refusal, []
         self._programs[request.program] = _Program(request.program, request.incarnation)
-        return '', [Begin(request.program, request.incarnation)]
+        self._waiting.append(Begin(request.program, request.incarnation))
+        return '', self.on_time(now)
+
+    def on_time(self, now: float) -> list[Action]:
+        """Start the processes whose turn it is."""
+        actions: list[Action] = []
+        while self._waiting and now >= self.deadline:
+            actions.append(self._waiting.popleft())
+            self._pay(PACE, now)
+        return actions
+
+    def _pay(self, seconds: float, now: float) -> None:
+        self._paid = min(max(self._paid, now - (AT_ONCE - 1) * PACE) + seconds, now + LONGEST)
+
+    @property
+    def deadline(self) -> float:
+        """Time at which `on_time` has something to do."""
+        return self._paid if self._waiting else math.inf
 
     def _refusal(self, request: OpenRequest) -> str:
         if self.paused:
@@ -155,14 +184,18 @@ class ServerMachine:
             return [Kill(program)]
         return []
 
-    def on_ended(self, program: str, status: int, reason: str, name: str) -> list[Action]:
+    def on_ended(self, program: str, status: int, reason: str, name: str, now: float
+                 ) -> list[Action]:
         """A program's process has ended: with an exit status, negative for a signal.
 
-        `reason`: why, if it ended in order, having told the program. `name`: what it did last.
+        `reason`: why, if it ended in order, having told the program; with a status other than 0 it
+        was the program's fault. `name`: what it did last.
         """
         known = self._programs.pop(program, None)
         if known is None:
             return []
+        if status:
+            self._pay(FAULT, now)
         if reason:
             return [Leave(program, reason)]
         error = known.killed or (f'its process on the server {_ended(status)} in '
@@ -176,6 +209,7 @@ class ServerMachine:
             actions += [SendAck(known.name, known.incarnation, 0, reason),
                         Leave(known.name, reason)]
         self._programs.clear()
+        self._waiting.clear()
         return actions
 
 

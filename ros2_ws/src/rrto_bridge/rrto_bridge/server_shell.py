@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleet_ros.alarm import Alarm
 from rclpy.duration import Duration
 from rclpy.node import Node
 from rrto_msgs import msg, srv
@@ -138,6 +139,7 @@ class Server:
         self._messages = 0                      # of programs that have left
         self._closing = False
         self._reported = time.monotonic()
+        self._alarm = Alarm(node, self._on_time)
         self._zygote.listen(self._on_ended, self._on_gone)
         self._status = node.create_publisher(msg.ServerStatus, f'/rrto/{name}/status', qos.STATUS)
         node.create_service(srv.Open, f'/rrto/{name}/open', self._on_open)
@@ -158,6 +160,7 @@ class Server:
             for program in self._programs.values():
                 program.acks.wait_for_all_acked(Duration(seconds=max(0.0, end - time.monotonic())))
             self._act([a for a in actions if isinstance(a, Leave)])
+        self._alarm.close()
         self._end()
 
     def _end(self) -> None:
@@ -171,17 +174,22 @@ class Server:
                             request.operators)
         with self._changed:
             try:
-                response.reason, actions = self.machine.on_open(asked)
+                response.reason, actions = self.machine.on_open(asked, time.monotonic())
                 self._act(actions)
             except Exception as error:   # no request of a program's ends the server
                 response.reason = f'the server can not serve it: {type(error).__name__}: {error}'
                 self.node.get_logger().error(response.reason)
-                self._act(self.machine.on_ended(asked.program, 1, response.reason, ''))
+                self._act(self.machine.on_ended(asked.program, 0, response.reason, '',
+                                                time.monotonic()))
         response.accepted = not response.reason
         response.device = self.device
         response.memory = self.settings.memory << 20
         response.lease = self.settings.lease
         return response
+
+    def _on_time(self) -> None:
+        with self._changed:
+            self._act(self.machine.on_time(time.monotonic()))
 
     def _on_ended(self, program: str, status: int, reason: str) -> None:
         with self._changed:
@@ -190,7 +198,7 @@ class Server:
                 return
             self._messages += known.page.messages
             self._act(self.machine.on_ended(program, status, reason or known.page.reason,
-                                            known.page.name))
+                                            known.page.name, time.monotonic()))
 
     def _on_gone(self) -> None:
         with self._changed:
@@ -218,6 +226,7 @@ class Server:
                     self.node.get_logger().info(f'{program} leaves: {reason}')
                 case SendAck(program) if program in self._programs:
                     self._programs[program].acks.publish(to_ros(action))
+        self._alarm.set(self.machine.deadline)
 
     def _report(self) -> None:
         message = msg.ServerStatus(server=self.name, device=self.device)

@@ -19,9 +19,10 @@ QUEUED = 4 << 20   # and bytes of them
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The session is over; the program has been told."""
+    """The session is over; the program has been told. `fault`: it sent what it must not send."""
 
     reason: str
+    fault: bool = True
 
 
 Action = SendFrame | SendAck | End
@@ -44,7 +45,9 @@ class SessionMachine:
 
     def on_frame(self, incarnation: int, frame: Frame, now: float) -> list[Action]:
         """A frame has come from the program."""
-        if self.over or incarnation != self.incarnation:
+        if self.over:
+            return []    # the program has been told, and may have sent many more
+        if incarnation != self.incarnation:
             return [SendAck(self.program, incarnation, 0, 'the server does not know this session')]
         self._heard = now
         try:
@@ -78,7 +81,7 @@ class SessionMachine:
         self._heard = now
         if error:
             self.over = True
-            return [End(error[:200])]
+            return [End(error[:200], False)]
         try:
             self._sender.on_ack(number)
         except RrtoError as wrong:
@@ -87,20 +90,21 @@ class SessionMachine:
 
     def on_time(self, now: float) -> list[Action]:
         """End the session if it has been silent for too long."""
-        return self.fail('it was silent for too long') if now >= self.deadline else []
+        return self.fail('it was silent for too long', False) if now >= self.deadline else []
 
     @property
     def deadline(self) -> float:
         """Time at which `on_time` has something to do."""
         return self._heard + self.limits.lease
 
-    def fail(self, reason: str) -> list[Action]:
+    def fail(self, reason: str, fault: bool = True) -> list[Action]:
         """End the session and tell the program why."""
         if self.over:
             return []
         self.over = True
         self._messages.clear()
-        return [SendAck(self.program, self.incarnation, self._receiver.next, reason), End(reason)]
+        return [SendAck(self.program, self.incarnation, self._receiver.next, reason),
+                End(reason, fault)]
 
     # -- execution -------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ follows the last one always. It ends
 
 - with a data-dependent operator whose shape was another one before: that result has no shape in it;
 - after the last wanted call before any other piece that differs, an input of another shape too:
-  that piece is in no stretch.
+  that piece is in no stretch;
+- where its first piece comes again: an inference begins. A loop that goes on until a value says
+  that it is enough has no piece that is new, and the inferences would be one stretch.
 
 Stretches form a tree by their pieces, and each place where one ends has a search of its own.
 Whatever hangs on a shape that varies has other pieces each time, and is not part of one.
@@ -69,6 +71,7 @@ class Stretches:
         self._piece: list[Call | int] = []     # calls and freed handles, in order
         self._key: list[int] = []              # tags of its calls
         self._stretch: list[Call | int] = []   # the pieces before it, if a stretch is open
+        self._root: Piece = ()                 # its first piece
         self._node: _Node | None = None        # where that is
         self._end: tuple[_Node, int] | None = None   # its last wanted call: place, and items so far
         self._given: dict[int, Meta] = {}      # tensors that were used in it
@@ -100,12 +103,15 @@ class Stretches:
         known = key in self._seen
         varies = known and self._seen[key] != last.metas
         self._seen[key] = last.metas
-        found, first, before = None, self._piece[0], self._node
+        found, first = None, self._piece[0]
+        if self._end is not None and key == self._root:
+            found = self._close(again=True)
+        before = self._node
         node = before.after(key, known) if before else None
         if before and not node:
             found = self._close()
         elif not node and known and isinstance(first, Call) and _begins(first):
-            node = self._roots.setdefault(key, _Node())
+            self._root, node = key, self._roots.setdefault(key, _Node())
             used = {h for item in self._piece if isinstance(item, Call) for h in item.inputs()}
             self._given = {h: meta for h, meta in self._given.items() if h in used}
         if node:
@@ -122,13 +128,18 @@ class Stretches:
             return self._close() or found
         return found
 
-    def _close(self) -> Sequence | None:
-        """The open stretch is over: it is searched up to its last wanted call."""
+    def _close(self, again: bool = False) -> Sequence | None:
+        """The open stretch is over: it is searched up to its last wanted call.
+
+        `again`: for no other reason than that it begins again; if it always does, nothing varies.
+        """
         stretch, given, end = self._stretch, self._given, self._end
         self._stretch, self._node, self._end = [], None, None
         if end is None:
             return None
         node, size = end
+        if again and not node.ends:
+            return None
         if node.search is None or node.fed % FED == 0:
             node.search = Search(self._repetitions, rotate=False)
         node.fed += 1

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from fleet_ros import staging
 
 from .errors import RemoteError, Unsendable
 from .record import Meta, Special
@@ -74,8 +75,7 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
     if not dense(tensor.shape, tensor.stride()):
         tensor = tensor.clone()
     meta = meta_of(tensor)._replace(offset=0)
-    flat = tensor.as_strided((tensor.numel(),), (1,))
-    data: Any = flat.view(torch.uint8).numpy()
+    data: Any = _flat(tensor).view(torch.uint8).numpy()
     return meta, memoryview(data)
 
 
@@ -115,25 +115,25 @@ def size_of(meta: Meta) -> int:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the CPU on the device. A GPU takes it from pinned memory while the CPU goes on.
-
-    PyTorch keeps that memory until the copy is done.
-    """
-    if device.type != 'cuda':
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    """A dense tensor of the CPU on the device."""
+    if device.type == 'cpu':
+        return tensor
+    return staging.to_device(_flat(tensor), device).as_strided(tensor.shape, tensor.stride())
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the device on the CPU; from a GPU through pinned memory."""
-    if tensor.device.type != 'cuda':
-        return tensor.cpu()
-    host = torch.empty_like(tensor, device='cpu', pin_memory=True)
-    host.copy_(tensor, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record()
-    done.synchronize()   # of this copy; what is queued behind it goes on
-    return host
+    """A tensor of the device on the CPU, in new memory if the device is another one."""
+    if tensor.device.type == 'cpu':
+        return tensor
+    tensor = tensor.resolve_conj().resolve_neg()
+    if not dense(tensor.shape, tensor.stride()):
+        tensor = tensor.clone()
+    return staging.to_host(_flat(tensor)).as_strided(tensor.shape, tensor.stride())
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a dense tensor."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:

@@ -32,6 +32,7 @@ from . import qos
 from .context import Context, default_generator
 from .convert import frame_of, to_ros
 from .errors import RemoteError
+from .graphs import CudaGraphs
 from .page import Page
 from .parameters import ServerSettings
 from .perform import Performer
@@ -72,8 +73,9 @@ def serve(task: Task, parent: int) -> NoReturn:
         if os.getppid() != parent:
             os._exit(1)
         page = Page(task.folder / task.program)
-        _Worker(task, page).run()
-        code = 0
+        worker = _Worker(task, page)
+        worker.run()
+        code = 2 if worker.fault else 0
     except BaseException:
         traceback.print_exc()
     finally:
@@ -93,15 +95,17 @@ class _Worker:
         generator = default_generator(self.device)   # all of the process is the program's
         generator.manual_seed(torch.Generator().initial_seed())
         context = Context(self.device, settings.memory << 20, page.note, generator)
-        self.performer = Performer(context, Weights(settings.weights << 20,
-                                                    task.folder / 'weights'))
+        graphs = settings.graphs and self.device.type == 'cuda'
+        self.performer = Performer(
+            context, Weights(settings.weights << 20, task.folder / 'weights'),
+            CudaGraphs(self.device) if graphs else None)
         self._changed = threading.Condition()    # guards machine and link
         self._ros = RosContext()
         rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
                          start_parameter_services=False)
         self.link = settings.shaped_link()
-        self.reason = ''
+        self.reason, self.fault = '', False   # of the end
         base = f'/rrto/{task.server}/{task.program}/'
         self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
         self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
@@ -136,7 +140,7 @@ class _Worker:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except _ServerHasEnded:
             with self._changed:
-                self._act(self.machine.fail(ENDED))
+                self._act(self.machine.fail(ENDED, False))
         with self._changed:   # whoever had the last word has published it
             self.page.leave(self.reason)
         self._close()
@@ -204,7 +208,7 @@ class _Worker:
         now = time.monotonic()
         for action in actions:
             if isinstance(action, End):
-                self.reason = action.reason
+                self.reason, self.fault = action.reason, action.fault
                 self._changed.notify_all()
             elif isinstance(action, SendFrame):
                 self.link.send(len(action.frame.data),

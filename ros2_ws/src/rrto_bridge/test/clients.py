@@ -345,6 +345,135 @@ def loader_with_workers(device):
     return infer
 
 
+# -- pictures, graphs and more transformers -------------------------------------------------------
+
+@client()
+def t5_beams(device):
+    """Beam search: an encoder, and three candidates whose caches change places."""
+    t = transformers()
+    model = t.T5ForConditionalGeneration(t.T5Config(
+        vocab_size=200, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)).eval().to(device)
+
+    def infer(k):
+        ids = tokens(k, 8).to(device)
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10,
+                             num_beams=3, num_return_sequences=2, do_sample=False,
+                             output_scores=True, return_dict_in_generate=True)
+        return [out.sequences.cpu(), out.sequences_scores.cpu()]
+    return infer
+
+
+@client()
+def clip(device):
+    importlib.import_module('tokenizers')   # without it importing CLIP is a TypeError
+    t = transformers()
+    part = {'hidden_size': 32, 'intermediate_size': 64, 'num_hidden_layers': 2,
+            'num_attention_heads': 4}
+    model = t.CLIPModel(t.CLIPConfig(
+        text_config={**part, 'vocab_size': 200, 'max_position_embeddings': 16, 'eos_token_id': 2,
+                     'bos_token_id': 0, 'pad_token_id': 1},
+        vision_config={**part, 'image_size': 32, 'patch_size': 8},
+        projection_dim=24)).eval().to(device)
+
+    def infer(k):
+        with torch.no_grad():
+            ids = tokens(k, 10).to(device)
+            out = model(input_ids=ids, attention_mask=torch.ones_like(ids),
+                        pixel_values=image(k, 32, 2).to(device))
+            return [out.logits_per_image.softmax(-1).cpu(), out.text_embeds.cpu()]
+    return infer
+
+
+@client()
+def unet_plus_plus(device):
+    vision()
+    library = importlib.import_module('segmentation_models_pytorch')
+    model = library.UnetPlusPlus('resnet18', encoder_weights=None, classes=4)
+    return forward(model, image, device, lambda y: [y.argmax(1), y.softmax(1)])
+
+
+@client(small=True)
+def kornia_filters(device):
+    """What a camera's picture goes through before a model; how long the last one loops depends."""
+    library = importlib.import_module('kornia')
+
+    def infer(k):
+        with torch.no_grad():
+            x = image(k, 32, 2).to(device)
+            x = library.filters.gaussian_blur2d(x, (5, 5), (1.5, 1.5))
+            x = library.filters.median_blur(x, (3, 3))
+            grey = library.color.rgb_to_grayscale(x)
+            small = library.geometry.resize(x, (20, 20), antialias=True)
+            lab = library.color.rgb_to_lab(small)
+            edges = library.filters.sobel(grey)
+            size, found = library.filters.canny(grey)
+            return [t.cpu() for t in (lab, edges, size, found)]
+    return infer
+
+
+@client(small=True)
+def kornia_augment(device):
+    """Random changes, whose parameters are drawn on the CPU, and some pictures left alone."""
+    library = importlib.import_module('kornia').augmentation
+    augment = library.AugmentationSequential(
+        library.RandomHorizontalFlip(p=0.5), library.RandomAffine(15.0, p=1.0),
+        library.RandomPerspective(0.3, p=0.5), library.RandomGamma((0.8, 1.2), p=1.0)).to(device)
+
+    def infer(k):
+        torch.manual_seed(k)
+        with torch.no_grad():
+            return [augment(image(k, 32, 2).to(device)).cpu()]
+    return infer
+
+
+@client()
+def kornia_matcher(device):
+    """Corners of two pictures, their SIFT descriptors, and which belong together."""
+    library = importlib.import_module('kornia')
+    feature = library.feature.SIFTFeature(24, device=torch.device(device))
+    matcher = library.feature.DescriptorMatcher('smnn', 0.95)
+
+    def infer(k):
+        with torch.no_grad():
+            first = library.filters.gaussian_blur2d(image(k, 64)[:, :1], (5, 5), (1.5, 1.5))
+            second = torch.roll(first, (3, 5), (2, 3))
+            places, _, one = feature(first.to(device))
+            _, _, two = feature(second.to(device))
+            distance, pairs = matcher(one[0], two[0])
+            return [places.cpu(), distance.cpu(), pairs.cpu()]
+    return infer
+
+
+@client(small=True)
+def graph_network(device):
+    """GCN and GAT on random graphs, in which edges from a node to itself are looked for."""
+    library = importlib.import_module('torch_geometric')
+    layers = library.nn
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = layers.GCNConv(8, 16), layers.GATConv(16, 4, heads=2)
+
+        def forward(self, data):
+            x = self.first(data.x, data.edge_index).relu()
+            x = self.second(x, data.edge_index)
+            return layers.global_mean_pool(x, data.batch).log_softmax(-1)
+
+    model = Network().eval().to(device)
+
+    def graph(k, count):
+        edges = torch.randint(count, (2, 3 * count), generator=seeded(k))
+        return library.data.Data(torch.rand(count, 8, generator=seeded(k)), edges)
+
+    def infer(k):
+        with torch.no_grad():
+            data = library.data.Batch.from_data_list([graph(k, 10), graph(k + 1, 7)]).to(device)
+            return [model(data).cpu()]
+    return infer
+
+
 def run(name, device, count):
     """Results of the first inferences of a client; yields after each."""
     torch.manual_seed(0)

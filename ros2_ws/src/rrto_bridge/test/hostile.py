@@ -1,8 +1,9 @@
-"""`python hostile.py SERVER SEED COUNT`: a peer that sends a server what no program would send.
+"""`python hostile.py SERVER SEED COUNT [FLOODS]`: a peer that sends what no program would send.
 
 Operators of the list with arguments drawn at random, well-formed messages with other contents, and
-bytes. When its process on the server dies, or ends the session, it comes back under another name.
-Prints a line of JSON: operators and messages sent, sessions, and how those ended.
+bytes; FLOODS times as many floods as otherwise. When its process on the server dies, or ends the
+session, it comes back under another name. Prints a line of JSON: operators and messages sent,
+sessions, and how those ended.
 """
 
 import collections
@@ -235,7 +236,7 @@ class Session:
             self.node.destroy_subscription(end)
 
 
-def main(server, seed, count):
+def main(server, seed, count, floods=1):
     rclpy.init(args=[])
     node = Node(f'hostile_{seed}')
     spinning = Spinning(node)
@@ -247,7 +248,7 @@ def main(server, seed, count):
         session = Session(node, server, f'hostile_{seed}_{sessions}')
         error = session.send(encode((0, True, tuple(fuzzer.uploads()))))
         while not error and calls < count:
-            if fuzzer.chance.random() < 0.002:
+            if fuzzer.chance.random() < 0.002 * floods:
                 session.flood(500)
             data, asked = fuzzer.message(8)
             calls, messages = calls + asked, messages + 1
@@ -263,4 +264,4 @@ def main(server, seed, count):
 
 
 if __name__ == '__main__':
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

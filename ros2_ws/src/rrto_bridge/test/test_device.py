@@ -322,6 +322,21 @@ def test_shapes_that_vary_cost_no_round_trips_of_their_own(mode):
     assert mode == 'async' or engine.inferences > 20
 
 
+def test_operators_that_return_nothing_are_not_waited_for(capsys):
+    engine = remote.start('async')
+    x = torch.zeros(3).cuda()
+    for _ in range(3):
+        before = engine.machine.round_trips
+        torch._foreach_add_([x], 1)
+        torch._assert_async((x > 0).all(), 'too small')
+    assert engine.machine.round_trips == before
+    assert x.tolist() == [3, 3, 3]
+    torch._assert_async((x > 3).all(), 'too small')
+    with pytest.raises(RuntimeError, match='too small'):
+        x.cpu()
+    assert x.tolist() == [3, 3, 3] and not capsys.readouterr().err
+
+
 @pytest.mark.parametrize('mode', ['async', 'replay'])
 def test_what_an_operator_of_the_robot_needs_is_fetched_together_and_let_go(mode):
     engine = remote.start(mode)

@@ -285,6 +285,18 @@ def test_a_program_that_never_repeats_says_so_once(monkeypatch):
     del own
 
 
+def test_a_program_of_many_calls_is_not_said_to_be_without_a_sequence_before_it_has_one():
+    device = Offload()
+    for number in range(7):
+        x = device.put(data(number))
+        for _ in range(2700):
+            x = device.mul(x, 1)
+        found = device.nonzero(device.put(np.arange(number + 2)))
+        device.get(found)
+    assert device.machine.search.observed > 1 << 14
+    assert not device.notices
+
+
 def test_a_freed_model_is_forgotten():
     device = Offload()
     for model in range(3):

@@ -1,5 +1,6 @@
 """Who may join, what becomes of a program whose process ends, and each session's stream."""
 
+import math
 from collections import deque
 
 import pytest
@@ -120,7 +121,7 @@ def test_a_silent_program_is_forgotten_after_the_lease():
 
 def test_a_program_that_says_goodbye_is_forgotten():
     session = SessionMachine('a', 1, Limits(), 0.0)
-    assert session.on_ack(1, 0, 'it ends', 0.0) == [End('it ends')]
+    assert session.on_ack(1, 0, 'it ends', 0.0) == [End('it ends', False)]
     assert session.work() is None and session.on_reply(b'late') == []
 
 
@@ -129,6 +130,13 @@ def test_frames_of_another_life_are_answered_with_the_end():
     assert session.on_frame(1, Frame(0, True, b'x'), 0.0)[0].error == \
         'the server does not know this session'
     assert session.work() is None and not session.over
+
+
+def test_what_comes_after_the_end_of_a_session_costs_no_answers():
+    session = SessionMachine('a', 2, Limits(), 0.0)
+    told, end = session.on_frame(2, Frame(5, True, b'x'), 0.0)    # four are missing
+    assert told.error == end.reason
+    assert [session.on_frame(2, Frame(k, True, b'x'), 0.0) for k in range(500)] == [[]] * 500
 
 
 def test_a_malformed_message_ends_the_session_and_says_why():
@@ -205,8 +213,8 @@ def server():
 
 
 def test_a_program_gets_a_process(server):
-    assert server.on_open(request('a', 7)) == ('', [Begin('a', 7)])
-    assert server.on_open(request('a', 7)) == ('', [])   # the answer was lost
+    assert server.on_open(request('a', 7), 0.0) == ('', [Begin('a', 7)])
+    assert server.on_open(request('a', 7), 0.0) == ('', [])   # the answer was lost
     assert server.programs == ['a']
 
 
@@ -216,29 +224,51 @@ def test_a_program_gets_a_process(server):
     (request('a__b'), 'no name'), (request('a' * 101), 'no name'), (request('é'), 'no name'),
     (request('a', 2), "'a' is connected"), (request('c'), 'limit')])
 def test_who_does_not_fit_is_told_why(server, asked, reason):
-    server.on_open(request('a'))
-    server.on_open(request('b'))
-    refusal, actions = server.on_open(asked)
+    server.on_open(request('a'), 0.0)
+    server.on_open(request('b'), 0.0)
+    refusal, actions = server.on_open(asked, 0.0)
     assert reason in refusal and actions == [] and server.programs == ['a', 'b']
 
 
+def test_a_peer_that_comes_again_and_again_does_not_keep_the_server_starting_processes():
+    server = ServerMachine('2', 'ops', Limits(programs=8))
+
+    def come(now):
+        return [a for k in range(8) for a in server.on_open(request(f'p{k}', now), now)[1]]
+
+    assert come(0) == [Begin(f'p{k}', 0) for k in range(4)]    # a fleet that starts does not wait
+    assert [server.on_time(now) for now in (0.5, 1.0, 1.5, 3.0, 9.0)] == [
+        [], [Begin('p4', 0)], [], [Begin('p5', 0), Begin('p6', 0)], [Begin('p7', 0)]]
+    assert server.deadline == math.inf
+    for k in range(8):
+        server.on_ended(f'p{k}', 0, 'it ends', '', 9.0)
+    began = 0
+    for k in range(100):    # ever new names, each as soon as there is room
+        now = 20 + k / 10
+        actions = [*server.on_open(request(f'q{k}', 0), now)[1], *server.on_time(now)]
+        began += len(actions)
+        for begin in actions:
+            server.on_ended(begin.program, 2, 'no message', '', now)
+    assert began == 3    # each fault costs as much as four starts
+
+
 def test_a_process_that_dies_is_a_clear_error_of_its_program_alone(server):
-    server.on_open(request('a'))
-    server.on_open(request('b'))
+    server.on_open(request('a'), 0.0)
+    server.on_open(request('b'), 0.0)
     error = 'its process on the server was ended by SIGSEGV in aten.x.default'
-    assert server.on_ended('a', -11, '', 'aten.x.default') == [
+    assert server.on_ended('a', -11, '', 'aten.x.default', 0.0) == [
         SendAck('a', 1, 0, error), Leave('a', error)]
     assert server.programs == ['b']
-    assert server.on_ended('a', -11, '', '') == []
+    assert server.on_ended('a', -11, '', '', 0.0) == []
 
 
 def test_a_process_that_ends_in_order_has_told_its_program(server):
-    server.on_open(request('a'))
-    assert server.on_ended('a', 0, 'it ends', '') == [Leave('a', 'it ends')]
+    server.on_open(request('a'), 0.0)
+    assert server.on_ended('a', 0, 'it ends', '', 0.0) == [Leave('a', 'it ends')]
 
 
 def test_an_operator_that_does_not_end_is_ended_with_its_process(server):
-    server.on_open(request('a'))
+    server.on_open(request('a'), 0.0)
     assert server.on_progress('a', 5, True, 'aten.x', 0.0) == []
     assert server.on_progress('a', 6, True, 'aten.x', 3.0) == []      # another one
     assert server.on_progress('a', 6, False, 'aten.x', 6.5) == []     # nothing is executed
@@ -246,13 +276,13 @@ def test_an_operator_that_does_not_end_is_ended_with_its_process(server):
     assert server.on_progress('a', 7, True, 'aten.y', 10.0) == []
     assert server.on_progress('a', 7, True, 'aten.y', 10.1) == [Kill('a')]
     assert server.on_progress('a', 7, True, 'aten.y', 11.0) == []
-    told, left = server.on_ended('a', -9, '', 'aten.y')
+    told, left = server.on_ended('a', -9, '', 'aten.y', 0.0)
     assert told.error == left.reason and told.error.startswith('aten.y took longer than 3 s')
 
 
 def test_a_server_that_ends_tells_its_programs(server):
-    server.on_open(request('a'))
-    server.on_open(request('b', 2))
+    server.on_open(request('a'), 0.0)
+    server.on_open(request('b', 2), 0.0)
     actions = server.close()
     assert actions == [a for name, life in (('a', 1), ('b', 2)) for a in (
         SendAck(name, life, 0, 'the server has ended'), Leave(name, 'the server has ended'))]
@@ -271,7 +301,7 @@ def test_a_paused_server_refuses_new_programs_and_keeps_those_that_are_connected
     server = ServerMachine('2', 'same')
 
     def opens(program):
-        return server.on_open(OpenRequest(PROTOCOL, program, 1, '2', 'same'))
+        return server.on_open(OpenRequest(PROTOCOL, program, 1, '2', 'same'), 0.0)
     assert opens('a') == ('', [Begin('a', 1)])
     server.paused = True
     reason, actions = opens('b')

@@ -80,6 +80,32 @@ def test_shapes_that_begin_to_vary():
     assert device.machine.finished > len(found) // 2
 
 
+def until(device, rounds):
+    """Inferences that go on until a value says that it is enough; what is printed."""
+    own = [device.put(np.full((1, 6), k + 2)) for k in range(LAYERS)]
+    printed = []
+    for number, count in enumerate(rounds):
+        x = device.put(data(3, number))
+        for weight in own:
+            x = device.mul(x, weight)
+        for _ in range(count):
+            x = device.mul(x, own[0])
+            printed.append(device.item(device.sum(x)))
+        printed.append(device.get(x).tolist())
+    return printed
+
+
+ROUNDS = [5, 7, 6, 9, 5, 8, 7, 6, 5, 9, 6, 8, 7]
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_what_comes_before_a_loop_of_varying_length_is_replayed_with_its_first_rounds(seed):
+    device = Offload(seed)
+    assert until(device, ROUNDS) == until(Direct(), ROUNDS)
+    assert device.machine.finished >= len(ROUNDS) - 7
+    assert device.machine.sequences == 1
+
+
 M = Meta((1, 4), (4, 1), 'float32')
 
 

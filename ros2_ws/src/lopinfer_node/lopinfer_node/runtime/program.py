@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from fleet_ros.staging import to_device, to_host
 
 from ..errors import ModelError, RemoteError
 from ..model.calls import Arithmetic
@@ -111,12 +113,16 @@ class Program:
 
 
 class Run:
-    """One inference on one side; `deliver` and `piece` may run beside one `compute`."""
+    """One inference on one side; `deliver` and `piece` may run beside one `compute`.
+
+    `deliver` does not touch the device: whoever computes next brings there what has arrived.
+    """
 
     def __init__(self, program: Program, inputs: Sequence[torch.Tensor] | None) -> None:
         self.program = program
         self.graph = program.traced.graph
         self._stretches: dict[int, list[Stretch]] = {}
+        self._arrived: deque[tuple[int, Stretch]] = deque()   # node, and what is on the host yet
         self._device = next(iter(program.traced.parameters.values()), torch.empty(0)).device
         if program.side == DEVICE:
             for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
@@ -126,6 +132,7 @@ class Run:
 
     def compute(self, at: int) -> None:
         """Run step `at`, all of whose waits have been delivered."""
+        self._place()
         compiled = self.program._compiled[at]
         if compiled.run is not None:
             with torch.inference_mode():
@@ -135,6 +142,13 @@ class Run:
                 (*compiled.own, result))
         for value in compiled.last:
             self._stretches.pop(value, None)
+
+    def _place(self) -> None:
+        """Bring to the device what has arrived."""
+        while self._arrived:
+            node, (lo, hi, tensor) = self._arrived.popleft()
+            flat = to_device(tensor.reshape(-1), self._device)
+            self._stretches.setdefault(node, []).append((lo, hi, flat.view(tensor.shape)))
 
     def _gather(self, node: int, need: Interval, axis: int | None) -> torch.Tensor:
         lo, hi = need
@@ -162,8 +176,8 @@ class Run:
         t = self.program.plan.transfers[transfer]
         with torch.inference_mode():
             tensor = self._gather(t.node, (t.lo, t.hi), self.graph.nodes[t.node].axis)
-            flat = tensor.contiguous().cpu().reshape(-1).view(torch.uint8)
-        return flat.numpy().data
+            flat = to_host(tensor.contiguous().reshape(-1))
+        return flat.view(torch.uint8).numpy().data
 
     def deliver(self, transfer: int, data: Any) -> None:
         """Take the bytes of a transfer that comes from the other side.
@@ -177,12 +191,12 @@ class Run:
                               f'bytes, got {len(data)}')
         node = self.graph.nodes[t.node]
         shape = [t.hi - t.lo if i == node.axis else n for i, n in enumerate(made.shape)]
-        tensor = torch.frombuffer(data, dtype=made.dtype).view(shape).to(self._device,
-                                                                         non_blocking=True)
-        self._stretches.setdefault(t.node, []).append((t.lo, t.hi, tensor))
+        tensor = torch.frombuffer(data, dtype=made.dtype).view(shape)
+        self._arrived.append((t.node, (t.lo, t.hi, tensor)))
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """The model's results, on the device after the last step."""
+        self._place()
         return self.program.traced.outputs(self._whole)
 
     def _whole(self, node: int) -> torch.Tensor:
@@ -194,6 +208,7 @@ class Run:
 
         Of a tensor that is here in part only, the whole is computed again.
         """
+        self._place()
         complete: dict[int, torch.Tensor] = {}
         for node, stretches in {**self._inputs, **self._stretches}.items():
             extent = self.graph.nodes[node].extent

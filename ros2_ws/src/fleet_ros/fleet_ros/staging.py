@@ -1,0 +1,138 @@
+"""Copies between the host and a GPU, through a few page-locked buffers.
+
+A copy for which the processor does not wait needs page-locked memory, of which there should be
+little: a ring of buffers is locked once, and everything goes through it in parts. No GPU has run
+this yet: `Cuda` was written where there was none, and `Staging` is tested with another `Copies`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from functools import cache
+from typing import Any, Protocol
+
+BUFFERS = 4
+SIZE = 4 << 20   # bytes of each
+
+
+class Event(Protocol):
+    """A moment on the device that the host can wait for."""
+
+    def query(self) -> bool:
+        """Whether it has come."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
+class Copies(Protocol):
+    """What staging needs of a device. Tensors are flat, of bytes."""
+
+    def locked(self, size: int) -> Any:
+        """Page-locked memory of the host."""
+
+    def empty(self, size: int) -> Any:
+        """Memory of the device."""
+
+    def copy(self, target: Any, source: Any) -> Event:
+        """Copy when what was asked of the device before is done; the event: it is copied."""
+
+
+class Staging:
+    """A ring of buffers; threads take turns."""
+
+    def __init__(self, copies: Copies, buffers: int = BUFFERS, size: int = SIZE) -> None:
+        self._copies, self._size = copies, size
+        self._lock = threading.Lock()
+        self._free = deque(copies.locked(size) for _ in range(buffers))
+        self._under_way: deque[tuple[Any, Event]] = deque()   # in the order in which they end
+
+    def upload(self, data: Any) -> Any:
+        """The bytes, on the device; what is asked of the device afterwards finds them there."""
+        made = self._copies.empty(len(data))
+        with self._lock:
+            for at in range(0, len(data), self._size):
+                part = data[at:at + self._size]
+                buffer = self._buffer()
+                buffer[:len(part)].copy_(part)
+                self._under_way.append((buffer, self._copies.copy(made[at:at + len(part)],
+                                                                  buffer[:len(part)])))
+        return made
+
+    def download(self, data: Any, target: Any) -> Any:
+        """Fill `target`, memory of the host, with bytes of the device; returns it."""
+        parts: deque[tuple[int, int, Any, Event]] = deque()
+        with self._lock:
+            for at in range(0, len(data), self._size):
+                if not self._free and not self._under_way:
+                    self._arrive(parts.popleft(), target)
+                count = min(self._size, len(data) - at)
+                buffer = self._buffer()
+                parts.append((at, count, buffer, self._copies.copy(buffer[:count],
+                                                                   data[at:at + count])))
+            while parts:
+                self._arrive(parts.popleft(), target)
+        return target
+
+    def _arrive(self, part: tuple[int, int, Any, Event], target: Any) -> None:
+        at, count, buffer, event = part
+        event.synchronize()   # of this copy; what is queued behind it goes on
+        target[at:at + count].copy_(buffer[:count])
+        self._free.append(buffer)
+
+    def _buffer(self) -> Any:
+        """A buffer that no copy reads any more; waits for the oldest if there is none."""
+        while self._under_way and (not self._free or self._under_way[0][1].query()):
+            buffer, event = self._under_way.popleft()
+            event.synchronize()
+            self._free.append(buffer)
+        return self._free.popleft()
+
+
+class Cuda:
+    """Copies on the current stream of a GPU."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def locked(self, size: int) -> Any:
+        """Page-locked memory of the host."""
+        import torch
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def empty(self, size: int) -> Any:
+        """Memory of the device."""
+        import torch
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def copy(self, target: Any, source: Any) -> Event:
+        """Copy when what was asked of the device before is done; the event: it is copied."""
+        import torch
+        target.copy_(source, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+@cache
+def _staging(device: Any) -> Staging:
+    return Staging(Cuda(device))
+
+
+def to_device(flat: Any, device: Any) -> Any:
+    """A tensor of one dimension without gaps on a device; a GPU goes on copying meanwhile."""
+    import torch
+    if device.type != 'cuda':
+        return flat.to(device)
+    return _staging(device).upload(flat.view(torch.uint8)).view(flat.dtype)
+
+
+def to_host(flat: Any) -> Any:
+    """Such a tensor on the CPU; of a GPU only what was asked of it before is waited for."""
+    import torch
+    if flat.device.type != 'cuda':
+        return flat.cpu()
+    host = torch.empty(len(flat), dtype=flat.dtype)
+    _staging(flat.device).download(flat.view(torch.uint8), host.view(torch.uint8))
+    return host

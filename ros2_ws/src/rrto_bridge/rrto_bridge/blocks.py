@@ -1,0 +1,66 @@
+"""Which parts of a plan only compute: what they give depends on what they are given alone.
+
+Such a part reads tensors from before it, writes into none of them, draws no random numbers, gives
+the host nothing, and what of it is used afterwards shares no memory with anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .graphs import Part
+from .plan import Plan
+
+SHORTEST = 8    # instructions; less is not worth a graph
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Instructions [start, end) of a plan; registers that they read from before, and leave."""
+
+    start: int
+    end: int
+    constants: tuple[int, ...]     # persistent: a graph reads them where they are
+    inputs: tuple[int, ...]        # others: a graph has copies
+    outputs: tuple[int, ...]
+    needs: int                     # bound tensors that must be known
+    part: Part
+
+
+def blocks(plan: Plan, part: Callable[[str], Part]) -> dict[int, Block]:
+    """The blocks of a plan by where they start; `part(name)` makes what runs one."""
+    found = {}
+    start, made = 0, set[int]()
+    for at, step in enumerate([*plan.instructions, None]):
+        if step is not None:
+            made.update(place for _, place in step.results)
+            if step.static and not step.wanted and step.changes <= made:
+                continue
+        if at - start >= SHORTEST and (bounds := _bounds(plan, start, at)) is not None:
+            name = f'a part of a sequence (calls {start} to {at - 1} of {len(plan.instructions)})'
+            needs = max(s.needs for s in plan.instructions[start:at])
+            found[start] = Block(start, at, *bounds, needs, part(name))
+        start, made = at + 1, set()
+    return found
+
+
+def _bounds(plan: Plan, start: int, end: int
+            ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """Constants, inputs and outputs; None if an output shares memory with anything else."""
+    made: set[int] = set()
+    before: dict[int, None] = {}
+    for step in plan.instructions[start:end]:
+        before.update(dict.fromkeys(p for p in step.reads if p not in made))
+        made.update(place for _, place in step.results)
+    later = {p for step in plan.instructions[end:] for p in step.reads}
+    outputs = sorted(made & (later | plan.kept))
+    shared: set[int] = set()
+    for place in outputs:
+        memory = plan.shares(place)
+        if not memory <= made or not memory.isdisjoint(shared):
+            return None
+        shared |= memory
+    constants = range(plan.slots, plan.slots + len(plan.persistent))
+    return (tuple(p for p in before if p in constants),
+            tuple(p for p in before if p not in constants), tuple(outputs))
