@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fleet_env.fleet import ReachConfig
+from fleet_ros.environment import dds_environment
 from fleet_testing import LIMIT, Lines, environment, free_domain
 
 PROGRAMS = Path(__file__).with_name('programs')
@@ -15,7 +17,10 @@ class Domain:
     """Environment of the processes; ends what is left."""
 
     def __init__(self):
-        self.env = environment(free_domain(), PYTHONDONTWRITEBYTECODE='1', PYTHONFAULTHANDLER='1')
+        domain = free_domain()
+        # Servers are where `rrto run` looks for them, with ROS 2, too.
+        self.env = environment(domain, **dds_environment(ReachConfig(domain_id=domain)),
+                               PYTHONDONTWRITEBYTECODE='1', PYTHONFAULTHANDLER='1')
         self.processes = []
 
     def start(self, *arguments):
