@@ -209,4 +209,6 @@ def test_no_process_is_left_behind(fleet, tmp_path, number):
     # Every process holds the pipes: they end when the last one has.
     rest, errors = process.communicate(timeout=120)
     if number == signal.SIGINT:
-        assert process.returncode == 0 and rest == 'stopped\n' and errors == ''
+        # The signal ends a run, too; its process may begin the next one before it is ended itself.
+        assert process.returncode == 0 and rest.replace('started\n', '') == 'stopped\n'
+        assert errors == ''
