@@ -32,8 +32,8 @@ SERVER = 'rog'  # name of the parameter server's namespace, which no robot may h
 class WorkerSettings(ManagedSettings, LinkSettings, Computer, FleetSettings):
     """Settings of a robot's node."""
 
-    UNUSED: ClassVar = (*_ELSEWHERE, 'minutes', 'sync', 'server', 'upstream',
-                        'security.control')
+    UNUSED: ClassVar[tuple[str, ...]] = (
+        *_ELSEWHERE, 'minutes', 'sync', 'server', 'upstream', 'security.control')
 
     rank: int = setting(0, 'rank of this robot, selects its share of the data', ge=0, le=65535)
     world: int = setting(1, 'number of robots that share the data', ge=1, le=65536)
@@ -46,9 +46,9 @@ class WorkerSettings(ManagedSettings, LinkSettings, Computer, FleetSettings):
 class ServerSettings(ManagedSettings, LinkSettings, FleetSettings):
     """Settings of the parameter-server node; `declare_robots` adds those of each robot."""
 
-    UNUSED: ClassVar = (*_ELSEWHERE, 'device', 'learning_rate', 'nesterov', 'weight_decay',
-                        'batch_size', 'evaluate_every', 'save_every', 'pace', 'link', 'power',
-                        'stragglers')
+    UNUSED: ClassVar[tuple[str, ...]] = (
+        *_ELSEWHERE, 'device', 'learning_rate', 'nesterov', 'weight_decay', 'batch_size',
+        'evaluate_every', 'save_every', 'pace', 'link', 'power', 'stragglers')
 
     minutes: float = setting(0.0, 'duration of the training; 0, without a fleet file: until it is '
                                   'stopped', 'min', ge=0.0)
