@@ -22,17 +22,24 @@ from fleet_env.errors import DurableError
 _PROBE = 1 << 16  # bytes that must fit on the disk at the start
 
 
-def hold(path: Path) -> int | None:
-    """Open a file and hold it for as long as this process lives; None: another process does.
+def hold(path: Path, who: str) -> int:
+    """Open a file and hold it, for its directory, until this process ends or closes the handle.
 
-    The lock ends with the process, however that ends, or when the handle is closed.
+    :param who: what this process is, such as ``parameter server``; for the error.
+    :raises DurableError: another process holds it, or it cannot be written.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    directory = path.parent
     try:
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a lock that forks do not share
-    except BlockingIOError:
-        os.close(handle)
-        return None
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a lock that forks do not share
+        except BlockingIOError:
+            os.close(handle)
+            raise DurableError(f'another {who} that is still running writes to {directory}; stop '
+                               'it, or choose another out directory') from None
+    except OSError as error:
+        raise DurableError(f'{directory} cannot be written: {error.strerror}') from None
     return handle
 
 

@@ -181,11 +181,11 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
 def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
     """Show what the monitor hears until it is over: a live table, or now and then plain lines."""
     if plain:
-        said = time.monotonic()
+        due = time.monotonic() + 1.0
         while not over():
             monitor.spin(0.1)
-            if time.monotonic() - said >= (5.0 if monitor.robots else 1.0):
-                said = time.monotonic()
+            if time.monotonic() >= due:
+                due = time.monotonic() + 5.0
                 print('\n'.join(monitor.shown().lines()), flush=True)
         return
     with Live(live_table(monitor.shown()), refresh_per_second=4) as live:

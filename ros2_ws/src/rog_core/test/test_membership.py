@@ -11,7 +11,6 @@ from hostile import bad_commands, fingerprint
 from rog_core.accumulator import Accumulator
 from rog_core.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from rog_core.messages import (
-    PROTOCOL,
     Ack,
     Chunk,
     Command,
@@ -56,7 +55,7 @@ def worker():
 
 REFUSED = {
     'protocol': (request(protocol=1),
-                 f'speaks protocol 1, this server {PROTOCOL}; install the same version'),
+                 'speaks protocol 1, this server 7; install the same version'),
     'codec': (request(codec='raw'), "has codec 'raw', this server 'onebit'"),
     'shape': (request(shapes=[('w', (20, 61)), ('b', (8,))]),
               r'parameter 0 is w \(20x61\) here but w \(20x60\) there \(here: robot1'),

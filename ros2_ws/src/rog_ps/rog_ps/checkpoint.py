@@ -121,25 +121,23 @@ def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState,
                             {n: _taken_of(tensors[TAKEN + n], entry, partition)
                              for n, entry in meta.get('taken', {}).items()})  # 0.2.0 has none
         master = _master(partition, tensors)
-        if updated_at.shape != (partition.rows,) or updated_at.dtype != np.int64:
-            raise ValueError(f'rog/updated_at has shape {updated_at.shape}')
+        _check('rog/updated_at', updated_at, (partition.rows,), np.int64)
         for name, held in [*((UPDATE + n, h) for n, h in update.items()),
                            *([(BASE, state.base)] if state.base is not None else [])]:
-            _check(name, held, (partition.elements,))
+            _check(name, held, (partition.elements,), np.float32)
         return master, state, float(meta['elapsed_s'])
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f'{path} cannot be read: {error}') from error
 
 
 def _taken_of(last: np.ndarray, entry: list, partition: RowPartition) -> Taken:
-    if last.shape != (partition.segments,) or last.dtype != np.int64:
-        raise ValueError(f'an array of {TAKEN} is {last.dtype} of shape {last.shape}')
+    _check(f'an array of {TAKEN}', last, (partition.segments,), np.int64)
     heir, *lives = entry
     return Taken(last, {int(incarnation): int(first) for incarnation, first in lives}, int(heir))
 
 
-def _check(name: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
-    if values.shape != shape or values.dtype != np.float32:
+def _check(name: str, values: np.ndarray, shape: tuple[int, ...], dtype: type) -> None:
+    if values.shape != shape or values.dtype != dtype:
         raise ValueError(f'{name} is {values.dtype} of shape {values.shape}')
     if not np.isfinite(values).all():
         raise ValueError(f'{name} holds values that are not finite')
@@ -147,5 +145,5 @@ def _check(name: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
 
 def _master(partition: RowPartition, parts: dict[str, np.ndarray]) -> np.ndarray:
     for parameter in partition.parameters:
-        _check(parameter.name, parts[parameter.name], tuple(parameter.shape))
+        _check(parameter.name, parts[parameter.name], tuple(parameter.shape), np.float32)
     return np.concatenate([parts[p.name].reshape(-1) for p in partition.parameters])

@@ -60,13 +60,9 @@ def claim(out: Path | None, resume: bool, held: ExitStack) -> Claim:
     new = Claim(secrets.randbits(63) | 1, 1)
     if out is None:
         return new
+    handle = hold(out / SERVED, 'parameter server')
+    held.callback(os.close, handle)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        handle = hold(out / SERVED)
-        if handle is None:
-            raise DurableError(f'another parameter server that is still running writes to {out}; '
-                               'stop it, or choose another out directory')
-        held.callback(os.close, handle)
         former = _served(os.read(handle, 1024))
         taken = Claim(former.run, former.start + 1) if resume and former.run else new
         text = json.dumps({'run': f'{taken.run:016x}', 'start': f'{taken.start:08d}'}).encode()

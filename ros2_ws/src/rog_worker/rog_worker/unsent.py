@@ -46,21 +46,10 @@ class Keeper:
         self._store: Kept | None = None
         self._lock: int | None = None
         if out:
-            self._claim(Path(out) / 'robots' / robot)
-
-    def _claim(self, folder: Path) -> None:
-        store = Kept(folder, 'unsent', '.safetensors', KEEP)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = hold(folder / 'lock')
-            if self._lock is not None:
-                store.tidy()  # a full disk is said later, and costs the saves alone
-        except OSError as error:
-            raise DurableError(f'{folder} cannot be written: {error.strerror}') from None
-        if self._lock is None:
-            raise DurableError(f'another process of {self._robot} that is still running writes to '
-                               f'{folder}; stop it, or choose another out directory')
-        self._store = store
+            folder = Path(out) / 'robots' / robot
+            self._lock = hold(folder / 'lock', f'process of {robot}')
+            self._store = Kept(folder, 'unsent', '.safetensors', KEEP)
+            self._store.tidy()  # a full disk is said later, and costs the saves alone
 
     def give(self, machine: WorkerMachine) -> None:
         """Let a machine that has not started take over what a former process has saved."""

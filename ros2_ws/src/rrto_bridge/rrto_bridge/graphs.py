@@ -56,7 +56,7 @@ class Part:
     def wanted(self, key: Any) -> bool:
         """Whether `run` is to be called for this run; else it is an ordinary one."""
         self._runs += 1
-        return not self.dropped and self._runs > AFTER and self._key in (None, key)
+        return self._runs > AFTER and self._key in (None, key)
 
     def run(self, key: Any, compute: Compute, inputs: list[Any]) -> list[Any]:
         """What `compute` gives."""

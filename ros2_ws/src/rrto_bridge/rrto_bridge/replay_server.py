@@ -143,7 +143,7 @@ class _Run:
     def leap(self, block: Block) -> bool:
         """Run a block as a whole, if it is its turn; whether it was."""
         registers = self.registers
-        if block.needs > len(self.bound):
+        if block.part.dropped or block.needs > len(self.bound):
             return False
         inputs = [registers[place] for place in block.inputs]
         key = ([self.executor.meta(t) for t in inputs],

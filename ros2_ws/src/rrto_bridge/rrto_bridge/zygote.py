@@ -126,7 +126,6 @@ class Zygote:
         self._signal(signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-
     def _signal(self, number: int) -> None:
         for descriptor in self.processes.values():
             with contextlib.suppress(ProcessLookupError):
