@@ -204,12 +204,13 @@ def test_a_batch_larger_than_the_buffer_is_refused():
         source.batches(0, 1, 9)
 
 
-def test_a_recogniser_learns_from_a_camera(start):
+def test_a_recogniser_learns_from_a_camera(monkeypatch):
     task = Recognition('topic:camera?patience=86400', CLASSES, 'topic:said', size=8,
                        model='digitnet')
     task.batch_size, source = 8, task.sources[0]
     batches = task.batches(0, 1)
-    for number in range(40):
+    for number in range(41):  # a second apart: a label belongs to the image that is nearest in time
+        monkeypatch.setattr(source, '_clock', lambda now=float(number): now)
         source.on_image(image(CLASSES[number % 2], number))
         source.on_label(text(CLASSES[number % 2]))
     torch.manual_seed(0)
