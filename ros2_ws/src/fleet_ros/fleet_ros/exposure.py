@@ -14,7 +14,7 @@ from fleet_env.fleet import ReachConfig
 from rclpy.context import Context
 from rclpy.node import Node
 
-from .environment import dds_environment, is_loopback
+from .environment import dds_environment
 
 _INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([^"\']+)["\']')
 
@@ -84,14 +84,9 @@ _ASIDE = 101  # the highest domain whose ports Linux does not give to others
 
 @contextmanager
 def reaching(network: ReachConfig) -> Iterator[None]:
-    """Let DDS go where these settings say, for the domain that is joined meanwhile.
-
-    Where both they and the variables keep it on this machine, the variables stay: ROS 2 has more
-    than one way to do so, and two processes that do it in different ways do not meet.
-    """
+    """Let DDS go where these settings say, for the domain that is joined meanwhile."""
     former = dict(os.environ)
-    if leaves_machine(former) or not is_loopback(network):
-        os.environ.update(dds_environment(network))
+    os.environ.update(dds_environment(network))
     try:
         yield
     finally:

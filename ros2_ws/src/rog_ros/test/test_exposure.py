@@ -5,9 +5,8 @@ import os
 import pytest
 import rclpy
 from fleet_env.errors import SettingError
-from fleet_env.fleet import ReachConfig
 from fleet_ros import exposure
-from fleet_ros.exposure import leaves_machine, look_before, reaching, require_key
+from fleet_ros.exposure import leaves_machine, look_before, require_key
 from fleet_ros.process import run
 
 URI = ('<CycloneDDS><Domain><General><Interfaces><NetworkInterface {}/></Interfaces></General>'
@@ -40,27 +39,6 @@ def test_what_leaves_it_needs_one_or_the_users_word(environment):
         require_key('', False, environment)
     require_key('fleet.key', False, environment)
     require_key('', True, environment)
-
-
-@pytest.mark.parametrize('environment', HERE)
-def test_processes_that_are_kept_on_this_machine_go_the_same_way_there(environment, monkeypatch):
-    for name in {**HERE[2], **HERE[3]}:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    before = dict(os.environ)
-    with reaching(ReachConfig()):
-        assert os.environ == before
-
-
-@pytest.mark.parametrize('environment', AWAY)
-def test_one_that_was_not_kept_there_is_meanwhile(environment, monkeypatch):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    before = dict(os.environ)
-    with reaching(ReachConfig()):
-        assert not leaves_machine(os.environ)
-    assert os.environ == before
 
 
 def test_a_node_without_a_key_is_refused_before_anything_of_it_is_on_the_network(monkeypatch):
