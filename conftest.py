@@ -5,8 +5,15 @@ import os
 from fleet_testing import free_domain
 
 # The processes that tests start inherit this, and libraries read it when they are imported.
-os.environ['ROS_DOMAIN_ID'] = str(free_domain())
-os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
+DOMAIN = free_domain()
+try:
+    from fleet_env.fleet import ReachConfig
+    from fleet_ros.environment import dds_environment
+except ImportError:  # not every package's tests need it
+    os.environ['ROS_DOMAIN_ID'] = str(DOMAIN)
+    os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
+else:  # the network of a fleet: with ROS 2 a node that keeps to this machine otherwise is not met
+    os.environ.update(dds_environment(ReachConfig(domain_id=DOMAIN)))
 os.environ['OMP_NUM_THREADS'] = '1'  # the number decides how sums are rounded
 os.environ['PYTHONUNBUFFERED'] = '1'
 

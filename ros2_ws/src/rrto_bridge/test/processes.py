@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fleet_env.fleet import ReachConfig
-from fleet_ros.environment import dds_environment
 from fleet_testing import LIMIT, Lines, environment, free_domain
 
 PROGRAMS = Path(__file__).with_name('programs')
@@ -17,10 +15,7 @@ class Domain:
     """Environment of the processes; ends what is left."""
 
     def __init__(self):
-        domain = free_domain()
-        # Servers are where `rrto run` looks for them, with ROS 2, too.
-        self.env = environment(domain, **dds_environment(ReachConfig(domain_id=domain)),
-                               PYTHONDONTWRITEBYTECODE='1', PYTHONFAULTHANDLER='1')
+        self.env = environment(free_domain(), PYTHONDONTWRITEBYTECODE='1', PYTHONFAULTHANDLER='1')
         self.processes = []
 
     def start(self, *arguments):
