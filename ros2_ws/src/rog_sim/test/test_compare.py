@@ -88,7 +88,7 @@ def test_what_never_happened_is_null_in_the_file_and_never_in_the_table(tmp_path
     assert data['schema'] == 'rog-comparison/1'
     assert data['methods'][0]['target_s'] == {'mean': None, 'std': None}
     assert 'never' in text_tables(comparison) and 'nan' not in text_tables(comparison)
-    assert read_comparison(tmp_path).methods[0].iterations == comparison.methods[0].iterations
+    assert repr(read_comparison(tmp_path)) == repr(comparison)  # no NaN equals another
 
 
 @pytest.mark.parametrize(('text', 'says'), [
