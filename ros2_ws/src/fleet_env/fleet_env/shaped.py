@@ -68,6 +68,11 @@ class ShapedLink:
             heapq.heappop(self._queue)[2]()
 
     @property
+    def delays(self) -> bool:
+        """Whether it may ever hold a message."""
+        return self._trace is not None or self.latency > 0
+
+    @property
     def deadline(self) -> float:
         """Time at which `release` has something to do; infinity: never."""
         return self._queue[0][0] if self._queue else math.inf

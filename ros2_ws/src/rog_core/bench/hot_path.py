@@ -58,6 +58,7 @@ class Pair:
     def __init__(self, partition: RowPartition, robots: int, max_chunk: int,
                  codec: str = 'onebit') -> None:
         self.partition, self.now, self.clock = partition, 0.0, Clock()
+        self.questions = 0  # to the server for its next deadline: one after each message
         self.noise = np.random.default_rng(1)
         master = self.noise.standard_normal(partition.elements, np.float32)
         transfer = TransferConfig('row', codec, 1.0, 1.0, max_chunk, 0.004)
@@ -106,6 +107,8 @@ class Pair:
                     call = handler(self.server, message)
                     queue += [('server', a) for a in self.clock.measure(
                         'server', call, 'robot0', message, self.now)]
+                    self.clock.measure('deadline', getattr, self.server, 'deadline')
+                    self.questions += 1
                 else:
                     call = handler(self.worker, message)
                     name = 'worker' if isinstance(message, (Ack, Receipt)) else 'apply'
@@ -113,8 +116,11 @@ class Pair:
                         name, call, message, self.now)]
 
     def iterate(self) -> dict[str, float]:
-        """One iteration: seconds in the worker, in its apply of the pull, and in the server."""
-        self.clock.spent = {}
+        """One iteration: seconds in the worker, in its apply of the pull, and in the server.
+
+        And in its answers when it is due next, which are not in that.
+        """
+        self.clock.spent, self.questions = {}, 0
         self.worker.command = Command(mta_time=BUDGET, sending=self.server.method.sending())
         self.server.members['robot0'].push_mta = BUDGET
         self.worker.link.rate = self.server.members['robot0'].link.rate = FAST

@@ -22,6 +22,7 @@ from .clip import NormBound
 from .codecs import Codec, get_codec
 from .config import ServerConfig
 from .errors import ConfigError, RemoteProtocolError
+from .limits import Limits
 from .member import BUSY, Member
 from .messages import (
     Ack,
@@ -41,7 +42,6 @@ from .methods import Method, Team
 from .methods.base import Model, Standing
 from .mirror import Mirror
 from .partition import RowPartition
-from .patience import longest_pause
 from .plausible import Plausibility
 from .pull import Pull, final_of, pull_of, snapshot_of
 from .states import (
@@ -62,7 +62,6 @@ from .transfer.sender import Sender
 from .unsent import Taken
 
 ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)  # see the module
-OUT_OF_STEP = 10  # heartbeat limits: so long, as a rule, no link carries nothing but heartbeats
 EARLY = 64  # chunks of a push that are kept while the receipt of the pull before it is awaited
 
 
@@ -93,10 +92,10 @@ class ServerMachine:
         self.restarted = False     # from a checkpoint, and no robot has registered yet
         self.missed_at = math.inf  # after a restart: until then expected robots are waited for
         self.missing: frozenset[str] = frozenset()
-        self.patience = longest_pause((), config.patience, config.heartbeat_limit)  # seconds, now
-        self.waited_for: set[str] = set()  # robots that others wait for
+        self.limits = Limits(config.heartbeat_limit, config.patience)
         self.paused = False        # nobody is told to go on; what is under way goes on
-        self.stop_by = math.inf    # who has not finished by then is given up
+        # When something is due for each member, or a little earlier; None: to be found again.
+        self._due: dict[str, float] | None = None
 
     @property
     def method(self) -> Method:
@@ -200,19 +199,15 @@ class ServerMachine:
         if member is None or member.incarnation != incarnation or not member.alive:
             return []
         silent, member.heard, member.loss = now - member.heard, now, loss
-        if computing and member.as_usual(now, self.patience):
+        if computing and member.as_usual(now, self.limits.patience):
             member.progress = now
-        if not computing and member.has_to_act and now >= self._out_of_step_at(member):
+        if not computing and member.has_to_act and now >= self.limits.out_of_step_at(member):
             return self._register_again(member, now)
         back = member.place == RETIRED or silent > self.config.heartbeat_limit / 2
-        if member.sender is None or not back or math.isinf(self.patience):
+        if member.sender is None or not back or math.isinf(self.limits.patience):
             return []
         member.sender.wake(now)
         return self._poll(member, now)
-
-    def _out_of_step_at(self, member: Member) -> float:
-        """Time from which a member that is heard and does nothing has other ideas than we have."""
-        return member.progress + self.patience + OUT_OF_STEP * self.config.heartbeat_limit
 
     def _register_again(self, member: Member, now: float) -> list[Action]:
         """Drop a member that waits for us while we wait for it, as a forged receipt makes it.
@@ -282,6 +277,7 @@ class ServerMachine:
                 member.early.append(chunk)  # it has overtaken the receipt of the pull
                 if member.sender is not None:
                     member.sender.expect(now)  # or that one was lost
+                    self._note_due(member)
             return []
         ack, rows = member.push.on_chunk(chunk)
         if ack is not None:  # also a chunk that comes again shows that the robot lives
@@ -381,7 +377,8 @@ class ServerMachine:
         """Start the pull of every waiting member that the method lets go on."""
         active = self.active()
         fleet = self._fleet()
-        self.patience = longest_pause(active, self.config.patience, self.config.heartbeat_limit)
+        self.limits.follow(active)
+        self._due = None
         gone = {name for name, m in self.members.items() if not m.alive or m.place == RETIRED}
         self.aggregation.settle(fleet, frozenset(gone | (self.missing - self.members.keys())))
         if self.stopping:
@@ -389,7 +386,7 @@ class ServerMachine:
         # A member keeps a tighter bound from its next push on; until then the old bound holds.
         least = max((m.bound for m in active if self.method.by_row), default=0.0)
         actions: list[Action] = []
-        self.waited_for = set()
+        self.limits.waited_for = waited_for = set()
         for member in () if self.paused else active:
             if member.state == WAITING:
                 member.waiting_for = self.method.held_up_by(member.robot, fleet, least)
@@ -397,7 +394,7 @@ class ServerMachine:
                     self.method.on_wait(member.robot, now - member.since)
                     actions += self._start_pull(member, now)
                 else:
-                    self.waited_for.update(member.waiting_for)
+                    waited_for.update(member.waiting_for)
         return actions
 
     def _start_pull(self, member: Member, now: float) -> list[Action]:
@@ -524,7 +521,8 @@ class ServerMachine:
         """End the run: every worker finishes its push, then receives the final model."""
         if self.stopping:
             return []
-        self.state, self.stop_by = SERVER.after(self.state, 'stop'), now + self.config.stop_limit
+        self.state, self._due = SERVER.after(self.state, 'stop'), None
+        self.limits.stopping, self.limits.stop_by = True, now + self.config.stop_limit
         for member in self.members.values():
             member.progress = now  # each has as long as it may pause
         return [*self._drain(now), *self._finish()]
@@ -574,7 +572,9 @@ class ServerMachine:
     def _poll(self, member: Member, now: float) -> list[Action]:
         if member.sender is None:
             return []
-        return [Send(member.robot, message) for message in member.sender.poll(now)]
+        messages = member.sender.poll(now)
+        self._note_due(member)
+        return [Send(member.robot, message) for message in messages]
 
     def on_time(self, now: float) -> list[Action]:
         """Do what is due: retransmissions, time-outs, and members without heartbeats."""
@@ -585,35 +585,43 @@ class ServerMachine:
         if now >= self.method.deadline:
             self.method.on_time(now)
             lost = True  # as if somebody had come or gone: it is asked again who may go on
-        for member in self.members.values():
-            if member.alive and now >= min(member.heard + self.config.heartbeat_limit,
-                                           self.stop_by):
+        for robot in [robot for robot, due in self._all_due().items() if now >= due]:
+            member = self.members[robot]
+            if member.alive and now >= self.limits.away_at(member):
                 self._drop(member, 'silent')
                 lost = True
-            elif now >= self._retires_at(member):
+            elif member.alive and now >= self.limits.retires_at(member):
                 actions += self._retire(member, now)
                 lost = True
             elif member.alive and member.sender is not None and now >= member.sender.deadline:
                 actions += self._poll(member, now)
+            self._note_due(member)
         if lost:
             actions += [*self._release(now), *self._finish()]
         return actions
 
     @property
     def deadline(self) -> float:
-        """Time at which `on_time` is due; infinity: never."""
-        return min([self.missed_at, self.method.deadline, *map(self.deadline_of, self.members)])
+        """Time by which `on_time` is due, or a little earlier; infinity: never.
 
-    def _retires_at(self, member: Member) -> float:
-        """Time until which it must make progress: others wait for it."""
-        if math.isinf(self.patience) or not member.alive:
-            return math.inf
-        if self.stopping:  # to be given up is worse than to be retired
-            limit = max(self.patience, self.config.heartbeat_limit)
-            return math.inf if member.state == WAITING else member.progress + limit
-        waited = member.has_to_act and member.place == COUNTED \
-            and member.robot in self.waited_for
-        return member.progress + self.patience if waited else math.inf
+        What delays it does not count before that time has come, so it costs little to ask.
+        """
+        return min(self.missed_at, self.method.deadline, *self._all_due().values())
+
+    def deadline_of(self, robot: str) -> float:
+        """Time at which `on_time` is due for this robot; infinity: never."""
+        member = self._member(robot)
+        return math.inf if member is None else min(self.limits.due(member), self.method.deadline)
+
+    def _all_due(self) -> dict[str, float]:
+        if self._due is None:
+            self._due = {robot: self.limits.due(m) for robot, m in self.members.items()}
+        return self._due
+
+    def _note_due(self, member: Member) -> None:
+        """Note what may have come closer. Whoever changes what limits depend on must see to it."""
+        if self._due is not None:
+            self._due[member.robot] = self.limits.due(member)
 
     def _retire(self, member: Member, now: float) -> list[Action]:
         detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
@@ -622,12 +630,3 @@ class ServerMachine:
             return [Notice(member.robot, 'given_up', f'{detail}; the run ends without it')]
         member.take_place('retire')
         return [Notice(member.robot, 'retired', f'{detail}; the others go on')]
-
-    def deadline_of(self, robot: str) -> float:
-        """Time at which `on_time` is due for this robot; infinity: never."""
-        member = self._member(robot)
-        if member is None:
-            return math.inf
-        silent = min(member.heard + self.config.heartbeat_limit, self.stop_by,
-                     self._retires_at(member), self.method.deadline)
-        return silent if member.sender is None else min(silent, member.sender.deadline)

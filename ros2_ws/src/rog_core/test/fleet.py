@@ -408,6 +408,7 @@ class Fleet:
         """``side``: the robot whose machine acts, None for the server."""
         if side is None:
             self.staleness.grants(self.server)
+            self.check_deadline()
         push = robot and robot.machine.push
         if push and push.transfer != robot.pushing:
             robot.pushing = push.transfer
@@ -564,6 +565,11 @@ class Fleet:
                     self.act(who, robot.machine.on_time(self.now), robot)
 
     # -- invariants
+
+    def check_deadline(self):
+        """Nothing is due before the time that the server has named."""
+        due = map(self.server.deadline_of, self.server.members)
+        assert self.server.deadline <= min(due, default=math.inf)
 
     def check_start(self, robot, iteration):
         """Invariant 3, at the moment a worker may begin to compute ``iteration``."""

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from fleet import Fleet
 from fleet_testing import mostly_long
+from rog_core.limits import OUT_OF_STEP
 from rog_core.messages import Command, End, Kind, Receipt, TransferId
-from rog_core.server import OUT_OF_STEP
 from rog_core.states import DONE
 from schedules import run_until
 

@@ -225,13 +225,13 @@ def test_who_has_not_finished_at_the_last_moment_is_given_up():
 
 def test_adaptive_patience_follows_the_pace_of_the_fleet():
     fleet = quick('rsp:4', patience=0.0, heartbeat_limit=1.0)
-    fast = fleet.server.patience
+    fast = fleet.server.limits.patience
     assert fast == max(1.0, fast)
     for robot in fleet.robots.values():
         robot.compute_time = 3.0
     fleet.run(120)
     assert fleet.counts['retired'] == 0
-    assert fleet.server.patience > ITERATIONS * 2
+    assert fleet.server.limits.patience > ITERATIONS * 2
     assert longest_pause((), 0.0, 3.0) == 3.0
     assert longest_pause(list(fleet.server.members.values()), 7.5, 3.0) == 7.5
 

@@ -164,6 +164,7 @@ class ParameterServerNode(ManagedNode):
         self._incomplete = False   # of the records, something could not be written
         self._unsaved = ''         # why the last checkpoint was not written
         self._peers: dict[str, _Peer] = {}
+        self._emulated: list[ShapedLink] = []  # their links, of those that are not the real one
         self._dropped: Counter[str] = Counter()  # messages refused, by robot
         # When we asked who publishes, how many messages were refused then, and the answer.
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
@@ -306,6 +307,8 @@ class ParameterServerNode(ManagedNode):
                 if self.elapsed:
                     shaped.begin(time.monotonic() - self.elapsed)
             self._peers[robot] = _Peer(self, robot, shaped)
+            if shaped.delays:
+                self._emulated.append(shaped)
         return self._peers[robot]
 
     @property
@@ -472,8 +475,8 @@ class ParameterServerNode(ManagedNode):
     def _on_time(self) -> None:
         now = time.monotonic()
         self._excuse(now)
-        for peer in self._peers.values():
-            peer.link.release(now)
+        for link in self._emulated:
+            link.release(now)
         self._act(self.machine.on_time(now))
 
     def _excuse(self, now: float) -> None:
@@ -512,8 +515,7 @@ class ParameterServerNode(ManagedNode):
                     self._above.account()
         if self._above is not None:
             self._above.look()
-        self._alarm.set(min([self.machine.deadline,
-                             *(peer.link.deadline for peer in self._peers.values())]))
+        self._alarm.set(min([self.machine.deadline, *(link.deadline for link in self._emulated)]))
 
     def request_stop(self, reason: str) -> None:
         """End the run in order: all robots get the final model, then the records are closed."""
@@ -699,7 +701,7 @@ class ParameterServerNode(ManagedNode):
             rows_total=machine.partition.rows, fastest=machine.iteration,
             slowest=min((m.slowest for m in active), default=0),
             mta=machine.method.sending().minimum, mta_time=float(mta_time(active)),
-            patience=float(machine.patience), elapsed=float(self.elapsed))
+            patience=float(machine.limits.patience), elapsed=float(self.elapsed))
         message.robots = [RobotStatus(
             robot=m.robot, iteration=m.iteration,
             state=PAUSED if m.state == STOPPED and m.robot in self._paused else
@@ -709,7 +711,7 @@ class ParameterServerNode(ManagedNode):
             bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for),
             waiting_time=float(now - m.since) if m.waiting_for else 0.0,
             idle=float(now - m.progress), refused=machine.refused[m.robot],
-            why=why(m, machine.iteration, m.robot in machine.waited_for, now))
+            why=why(m, machine.iteration, m.robot in machine.limits.waited_for, now))
             for m in machine.members.values()]
         message.header.stamp = self.get_clock().now().to_msg()
         if self._signature is not None:

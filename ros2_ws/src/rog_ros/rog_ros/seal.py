@@ -4,11 +4,10 @@ A fleet key is 32 random bytes. From it each robot's own key is derived, so that
 lost reveals no other's. When a robot registers, both sides derive two session keys from the robot's
 key and the random numbers of the two processes: nothing of a former session is of use in another.
 Every message carries a tag of 16 bytes over its typed fields, so it is the same for every
-implementation of DDS: keyed BLAKE2b (RFC 7693, `hashlib`); and for large chunks the tag of
-AES-256-GCM (NIST SP 800-38D, package `cryptography`), for which processors have instructions. The
-values are its associated data, and the rest of the chunk its text, which is sent as it is. Its
-nonce is the number of the chunk, which is never used for another one with the same key. The key
-proves who has sent what; it hides nothing.
+implementation of DDS: keyed BLAKE2b (RFC 7693, `hashlib`); and for large chunks GMAC, that is
+AES-256-GCM which encrypts nothing (NIST SP 800-38D, package `cryptography`): processors have
+instructions for it. Its nonce is the number of the chunk, which is never used for another one with
+the same key. The key proves who has sent what; it hides nothing.
 
 A fleet status is for everybody, also for robots that have not registered with this process, so it
 is signed: Ed25519 (RFC 8032). A robot's key file holds the public half, with which it cannot sign.
@@ -38,7 +37,7 @@ from rog_core.messages import Ack, Chunk
 
 TAG = 16       # bytes of a tag
 SECRET = 32    # bytes of a key
-LARGE = 4096   # bytes of values from which AES-GCM is faster than BLAKE2b
+LARGE = 4096   # bytes of a chunk from which GMAC is faster than BLAKE2b
 MAGIC = 'rog-key-1'
 
 
@@ -191,6 +190,7 @@ def _part(get: Callable[[Any], Any], idl: str) -> Callable[[Any], bytes]:
 # Numbers that the tags of a chunk and of an acknowledgement are made of. The first 12 bytes of a
 # chunk's are its nonce: they number it within a session and direction, and padding makes them 12.
 _CHUNK = struct.Struct('<IIBxxxBHQII').pack
+_NONCE = slice(12)
 _ACK = struct.Struct('<3sIBQIIQ').pack
 
 
@@ -213,45 +213,36 @@ class Side:
     def __init__(self, key: bytes) -> None:
         self._begin = hashlib.blake2b(key=derived(key, 'messages'), digest_size=TAG).copy
         aead, _, _ = _cryptography()
-        self._gcm = aead(derived(key, 'chunks')).encrypt
+        self._gmac = aead(derived(key, 'chunks')).encrypt
 
-    def tag_of(self, content: Any) -> bytes:
-        """Return the tag of a `Chunk`, of an `Ack`, or of any other message of ROS.
+    def tag_of(self, message: Any, value: Any = None) -> bytes:
+        """Return the tag of a message of ROS, or of a `Chunk` or an `Ack`.
 
-        Those two are many, and reading a field of a ROS message costs more than one of a value.
+        ``value``: what the message says, if it is known. Chunks and acknowledgements are many, and
+        reading a field of a ROS message costs more than one of a value.
         """
+        content = message if value is None else value
         kind = type(content)
         if kind is Chunk:
-            return self._tag_of_chunk(content)
-        digest = self._begin()
-        if kind is Ack:
+            transfer, ids = content.transfer, content.ids
+            header = _CHUNK(transfer.attempt, content.sequence, transfer.kind, content.codec,
+                            content.segments, transfer.incarnation, transfer.iteration, ids.size)
+            proved = b''.join((header, ids, content.values))
+            if len(proved) >= LARGE:
+                return self._gmac(header[_NONCE], b'', proved)
+        elif kind is Ack:
             transfer = content.transfer
-            digest.update(_ACK(b'ack', transfer.attempt, transfer.kind, transfer.incarnation,
-                               transfer.iteration, content.next_expected, content.received_mask))
+            proved = _ACK(b'ack', transfer.attempt, transfer.kind, transfer.incarnation,
+                          transfer.iteration, content.next_expected, content.received_mask)
         else:
-            digest.update(canonical(content))
-        return digest.digest()
-
-    def _tag_of_chunk(self, chunk: Chunk) -> bytes:
-        transfer, ids, values = chunk.transfer, chunk.ids.data, chunk.values.data
-        header = _CHUNK(transfer.attempt, chunk.sequence, transfer.kind, chunk.codec,
-                        chunk.segments, transfer.incarnation, transfer.iteration, ids.nbytes)
-        if values.nbytes >= LARGE:
-            # Two parts, because to join them would copy the values. Both sides have the text, and
-            # drop what it is encrypted to.
-            return self._gcm(header[:12], b''.join((header, ids)), values)[-TAG:]
+            proved = canonical(message)
         digest = self._begin()
-        digest.update(header)
-        digest.update(ids)
-        digest.update(values)
+        digest.update(proved)
         return digest.digest()
 
     def check(self, message: Any, value: Any = None) -> None:
-        """Raise `SealError` unless a message has the tag that the keys give it.
-
-        ``value``: what it says, if it is a chunk or an acknowledgement.
-        """
-        _check(message, self.tag_of(value if type(value) in (Chunk, Ack) else message))
+        """Raise `SealError` unless a message has the tag that the keys give it; see `tag_of`."""
+        _check(message, self.tag_of(message, value))
 
 
 def tag_of(key: bytes, message: Any, more: bytes = b'') -> bytes:
