@@ -159,8 +159,9 @@ def cifar10(root: Path) -> Trained:
     options = {'data': 'image_folder', 'data_options': {'root': str(root.absolute()), 'size': 32},
                'model': 'convmlp', 'pretrain_epochs': 6, 'pretrain_seed': 0, 'test_limit': 500}
     # A batch of 8 and not the published 24: an hour of four robots has up to 15,000 gradients.
+    # It begins at 54 %; nearly every method passes 55 % within 15 s, the first measurement.
     return Trained({'task': 'rog_tasks.cruda:Cruda', 'task_options': options, 'batch_size': 8},
-                   (0.55, 0.6, 0.65), (0.0003, 0.001, 0.003))
+                   (0.6, 0.65, 0.7), (0.0003, 0.001, 0.003))
 
 
 DIGITS = Trained({'task': 'rog_tasks.cruda:Cruda'}, (0.8, 0.9, 0.95), (0.0005, 0.0015, 0.0045))

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import dump_fleet, with_overrides
+from fleet_env.fleet_file import dump_fleet, read_fleet, with_overrides
 from fleet_env.generate import PROFILES
 from fleet_env.records import RUN_FILE
 from fleet_env.summary import SUMMARY_FILE, Summary, read_summary
@@ -53,7 +53,9 @@ class Job:
         """Whether the directory holds this run, complete and with the same settings."""
         try:
             read_summary(self.directory)
-            return (self.directory / FLEET_FILE).read_text() == dump_fleet(self.fleet)
+            # Not as text: a version that has one setting more would repeat many hours of runs.
+            kept = read_fleet(self.directory / FLEET_FILE)
+            return dump_fleet(kept) == dump_fleet(self.fleet)
         except (OSError, ValueError):
             return False
 

@@ -172,6 +172,17 @@ def test_runs_that_are_there_are_never_overwritten(fleet, tmp_path):
         run(changed, out, ['bsp'], 1, resume=True)
 
 
+def test_runs_of_a_version_that_lacked_a_setting_are_reused(fleet, tmp_path):
+    out = tmp_path / 'out'
+    run(fleet, out, ['bsp'], 1)
+    settings, summary = (out / 'bsp' / 'seed1' / name for name in ('fleet.yaml', 'summary.json'))
+    when, written = summary.stat().st_mtime_ns, settings.read_text()
+    settings.write_text(written.replace('  save_every: 10.0\n', ''))
+    assert settings.read_text() != written
+    run(fleet, out, ['bsp'], 1, resume=True)
+    assert summary.stat().st_mtime_ns == when
+
+
 def test_results_that_should_go_below_a_file_are_refused(fleet, tmp_path):
     (tmp_path / 'file').touch()
     with pytest.raises(ConfigError, match='file is no directory; choose another'):

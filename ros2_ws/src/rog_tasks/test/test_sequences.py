@@ -1,5 +1,8 @@
 """Recordings of RGB-D cameras are read from their published folders; what does not fit is named."""
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -194,3 +197,83 @@ def test_a_matrix_that_is_no_motion_is_refused(tmp_path):
     np.savetxt(root / 'pose/2.txt', 2 * np.eye(4))
     with pytest.raises(DataError, match=r'pose/2.txt: the pose is no rotation'):
         read('scannet', root)
+
+
+# -- as the published recordings have them, to the byte
+
+
+def grey_png(path, pixels):
+    """A PNG of 16 bits, high byte first, by no library: what others wrote is not as ours is."""
+    def chunk(kind, data):
+        return struct.pack('>I', len(data)) + kind + data + struct.pack('>I',
+                                                                        zlib.crc32(kind + data))
+    head = struct.pack('>IIBBBBB', pixels.shape[1], pixels.shape[0], 16, 0, 0, 0, 0)
+    rows = b''.join(b'\0' + row.astype('>u2').tobytes() for row in pixels)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', head)
+                     + chunk(b'IDAT', zlib.compress(rows)) + chunk(b'IEND', b''))
+
+
+def published_tum(root):
+    """Colour and depth at 30 Hz, each on a clock of its own, and poses at 100 Hz.
+
+    Frame 5 has no image, frame 8 no depth image, and 2 and 3 no pose.
+    """
+    began, frames = 1305031102.175304, range(12)
+    rgb = {n: began + n / 30 for n in frames if n != 5}
+    depth = {n: began - .014972 + n / 30 for n in frames if n != 8}
+    poses = [began - .0097 + n / 100 for n in range(45) if not 5 <= n < 15]
+    for time in rgb.values():
+        picture(root / f'rgb/{time:.6f}.png')
+    for number, time in depth.items():
+        grey_png(root / f'depth/{time:.6f}.png', np.full(SIZE[::-1], 5000 + 100 * number))
+    head = "# {}\n# file: 'rgbd_dataset_freiburg1_xyz.bag'\n# timestamp {}\n"
+    for name, what, times in (('rgb', 'color images', rgb), ('depth', 'depth maps', depth)):
+        (root / f'{name}.txt').write_text(head.format(what, 'filename') + ''.join(
+            f'{time:.6f} {name}/{time:.6f}.png\n' for time in times.values()))
+    (root / 'groundtruth.txt').write_text(
+        head.format('ground truth trajectory', 'tx ty tz qx qy qz qw')
+        + ''.join(f'{time:.4f} {time - began:.4f} 0.6305 1.6380 0.6132 0.5962 -0.3311 -0.3986\n'
+                  for time in poses))
+
+
+def test_a_tum_recording_is_joined_by_time_stamps(tmp_path):
+    published_tum(tmp_path)
+    frames, whole = read('tum', tmp_path), [0, 1, 4, 6, 7, 9, 10, 11]
+    assert frames.depths[:, 0].tolist() == pytest.approx([1 + n / 50 for n in whole])
+    assert frames.truth.positions[:, 0].tolist() == pytest.approx(
+        [n / 30 for n in whole], abs=.0101)  # the nearest of the poses
+    # The quaternion has its real part last, and turns what the camera sees into the world.
+    assert frames.truth.rotations[0, :, 2].tolist() == pytest.approx([-.8814, .0940, -.4630],
+                                                                     abs=1e-3)
+
+
+def test_a_replica_recording_is_read_with_its_scale(tmp_path):
+    for number in range(3):
+        picture(tmp_path / f'results/frame{number:06}.jpg')
+        grey_png(tmp_path / f'results/depth{number:06}.png', np.full(SIZE[::-1], 13107 + number))
+    np.savetxt(tmp_path / 'traj.txt', [pose(n).flatten() for n in range(3)])
+    frames = read('replica', tmp_path)
+    assert frames.depths[:, 0].tolist() == pytest.approx([(13107 + n) / 6553.5 for n in range(3)])
+    assert frames.truth.positions[:, 0].tolist() == pytest.approx([0, .1, .2])
+
+
+def test_a_scannet_recording_goes_by_the_numbers_of_its_frames(tmp_path):
+    for folder in ('pose', 'intrinsic'):
+        (tmp_path / folder).mkdir()
+    for number in range(12):  # 10 is after 9, though not in the alphabet
+        picture(tmp_path / f'color/{number}.jpg', (64, 48))
+        grey_png(tmp_path / f'depth/{number}.png', np.full(SIZE[::-1], 1000 + number))
+        np.savetxt(tmp_path / f'pose/{number}.txt', pose(number), '%.6f')
+    for name in ('depth', 'color'):
+        focal = 28.892 if name == 'depth' else 58.0
+        np.savetxt(tmp_path / f'intrinsic/intrinsic_{name}.txt',
+                   [[focal, 0, 15.5, 0], [0, focal, 11.5, 0], [0, 0, 1, 0], [0, 0, 0, 1]], '%.6f')
+    frames = read('scannet', tmp_path, width=32)
+    assert frames.depths[:, 0].tolist() == pytest.approx([1 + n / 1000 for n in range(12)])
+    assert frames.truth.positions[:, 0].tolist() == pytest.approx([n / 10 for n in range(12)])
+    assert (frames.camera.fx, frames.camera.cx) == pytest.approx((28.892, 15.5))
+    lost = np.full((4, 4), -np.inf)  # as ScanNet says that it did not know
+    np.savetxt(tmp_path / 'pose/7.txt', lost, '%f')
+    with pytest.raises(DataError, match=r'pose/7.txt: -inf is no number'):
+        read('scannet', tmp_path)

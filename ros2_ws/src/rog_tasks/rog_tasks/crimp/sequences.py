@@ -106,9 +106,12 @@ def _tum(root: Path) -> list[_Frame]:
     lists = {name: _stamped(root / f'{name}.txt') for name in ('rgb', 'depth', 'groundtruth')}
     times = {name: np.array([time for time, _ in rows]) for name, rows in lists.items()}
     found = []
-    for time, words in lists['rgb']:
+    for number, (time, words) in enumerate(lists['rgb']):
         near = {name: int(np.abs(times[name] - time).argmin()) for name in ('depth', 'groundtruth')}
         if any(abs(times[name][index] - time) > _LATE for name, index in near.items()):
+            continue
+        # Where a depth image is missing, that of the next frame may be near enough, too.
+        if np.abs(times['rgb'] - times['depth'][near['depth']]).argmin() != number:
             continue
         seven = lists['groundtruth'][near['groundtruth']][1]
         where = f'{root / "groundtruth.txt"} at {times["groundtruth"][near["groundtruth"]]:.4f} s'
