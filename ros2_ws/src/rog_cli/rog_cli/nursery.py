@@ -22,12 +22,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any
 
 LIMIT = 600.0  # s in which the nursery has loaded everything, also on a machine that is busy
 
 _LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training')
 _MESSAGE = 1 << 18  # B of a datagram, which holds the variables of a process
+_TITLE = 250        # B of the nursery's own arguments, where each process writes its command
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -81,7 +83,7 @@ class Nursery:
         self._link.settimeout(LIMIT)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, '-m', __name__, str(theirs.fileno())], env=env,
+                [sys.executable, '-m', __name__, str(theirs.fileno()), ' ' * _TITLE], env=env,
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
 
     def start(self, command: Sequence[str], log: IO[bytes], env: Mapping[str, str]) -> Child:
@@ -165,10 +167,19 @@ def _become(command: list[str], env: dict[str, str], log: int) -> Callable[[], A
     sys.path[:0] = [path for path in env.get('PYTHONPATH', '').split(os.pathsep)
                     if path and path not in sys.path]
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _show(' '.join(['python', '-m', *command]))
     module = importlib.import_module(command[0])
     sys.argv = [str(module.__file__), *command[1:]]
     program: Callable[[], Any] = module.main
     return program
+
+
+def _show(command: str) -> None:
+    """Let `ps` show this command line instead of the nursery's, in whose place it is written."""
+    begin, end = map(int, Path('/proc/self/stat').read_text().rpartition(')')[2].split()[45:47])
+    shown = command.encode()[:end - begin - 1]
+    ctypes.memset(begin, 0, end - begin)
+    ctypes.memmove(begin, shown, len(shown))
 
 
 def main(arguments: Sequence[str]) -> Any:
