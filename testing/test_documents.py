@@ -9,11 +9,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+from fleet_env.fleet_file import explained_fleet, load_fleet
 from fleet_testing import Lines, environment, eventually, free_domain
+from rog_bringup import FLEETS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ('README.md', 'SECURITY.md', 'CONTRIBUTING.md',
@@ -28,18 +32,28 @@ UP = 'rog fleet up quick.yaml --plain --out up'
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A command that others need beside them, once it has said ``ready``.
+
+    One serves them all, so none of them takes from it what another needs.
+    """
+
+    command: str
+    ready: str
+
+
+@dataclass(frozen=True)
 class Short:
     """The short form of a command.
 
-    ``command``: a line for bash; '': as it stands. ``beside``: a command that is there meanwhile,
-    once it has said ``ready``. ``until``: what the command says, or ``creates``: the file that it
-    makes, before it is ended by Ctrl+C; else it ends by itself with exit code 0. ``says``: what its
-    output must hold. ``needs``: a file without which it is skipped.
+    ``command``: a line for bash; '': as it stands. ``beside``: what is there meanwhile, in the
+    folder $BESIDE. ``until``: what the command says, or ``creates``: the file that it makes, before
+    it is ended by Ctrl+C; else it ends by itself with exit code 0. ``says``: what its output must
+    hold. ``needs``: a file without which it is skipped.
     """
 
     command: str = ''
-    beside: str = ''
-    ready: str = ''
+    beside: Beside | None = None
     until: str = ''
     creates: str = ''
     says: str = ''
@@ -47,13 +61,15 @@ class Short:
 
 
 TRAINS = {'until': 'robot3: [1-9]', 'says': 'Results in'}
-SERVE = {'beside': 'rrto serve --name laptop', 'ready': 'serving as laptop'}
+SERVER = Beside('rrto serve --name laptop', 'serving as laptop')
+KEYED = Beside(f'rog key fleet.key && {UP} --only server,robot3 --set security.key=fleet.key',
+               'robot3: [1-9]')
+FLEET = Beside(f'{UP} --only server,robot3', 'robot3: [1-9]')
+TURNS = [None, SERVER, KEYED, FLEET]  # the last one is there for a block of code, too
 
 # Command, as a document writes it -> what is run.
 RUN = {
     'make demo': Short(f'make -C {ROOT} demo FLEET=$PWD/quick.yaml', **TRAINS),
-    'make lint': Short(f'make -C {ROOT} lint'),
-    'make site': Short(f'make -C {ROOT} site'),
     'make soak': Short(f'make -C {ROOT} soak SCHEDULES=8 MINUTES=0', says=' passed'),
     'source .venv/bin/activate': Short(f'source {ROOT}/.venv/bin/activate; rog --help',
                                        says='VERB', needs=ROOT / '.venv/bin/activate'),
@@ -61,35 +77,34 @@ RUN = {
         Short(**TRAINS),
     'rog fleet up outdoor --sync bsp': Short('rog fleet up quick.yaml --sync bsp', **TRAINS),
     'rog sim outdoor --sync rsp:4 --minutes 60 --robots 4':
-        Short('rog sim outdoor --sync rsp:4 --minutes 1 --robots 4'),
+        Short('rog sim outdoor --sync rsp:4 --minutes 0.2 --robots 4'),
     'rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20':
         Short('rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20 --minutes 0.2 --seeds 1'),
     'rog fleet show outdoor': Short(says='robots:'),
     'rog key fleet.key': Short(says='wrote fleet.key'),
     'rog key fleet.key --robot robot1':
         Short('rog key fleet.key && rog key fleet.key --robot robot1', says='wrote robot1.key'),
-    'rog control stop --key fleet.key --interface wlan0': Short(
-        'rog control stop --key fleet.key',
-        f'rog key fleet.key && {UP} --set security.key=fleet.key', 'robot3: [1-9]',
-        says='stopping'),
-    'rog view': Short('rog view --port 0', UP, 'robot3: [1-9]', until='http://127.0.0.1'),
+    'rog control stop --key fleet.key --interface wlan0':
+        Short('rog control stop --key $BESIDE/fleet.key', KEYED, says='stopping'),
+    'rog view': Short('rog view --port 0', FLEET, until='http://127.0.0.1'),
     'rog view --interface wlan0 --key fleet.key': Short(
         'rog key fleet.key && rog view --port 0 --interface lo --key fleet.key', until='http://'),
     'rog view runs/outdoor-...': Short(
         'rog sim outdoor --minutes 0.2 --out runs/outdoor-1 && rog view --port 0 runs/outdoor-1',
         until='http://'),
-    'rog status': Short('rog status --once', UP, 'robot3: [1-9]', says='robot3'),
+    'rog status': Short('rog status --once', FLEET, says='robot3'),
     'rog plot runs/outdoor-...':
-        Short('rog sim outdoor --minutes 1 --out runs/outdoor-1 && rog plot runs/outdoor-*',
+        Short('rog sim outdoor --minutes 0.2 --out runs/outdoor-1 && rog plot runs/outdoor-*',
               says='run.png'),
-    'rog control sync rsp:20': Short('', UP, 'robot3: [1-9]', says='rsp:20'),
+    'rog control sync rsp:20': Short('', FLEET, says='rsp:20'),
     'rog fleet show my_fleet.yaml': Short(says='capacity'),
     'rog sim my_fleet.yaml': Short('rog sim my_fleet.yaml --minutes 0.2', says='Results in'),
     'rog fleet up my_fleet.yaml --set training.sync=bsp':
         Short('rog fleet up my_fleet.yaml --plain --set training.sync=bsp', until='robot2: [1-9]',
               says='Results in'),
     'rog sim my_fleet.yaml --set training.task=my_task:Digits --minutes 10': Short(
-        'rog sim my_fleet.yaml --set training.task=my_task:Digits --minutes 1', says='Results in'),
+        'rog sim my_fleet.yaml --set training.task=my_task:Digits --minutes 0.2',
+        says='Results in'),
     'rog fleet up my_fleet.yaml --set training.task=my_task:Digits': Short(
         'rog fleet up my_fleet.yaml --plain --set training.task=my_task:Digits',
         until='robot2: [1-9]', says='Results in'),
@@ -100,24 +115,26 @@ RUN = {
         Short('rog sim outdoor --trace mylink.txt --sync rsp:4 --minutes 0.2'),
     'rog fleet up outdoor --only robot1 --set network.interface=wlan0 --set link.emulate=false':
         Short('rog fleet up quick.yaml --only robot1 --plain --out r1 --set link.emulate=false',
-              f'{UP} --only server,robot2,robot3', 'robot3: [1-9]', until='robot1: [1-9]'),
-    'rog status --interface wlan0': Short('rog status --interface lo --once', UP,
-                                          'robot3: [1-9]', says='robot3'),
+              FLEET, until='robot1: [1-9]'),
+    'rog status --interface wlan0':
+        Short('rog status --interface lo --once', FLEET, says='robot3'),
     'rog doctor --interface wlan0': Short('rog doctor --interface lo --timeout 0',
                                           says='lo is up'),
     'rog doctor outdoor': Short('rog doctor outdoor --timeout 0', says='lo is up'),
     'rog trace stats mylink.txt': Short(),
     'rog sim non_iid --sync gsgm --minutes 2': Short('rog sim non_iid --sync gsgm --minutes 0.2'),
-    'lopinfer demo': Short(f'lopinfer demo {NET} --bandwidth 20 --requests 1', says='lopinfer'),
+    'lopinfer demo': Short(
+        f'lopinfer demo {NET} --bandwidth 20 --requests 1 --out there && '
+        'grep -c PNG there/demo.png',
+        says='device-only(.|\\n)*dsccs(.|\\n)*lopinfer(.|\\n)*^[1-9]$'),
     'rrto run -- python their_app.py': Short(says='^10.0$'),
     'rog fleet up outdoor --only robot2 --out /tmp/r2':
-        Short('rog fleet up quick.yaml --only robot2 --out r2',
-              f'{UP} --only server,robot1,robot3', 'robot3: [1-9]', until='robot2: [1-9]'),
+        Short('rog fleet up quick.yaml --only robot2 --out r2', FLEET, until='robot2: [1-9]'),
     'rog compare outdoor --sync bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20':
         Short('rog compare outdoor --sync bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20 '
               '--minutes 0.2 --seeds 1'),
     'rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 60 --robots 4':
-        Short('rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 1 --robots 4'),
+        Short('rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 0.2 --robots 4'),
     'rog sim crimp --minutes 10':
         Short('rog sim crimp --minutes 0.3', says='map.png'),
     'rog fleet up two_level': Short('rog fleet up two_level --plain --out up',
@@ -153,9 +170,9 @@ RUN = {
                                             says='URI=.*"lo"'),
     'lopinfer bench': Short('lopinfer bench resnet18 --requests 2', says='resnet18'),
     'rrto serve --name laptop': Short(until='serving as laptop'),
-    'rrto run --server laptop -- python3 app.py': Short(**SERVE, says='^10.0$'),
+    'rrto run --server laptop -- python3 app.py': Short(beside=SERVER, says='^10.0$'),
     'rrto run --link-rate': Short('rrto run --link-rate 100 -- python app.py', says='^10.0$'),
-    'rrto status': Short(**SERVE, says='laptop: '),
+    'rrto status': Short(beside=SERVER, says='laptop: '),
     'rrto demo': Short('rrto demo --out there && ls there', says='replay +[0-9](.|\\n)*^demo.png'),
     'rrto bench': Short('rrto bench --round-trips 1 --count 2', says='"mode": "rpc"'),
     'python my_node.py': Short(until='spinning'),
@@ -176,6 +193,8 @@ NOT_RUN = {
     'rog compare published/published.yaml': 'the test of the line before it does, in short',
     '--sync bsp,ssp:4': 'the second line of it',
     'make setup': 'these tests run in what it made',
+    'make lint': '.ci/run does it, after these tests',
+    'make site': 'make lint does it',
     'make test': 'these tests are run by it',
     'make bench': 'measures for an hour and overwrites docs/benchmarks.md',
     'python -m pytest embedded/test': 'make test runs it',
@@ -254,7 +273,7 @@ CODE = {
         __name__ = 'std_msgs.msg'
         """, "assert __getattr__('String')(data='text').data == 'text'"),
 }
-WITH_SERVER = {'import rclpy': (f'{UP} --only server', 'waiting|0 s')}
+WITH_FLEET = ('import rclpy',)
 MY_NODE = '''
 import rclpy
 from rclpy.executors import ExternalShutdownException
@@ -334,56 +353,89 @@ def test_every_block_is_of_a_kind_that_is_tested():
     assert [text.split()[1] for text in fleet_files()] == ['my_fleet']
 
 
-@pytest.fixture
-def place(tmp_path):
-    """A folder with the files that the documents speak of, and a way to start a command in it."""
-    started = []
-    env = environment(free_domain(), tmp_path)
-    env['PATH'] = f'{Path(sys.executable).parent}:{env["PATH"]}'
-    (tmp_path / 'my_methods').mkdir()
-    for name, text in {'my_node.py': MY_NODE + python_block('try:'), 'app.py': APP,
-                       'their_app.py': APP, 'mylink.txt': '0 5\n1 0.2\n2 8\n',
-                       'my_fleet.yaml': fleet_files()[0], 'my_task.py': python_block('# my_task'),
-                       'my_methods/lag.py': python_block('from rog_core.messages')}.items():
-        (tmp_path / name).write_text(text)
+class Place:
+    """A folder with the files that the documents speak of, where commands are started."""
 
-    def start(command):
+    def __init__(self, folder, beside=None):
+        self.folder, self._started = folder, []
+        self.domain = beside.domain if beside else free_domain()
+        self._env = environment(self.domain, folder, BESIDE=str(beside and beside.folder))
+        self._env['PATH'] = f'{Path(sys.executable).parent}:{self._env["PATH"]}'
+        (folder / 'my_methods').mkdir()
+        for name, text in {
+                'my_node.py': MY_NODE + python_block('try:'), 'app.py': APP, 'their_app.py': APP,
+                'mylink.txt': '0 5\n1 0.2\n2 8\n', 'my_fleet.yaml': fleet_files()[0],
+                'my_task.py': python_block('# my_task'), 'quick.yaml': quick(),
+                'my_methods/lag.py': python_block('from rog_core.messages')}.items():
+            (folder / name).write_text(text)
+
+    def start(self, command):
         simple = 'exec ' if not re.search('[;&|]', command) else ''  # its exit code, not bash's
         # A shell that starts tests in the background has SIGINT ignored, and so would these.
-        started.append(Lines(subprocess.Popen(
-            ['bash', '-c', simple + command], env=env, cwd=tmp_path, text=True,
+        self._started.append(Lines(subprocess.Popen(
+            ['bash', '-c', simple + command], env=self._env, cwd=self.folder, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))))
-        return started[-1]
+        return self._started[-1]
 
-    yield start
-    for process in reversed(started):
-        if process.process.poll() is None:
-            process.interrupt()
-    for results in (ROOT / 'runs').glob('documented-*'):  # those of `make demo`
-        shutil.rmtree(results)
+    def close(self):
+        for process in reversed(self._started):
+            if process.process.poll() is None:
+                process.interrupt()
+        for results in (ROOT / 'runs').glob('documented-*'):  # those of `make demo`
+            shutil.rmtree(results)
 
 
-@pytest.fixture
-def quick(place, tmp_path):
+@cache
+def quick():
     """quick.yaml: the outdoor fleet with a model that is ready at once."""
-    code, text = place('rog fleet show outdoor').ended()
-    assert code == 0
-    for key, value in {'name': 'documented', 'minutes': '10',
+    text = explained_fleet(load_fleet('outdoor', [FLEETS]))
+    for key, value in {'name': 'documented', 'minutes': '120',
                        '  task': 'rog_tasks.classify:Classification'}.items():
         text = re.sub(f'^{key}: .*', f'{key}: {value}', text, flags=re.M)
-    (tmp_path / 'quick.yaml').write_text(text)
-    return place
+    return text
 
 
-def check(place, folder, command, short):
-    if short.beside:
-        place(short.beside).wait(short.ready)
-    process = place(short.command or command)
+class Besides:
+    """What commands have beside them: it stays until a command needs another one."""
+
+    def __init__(self, folders):
+        self._folders, self._beside, self._place = folders, None, None
+
+    @contextmanager
+    def place(self, beside, folder):
+        """A new place, in the DDS domain of what is beside it."""
+        if self._beside != beside:
+            self.close()
+            if beside:
+                self._place = Place(self._folders.mktemp('beside'))
+                self._place.start(beside.command).wait(beside.ready)
+            self._beside = beside
+        place = Place(folder, self._place)
+        try:
+            yield place
+        finally:
+            place.close()
+
+    def close(self):
+        if self._place:
+            self._place.close()
+        self._beside = self._place = None
+
+
+@pytest.fixture(scope='module')
+def besides(tmp_path_factory):
+    made = Besides(tmp_path_factory)
+    yield made
+    made.close()
+
+
+def check(place, command, short):
+    process = place.start(command)
     if short.until or short.creates:
         process.wait(short.until) if short.until else eventually(
-            lambda: list(folder.glob(short.creates)) or process.process.poll() is not None)
+            lambda: list(place.folder.glob(short.creates)) or process.process.poll() is not None)
         code, out = process.interrupt()
         assert code in (0, 130, -2), out
     else:
@@ -393,16 +445,16 @@ def check(place, folder, command, short):
 
 
 @pytest.mark.parametrize('command', [
-    pytest.param(c, marks=[] if c == 'rog fleet show outdoor' else pytest.mark.long) for c in RUN])
-def test_a_command_does_what_the_document_says(command, request, place, tmp_path):
+    pytest.param(c, marks=[] if c == 'rog fleet show outdoor' else pytest.mark.long)
+    for c in sorted(RUN, key=lambda command: TURNS.index(RUN[command].beside))])
+def test_a_command_does_what_the_document_says(command, besides, tmp_path):
     short = RUN[command]
     if shutil.which(Path(sys.executable).with_name('rog')) is None:
         pytest.skip('the commands are not beside this Python')
     if short.needs and not short.needs.exists():
         pytest.skip(f'{short.needs} is not on this machine')
-    if 'quick.yaml' in short.command + short.beside:
-        request.getfixturevalue('quick')
-    check(place, tmp_path, command, short)
+    with besides.place(short.beside, tmp_path) as place:
+        check(place, short.command or command, short)
 
 
 @pytest.mark.parametrize('command', [c for c in commands() if c not in RUN and not_run(c)])
@@ -411,14 +463,13 @@ def test_what_is_not_run(command):
 
 
 @pytest.mark.parametrize('first', [
-    pytest.param(first, marks=pytest.mark.long if first in WITH_SERVER else []) for first in CODE])
-def test_a_block_of_python_runs(first, place, request, tmp_path):
+    pytest.param(first, marks=pytest.mark.long if first in WITH_FLEET else [])
+    for first in sorted(CODE, key=lambda first: first not in WITH_FLEET)])
+def test_a_block_of_python_runs(first, besides, tmp_path):
     before, after = map(textwrap.dedent, CODE[first])
     (tmp_path / 'block.py').write_text(f'{before}\n{python_block(first)}\n{after}\n')
-    if first in WITH_SERVER:
-        command, ready = WITH_SERVER[first]
-        request.getfixturevalue('quick')(command).wait(ready)
-    code, out = place('python block.py').ended()
+    with besides.place(FLEET if first in WITH_FLEET else None, tmp_path) as place:
+        code, out = place.start('python block.py').ended()
     assert code == 0, out
 
 

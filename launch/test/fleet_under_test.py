@@ -2,9 +2,9 @@
 deadlines, and those are so generous that only a hang reaches them.
 """
 
+import os
 import signal
-import subprocess
-import sys
+from functools import cache
 from pathlib import Path
 
 import rclpy
@@ -14,7 +14,7 @@ from fleet_testing import environment, eventually, free_domain
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
-from rog_core.warm_up import warm_up
+from rog_cli.nursery import Nursery
 from rog_msgs.msg import FleetStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.parameters import server_parameters, worker_parameters
@@ -37,11 +37,16 @@ def write_fleet(folder, robots=2, minutes=10.0, task='tiny_task:Tiny', sync='rsp
     return path
 
 
+@cache
+def nursery():
+    """The one of all tests, for as long as this process lives."""
+    return Nursery(os.environ)
+
+
 class Fleet:
     """Processes of a fleet by name (`server`, `robot1`, ...) and what they publish."""
 
     def __init__(self, folder, **settings):
-        warm_up()  # the processes find the kernels compiled
         self.folder, self.out = Path(folder), Path(folder) / 'out'
         self.fleet = read_fleet(write_fleet(folder, **settings))
         self.domain = free_domain()
@@ -80,12 +85,10 @@ class Fleet:
             file = self.folder / f'{label or name}.yaml'
             file.write_text(yaml.safe_dump({'/**': {'ros__parameters': {**values, **parameters}}}))
             with self.log_path(label or name).open('ab') as log:
-                self.processes[label or name] = subprocess.Popen(
-                    [sys.executable, '-m', MODULES.get(name, 'rog_worker.main'), '--ros-args', '-r',
+                self.processes[label or name] = nursery().start(
+                    [MODULES.get(name, 'rog_worker.main'), '--ros-args', '-r',
                      f'__ns:={namespace}/{"rog" if name == "server" else name}',
-                     '--params-file', str(file)],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    env=environment(self.domain, HERE, *folders))
+                     '--params-file', str(file)], log, environment(self.domain, HERE, *folders))
 
     def start_all(self):
         self.start('server', *(robot.name for robot in self.fleet.robots))

@@ -77,9 +77,11 @@ def test_a_second_signal_ends_it_at_once_and_is_its_exit_code(tmp_path, number):
 
 
 @pytest.mark.long
-def test_a_signal_before_the_run_begins_ends_it_too(tmp_path):
+@pytest.mark.parametrize('there', ['out/fleet.yaml', 'out/logs/robot2.log'])
+def test_a_signal_before_the_run_begins_ends_it_too(tmp_path, there):
+    """Before there is any process of the fleet, and before there are all."""
     launcher = Launcher(tmp_path)
-    launcher.lines.wait('waiting for the parameter server')
+    eventually((tmp_path / there).exists)
     launcher.lines.process.send_signal(signal.SIGTERM)
     code, text = launcher.ended()
     assert code in (0, 128 + signal.SIGTERM) and 'Traceback' not in text

@@ -1,12 +1,11 @@
-"""The `lopinfer` command: what users type, what they read, exit codes."""
+"""The `lopinfer` command: what users type, what they read, exit codes.
+
+`lopinfer demo`, in processes of its own, is run by testing/test_documents.py.
+"""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from fleet_testing import LIMIT, environment, free_domain
 from lopinfer_node.cli.main import main
 from lopinfer_node.errors import ProfileError
 from lopinfer_node.model.traced import trace
@@ -14,7 +13,6 @@ from lopinfer_node.planning.profile import Profile
 from lopinfer_node.planning.table import PlanTable
 from runtime_models import small
 
-HERE = Path(__file__).parent
 MODEL = ['runtime_models:small', '--input', '1x3x32x40']
 PNG = b'\x89PNG'
 
@@ -98,15 +96,3 @@ def test_bad_options_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2 and 'error:' in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_the_demo_shares_a_model_and_compares_the_methods(tmp_path):
-    done = subprocess.run(
-        [sys.executable, '-m', 'lopinfer_node.cli.main', 'demo', *MODEL, '--bandwidth', '20',
-         '--requests', '1', '--out', str(tmp_path)], timeout=LIMIT, text=True, cwd=tmp_path,
-        env=environment(free_domain(), *sys.path, HERE), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT)
-    assert done.returncode == 0, done.stdout
-    assert all(method in done.stdout for method in ('device-only', 'dsccs', 'lopinfer'))
-    assert (tmp_path / 'demo.png').read_bytes().startswith(PNG)

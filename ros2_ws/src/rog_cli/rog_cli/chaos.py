@@ -287,7 +287,7 @@ class _Run:
             except (OSError, IndexError):
                 continue
             if getattr(process, 'sampled', None) is None:
-                process.sampled = True  # type: ignore[attr-defined]
+                process.sampled = True  # type: ignore[union-attr]
                 lives.append([])
             lives[-1].append((round(now, 1), round(pages * os.sysconf('SC_PAGE_SIZE') / 2**20, 1)))
 

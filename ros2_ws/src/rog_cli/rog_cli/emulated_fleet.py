@@ -19,6 +19,8 @@ JOIN_LIMIT = 30.0  # s after the first robot has joined: the links become slow w
 class EmulatedFleet(FleetProcesses):
     """Starts server and robots in the namespaces of a network, whose links are real to them."""
 
+    apart = True
+
     def __init__(self, network: EmulatedNetwork, out: Path, names: Iterable[str],
                  resume: bool = False) -> None:
         super().__init__(without_shaping(network.fleet), out, names, resume)

@@ -17,7 +17,6 @@ from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
 from fleet_ros.environment import cyclone_profile, dds_environment, where_traffic_goes
 from rog_bringup import FLEETS
 from rog_core.methods import check_method
-from rog_core.warm_up import warm_up
 
 from .emulated_fleet import EmulatedFleet
 from .emulated_network import EmulatedNetwork, check_rights
@@ -124,7 +123,6 @@ def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Int
             EmulatedFleet(network, out, names, resume)
         try:
             with interruption.raised():
-                warm_up()  # compile once, not in every process at the same time
                 processes.start_all()
             watch(processes, fleet, interruption, plain)
         except KeyboardInterrupt:

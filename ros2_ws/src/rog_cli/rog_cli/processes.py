@@ -17,14 +17,17 @@ from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import fleets_below
 from fleet_ros.ending import LAST, SIGNALS, launched
 from fleet_ros.environment import dds_environment
+from rog_core.warm_up import warm_up
 from rog_ros.parameters import SERVER, server_parameters, worker_parameters
+
+from .nursery import Child, Nursery, possible
 
 LINGER = 10.0  # s that a robot may take to evaluate the final model when the run is over
 _STEP = 0.05   # s between two looks at whether a process has ended
 _GONE = 10.0   # s in which a process that is killed ends, unless a device holds it
 
 
-def kill(process: subprocess.Popen) -> bool:
+def kill(process: subprocess.Popen | Child) -> bool:
     """Kill a process; whether it has ended: one that waits for a device may stay."""
     process.kill()
     try:
@@ -48,6 +51,8 @@ class FleetProcesses:
     :param names: `server`, and names of robots: those that run on this machine.
     """
 
+    apart = False  # whether each process has a `place` of its own
+
     def __init__(self, fleet: FleetConfig, out: Path, names: Iterable[str], resume: bool = False
                  ) -> None:
         wanted = list(names)
@@ -57,27 +62,32 @@ class FleetProcesses:
         self.names: list[str] = [own for name in wanted for own in (
             (f'{name}/{part}' for part in self.below[name].names) if name in self.below
             else (name,))]
-        self.processes: dict[str, subprocess.Popen] = {}
+        self.processes: dict[str, subprocess.Popen | Child] = {}
         self.killed: set[str] = set()
         self._asked: set[str] = set()
 
     # -- starting ---
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, nursery: Nursery | None = None) -> None:
         """Start the process of ``server`` or of a robot, again if need be."""
-        command = self.command(name)
+        command, env = self.command(name), self.environment(name)
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
         fleet, own = self._whose(name)
         with self.log(name).open('ab') as log, self.place(name):
             # A session of its own: Ctrl+C is for the launcher, who ends the fleet in order.
-            self.processes[name] = fleet.processes[own] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True, env=self.environment(name))
+            self.processes[name] = fleet.processes[own] = nursery.start(command, log, env) \
+                if nursery else subprocess.Popen(
+                    [sys.executable, '-m', *command], stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=subprocess.STDOUT, start_new_session=True, env=env)
 
     def start_all(self) -> None:
         """Start all that run here."""
-        for name in self.names:
-            self.start(name)
+        together = len(self.names) > 1 and not self.apart and possible()
+        if not together:
+            warm_up()  # compile once, not in every process at the same time
+        with Nursery(self.environment(self.names[0])) if together else nullcontext() as nursery:
+            for name in self.names:
+                self.start(name, nursery)
 
     def _whose(self, name: str) -> tuple[FleetProcesses, str]:
         """Return the fleet, this one or one below, that has a process, and its name there."""
@@ -89,7 +99,7 @@ class FleetProcesses:
         return nullcontext()
 
     def command(self, name: str) -> list[str]:
-        """Return the command line of a process, and write the file of parameters that it reads."""
+        """Return what follows `python -m`, and write the file of parameters that it reads."""
         fleet, own = self._whose(name)
         if fleet is not self:
             return fleet.command(own)
@@ -102,7 +112,7 @@ class FleetProcesses:
             module, namespace = 'rog_worker.main', f'{space}/{name}'
             parameters = worker_parameters(self.fleet, self.fleet.robot(name),
                                            str(self.out))
-        return [sys.executable, '-m', module, '--ros-args', '-r', f'__ns:={namespace}',
+        return [module, '--ros-args', '-r', f'__ns:={namespace}',
                 '--params-file', str(self._parameters_file(name, parameters))]
 
     def environment(self, name: str) -> dict[str, str]:

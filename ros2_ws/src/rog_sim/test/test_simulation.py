@@ -58,7 +58,7 @@ simulate(read_fleet(sys.argv[1]), Path(sys.argv[2]))
 @pytest.mark.parametrize('sync', ['flown', 'rsp:auto+pipeline+sparse'])
 def test_the_same_seed_gives_the_same_files_here_and_in_another_process(tmp_path, sync):
     path = tmp_path / 'toy.yaml'
-    path.write_text(dump_fleet(fleet_of(tmp_path, sync)))
+    path.write_text(dump_fleet(fleet_of(tmp_path, sync, 0.5)))
     fleet = read_fleet(path)
     for name in ('one', 'two'):
         simulate(fleet, tmp_path / name)

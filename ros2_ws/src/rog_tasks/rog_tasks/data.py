@@ -5,11 +5,12 @@ other as ``package.module:function``.
 """
 
 from collections.abc import Callable
+from importlib.metadata import version
 
 import numpy as np
 import torch
 
-from rog_tasks.cache import digest_of
+from rog_tasks.cache import Tensors, cached, digest, digest_of
 from rog_tasks.formats import cifar10, cifar100, fashion_mnist, fed_cifar100, mnist
 from rog_tasks.image_data import ImageData
 from rog_tasks.image_folder import image_folder
@@ -21,18 +22,25 @@ __all__ = ['LOADERS', 'ImageData', 'digits']
 def digits(seed: int = 0) -> ImageData:
     """scikit-learn's handwritten digits: 1797 real images of 8x8, a fifth of them for testing.
 
-    The split is stratified and follows ``seed``.
+    The split is stratified and follows ``seed``. It is kept in the user's cache: to import
+    scikit-learn takes longer than anything else that a robot does before it trains.
     """
+    seed %= 2**32
+    found = cached('images', digest('digits', version('scikit-learn'), np.__version__, str(seed)),
+                   lambda: _split_digits(seed))
+    return ImageData(found['train'], found['train_labels'], found['test'], found['test_labels'], 10,
+                     digest_of(found))
+
+
+def _split_digits(seed: int) -> Tensors:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
     bunch = load_digits()
     images = (bunch.images / 16.0).astype(np.float32)[:, None]
     split = train_test_split(images, bunch.target.astype(np.int64), test_size=0.2,
-                             stratify=bunch.target, random_state=seed % 2**32)
-    train, test, train_labels, test_labels = (torch.from_numpy(part) for part in split)
-    content = digest_of({'train': train, 'train_labels': train_labels, 'test': test,
-                         'test_labels': test_labels})
-    return ImageData(train, train_labels, test, test_labels, 10, content)
+                             stratify=bunch.target, random_state=seed)
+    names = 'train', 'test', 'train_labels', 'test_labels'
+    return {name: torch.from_numpy(part) for name, part in zip(names, split, strict=True)}
 
 
 LOADERS: dict[str, Callable[..., ImageData]] = {

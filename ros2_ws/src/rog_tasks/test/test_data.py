@@ -1,5 +1,7 @@
 """Data sets that need no file, and what every data set must be."""
 
+import sys
+
 import pytest
 import torch
 from fleet_testing import examples
@@ -17,6 +19,18 @@ def test_digits_are_split_evenly_over_the_classes():
     assert torch.bincount(data.test_labels).min() >= 34
     assert torch.equal(data.train_labels, digits(3).train_labels)
     assert not torch.equal(data.train_labels, digits(4).train_labels)
+
+
+def test_digits_are_read_by_scikit_learn_once(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    first = digits(3)
+    for module in ('sklearn', 'sklearn.datasets', 'sklearn.model_selection'):
+        monkeypatch.setitem(sys.modules, module, None)
+    again = digits(3)
+    assert torch.equal(first.train_images, again.train_images)
+    assert torch.equal(first.test_labels, again.test_labels)
+    with pytest.raises(ImportError):
+        digits(4)
 
 
 @examples(15)

@@ -1,0 +1,195 @@
+"""Starts the processes of a fleet from one that has PyTorch and the kernels loaded.
+
+A fork takes milliseconds; to load them takes four seconds of a core, in every process. What the
+processes have in common is in memory once.
+
+`python -m rog_cli.nursery FD` is that one. It has a single thread, and neither ROS nor a device in
+use, which a fork would not survive. A process that it forks is handed to the launcher, whose child
+it becomes, and runs as if it had been started by itself. The nursery ends when the launcher does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+LIMIT = 600.0  # s in which the nursery has loaded everything, also on a machine that is busy
+
+_LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training')
+_MESSAGE = 1 << 18  # B of a datagram, which holds the variables of a process
+_TITLE = 250        # B of the nursery's own arguments, where each process writes its command
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Child:
+    """A process that was handed to this one; the methods are those of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, -n if signal n ended it; None if it has not ended."""
+        return self._wait(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return the exit code once it has ended; `subprocess.TimeoutExpired` after ``timeout``."""
+        if timeout is None:
+            return self._wait(0)
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() >= end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.01)
+        return self.returncode
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Nursery:
+    """Starts processes of servers and robots; the first one waits until everything is loaded.
+
+    :param env: variables of the nursery itself, for what libraries read when they are loaded.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._link.settimeout(LIMIT)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, '-m', __name__, str(theirs.fileno()), ' ' * _TITLE], env=env,
+                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
+
+    def start(self, command: Sequence[str], log: IO[bytes], env: Mapping[str, str]) -> Child:
+        """Start ``python -m command``, a module of ours, in a session of its own."""
+        asked = json.dumps([list(command), dict(env)]).encode()
+        _adopt(True)
+        try:
+            socket.send_fds(self._link, [asked], [log.fileno()])
+            return Child(int(self._link.recv(_MESSAGE)))
+        except (ConnectionError, ValueError) as error:  # ValueError: of an empty answer
+            raise ChildProcessError('the process that loads PyTorch for the fleet has ended') \
+                from error
+        finally:
+            _adopt(False)
+
+    def close(self) -> None:
+        """End the nursery; those that it has started go on."""
+        self._link.close()
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _adopt(wanted: bool) -> None:
+    """Let processes below this one whose parent has ended become its children."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+
+
+def possible() -> bool:
+    """Whether this system can hand processes on, as Linux does."""
+    return sys.platform == 'linux'
+
+
+# -- in the nursery ---
+
+def _load() -> None:
+    """Import and compile what servers and robots need; what is missing they say themselves."""
+    with suppress(ImportError):
+        for name in _LOADED:
+            importlib.import_module(name)
+        from rog_core.warm_up import warm_up
+        warm_up()
+    gc.freeze()  # collecting garbage would copy the pages that all share
+
+
+def _serve(link: socket.socket) -> Callable[[], Any] | None:
+    """Fork until the launcher is gone, then return None; in a new process, what it is to do."""
+    while True:
+        asked, files, *_ = socket.recv_fds(link, _MESSAGE, 1)
+        if not asked:
+            return None
+        between = os.fork()
+        if between:
+            os.waitpid(between, 0)
+            os.close(files[0])
+            continue
+        between = os.getpid()
+        if os.fork():
+            os._exit(0)
+        while os.getppid() == between:  # until it is the launcher's
+            time.sleep(0.001)
+        command, env = json.loads(asked)
+        link.send(str(os.getpid()).encode())
+        link.close()
+        return _become(command, env, files[0])
+
+
+def _become(command: list[str], env: dict[str, str], log: int) -> Callable[[], Any]:
+    """Make this process the one that was asked for; return its program."""
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.path[:0] = [path for path in env.get('PYTHONPATH', '').split(os.pathsep)
+                    if path and path not in sys.path]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _show(' '.join(['python', '-m', *command]))
+    module = importlib.import_module(command[0])
+    sys.argv = [str(module.__file__), *command[1:]]
+    program: Callable[[], Any] = module.main
+    return program
+
+
+def _show(command: str) -> None:
+    """Let `ps` show this command line instead of the nursery's, in whose place it is written."""
+    begin, end = map(int, Path('/proc/self/stat').read_text().rpartition(')')[2].split()[45:47])
+    shown = command.encode()[:end - begin - 1]
+    ctypes.memset(begin, 0, end - begin)
+    ctypes.memmove(begin, shown, len(shown))
+
+
+def main(arguments: Sequence[str]) -> Any:
+    """Serve the launcher at the other end of the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=int(arguments[0])) as link:
+        _load()
+        program = _serve(link)
+    return program() if program else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

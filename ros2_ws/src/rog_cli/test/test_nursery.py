@@ -1,0 +1,82 @@
+"""Processes that are forked from one that has loaded everything are like those started alone."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from fleet_testing import environment, eventually
+from rog_cli.nursery import Nursery
+
+MODULE = '''
+import json, os, signal, sys
+
+def main():
+    print(json.dumps([os.getppid(), os.getsid(0) == os.getpid(), 'torch' in sys.modules,
+                      sys.argv[1:], dict(os.environ)]), flush=True)
+    if sys.argv[1] == 'stay':
+        signal.pause()
+    sys.exit(int(sys.argv[1]))
+'''
+
+
+@pytest.fixture(scope='module')
+def nursery():
+    with Nursery(os.environ) as made:
+        yield made
+
+
+@pytest.fixture
+def start(nursery, tmp_path):
+    (tmp_path / 'says_what_it_is.py').write_text(MODULE)
+    started = []
+
+    def start(argument, **more):
+        """Start the module; the process, and what it says of itself."""
+        path = tmp_path / f'log{len(started)}'
+        with path.open('wb') as log:
+            started.append(nursery.start(['says_what_it_is', argument], log,
+                                         environment(7, tmp_path, **more)))
+        eventually(lambda: path.read_text().endswith('\n'), path.read_text)
+        return started[-1], json.loads(path.read_text())
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_they_are_children_of_the_launcher_with_their_own_session_and_variables(start, monkeypatch):
+    monkeypatch.setenv('GONE', '1')
+    process, (parent, alone, loaded, arguments, env) = start('3', ONLY_HERE='yes')
+    assert (parent, alone, loaded, arguments) == (os.getpid(), True, True, ['3'])
+    assert env['ONLY_HERE'] == 'yes' and env['ROS_DOMAIN_ID'] == '7'
+    assert process.wait() == 3 and process.poll() == 3
+    monkeypatch.delenv('GONE')
+    assert 'GONE' not in start('0')[1][-1]
+
+
+def test_they_end_by_signals_and_their_launcher_learns_by_which(start):
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
+        process, _ = start('stay')
+        assert process.poll() is None
+        shown = Path(f'/proc/{process.pid}/cmdline').read_text().strip('\0 ')
+        assert shown == 'python -m says_what_it_is stay'
+        process.send_signal(number)
+        assert process.wait(60) == -number
+        process.send_signal(number)  # to nobody
+
+
+def test_they_go_on_without_the_nursery_and_it_starts_no_more(tmp_path):
+    (tmp_path / 'says_what_it_is.py').write_text(MODULE)
+    with (tmp_path / 'log').open('wb') as log, Nursery(os.environ) as nursery:
+        process = nursery.start(['says_what_it_is', 'stay'], log, environment(7, tmp_path))
+        try:
+            nursery._process.kill()
+            with pytest.raises(ChildProcessError, match='has ended'):
+                nursery.start(['says_what_it_is', 'stay'], log, environment(7, tmp_path))
+            assert process.poll() is None
+        finally:
+            process.kill()
+    assert process.wait() == -signal.SIGKILL
