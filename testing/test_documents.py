@@ -122,6 +122,10 @@ RUN = {
                                           says='lo is up'),
     'rog doctor outdoor': Short('rog doctor outdoor --timeout 0', says='lo is up'),
     'rog trace stats mylink.txt': Short(),
+    'rog sim outdoor --robots 5 --minutes 60 --seed 13 --set link.scale=0.25 '
+    '--set channel.header=98':
+        Short('rog sim outdoor --robots 5 --minutes 0.2 --seed 13 --set link.scale=0.25 '
+              '--set channel.header=98'),
     'rog sim non_iid --sync gsgm --minutes 2': Short('rog sim non_iid --sync gsgm --minutes 0.2'),
     'lopinfer demo': Short(
         f'lopinfer demo {NET} --bandwidth 20 --requests 1 --out there && '
