@@ -19,7 +19,8 @@ _CYCLONE = 'rmw_cyclonedds_cpp'
 # What docs/network.md explains, each with a measurement or a source.
 _ON_THE_AIR = ('<AllowMulticast>spdp</AllowMulticast><MaxMessageSize>1400B</MaxMessageSize>'
                '<MaxRexmitMessageSize>1400B</MaxRexmitMessageSize>')
-_DISCOVERY = '<SPDPInterval>5s</SPDPInterval><LeaseDuration>150s</LeaseDuration>'
+_ANNOUNCED = '<SPDPInterval>5s</SPDPInterval>'
+_LEASE = '<LeaseDuration>150s</LeaseDuration>'
 _HEARTBEATS = '<HeartbeatInterval min="5ms" minsched="200ms" max="8s">200ms</HeartbeatInterval>'
 _LAST_WORDS = '<WriterLingerDuration>200ms</WriterLingerDuration>'
 _BUFFERS = '<SocketReceiveBufferSize min="default" max="10MB"/>'
@@ -45,11 +46,11 @@ def cyclone_profile(network: ReachConfig) -> str:
     if is_loopback(network):
         general = f'{interface} multicast="false"/></Interfaces><AllowMulticast>false' \
                   '</AllowMulticast>'
-        discovery = heartbeats = ''
+        discovery, heartbeats = f'<Discovery>{_ANNOUNCED}</Discovery>', ''
     else:
         general = f'{interface}/></Interfaces>{_ON_THE_AIR}'
         heartbeats = _HEARTBEATS
-        discovery = f'<Discovery>{_DISCOVERY}' + f'<Peers>{peers}</Peers>' * bool(peers) \
+        discovery = f'<Discovery>{_ANNOUNCED}{_LEASE}' + f'<Peers>{peers}</Peers>' * bool(peers) \
             + '</Discovery>'
     return (f'<CycloneDDS><Domain><General>{general}</General>{discovery}'
             f'<Internal>{heartbeats}{_LAST_WORDS}{_BUFFERS}</Internal></Domain></CycloneDDS>')

@@ -41,6 +41,7 @@ def test_what_the_environment_says_does_not_carry_a_fleet_off_this_machine(monke
     assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'LOCALHOST' and name in found
     assert found['ROS_STATIC_PEERS'] == '' and '"lo"' in found['CYCLONEDDS_URI']
     assert _LINGER in found['CYCLONEDDS_URI']
+    assert '<SPDPInterval>5s<' in found['CYCLONEDDS_URI']  # who was forgotten is met again soon
 
 
 def test_what_the_environment_says_does_not_keep_a_fleet_on_this_machine(monkeypatch):
