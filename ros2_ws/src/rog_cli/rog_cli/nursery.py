@@ -28,6 +28,7 @@ from typing import IO, Any
 LIMIT = 600.0  # s in which the nursery has loaded everything, also on a machine that is busy
 
 _LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training')
+_GONE = 10.0        # s in which a process that is killed ends, unless a device holds it
 _MESSAGE = 1 << 18  # B of a datagram, which holds the variables of a process
 _TITLE = 250        # B of the nursery's own arguments, where each process writes its command
 _PR_SET_CHILD_SUBREAPER = 36
@@ -103,7 +104,8 @@ class Nursery:
         """End the nursery; those that it has started go on."""
         self._link.close()
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # the kernel does not let it go
+            self._process.wait(_GONE)
 
     def __enter__(self) -> Nursery:
         return self
