@@ -80,9 +80,15 @@ class Kept:
         return self.directory / f'{self.name}-{number:06d}{suffix or self.suffix}'
 
     def tidy(self) -> None:
-        """Remove what a process that was killed has left half written."""
-        for left in self.directory.glob(f'.{self.name}-*'):
-            left.unlink()
+        """Remove what a process that was killed has left half written.
+
+        :raises DurableError: it cannot be removed.
+        """
+        try:
+            for left in self.directory.glob(f'.{self.name}-*'):
+                left.unlink()
+        except OSError as error:
+            raise DurableError(f'{self.directory} cannot be written: {error.strerror}') from None
 
     def probe(self) -> None:
         """Raise :class:`DurableError` unless something can be written here now.

@@ -137,6 +137,13 @@ def test_a_directory_that_cannot_be_made_is_said(tmp_path):
         saves(tmp_path / 'file' / 'out').probe()
 
 
+def test_what_was_left_half_written_and_cannot_be_removed_is_said(tmp_path):
+    (tmp_path / '.checkpoint-xyz').mkdir()
+    for look in saves(tmp_path).tidy, saves(tmp_path).probe:
+        with pytest.raises(DurableError, match='cannot be written'):
+            look()
+
+
 def test_what_is_written_is_json_that_people_can_read(tmp_path):
     path = saves(tmp_path).write(PAYLOAD, META)
     assert json.loads(path.with_suffix('.json').read_text())['iteration'] == 7

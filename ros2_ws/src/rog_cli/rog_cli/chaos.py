@@ -28,7 +28,8 @@ from . import chaos_schedule as plan
 from .chaos_watch import Seen, Watch, checksums, grew, growth, mirrored, offered
 from .emulated_network import SERVER, EmulatedNetwork, check_rights, own_mounts
 from .fleet_options import add_fleet_options, chosen_fleet
-from .processes import LINGER, kill
+from .nursery import kill
+from .processes import LINGER
 
 ROBOTS = '5'
 DISK_MIB = 64        # of the server's directory, which the disk-full mishap fills
@@ -109,7 +110,6 @@ class _Run:
     def do(self) -> None:
         """Run the fleet to its end, or a signal; what goes wrong is in `watch`."""
         from fleet_ros.ending import ORDERLY
-        from rog_core.warm_up import warm_up
 
         from .emulated_fleet import EmulatedFleet
         from .view import Monitor
@@ -119,7 +119,6 @@ class _Run:
                 (self.out / name).mkdir()
                 (self.disk / name).symlink_to(self.out / name)
             (self.out / 'fleet.yaml').write_text(dump_fleet(self.fleet))
-            warm_up()  # compile once, not in every process at the same time
             with EmulatedNetwork(self.fleet, self.out) as self.network, \
                     Monitor(self.fleet.network.namespace) as self.monitor:
                 self.processes = EmulatedFleet(self.network, self.disk, self.names)

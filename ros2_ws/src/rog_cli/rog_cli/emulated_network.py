@@ -32,7 +32,7 @@ from fleet_ros.environment import dds_environment
 from rog_core.errors import RogError
 
 from .link_use import PERIODS_FILE
-from .processes import kill
+from .nursery import kill
 from .radio import BEGIN, end_processes_in
 
 INTERFACE = 'radio0'  # in every namespace

@@ -73,6 +73,16 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
+def kill(process: subprocess.Popen | Child) -> bool:
+    """Kill a process; whether it has ended: one that waits for a device may stay."""
+    process.kill()
+    try:
+        process.wait(_GONE)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 class Nursery:
     """Starts processes of servers and robots; the first one waits until everything is loaded.
 
@@ -103,9 +113,7 @@ class Nursery:
     def close(self) -> None:
         """End the nursery; those that it has started go on."""
         self._link.close()
-        self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # the kernel does not let it go
-            self._process.wait(_GONE)
+        kill(self._process)
 
     def __enter__(self) -> Nursery:
         return self

@@ -20,21 +20,10 @@ from fleet_ros.environment import dds_environment
 from rog_core.warm_up import warm_up
 from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
-from .nursery import Child, Nursery, possible
+from .nursery import Child, Nursery, kill, possible
 
 LINGER = 10.0  # s that a robot may take to evaluate the final model when the run is over
 _STEP = 0.05   # s between two looks at whether a process has ended
-_GONE = 10.0   # s in which a process that is killed ends, unless a device holds it
-
-
-def kill(process: subprocess.Popen | Child) -> bool:
-    """Kill a process; whether it has ended: one that waits for a device may stay."""
-    process.kill()
-    try:
-        process.wait(_GONE)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 def _all(fleet: FleetConfig) -> list[str]:

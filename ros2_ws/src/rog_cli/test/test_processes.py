@@ -7,7 +7,8 @@ import yaml
 from fleet_env.fleet_file import load_fleet
 from fleet_ros.environment import dds_environment
 from rog_bringup import FLEETS
-from rog_cli.processes import FleetProcesses, kill
+from rog_cli.nursery import kill
+from rog_cli.processes import FleetProcesses
 
 
 class Held:

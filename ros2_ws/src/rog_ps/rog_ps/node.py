@@ -233,7 +233,8 @@ class ParameterServerNode(ManagedNode):
         self._had_run = self.out is not None
 
     def _forget(self) -> None:
-        for name in ('machine', 'task', '_peers', '_recorder', '_writer', '_above', '_base'):
+        for name in ('machine', 'task', '_peers', '_emulated', '_recorder', '_writer', '_above',
+                     '_base'):
             vars(self).pop(name, None)
 
     def shutdown(self) -> None:
