@@ -187,7 +187,9 @@ def test_by_default_dds_stays_on_this_machine(monkeypatch):
     monkeypatch.delenv("ROS_AUTOMATIC_DISCOVERY_RANGE")
     monkeypatch.setenv("CYCLONEDDS_URI", "file:///etc/cyclone.xml")
     assert _profile.discovery_range() == "SYSTEM_DEFAULT"
-    assert _profile.cyclone_config().endswith(",file:///etc/cyclone.xml")
+    config = _profile.cyclone_config()
+    assert config.endswith(",file:///etc/cyclone.xml")
+    assert "<SPDPInterval>5s<" in config  # who was forgotten is met again soon
 
 
 def test_exit_without_any_clean_up():

@@ -15,6 +15,8 @@ MAX_DOMAIN_ID = 232  # beyond, the ports of the DDS standard exceed 65535
 # For messages of several MB; without `min` the kernel's limit is accepted silently.
 _BUFFERS = '<Internal><SocketReceiveBufferSize min="default" max="8MiB"/></Internal>'
 _LOOPBACK = '<Interfaces><NetworkInterface address="127.0.0.1" multicast="false"/></Interfaces>'
+# By default 30 s: a process that DDS forgot, because it was stopped for 10 s, is met again so late.
+_ANNOUNCED = "<SPDPInterval>5s</SPDPInterval>"
 _UNICAST = "<AllowMulticast>false</AllowMulticast>"
 
 
@@ -94,7 +96,7 @@ def cyclone_config() -> str:
     if peers:
         listed = "".join(f"<Peer address={quoteattr(p.strip())}/>" for p in peers)
         discovery += f"<Peers>{listed}</Peers>"
-    parts = [_BUFFERS]
+    parts = [_BUFFERS, f"<Discovery>{_ANNOUNCED}</Discovery>"]
     if reach != "SYSTEM_DEFAULT":
         parts.append(f"<General>{general}</General>" if general else "")
         parts.append(f"<Discovery>{discovery}</Discovery>")
