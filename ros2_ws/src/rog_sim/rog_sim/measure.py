@@ -8,7 +8,7 @@ robots of what each had drawn.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy as np
 from fleet_env.errors import RecordError
 from fleet_env.records import Evaluation, Iteration, Status, read_run
 from fleet_env.summary import Summary, read_summary
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
 Series = NDArray[np.float64]
@@ -39,6 +40,17 @@ class Run:
     def duration(self) -> float:
         """Duration of the training, s."""
         return self.summary.duration_s
+
+    def smoothed(self, window: int) -> Run:
+        """Return the run with the mean of the last ``window`` accuracies of the server's model.
+
+        The first is that of the first ``window``. Where the server's model was not measured so
+        often, the run is returned as it is.
+        """
+        if self.server.shape[1] < window:
+            return self
+        means = sliding_window_view(self.server[2], window).mean(1)
+        return replace(self, server=np.vstack([self.server[:2, window - 1:], means]))
 
     def accuracy(self, times: ArrayLike) -> Series:
         """Return the mean accuracy at ``times`` [n] in s; NaN before every robot has one."""

@@ -2,8 +2,10 @@
 
 import json
 import math
+from dataclasses import replace
 
 import made_up_runs
+import numpy as np
 import pytest
 from fleet_env.errors import RecordError
 from fleet_env.records import Iteration, RunWriter, Start, Status
@@ -42,6 +44,16 @@ def test_accuracy_is_the_mean_over_robots_of_each_ones_last_evaluation(tmp_path)
     assert one.accuracy_after([0, 1, 2, 5]) == pytest.approx([.1, .15, .3, .5])
     assert one.reached([.1, .3, .31, .5, .51])[:4] == pytest.approx([0, 20, 50, 50])
     assert math.isnan(one.reached([.51])[0])
+
+
+def test_smoothed_accuracies_of_the_server_s_model_are_means_of_the_last_few(tmp_path):
+    one = written(tmp_path, 'bsp', 1, [[(10.0, 1, .2)], [(20.0, 2, .4)]])
+    assert one.smoothed(2) is one  # the server's model was not measured
+    lucky = replace(one, server=np.array([[0, 15, 30, 45], [0, 3, 5, 9], [.5, .7, .5, .6]]))
+    mean = lucky.smoothed(2)
+    assert mean.accuracy([15, 30, 44, 45]) == pytest.approx([.6, .6, .6, .55])
+    assert math.isnan(mean.accuracy(14))
+    assert float(lucky.reached(.65)) == 15 and math.isnan(mean.reached(.65))
 
 
 def test_accuracy_is_unknown_until_every_robot_has_one(tmp_path):
