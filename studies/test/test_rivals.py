@@ -28,8 +28,8 @@ from rog_studies.rivals import (
     tuning_of,
 )
 
-TOY = Trained({'task': 'virtual_fleet:Linear', 'batch_size': 8}, (.365, .38, .99), (.03, .1, .3, 1.0),
-              server_every=2.0)
+TOY = Trained({'task': 'virtual_fleet:Linear', 'batch_size': 8}, (.365, .38, .99),
+              (.03, .1, .3, 1.0), server_every=2.0)
 
 
 @pytest.mark.parametrize('task', [cifar10, DIGITS, CRIMP], ids=['cifar10', 'digits', 'crimp'])

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env import records
 from fleet_env.errors import RecordError
 from fleet_env.run_recorder import Recorder
@@ -22,49 +21,20 @@ from fleet_ros.device import torch_device
 from fleet_ros.exposure import require_key
 from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
-from rcl_interfaces.msg import SetParametersResult
 from rclpy.parameter import Parameter
 from rog_core.arrays import on_device, to_host
 from rog_core.config import ServerConfig
-from rog_core.errors import ConfigError, RemoteProtocolError, RogError, shown
+from rog_core.errors import ConfigError, RemoteProtocolError, shown
 from rog_core.flat import flatten, rows_of, trainable
-from rog_core.member import Member
-from rog_core.messages import (
-    Ack,
-    Action,
-    Chunk,
-    End,
-    Notice,
-    RegisterResponse,
-    Send,
-    Stop,
-)
+from rog_core.messages import Action, Notice, RegisterResponse, Send, Stop
 from rog_core.methods import check_method
-from rog_core.patience import mta_time
-from rog_core.report import why
 from rog_core.server import ServerMachine
-from rog_core.states import AWAY, COMPUTING, PAUSED, RETIRED, STOPPED, WORKER
-from rog_msgs.msg import (
-    FleetStatus,
-    RobotStatus,
-    RowAck,
-    RowChunk,
-    TrainingStatus,
-    TransferEnd,
-    TransferReceipt,
-)
-from rog_msgs.srv import Register, SaveCheckpoint, SetSync
-from rog_msgs.srv import Stop as StopRun
+from rog_core.states import AWAY, COMPUTING, PAUSED, STOPPED
+from rog_msgs.msg import FleetStatus, TransferReceipt
+from rog_msgs.srv import Register
 from rog_ros import qos
-from rog_ros.convert import payload_bytes, request_from_ros, response_to_ros, to_ros
-from rog_ros.parameters import (
-    SERVER,
-    ServerSettings,
-    declare_robots,
-    fleet_namespace,
-    is_drivable,
-    robot_name,
-)
+from rog_ros.convert import request_from_ros, response_to_ros
+from rog_ros.parameters import SERVER, ServerSettings, declare_robots, is_drivable, robot_name
 from rog_ros.receive import checksum_of, receive
 from rog_ros.seal import (
     Key,
@@ -77,46 +47,17 @@ from rog_ros.seal import (
     read_key,
     sealed,
 )
-from rog_ros.servers import Others, gives_way, refusal, this_process, this_version
+from rog_ros.servers import Others, gives_way, refusal
 from rog_tasks.task import Task, load_task
 
 from . import checkpoint
+from .control import Control
 from .directory import claim, kept
+from .peer import Peer
+from .reports import Reports
 
 if TYPE_CHECKING:
     from .above import Above
-
-ASK_EVERY = 10.0  # seconds between two looks at who publishes
-STATES = {'pulling': 'training', 'draining': 'training'}  # names of states in RobotStatus
-
-
-class _Peer:
-    """Topics of one robot, and the emulated link towards it."""
-
-    def __init__(self, node: ParameterServerNode, robot: str, link: ShapedLink) -> None:
-        self.link = link
-        self.base = base = f'{fleet_namespace(node.get_namespace())}/{robot}/'
-        self.out: dict[type, Any] = {
-            Chunk: node.create_publisher(RowChunk, base + 'pull', qos.CHUNK),
-            Ack: node.create_publisher(RowAck, base + 'push_ack', qos.CHUNK),
-            End: node.create_publisher(TransferEnd, base + 'pull_end', qos.CONTROL)}
-        self.receipts = node.create_publisher(TransferReceipt, base + 'push_receipt', qos.CONTROL)
-        self.session: Session | None = None  # if the fleet has a key, and the robot has registered
-        self.count = 0             # of its last status in this session
-        self.lives: set[int] = set()  # its processes that have registered with the fleet's key
-        for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
-                                     (TransferEnd, 'push_end', qos.CONTROL),
-                                     (TransferReceipt, 'pull_receipt', qos.CONTROL)):
-            node.create_subscription(kind, base + topic,
-                                     lambda message, robot=robot: node.on_message(robot, message),
-                                     profile)
-        node.create_subscription(TrainingStatus, base + 'training_status',
-                                 lambda message: node.on_status(robot, message), qos.STATUS)
-
-    def send(self, value: Any, now: float) -> None:
-        publisher = self.out.get(type(value), self.receipts)
-        message = to_ros(value, self.session.to_robot if self.session else None)
-        self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
 
 class ParameterServerNode(ManagedNode):
@@ -150,10 +91,7 @@ class ParameterServerNode(ManagedNode):
         security = settings.security
         require_key(security.key, security.open)
         self._key = read_key(security.key) if security.key else None
-        self._control = self._key and self._key.control()
         self._signature = self._key and Signature(self._key)
-        self._controlled = 0       # time of the last control call, ns
-        self._changing = False     # this node changes its own parameters
         check_method(settings, self._capacities)
         self.reason = 'finished'
         self._born = time.monotonic()
@@ -163,16 +101,13 @@ class ParameterServerNode(ManagedNode):
         self._checkpoints = self.out and kept(self.out)
         self._incomplete = False   # of the records, something could not be written
         self._unsaved = ''         # why the last checkpoint was not written
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Peer] = {}
         self._emulated: list[ShapedLink] = []  # their links, of those that are not the real one
-        self._dropped: Counter[str] = Counter()  # messages refused, by robot
-        # When we asked who publishes, how many messages were refused then, and the answer.
-        self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
+        self.dropped: Counter[str] = Counter()  # messages refused, by robot
         self._awake = time.monotonic()     # when this process last did something
         self._began: float | None = None   # when the first robot joined
         self._elapsed_before = 0.0         # before restarts of the server
         self._finish_by = math.inf
-        self._statuses = 0                    # statuses published
         self._away: set[str] = set()
         self._paused: set[str] = set()     # robots that have left for a while
         self._paused_at = time.monotonic()    # since when nothing is granted; infinity: it is
@@ -182,21 +117,16 @@ class ParameterServerNode(ManagedNode):
         self.machine = self._build_machine()
         self.machine.paused = True
         self.set_parameters([Parameter('sync', value=str(self.machine.method))])  # a checkpoint's
-        self.add_on_set_parameters_callback(self._on_set_parameters)
-        self.held.callback(self.remove_on_set_parameters_callback, self._on_set_parameters)
         self._claim = claim(self.out, settings.resume, self.held)
         self._others = Others(self._signature, self._claim.run,
                               process_of(self.machine.incarnation))
         self._recorder = self._build_recorder()
-        self._status = self.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
-        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
+        self._reports = Reports(self, self._claim, self._signature)
         self.create_subscription(FleetStatus, 'fleet_status', self._on_other, qos.STATUS)
         for robot in self._links:
             self._peer(robot)
         self.create_service(Register, 'register', self._on_register)
-        self.create_service(SaveCheckpoint, 'save_checkpoint', self._on_save)
-        self.create_service(SetSync, 'set_sync', self._on_set_sync)
-        self.create_service(StopRun, 'stop', self._on_stop)
+        Control(self, self._key)
         self._alarm = Alarm(self, self._on_time)
         self.held.callback(self._alarm.close)
         if settings.upstream.robot:
@@ -216,7 +146,7 @@ class ParameterServerNode(ManagedNode):
         if self._began is not None:
             self._began += now - max(self._began, self._paused_at)
         self._paused_at = math.inf
-        self._act(self.machine.resume(now))
+        self.act(self.machine.resume(now))
         self._publish_status()
 
     def deactivate(self) -> None:
@@ -224,7 +154,7 @@ class ParameterServerNode(ManagedNode):
         if self.machine.stopping:
             raise ConfigError('the run is ending')
         now = self._paused_at = time.monotonic()
-        self._act(self.machine.pause(now))
+        self.act(self.machine.pause(now))
         self._publish_status()
 
     def cleanup(self) -> None:
@@ -298,7 +228,7 @@ class ParameterServerNode(ManagedNode):
             recorder.baseline(self._clean, self._before)
         return recorder
 
-    def _peer(self, robot: str) -> _Peer:
+    def _peer(self, robot: str) -> Peer:
         if robot not in self._peers:
             link = self._links.get(robot)
             shaped = ShapedLink() if link is None else ShapedLink.from_config(
@@ -307,7 +237,7 @@ class ParameterServerNode(ManagedNode):
                 shaped.hold()  # until the training begins
                 if self.elapsed:
                     shaped.begin(time.monotonic() - self.elapsed)
-            self._peers[robot] = _Peer(self, robot, shaped)
+            self._peers[robot] = Peer(self, robot, shaped)
             if shaped.delays:
                 self._emulated.append(shaped)
         return self._peers[robot]
@@ -353,10 +283,10 @@ class ParameterServerNode(ManagedNode):
                 self._away.discard(wanted.robot)
                 self._fault(wanted.robot, 'rejoined', f'at iteration {answer.iteration}')
         else:
-            self._dropped[wanted.robot] += 1
+            self.dropped[wanted.robot] += 1
             self.get_logger().warning(f'refused {wanted.robot}: {answer.reason}',
                                       throttle_duration_sec=5.0)
-        self._act(actions)
+        self.act(actions)
         self._publish_status()
         return sealed(key and derived(key.secret, 'answer'), response_to_ros(answer, response),
                       bytes(request.tag))
@@ -398,12 +328,12 @@ class ParameterServerNode(ManagedNode):
                                       f'its norm is above {self.settings.server.clip:g} times the '
                                       'median of the robots (server.clip)')
         if actions is None:
-            self._dropped[robot] += 1
+            self.dropped[robot] += 1
             return
         if self.settings.training.checksums and isinstance(message, TransferReceipt) \
                 and member is not None and sender is not None and member.sender is not sender:
             self.get_logger().info(checksum_of(sender.transfer, member.mirror.rows))
-        self._act(actions)
+        self.act(actions)
 
     def on_status(self, robot: str, message: Any) -> None:
         """Handle a robot's status: a heartbeat, which is recorded and may say that it stops."""
@@ -414,20 +344,21 @@ class ParameterServerNode(ManagedNode):
                 self._publish_status()  # its link is back: let it know at once that it is away
             return  # another robot of this name, or one that must register again
         try:
-            self._check_status(member, message)
+            self._peers[robot].check_status(message, member, self.machine.incarnation,
+                                            self._key is not None)
         except RemoteProtocolError as error:
-            self._dropped[robot] += 1
+            self.dropped[robot] += 1
             self.get_logger().warning(f'dropped a status of {robot}: {error}',
                                       throttle_duration_sec=5.0)
             return
         self._record(lambda recorder: recorder.status(self.elapsed, message))
         self._note_pause(robot, message.state == PAUSED)
         if message.state in (PAUSED, STOPPED):
-            self._act(self.machine.on_leave(robot, member.incarnation, now))
+            self.act(self.machine.on_leave(robot, member.incarnation, now))
         else:
             if self._above is not None:
                 self._above.note(robot, message.loss, message.accuracy)
-            self._act(self.machine.on_heartbeat(robot, member.incarnation, now, message.loss,
+            self.act(self.machine.on_heartbeat(robot, member.incarnation, now, message.loss,
                                                 message.state == COMPUTING))
 
     def _note_pause(self, robot: str, paused: bool) -> None:
@@ -437,23 +368,6 @@ class ParameterServerNode(ManagedNode):
         self.get_logger().info(f'{robot} has paused; the others go on' if paused else
                                f'{robot} is back from its pause')
 
-    def _check_status(self, member: Member, message: Any) -> None:
-        """Raise `RemoteProtocolError` for a status that cannot be of this member."""
-        peer = self._peers[member.robot]
-        if self._key is not None:
-            if peer.session is None:
-                raise RemoteProtocolError('it has not registered')
-            peer.session.to_server.check(message)
-            if message.count <= peer.count:
-                raise RemoteProtocolError('it comes a second time')
-            peer.count = message.count
-        if message.state not in WORKER.rows:
-            raise RemoteProtocolError(f"it says that the robot is '{message.state}'")
-        # Everybody can see the other fields, and a robot that is said to stop is out.
-        if message.state in (PAUSED, STOPPED) and message.session != \
-                member.incarnation ^ self.machine.incarnation:
-            raise RemoteProtocolError('it says that the robot stops, but not its secret session')
-
     def _on_other(self, message: Any) -> None:
         """Handle the status of a server at the same place, which may be our own."""
         others, mine = self._others, (self.elapsed, process_of(self.machine.incarnation))
@@ -462,7 +376,7 @@ class ParameterServerNode(ManagedNode):
         others.refused = ''
         if not others.shows(message, time.time()):
             if others.refused:
-                self._dropped['another server'] += 1
+                self.dropped['another server'] += 1
                 self.get_logger().warning('dropped a status of another parameter server: '
                                           f'{others.refused}', throttle_duration_sec=5.0)
         elif gives_way(mine, message, time.monotonic() - self._born):
@@ -478,7 +392,7 @@ class ParameterServerNode(ManagedNode):
         self._excuse(now)
         for link in self._emulated:
             link.release(now)
-        self._act(self.machine.on_time(now))
+        self.act(self.machine.on_time(now))
 
     def _excuse(self, now: float) -> None:
         """If this process was held up, heartbeats wait to be read: count silence from now."""
@@ -499,7 +413,8 @@ class ParameterServerNode(ManagedNode):
 
     # -- actions ---
 
-    def _act(self, actions: list[Action]) -> None:
+    def act(self, actions: list[Action]) -> None:
+        """Carry out what the machine has decided."""
         now = time.monotonic()
         self._excuse(now)
         for action in actions:
@@ -524,7 +439,7 @@ class ParameterServerNode(ManagedNode):
             return
         self.reason = reason
         self.get_logger().info(f'stopping: {reason}')
-        self._act(self.machine.stop(time.monotonic()))
+        self.act(self.machine.stop(time.monotonic()))
         self._publish_status()
 
     def interrupt(self) -> None:
@@ -587,9 +502,10 @@ class ParameterServerNode(ManagedNode):
             self._incomplete = True
             self.get_logger().error(str(error), throttle_duration_sec=5.0)
 
-    # -- control services ---
+    # -- checkpoints ---
 
-    def _save(self, name: str = '') -> Path:
+    def save(self, name: str = '') -> Path:
+        """Write a checkpoint, of the run or with a name of its own; return its path."""
         if self.out is None:
             raise checkpoint.CheckpointError('the server has no out directory')
         keep = self.settings.server.keep
@@ -603,7 +519,7 @@ class ParameterServerNode(ManagedNode):
     def _save_or_say(self) -> None:
         """Write the run's checkpoint; if that fails, say so once, and again when it works."""
         try:
-            self._save()
+            self.save()
         except checkpoint.CheckpointError as error:
             self.get_logger().error(f'no checkpoint: {error}', throttle_duration_sec=5.0)
             if not self._unsaved:
@@ -614,154 +530,12 @@ class ParameterServerNode(ManagedNode):
                 self.get_logger().info('checkpoints are written again')
             self._unsaved = ''
 
-    def _refuse_control(self, request: Any = None) -> str:
-        """Return why a control call is refused; empty if it is carried out.
-
-        ``request``: of one of our services; None: parameters, which cannot carry a tag.
-        """
-        if not self.settings.security.control:
-            return 'this fleet takes no control calls (security.control)'
-        if self._control is None:
-            return ''
-        if request is None:
-            return 'this fleet has a key; use rog control'
-        try:
-            check(self._control, request)
-        except SealError as error:
-            return f'the call is not proved: {error}. Use rog control with the key of the fleet'
-        if request.server != process_of(self.machine.incarnation):
-            return 'the call is not for this server process'
-        if request.time <= self._controlled:
-            return 'a later call was carried out already; is the clock of this machine slow?'
-        self._controlled = request.time
-        return ''
-
-    def _on_control(self, request: Any, response: Any, what: Callable[[], str]) -> Any:
-        """Answer a control call; ``what`` does what it asks for and returns the answer."""
-        response.message = self._refuse_control(request)
-        if not response.message:
-            try:
-                response.message, response.success = what(), True
-            except RogError as error:
-                response.message = shown(error)
-        if not response.success:
-            self._dropped['control'] += 1
-            self.get_logger().warning(f'refused a control call: {response.message}',
-                                      throttle_duration_sec=5.0)
-        return response
-
-    def _on_save(self, request: Any, response: Any) -> Any:
-        return self._on_control(request, response, lambda: str(self._save(request.name)))
-
-    def _on_set_sync(self, request: Any, response: Any) -> Any:
-        return self._on_control(request, response, lambda: self._set_sync(request.sync))
-
-    def _set_sync(self, sync: str) -> str:
-        self._changing = True
-        try:
-            result, = self.set_parameters([Parameter('sync', value=sync)])
-        finally:
-            self._changing = False
-        if not result.successful:
-            raise ConfigError(result.reason)
-        return str(self.machine.method)
-
-    def _on_set_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
-        """Change the method; no other parameter may change while the node runs."""
-        if not self._changing and (reason := self._refuse_control()):
-            return SetParametersResult(successful=False, reason=reason)
-        try:
-            for parameter in parameters:
-                if parameter.name == 'sync':
-                    self._act(self.machine.set_sync(parameter.value, time.monotonic()))
-        except ConfigError as error:
-            return SetParametersResult(successful=False, reason=str(error))
-        return SetParametersResult(successful=True)
-
-    def _on_stop(self, request: Any, response: Any) -> Any:
-        def stop() -> str:
-            self.request_stop('stopped by request')
-            return 'stopping'
-
-        return self._on_control(request, response, stop)
-
     # -- status ---
 
     def _publish_status(self) -> None:
-        now = time.monotonic()
-        machine = self.machine
-        active = machine.active()
-        self._statuses += 1
-        message = FleetStatus(
-            incarnation=process_of(machine.incarnation), count=self._statuses,
-            run=self._claim.run, start=self._claim.start,
-            host=this_process(), version=this_version(), sync=str(machine.method),
-            model=machine.partition.digest,
-            state='stopped' if self.done else 'stopping' if machine.stopping else
-            PAUSED if machine.paused else 'training',
-            rows_total=machine.partition.rows, fastest=machine.iteration,
-            slowest=min((m.slowest for m in active), default=0),
-            mta=machine.method.sending().minimum, mta_time=float(mta_time(active)),
-            patience=float(machine.limits.patience), elapsed=float(self.elapsed))
-        message.robots = [RobotStatus(
-            robot=m.robot, iteration=m.iteration,
-            state=PAUSED if m.state == STOPPED and m.robot in self._paused else
-            RETIRED if m.alive and m.place == RETIRED else STATES.get(m.state, m.state),
-            slowest_row=m.slowest, rows_pushed=m.rows_pushed, rows_pulled=m.rows_pulled,
-            heartbeat_age=float(now - m.heard), mta_duration=float(max(m.push_mta, m.pull_mta)),
-            bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for),
-            waiting_time=float(now - m.since) if m.waiting_for else 0.0,
-            idle=float(now - m.progress), refused=machine.refused[m.robot],
-            why=why(m, machine.iteration, m.robot in machine.limits.waited_for, now))
-            for m in machine.members.values()]
-        message.header.stamp = self.get_clock().now().to_msg()
-        if self._signature is not None:
-            self._signature.sign(message)
-        self._status.publish(message)
+        self._reports.status(self.machine, self.elapsed, self.done, self._paused)
 
     def _diagnose(self) -> None:
-        """Publish health: robots that are away, and messages that were refused (REP-107)."""
-        away = [m.robot for m in self.machine.members.values() if m.state == AWAY]
-        status = DiagnosticStatus(
-            name=f'{self.get_fully_qualified_name()}: fleet', hardware_id='rog',
-            level=DiagnosticStatus.WARN if away else DiagnosticStatus.OK,
-            message=f'away: {", ".join(away)}' if away else f'{len(self.machine.active())} robots')
-        refused = self.machine.refused
-        if self._unsaved:
-            status.level = DiagnosticStatus.ERROR
-            status.message = f'no checkpoint: {self._unsaved}'
-        elif refused:
-            status.level = DiagnosticStatus.WARN
-            status.message += f'; implausible pushes of {", ".join(refused)}'
-        values = {'messages refused': self._dropped.total(), 'sync': str(self.machine.method),
-                  'key': 'yes' if self._key else 'no',
-                  **({'fleet above': f'{self._above.name}: {self._above.state}'}
-                     if self._above is not None else {}),
-                  **{f'messages refused of {who}': n for who, n in self._dropped.items()},
-                  **{f'pushes refused of {who}': n for who, n in refused.items() if n},
-                  **{f'pushes clipped of {who}': n for who, n in self.machine.clipped.items() if n},
-                  **{f'publishers of {topic}': who for topic, who in self._who_publishes().items()}}
-        status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
-        message = DiagnosticArray(status=[status])
-        message.header.stamp = self.get_clock().now().to_msg()
-        self._diagnostics.publish(message)
-
-    def _who_publishes(self) -> dict[str, str]:
-        """Publishers of the statuses of robots of which messages were refused, if several.
-
-        rclpy does not tell which publisher has sent a message, so all are named. Asking takes a
-        while, so it is done now and then.
-        """
-        now, total = time.monotonic(), self._dropped.total()
-        asked, former, found = self._asked
-        if total == former or now < asked + ASK_EVERY:
-            return found
-        found = {}
-        for robot in [name for name in self._dropped if name in self._peers]:
-            topic = self._peers[robot].base + 'training_status'
-            known = self.get_publishers_info_by_topic(topic)
-            if len(known) > 1:
-                found[topic] = ', '.join(shown(f'{one.node_namespace}/{one.node_name} ', 80)
-                                         + bytes(one.endpoint_gid).hex() for one in known[:8])
-        self._asked = now, total, found
-        return found
+        above = f'{self._above.name}: {self._above.state}' if self._above is not None else ''
+        self._reports.diagnose(self.machine, self._unsaved, above, self.dropped,
+                               {name: peer.base for name, peer in self._peers.items()})

@@ -1,0 +1,67 @@
+"""What the server's node has of one robot: topics, the emulated link, and its proofs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fleet_env.shaped import ShapedLink
+from rog_core.errors import RemoteProtocolError
+from rog_core.member import Member
+from rog_core.messages import Ack, Chunk, End
+from rog_core.states import PAUSED, STOPPED, WORKER
+from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
+from rog_ros import qos
+from rog_ros.convert import payload_bytes, to_ros
+from rog_ros.parameters import fleet_namespace
+from rog_ros.seal import Session
+
+if TYPE_CHECKING:
+    from .node import ParameterServerNode
+
+
+class Peer:
+    """Topics of one robot, and the emulated link towards it."""
+
+    def __init__(self, node: ParameterServerNode, robot: str, link: ShapedLink) -> None:
+        self.link = link
+        self.base = base = f'{fleet_namespace(node.get_namespace())}/{robot}/'
+        self.out: dict[type, Any] = {
+            Chunk: node.create_publisher(RowChunk, base + 'pull', qos.CHUNK),
+            Ack: node.create_publisher(RowAck, base + 'push_ack', qos.CHUNK),
+            End: node.create_publisher(TransferEnd, base + 'pull_end', qos.CONTROL)}
+        self.receipts = node.create_publisher(TransferReceipt, base + 'push_receipt', qos.CONTROL)
+        self.session: Session | None = None  # if the fleet has a key, and the robot has registered
+        self.count = 0             # of its last status in this session
+        self.lives: set[int] = set()  # its processes that have registered with the fleet's key
+        for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
+                                     (TransferEnd, 'push_end', qos.CONTROL),
+                                     (TransferReceipt, 'pull_receipt', qos.CONTROL)):
+            node.create_subscription(kind, base + topic,
+                                     lambda message, robot=robot: node.on_message(robot, message),
+                                     profile)
+        node.create_subscription(TrainingStatus, base + 'training_status',
+                                 lambda message: node.on_status(robot, message), qos.STATUS)
+
+    def send(self, value: Any, now: float) -> None:
+        """Send a message of `rog_core.messages` over the emulated link."""
+        publisher = self.out.get(type(value), self.receipts)
+        message = to_ros(value, self.session.to_robot if self.session else None)
+        self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
+
+    def check_status(self, message: Any, member: Member, server: int, keyed: bool) -> None:
+        """Raise `RemoteProtocolError` for a status that cannot be of this member.
+
+        ``server``: incarnation of the server's machine. ``keyed``: whether the fleet has a key.
+        """
+        if keyed:
+            if self.session is None:
+                raise RemoteProtocolError('it has not registered')
+            self.session.to_server.check(message)
+            if message.count <= self.count:
+                raise RemoteProtocolError('it comes a second time')
+            self.count = message.count
+        if message.state not in WORKER.rows:
+            raise RemoteProtocolError(f"it says that the robot is '{message.state}'")
+        # Everybody can see the other fields, and a robot that is said to stop is out.
+        if message.state in (PAUSED, STOPPED) and message.session != member.incarnation ^ server:
+            raise RemoteProtocolError('it says that the robot stops, but not its secret session')

@@ -1,0 +1,123 @@
+"""What the server's node tells everybody: the fleet's status, and its part of /diagnostics."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Set
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rclpy.node import Node
+from rog_core.errors import shown
+from rog_core.patience import mta_time
+from rog_core.report import why
+from rog_core.server import ServerMachine
+from rog_core.states import AWAY, PAUSED, RETIRED, STOPPED
+from rog_msgs.msg import FleetStatus, RobotStatus
+from rog_ros import qos
+from rog_ros.seal import Signature, process_of
+from rog_ros.servers import this_process, this_version
+
+from .directory import Claim
+
+ASK_EVERY = 10.0  # seconds between two looks at who publishes
+STATES = {'pulling': 'training', 'draining': 'training'}  # names of states in RobotStatus
+
+
+class Reports:
+    """Publishes `fleet_status` and diagnostics (REP-107)."""
+
+    def __init__(self, node: Node, claim: Claim, signature: Signature | None) -> None:
+        self._node, self._claim, self._signature = node, claim, signature
+        self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
+        self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
+        self._count = 0                       # statuses published
+        # When we asked who publishes, how many messages were refused then, and the answer.
+        self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
+
+    def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str]) -> None:
+        """Publish the fleet's status; ``elapsed``: s of training, ``paused``: robots that are."""
+        now = time.monotonic()
+        active = machine.active()
+        self._count += 1
+        message = FleetStatus(
+            incarnation=process_of(machine.incarnation), count=self._count,
+            run=self._claim.run, start=self._claim.start,
+            host=this_process(), version=this_version(), sync=str(machine.method),
+            model=machine.partition.digest,
+            state='stopped' if done else 'stopping' if machine.stopping else
+            PAUSED if machine.paused else 'training',
+            rows_total=machine.partition.rows, fastest=machine.iteration,
+            slowest=min((m.slowest for m in active), default=0),
+            mta=machine.method.sending().minimum, mta_time=float(mta_time(active)),
+            patience=float(machine.limits.patience), elapsed=float(elapsed))
+        message.robots = [RobotStatus(
+            robot=m.robot, iteration=m.iteration,
+            state=PAUSED if m.state == STOPPED and m.robot in paused else
+            RETIRED if m.alive and m.place == RETIRED else STATES.get(m.state, m.state),
+            slowest_row=m.slowest, rows_pushed=m.rows_pushed, rows_pulled=m.rows_pulled,
+            heartbeat_age=float(now - m.heard), mta_duration=float(max(m.push_mta, m.pull_mta)),
+            bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for),
+            waiting_time=float(now - m.since) if m.waiting_for else 0.0,
+            idle=float(now - m.progress), refused=machine.refused[m.robot],
+            why=why(m, machine.iteration, m.robot in machine.limits.waited_for, now))
+            for m in machine.members.values()]
+        message.header.stamp = self._node.get_clock().now().to_msg()
+        if self._signature is not None:
+            self._signature.sign(message)
+        self._status.publish(message)
+
+    def diagnose(self, machine: ServerMachine, unsaved: str, above: str, dropped: Counter[str],
+                 bases: Mapping[str, str]) -> None:
+        """Publish health: robots that are away, and messages that were refused.
+
+        ``unsaved``: why there is no checkpoint. ``above``: name and state of the fleet above.
+        ``dropped``: messages refused, by sender. ``bases``: of the robots' topics.
+        """
+        away = [m.robot for m in machine.members.values() if m.state == AWAY]
+        status = DiagnosticStatus(
+            name=f'{self._node.get_fully_qualified_name()}: fleet', hardware_id='rog',
+            level=DiagnosticStatus.WARN if away else DiagnosticStatus.OK,
+            message=f'away: {", ".join(away)}' if away else f'{len(machine.active())} robots')
+        refused = machine.refused
+        if unsaved:
+            status.level = DiagnosticStatus.ERROR
+            status.message = f'no checkpoint: {unsaved}'
+        elif refused:
+            status.level = DiagnosticStatus.WARN
+            status.message += f'; implausible pushes of {", ".join(refused)}'
+        values: dict[str, Any] = {
+            'messages refused': dropped.total(), 'sync': str(machine.method),
+            'key': 'yes' if self._signature is not None else 'no',
+            **({'fleet above': above} if above else {}),
+            **{f'messages refused of {who}': n for who, n in dropped.items()},
+            **{f'pushes refused of {who}': n for who, n in refused.items() if n},
+            **{f'pushes clipped of {who}': n for who, n in machine.clipped.items() if n},
+            **{f'publishers of {topic}': who
+               for topic, who in self._who_publishes(dropped, bases).items()}}
+        status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
+        message = DiagnosticArray(status=[status])
+        message.header.stamp = self._node.get_clock().now().to_msg()
+        self._diagnostics.publish(message)
+
+    def _who_publishes(self, dropped: Counter[str], bases: Mapping[str, str]) -> dict[str, str]:
+        """Publishers of the statuses of robots of which messages were refused, if several.
+
+        rclpy does not tell which publisher has sent a message, so all are named. Asking takes a
+        while, so it is done now and then.
+        """
+        now, total = time.monotonic(), dropped.total()
+        asked, former, found = self._asked
+        if total == former or now < asked + ASK_EVERY:
+            return found
+        found = {}
+        for robot in [name for name in dropped if name in bases]:
+            topic = bases[robot] + 'training_status'
+            known = self._node.get_publishers_info_by_topic(topic)
+            if len(known) > 1:
+                found[topic] = ', '.join(shown(f'{one.node_namespace}/{one.node_name} ', 80)
+                                         + bytes(one.endpoint_gid).hex() for one in known[:8])
+        self._asked = now, total, found
+        return found
