@@ -134,7 +134,7 @@ def _due(jobs: Sequence[Job], resume: bool) -> list[Job]:
             if resume and job.done():
                 continue
             wrong = 'a run with other settings' if resume else 'a run'
-            help = 'another directory' if resume else 'another directory, or resume'
+            help = 'another directory, or ' + ('move that run away' if resume else 'resume')
             raise ConfigError(f'{job.directory} already holds {wrong}; choose {help}')
         due.append(job)
     for job in due:
