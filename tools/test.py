@@ -19,6 +19,10 @@ SHORT = ['-m', 'not long', '--hypothesis-profile=few']
 # replaces PyTorch's `cuda`, so it is alone. They take about equally long; the last has the rest.
 GROUPS = {'core': ['rog_core'], 'sim': ['rog_sim', 'rog_cli', 'rog_view'],
           'lopinfer': ['lopinfer_node'], 'rrto': ['rrto_bridge'], 'rest': []}
+# Of all tests those of these packages take longest; they begin first, so that at the end nobody
+# waits for one of them. Three at a time keep two cores busy: most tests wait for something, too.
+LONGEST = ('rog_bringup', 'rog_core', 'rrto_bridge', 'rog_sim', 'testing', 'rog_cli')
+AT_ONCE = 3
 
 
 def folders() -> dict[str, list[Path]]:
@@ -30,21 +34,30 @@ def folders() -> dict[str, list[Path]]:
     return found
 
 
-def start(name: str, where: list[Path], *options: str) -> subprocess.Popen:
-    """A pytest that leaves its report in `build`."""
-    report = REPORTS / name / 'pytest.xml'
-    report.parent.mkdir(parents=True, exist_ok=True)
-    report.unlink(missing_ok=True)
-    return subprocess.Popen([sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
-                             f'--junitxml={report}', *options, *map(str, where)],
-                            cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def pytest(name: str, where: list[Path], *options: str) -> list[str]:
+    """The command of a pytest that leaves its report in `build`."""
+    return [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
+            f'--junitxml={REPORTS / name / "pytest.xml"}', *options, *map(str, where)]
 
 
-def finish(running: dict[str, subprocess.Popen]) -> bool:
-    """Wait for all and print what they said; whether they ended as they should."""
-    for name, process in running.items():
-        print(f'{name}:\n{process.communicate()[0]}', end='', flush=True)
-    return all(process.returncode == 0 for process in running.values())
+def run(commands: dict[str, list[str]], at_once: int) -> bool:
+    """Run so many at a time, print what each has said; whether all ended as they should."""
+    waiting, fine = list(commands), True
+    running: dict[int, tuple[str, subprocess.Popen]] = {}
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            name = waiting.pop(0)
+            (REPORTS / name).mkdir(parents=True, exist_ok=True)
+            (REPORTS / name / 'pytest.xml').unlink(missing_ok=True)
+            with (REPORTS / name / 'tests.log').open('w') as log:
+                process = subprocess.Popen(commands[name], cwd=ROOT, stdout=log, stderr=log)
+            running[process.pid] = name, process
+        pid, status = os.wait()
+        name, process = running.pop(pid)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        print(f'{name}:\n{(REPORTS / name / "tests.log").read_text()}', end='', flush=True)
+        fine = fine and process.returncode == 0
+    return fine
 
 
 def counts(report: Path) -> tuple[int, int, int]:
@@ -73,14 +86,15 @@ def conclude(names: list[str], fine: bool) -> int:
     return 0 if passed and fine and not failed else 1
 
 
-def colcon(*arguments: str) -> bool:
-    return subprocess.run(['colcon', '--log-level', 'error', *arguments], cwd=ROOT,
-                          check=False).returncode == 0
+def colcon(verb: str, *arguments: str, log: str = 'log') -> list[str]:
+    """The command of a verb of colcon; two at a time need logs of their own."""
+    return ['colcon', '--log-level', 'error', '--log-base', log, verb, *BASES, *arguments]
 
 
 def short() -> int:
     """The tests of all packages but the long ones, as they lie here."""
-    fine = finish({name: start(name, where, *SHORT) for name, where in folders().items()})
+    fine = run({name: pytest(name, where, *SHORT) for name, where in folders().items()},
+               at_once=len(GROUPS))
     return conclude(list(GROUPS), fine)
 
 
@@ -94,22 +108,26 @@ def everything() -> int:
         skip = ['--packages-ignore', *messages]
     for old in REPORTS.glob('*/pytest.xml'):
         old.unlink()
-    fine = colcon('build', *BASES, *skip, '--executor', 'sequential')
-    beside = {name: start(name, [where]) for name, where in
-              {'embedded': ROOT / 'embedded' / 'test', 'testing': ROOT / 'testing'}.items()}
-    if fine:
-        # Some at a time: most tests wait for something, and no outcome depends on how long.
-        fine = colcon('test', *BASES, *skip, '--parallel-workers', '2', '--event-handlers',
-                      'console_cohesion+', 'console_start_end+', '--python-testing', 'pytest',
-                      '--return-code-on-test-failure')
-    fine = finish(beside) and fine
+    fine = subprocess.run(colcon('build', *skip, '--executor', 'sequential'), cwd=ROOT,
+                          check=False).returncode == 0
     packages = [p.parent.name for p in ROOT.glob('ros2_ws/src/*/setup.py')]
     packages += ['rog_bringup', 'rog_studies']
-    return conclude([*sorted(packages), *beside], fine)
+    # One colcon for each: a single one tests a package only after those that it depends on.
+    commands = {name: colcon(
+        'test', *skip, '--packages-select', name, '--event-handlers', 'console_cohesion+',
+        '--python-testing', 'pytest', '--return-code-on-test-failure', log=f'log/{name}')
+        for name in sorted(packages)} if fine else {}
+    commands['embedded'] = pytest('embedded', [ROOT / 'embedded' / 'test'])
+    commands['testing'] = pytest('testing', [ROOT / 'testing'])
+    order = [*(name for name in LONGEST if name in commands), *sorted(commands.keys() - LONGEST)]
+    fine = run({name: commands[name] for name in order}, AT_ONCE) and fine
+    return conclude([*sorted(packages), 'embedded', 'testing'], fine)
 
 
 if __name__ == '__main__':
     # Started in the background of a script, it would hand on that SIGINT is ignored, and tests of
     # Ctrl+C would fail.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Hundreds of processes import our packages; each would compile them anew.
+    os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
     sys.exit(everything() if '--all' in sys.argv[1:] else short())

@@ -132,11 +132,13 @@ def test_a_link_that_fails_is_refused():
         evaluate.replay(GRAPH, table_from(1), COSTS, trace)
 
 
-def test_there_is_a_plan_for_every_method_and_bandwidth():
+def test_there_is_a_plan_for_every_method_and_bandwidth(monkeypatch):
+    few = BANDWIDTHS[:6]
+    monkeypatch.setattr(evaluate, 'BANDWIDTHS', few)
     tables = evaluate.tables(GRAPH, COSTS)
     assert list(tables) == [*BASELINES, 'lopinfer']
-    assert all(len(table) == len(BANDWIDTHS) for table in tables.values())
-    link = Link(BANDWIDTHS[5], BANDWIDTHS[5], evaluate.LATENCY)
+    assert all(len(table) == len(few) for table in tables.values())
+    link = Link(few[5], few[5], evaluate.LATENCY)
     assert tables['neurosurgeon'][5] == neurosurgeon(GRAPH, COSTS, link)
     latency = {name: estimate(GRAPH, table[5], COSTS, link).latency
                for name, table in tables.items()}

@@ -16,7 +16,6 @@ from fleet_env.summary import SUMMARY_FILE, read_summary
 from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
 from fleet_ros.environment import cyclone_profile, dds_environment, where_traffic_goes
 from rog_bringup import FLEETS
-from rog_core.methods import check_method
 
 from .emulated_fleet import EmulatedFleet
 from .emulated_network import EmulatedNetwork, check_rights
@@ -85,6 +84,8 @@ def _up(options: argparse.Namespace) -> int:
             raise argparse.ArgumentTypeError('--emulate: the fleets below are not emulated; start '
                                              'each by itself')
         if 'server' in names:  # robots need not have the method
+            from rog_core.methods import check_method  # with numba, which takes its time
+
             for one in (fleet, *below.values()):
                 check_method(one, one.capacities)
     except argparse.ArgumentTypeError as error:

@@ -5,32 +5,34 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import entry_points
 
 from fleet_env.errors import RecordError, SettingError, TraceError
 from rog_core.errors import RogError
 from rog_tasks.errors import TaskError
 
-from . import chaos, compare, control, doctor, fleet, key, plot, sim, status, trace
-
+VERBS = ('fleet', 'status', 'control', 'key', 'doctor', 'sim', 'compare', 'plot', 'trace', 'chaos')
 IN_STUDIES = ('study', 'calibrate')  # verbs that the package rog_studies adds
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all verbs.
+def make_parser(wanted: str = '') -> argparse.ArgumentParser:
+    """Return the parser of all verbs; of the one that is wanted alone, if there is such a one.
 
-    Other packages add verbs through entry points of the group ``rog.verbs``, whose name is the verb
-    and whose object declares it, as ``add_to`` of the modules here does.
+    What a verb needs may take seconds to import, so the others stay away. Other packages add verbs
+    through entry points of the group ``rog.verbs``, whose name is the verb and whose object
+    declares it, as ``add_to`` of the modules here does.
     """
     parser = argparse.ArgumentParser(
         prog='rog', description='Train one model on a team of robots over bad Wi-Fi.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-    for module in (fleet, status, control, key, doctor, sim, compare, plot, trace, chaos):
-        module.add_to(verbs)
     # The wheel and a checkout may both be installed, and name the same verb; how they are found
     # depends on the file system.
-    for _, verb in sorted({found.name: found for found in entry_points(group='rog.verbs')}.items()):
-        verb.load()(verbs)
+    others = {found.name: found for found in entry_points(group='rog.verbs')}
+    names = [*VERBS, *sorted(others)]
+    for name in [wanted] if wanted in names else names:
+        add_to = others[name].load() if name in others else import_module(f'rog_cli.{name}').add_to
+        add_to(verbs)
     return parser
 
 
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'rog: {name} is a verb of the package rog_studies, which is not installed here: '
               'pip install -e studies', file=sys.stderr)
         return 2
-    options = make_parser().parse_args(arguments)
+    options = make_parser(name).parse_args(arguments)
     try:
         return options.run(options)
     except (SettingError, TraceError, RecordError, TaskError, RogError,

@@ -17,7 +17,6 @@ from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import fleets_below
 from fleet_ros.ending import LAST, SIGNALS, launched
 from fleet_ros.environment import dds_environment
-from rog_core.warm_up import warm_up
 from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
 from .nursery import Child, Nursery, kill, possible
@@ -73,6 +72,8 @@ class FleetProcesses:
         """Start all that run here."""
         together = len(self.names) > 1 and not self.apart and possible()
         if not together:
+            from rog_core.warm_up import warm_up
+
             warm_up()  # compile once, not in every process at the same time
         with Nursery(self.environment(self.names[0])) if together else nullcontext() as nursery:
             for name in self.names:

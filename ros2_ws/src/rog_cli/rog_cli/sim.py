@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 from fleet_env.fleet_file import fleets_below
-from rog_core.methods import check_method
 
 from .fleet_options import add_fleet_options, chosen_fleet
 from .progress import progress_bar
@@ -27,6 +26,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from rog_core.methods import check_method
+
     fleet = chosen_fleet(options)
     for one in (fleet, *fleets_below(fleet).values()):
         check_method(one, one.capacities)

@@ -1,5 +1,8 @@
 """The rog command as a person uses it: exit codes, messages, files."""
 
+import subprocess
+import sys
+
 import pytest
 from fleet_env.records import Evaluation, Fault, Iteration, RunWriter, Start
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
@@ -126,3 +129,11 @@ def test_verbs_of_other_packages_come_in_one_order_however_they_are_found(names,
     parser = main_module.make_parser()
     verbs = list(next(a for a in parser._actions if a.choices).choices)
     assert verbs[-2:] == ['one', 'two']
+
+
+def test_a_verb_waits_for_no_imports_that_only_others_need():
+    program = ('import sys; from rog_cli.main import main; main(["trace", "stats", "indoor"]); '
+               'print({"numba", "rclpy", "torch"} & set(sys.modules))')
+    ended = subprocess.run([sys.executable, '-c', program], text=True, capture_output=True,
+                           check=True)
+    assert ended.stdout.endswith('set()\n')

@@ -5,27 +5,29 @@ take events and the present time and return actions. A shell (a ROS 2 node, the 
 carries the actions out and delivers the messages. `states` has the tables of states, `methods` the
 synchronisation methods, `steps` the kinds of gradient that a worker can compute, `transfer` the
 transmission of rows, `codecs` their encodings.
+
+What is named here is loaded when it is asked for: a command that needs an error, not the machines,
+starts without numba.
 """
 
-from .accumulator import Accumulator
-from .config import ServerConfig, SgdConfig, TransferConfig
-from .errors import (
-    ConfigError,
-    GradientError,
-    LocalProtocolError,
-    PartitionMismatchError,
-    RemoteProtocolError,
-    RogError,
-    StaleMessageError,
-)
-from .methods import Method, Team, create
-from .partition import RowPartition, partition_of
-from .server import ServerMachine
-from .worker import WorkerMachine
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    'Accumulator', 'ConfigError', 'GradientError', 'LocalProtocolError', 'Method',
-    'PartitionMismatchError', 'RemoteProtocolError', 'RogError', 'RowPartition', 'ServerConfig',
-    'ServerMachine', 'SgdConfig', 'StaleMessageError', 'Team', 'TransferConfig', 'WorkerMachine',
-    'create', 'partition_of',
-]
+_OF = {
+    'accumulator': ['Accumulator'],
+    'config': ['ServerConfig', 'SgdConfig', 'TransferConfig'],
+    'errors': ['ConfigError', 'GradientError', 'LocalProtocolError', 'PartitionMismatchError',
+               'RemoteProtocolError', 'RogError', 'StaleMessageError'],
+    'methods': ['Method', 'Team', 'create'],
+    'partition': ['RowPartition', 'partition_of'],
+    'server': ['ServerMachine'],
+    'worker': ['WorkerMachine'],
+}
+__all__ = sorted(name for names in _OF.values() for name in names)
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _OF.items():
+        if name in names:
+            return getattr(import_module(f'.{module}', __name__), name)
+    raise AttributeError(f'module {__name__} has no attribute {name}')

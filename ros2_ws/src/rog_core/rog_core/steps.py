@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from .arrays import copy_of
 from .config import SgdConfig
 from .errors import RemoteProtocolError
 
@@ -147,6 +146,8 @@ class Gradient(Step):
             return source.add(batch)
         weights, full = source.store.anchor
         model = source.store.model
+        from .arrays import copy_of  # with numba, which messages do without
+
         now = copy_of(model)
         try:
             model[:] = weights
@@ -246,6 +247,8 @@ class Full(Step):
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
         """See `Step.keep`."""
+        from .arrays import copy_of
+
         store.full = copy_of(gradient)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:

@@ -5,26 +5,32 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from fleet_env.errors import SettingError, TraceError
 
 from ..errors import LopinferError
-from . import bench, compare, demo, plan, profile, serve
+
+VERBS = ('demo', 'profile', 'plan', 'compare', 'serve', 'bench')
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all verbs."""
+def make_parser(wanted: str = '') -> argparse.ArgumentParser:
+    """Return the parser of all verbs; of the one that is wanted alone, if there is such a one.
+
+    What a verb needs may take seconds to import, so the others stay away.
+    """
     parser = argparse.ArgumentParser(
         prog='lopinfer', description='Share one inference between a robot and a server.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-    for module in (demo, profile, plan, compare, serve, bench):
-        module.add_to(verbs)
+    for name in [wanted] if wanted in VERBS else VERBS:
+        import_module(f'lopinfer_node.cli.{name}').add_to(verbs)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; errors of the user are one line and exit code 2."""
-    options = make_parser().parse_args(arguments)
+    name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
+    options = make_parser(name).parse_args(arguments)
     try:
         return options.run(options)
     except (LopinferError, SettingError, TraceError, OSError) as error:

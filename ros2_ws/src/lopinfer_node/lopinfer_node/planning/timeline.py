@@ -32,7 +32,8 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name in ('fixed', 'per_share'):
-            value = np.asarray(getattr(self, name), np.float64)
+            # In order of memory: kernels are compiled for each order that they meet.
+            value = np.ascontiguousarray(getattr(self, name), np.float64)
             if value.ndim != 2 or len(value) != 2:
                 raise ValueError(f'{name} has shape (2, nodes), not {value.shape}')
             if not (np.isfinite(value).all() and (value >= 0).all()):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -181,7 +182,7 @@ class Method:
                    in suffix(self.known, self.options, self.by_default(self.written))]
         return ':'.join(map(str, (self.written.name, *arguments))) + ''.join(options)
 
-    @property
+    @cached_property
     def asked(self) -> str:
         """Name from which a restarted server builds the method again."""
         return self.named(*self.written.arguments)
