@@ -19,6 +19,7 @@ from rclpy.node import Node
 from torch.utils import _pytree as pytree
 
 from .errors import ModelError
+from .model.trace import Snapshot
 from .model.traced import trace
 from .ros.client_shell import Client, ClientOptions
 from .runtime.client import OPEN, Report
@@ -30,8 +31,8 @@ _tracing = threading.Lock()  # torch patches itself while it traces
 class OffloadedModel:
     """Called like the model, with the same result to float tolerance.
 
-    Inputs of other shapes than the first, and a model that can't be traced (`reason` says why), run
-    whole on this machine.
+    Inputs of other shapes than the first, and a model that can't be traced or was changed since
+    (`reason` says why), run whole on this machine.
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:
@@ -39,24 +40,44 @@ class OffloadedModel:
         self._reason = ''
         self._robot, self._options = robot, options
         self._client: Client | None = None
+        self._opening = threading.Lock()   # threads may make the first call at once
+        self._traced: Snapshot      # of the model, as it was traced
         self._inputs: Any = None    # how tensors are nested in arguments and results
         self._outputs: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One inference."""
         kwargs = dict(sorted(kwargs.items()))  # in whichever order they were given
-        if self._client is None and not self._reason:
-            self.connect(*args, **kwargs)
+        with self._opening:
+            if self._client is None and not self._reason:
+                self.connect(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        if self._client is None or structure != self._inputs or not self._fits(leaves):
-            with torch.no_grad():
-                return self.model(*args, **kwargs)
+        if not self._current() or structure != self._inputs or not self._fits(leaves):
+            return self._whole(args, kwargs)
+        assert self._client is not None
         return pytree.tree_unflatten(list(self._client.infer(leaves)), self._outputs)
+
+    def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with torch.no_grad():
+            result = self.model(*args, **kwargs)
+        if self._client is not None and not self._reason:
+            self._traced.settle()
+        return result
+
+    def _current(self) -> bool:
+        """Whether what was traced is the model as it is now."""
+        if self._client is None or self._reason:
+            return False
+        changed = self._traced.change()
+        if changed:
+            self._reason = f'{changed} was changed after the model was traced: open it again'
+            warnings.warn(f'{self._reason}; it runs whole on this machine', stacklevel=3)
+        return not changed
 
     def _fits(self, leaves: list[Any]) -> bool:
         assert self._client is not None
         inputs = self._client.traced.inputs
-        return len(leaves) == len(inputs) and all(
+        return not torch.is_autocast_enabled('cpu') and len(leaves) == len(inputs) and all(
             isinstance(given, torch.Tensor) and tuple(given.shape) == wanted.shape
             and given.dtype == wanted.dtype for given, wanted in zip(leaves, inputs, strict=True))
 
@@ -66,6 +87,7 @@ class OffloadedModel:
         try:
             with _tracing:
                 traced = trace(self.model, *args, **kwargs)
+                self._traced = Snapshot(self.model)
         except ModelError as error:
             self._reason = str(error)
             warnings.warn(f'{error}; it runs whole on this machine', stacklevel=3)

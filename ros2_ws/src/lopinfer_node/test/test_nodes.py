@@ -14,6 +14,7 @@ import rclpy
 import torch
 from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT, environment, eventually, free_domain
+from lopinfer_node import api
 from lopinfer_node.api import offload, offloaded
 from lopinfer_node.planning.plan import Plan
 from lopinfer_node.ros.client_shell import ClientOptions
@@ -139,6 +140,55 @@ def test_arguments_given_by_name_may_come_in_any_order(names):
         assert not shared.reason or 'connected' in shared.reason
     assert (result == 1).all()
     result += 1
+
+
+def test_weights_that_change_after_the_model_was_traced_are_not_mixed_with_the_servers(
+        processes, tmp_path):
+    model, other, x = Small().eval(), Small().eval(), torch.rand(SHAPE)
+    start(processes, 'server', directory=tmp_path)
+    with offload(model, example=x, options=ClientOptions(halves)) as shared:
+        assert shared.wait(LIMIT)
+        same(shared(x), model(x))
+        assert shared.report.offloaded == 1
+        model.load_state_dict(other.state_dict())
+        with pytest.warns(UserWarning, match='was changed after the model was traced'):
+            same(shared(x), other(x))
+        same(shared(x), other(x))
+        assert shared.report.offloaded == 1 and 'open it again' in shared.reason
+
+
+def test_threads_that_make_the_first_call_at_once_open_one_client(monkeypatch):
+    opened = []
+
+    class Counted(api.Client):
+        def __init__(self, *arguments):
+            opened.append(self)
+            super().__init__(*arguments)
+    monkeypatch.setattr(api, 'Client', Counted)
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with offload(model) as shared:
+        threads = [threading.Thread(target=shared, args=(x,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT)
+    assert len(opened) == 1
+
+
+def test_inputs_laid_out_in_another_way_and_autocast_are_the_models_too():
+    class Flat(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(12, 4)
+
+        def forward(self, x):
+            return self.linear(x.contiguous().view(2, -1))
+    model, x = Flat().eval(), torch.rand(2, 3, 2, 2)
+    strided = x.to(memory_format=torch.channels_last)
+    with offload(model, example=x) as shared, torch.no_grad():
+        torch.testing.assert_close(shared(strided), model(strided))
+        with torch.autocast('cpu'):
+            assert torch.equal(shared(x), model(x))
 
 
 @pytest.mark.long

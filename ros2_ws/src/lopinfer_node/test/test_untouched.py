@@ -3,6 +3,7 @@
 import pytest
 import torch
 from lopinfer_node.errors import ModelError
+from lopinfer_node.model.trace import Snapshot
 from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.plan import DEVICE, Plan
 from lopinfer_node.runtime.program import Program
@@ -128,3 +129,70 @@ def test_results_may_be_written_into_and_do_not_share_memory_with_the_model():
         results[0].add_(1)
         results[1].zero_()
     assert (model.norm.weight == 1).all()
+
+
+def written(model):
+    with torch.no_grad():
+        model.conv.weight.add_(1)
+
+
+def replaced(model):
+    model.conv.weight.data = torch.rand_like(model.conv.weight)
+
+
+CHANGES = {
+    'conv.weight': [written, replaced, lambda m: setattr(
+        m.conv, 'weight', nn.Parameter(torch.rand_like(m.conv.weight)))],
+    'norm.running_mean': [lambda m: m.norm.running_mean.fill_(2)],
+    'plain': [lambda m: m.plain.add_(1), lambda m: setattr(m, 'plain', torch.ones(2))],
+    'norm.eps': [lambda m: setattr(m.norm, 'eps', 0.5)],
+    'norm': [lambda m: setattr(m, 'norm', nn.Identity())],
+    'the mode of the model': [lambda m: m.train()],
+    'the hooks of conv': [lambda m: m.conv.register_forward_hook(print)]}
+
+
+@pytest.mark.parametrize('name, change', [(n, c) for n, all_ in CHANGES.items() for c in all_])
+def test_a_change_of_the_model_is_seen_and_named(name, change):
+    model = Counts().eval()
+    snapshot = Snapshot(model)
+    assert not snapshot.change()
+    change(model)
+    assert snapshot.change() == name
+
+
+def test_what_the_model_itself_stores_is_no_change():
+    model = Keeps().eval()
+    snapshot = Snapshot(model)
+    model(torch.randn(1, 3, 8, 8))
+    assert snapshot.change() == 'last'
+    snapshot.settle()
+    assert not snapshot.change()
+
+
+class Drops(Base):
+    """Its dropout is on in eval mode, too, and changes few values."""
+
+    def forward(self, x):
+        return nn.functional.dropout(self.conv(x), 1e-6)
+
+
+class Types(Base):
+    """Returns a type that can not be compared."""
+
+    def forward(self, x):
+        return self.conv(x).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize('kind, why', [(Drops, 'is random'), (Types, 'can not be traced')])
+def test_what_can_not_be_shared_is_refused_with_a_reason(kind, why):
+    with pytest.raises(ModelError, match=why):
+        trace(kind().eval(), torch.randn(1, 3, 8, 8))
+
+
+def test_a_hook_of_all_modules_is_refused():
+    hook = nn.modules.module.register_module_forward_hook(lambda *a: None)
+    try:
+        with pytest.raises(ModelError, match='every module has the forward hook'):
+            trace(Keeps().eval(), torch.randn(1, 3, 8, 8))
+    finally:
+        hook.remove()

@@ -174,6 +174,7 @@ def _tensors(device: Device) -> None:
     """Pinned memory is ordinary memory, `.data =` may cross devices, devices may be numbers."""
     for name, value in (('pin_memory', lambda self, device=None: self),
                         ('is_pinned', lambda self, device=None: False),
+                        ('record_stream', lambda self, stream: None),
                         ('data', property(remote.get_data, remote.set_data))):
         setattr(torch.Tensor, name, value)
     torch.nn.Parameter.__new__ = remote.new_parameter  # type: ignore[method-assign]

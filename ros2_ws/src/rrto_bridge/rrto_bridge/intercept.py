@@ -13,8 +13,8 @@ import torch
 
 from . import cuda_api, guard, signals
 from .device import Device
-from .operators import WHOLE, overload
-from .remote import Hook
+from .operators import COMPOSITE, WHOLE, overload
+from .remote import Hook, RemoteTensor
 
 _KEPT: list[Any] = []   # registrations end with their library object
 
@@ -32,6 +32,7 @@ def install(device: Device) -> None:
     for names, key in ((_OVERRIDES, 'CUDA'), (WHOLE, 'AutogradCUDA')):
         for name in names:
             kernels.impl(name, partial(_from_backend, overload(name)), key)
+    _record_traces(kernels)
     _KEPT.extend((backend, kernels))
     cuda_api.install(device)
     signals.install(device.busy)
@@ -39,3 +40,25 @@ def install(device: Device) -> None:
 
 def _from_backend(function: Any, *args: Any, **kwargs: Any) -> Any:
     return Hook.dispatch(function, args, kwargs)
+
+
+def _record_traces(kernels: torch.library.Library) -> None:
+    """PyTorch's tracer records some operators by what their kernels call, which run elsewhere.
+
+    Their results would be constants of the traced module.
+    """
+    def convolution(*args: Any) -> Any:
+        cudnn = torch.backends.cudnn
+        return torch.ops.aten._convolution.default(*args, cudnn.benchmark, cudnn.deterministic,
+                                                   cudnn.enabled, cudnn.allow_tf32)
+
+    kernels.impl('convolution', convolution, 'Tracer')
+    for name in ('lstm_cell', 'gru_cell'):
+        kernels.impl(name, partial(_taken_apart, overload(name)), 'Tracer')
+
+
+def _taken_apart(cell: Any, *args: Any) -> Any:
+    if any(isinstance(value, RemoteTensor) for value in args):
+        raise RuntimeError(f'rrto: torch.jit.trace can not record {cell.name()} on the device; '
+                           'trace the module on the CPU, and move the result')
+    return cell._op_dk(COMPOSITE, *args)

@@ -119,6 +119,10 @@ class Value(RemoteTensor):
 class Place(RemoteTensor):
     """What was another tensor before: objects with slots can not change their class."""
 
+    def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
+        """As `nn.Parameter(...)`: programs call the type of a parameter."""
+        return torch.nn.Parameter(data, requires_grad)
+
 
 def make(handle: int, meta: Meta, kind: type[RemoteTensor] = Value) -> RemoteTensor:
     """The wrapper of a handle."""

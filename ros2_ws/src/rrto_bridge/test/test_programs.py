@@ -10,7 +10,7 @@ import pytest
 from processes import PROGRAMS, Domain
 
 NAMES = ('classify', 'segment', 'detect', 'encoder', 'mlp', 'two_models', 'batches', 'branches',
-         'recurrent', 'images', 'loops')
+         'recurrent', 'images', 'loops', 'traced')
 VISION = ('classify', 'segment')
 FULL = 'RRTO_INFERENCES' in os.environ
 GROUPS = [(name,) for name in NAMES] if FULL else [NAMES]

@@ -208,3 +208,30 @@ def test_a_child_that_is_forked_before_the_device_was_used_may_use_it():
     if not pid:
         os._exit(0 if torch.ones(2, device='cuda').sum().item() == 2 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_the_type_of_a_parameter_makes_another_one(replay):
+    weight = nn.Linear(2, 2).cuda().weight
+    made = type(weight)(torch.ones(2, device='cuda'), requires_grad=False)
+    assert isinstance(made, nn.Parameter) and made.is_cuda and not made.requires_grad
+
+
+def test_a_tensor_is_told_which_stream_uses_it(replay):
+    torch.ones(2, device='cuda').record_stream(torch.cuda.current_stream())
+
+
+def test_gammas_are_drawn_with_the_other_numbers_of_the_device(engine):
+    def draw(device):
+        torch.manual_seed(3)
+        ones = torch.ones(4, device=device)
+        return [t.cpu() for t in (torch.rand(3, device=device), torch._standard_gamma(ones),
+                                  torch._sample_dirichlet(ones), torch.rand(3, device=device))]
+    for got, want in zip(draw('cuda'), draw('cpu'), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_a_cell_that_can_not_be_traced_on_the_device_says_so(replay):
+    cell, x = nn.GRUCell(3, 2).eval(), torch.ones(1, 3)
+    torch.jit.trace(cell, x)
+    with pytest.raises(RuntimeError, match='trace the module on the CPU'):
+        torch.jit.trace(cell.cuda(), x.cuda())

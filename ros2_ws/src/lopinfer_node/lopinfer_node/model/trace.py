@@ -73,6 +73,8 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
     if training:
         raise ModelError(f'{training[0]} is in training mode: call model.eval() first')
     _refuse_hooks(model)
+    if torch.is_autocast_enabled('cpu'):
+        raise ModelError('torch.autocast is on, which a server does not know of')
     args, kwargs = pytree.tree_unflatten(list(inputs), structure)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -87,7 +89,7 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
         except ModelError:
             raise
         except Exception:
-            raise ModelError(f'{type(model).__name__} can not be traced: {_place(reason)}'
+            raise ModelError(f'{type(model).__name__} can not be traced: {place_of(reason)}'
                              ) from reason
 
 
@@ -134,14 +136,71 @@ def _restore(value: Any, former: Any) -> None:
 
 def _refuse_hooks(model: torch.nn.Module) -> None:
     """A hook may do anything beside computing, for example keep a result; on a server it can't."""
-    for name, module in model.named_modules():
-        for hook in module._forward_hooks.values():
+    hooks = [(name, module._forward_hooks) for name, module in model.named_modules()]
+    for name, found in [('every module', _everywhere()), *hooks]:
+        for hook in found.values():
             raise ModelError(f'{name or "the model"} has the forward hook '
                              f'{getattr(hook, "__qualname__", hook)}, which would not be called '
                              'for what the server computes; remove it')
 
 
-def _place(error: Exception) -> str:
+def _everywhere() -> dict[int, Any]:
+    """Forward hooks of all modules of the process."""
+    found: dict[int, Any] = torch.nn.modules.module._global_forward_hooks
+    return found
+
+
+class Snapshot:
+    """What a model computes with: modules, weights, mode, hooks, plain attributes.
+
+    No value is copied: a weight that was written to has another version.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._held = self._holds()
+        self._attributes = self._plain()
+
+    def settle(self) -> None:
+        """What the model's own code has stored since is no change, as while it is traced."""
+        self._attributes = self._plain()
+
+    def change(self) -> str:
+        """What is another than it was, in words; '' if nothing is."""
+        held, attributes = self._holds(), self._plain()
+        for before, now in (self._held, held), (self._attributes, attributes):
+            if before != now:
+                return next(name for name in [*before, *now]
+                            if name not in before or name not in now or before[name] != now[name])
+        return ''
+
+    def _holds(self) -> dict[str, Any]:
+        found: dict[str, Any] = {'the hooks of all modules': tuple(_everywhere())}
+        for path, module in self._model.named_modules():
+            found[path or 'the model'] = module
+            found[f'the mode of {path or "the model"}'] = module.training
+            found[f'the hooks of {path or "the model"}'] = (
+                *module._forward_hooks, *module._forward_pre_hooks)
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                found[f'{path}.{name}'.lstrip('.')] = tensor is not None and _mark(tensor)
+        return found
+
+    def _plain(self) -> dict[str, Any]:
+        return {f'{path}.{name}'.lstrip('.'):
+                _mark(value) if isinstance(value, torch.Tensor) else (type(value), str(value))
+                for path, module in self._model.named_modules()
+                for name, value in vars(module).items()
+                if isinstance(value, (bool, int, float, complex, str, torch.Tensor))
+                and name != 'training'}
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Another tensor, other memory or a write makes another mark."""
+    memory = tensor.data_ptr() if tensor.layout is torch.strided else 0
+    return id(tensor), memory, 0 if tensor.is_inference() else tensor._version
+
+
+def place_of(error: Exception) -> str:
     """First line of what torch said, and the innermost line of code outside torch."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
     at, frame = '', error.__traceback__
@@ -293,6 +352,8 @@ class _Reader:
         bound = self._bound(node, target)
         name = target.overloadpacket.__name__
         if name in ('dropout', 'dropout_', 'feature_dropout', 'alpha_dropout'):
+            if bound['train'] and bound['p']:
+                raise ModelError(f'{place}: {target} is random: robot and server would differ')
             self.env[node] = bound['input'] if 'input' in bound else bound['self']
             return
         if target._schema.is_mutable:

@@ -20,7 +20,7 @@ from .calls import Call, Division, Value, Weight, divide
 from .footprint import whole
 from .graph import Graph, Kind, Node
 from .text import as_json
-from .trace import Record, Ref, Tape, record, untouched
+from .trace import Record, Ref, Tape, place_of, record, untouched
 
 MAX_CHOICES = 64
 
@@ -155,10 +155,16 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise ModelError(f'{type(model).__name__}: all inputs have to be tensors')
-    with untouched(model):
-        traced = divided(type(model).__name__, record(model, leaves, structure))
-        if verify:
-            _verify(model, traced, args, kwargs, leaves)
+    leaves = [leaf.contiguous() for leaf in leaves]   # as they come out of messages
+    try:
+        with untouched(model):
+            traced = divided(type(model).__name__, record(model, leaves, structure))
+            if verify:
+                _verify(model, traced, args, kwargs, leaves)
+    except ModelError:
+        raise
+    except Exception as error:   # a type or an operator that nobody has thought of
+        raise ModelError(f'{type(model).__name__} can not be traced: {place_of(error)}') from error
     return traced
 
 
@@ -169,8 +175,8 @@ def _verify(model: torch.nn.Module, traced: Traced, args: Any, kwargs: Any,
         wanted, traced.structure = pytree.tree_flatten(model(*copies[0], **copies[1]))
         results = traced.run(dict(zip(traced.graph.inputs, leaves, strict=True)))
         for got, want in zip(results, wanted, strict=True):
-            if got.shape != want.shape or not torch.allclose(got, want, 1e-3, 1e-4,
-                                                             equal_nan=True):
+            if got.shape != want.shape or got.dtype != want.dtype or not torch.allclose(
+                    got, want, 1e-3, 1e-4, equal_nan=True):
                 raise ModelError(f'{traced.name}: the traced operators do not give the model\'s '
                                  'result; does it depend on something beside its inputs?')
 

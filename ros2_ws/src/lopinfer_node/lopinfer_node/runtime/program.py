@@ -127,7 +127,7 @@ class Run:
         if program.side == DEVICE:
             for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
                 extent = self.graph.nodes[index].extent
-                self._stretches[index] = [(0, extent, tensor.detach())]
+                self._stretches[index] = [(0, extent, tensor.detach().contiguous())]
         self._inputs = dict(self._stretches)
 
     def compute(self, at: int) -> None:

@@ -1,0 +1,13 @@
+"""A module that is traced on the device answers for inputs that it was not traced with."""
+
+import torch
+from results import COUNT, DEVICE, show
+from torch import nn
+
+torch.manual_seed(11)
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+                      nn.Linear(144, 3)).eval().to(DEVICE)
+with torch.no_grad():
+    traced = torch.jit.trace(model, torch.rand(2, 3, 8, 8).to(DEVICE))
+    for _ in range(COUNT):
+        show('traced', traced(torch.rand(2, 3, 8, 8).to(DEVICE)).cpu())
