@@ -50,7 +50,7 @@ class Layout:
     scale: float
     camera: Camera
     alike: bool
-    intrinsics: tuple[str, int] | None = None
+    intrinsics: tuple[str, int] = ('camera-intrinsics.txt', 3)
     aside: tuple[float, float] | None = None
 
 
@@ -105,7 +105,7 @@ def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, wid
 
 def _camera(layout: Layout, root: Path, shape: tuple[int, ...]) -> Camera:
     """Return the camera of the depth images of a recording, which have that shape."""
-    if layout.intrinsics and (file := root / layout.intrinsics[0]).is_file():
+    if (file := root / layout.intrinsics[0]).is_file():
         k = _numbers(file, _text(file), (layout.intrinsics[1],) * 2)
         return Camera(shape[1], shape[0], k[0, 0], k[1, 1], k[0, 2], k[1, 2])
     return _reduced(layout.camera, shape[1], shape[0])
@@ -228,7 +228,7 @@ LAYOUTS = {
     'scannet': Layout(_scannet, 1000.0, Camera(640, 480, 577.9, 578.7, 318.9, 242.7), False,
                       ('intrinsic/intrinsic_depth.txt', 4)),
     '7scenes': Layout(_seven_scenes, 1000.0, Camera(640, 480, 585.0, 585.0, 320.0, 240.0), True,
-                      ('camera-intrinsics.txt', 3), (525.0, .025))}
+                      aside=(525.0, .025))}
 """Kinds of recordings; intrinsics are the published defaults."""
 
 
