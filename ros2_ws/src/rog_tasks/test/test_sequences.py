@@ -8,11 +8,15 @@ import pytest
 import torch
 from PIL import Image
 from rog_tasks.crimp import Crimp
+from rog_tasks.crimp.explorer import _facing
+from rog_tasks.crimp.frames import Camera, Frames
+from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
 from rog_tasks.crimp.sequences import open_sequence
 from rog_tasks.errors import DataError
 
 COUNT, SIZE = 6, (32, 24)
-SCALES = {'tum': 5000, 'replica': 6553.5, 'scannet': 1000}
+SCALES = {'tum': 5000, 'replica': 6553.5, 'scannet': 1000, '7scenes': 1000}
+POSES = {'scannet': 'pose/4.txt', '7scenes': 'frame-000004.pose.txt'}
 BOUNDS = [[-3, -3, -1], [4, 3, 5]]
 
 
@@ -44,12 +48,14 @@ def picture(path, size=SIZE):
 
 def depth_file(root, kind, number):
     return root / {'tum': f'depth/{number}.png', 'replica': f'results/depth{number:06}.png',
-                   'scannet': f'depth/{number}.png'}[kind]
+                   'scannet': f'depth/{number}.png',
+                   '7scenes': f'frame-{number:06}.depth.png'}[kind]
 
 
 def image_file(root, kind, number):
     return root / {'tum': f'rgb/{number}.png', 'replica': f'results/frame{number:06}.jpg',
-                   'scannet': f'color/{number}.jpg'}[kind]
+                   'scannet': f'color/{number}.jpg',
+                   '7scenes': f'frame-{number:06}.color.png'}[kind]
 
 
 def recorded(root, kind):
@@ -68,6 +74,9 @@ def recorded(root, kind):
     elif kind == 'replica':
         (root / 'traj.txt').write_text('\n'.join(
             ' '.join(map(str, pose(n).flatten())) for n in range(COUNT)) + '\n')
+    elif kind == '7scenes':
+        for n in range(COUNT):
+            np.savetxt(root / f'frame-{n:06}.pose.txt', pose(n))
     else:
         (root / 'pose').mkdir()
         (root / 'intrinsic').mkdir()
@@ -123,7 +132,7 @@ def test_a_robot_trains_on_a_recording(kind, root):
     loss = task.loss(model, next(task.batches(0, 2)))
     loss.backward()
     assert loss.isfinite() and task.evaluate(model) == pytest.approx(0, abs=1e-6)
-    assert np.isnan(task.evaluate(task.model()))  # nobody knows the true depth
+    assert task.evaluate(task.model()) == 0  # an empty map
 
 
 def test_a_depth_image_of_another_size_is_refused_by_name(kind, root):
@@ -134,8 +143,8 @@ def test_a_depth_image_of_another_size_is_refused_by_name(kind, root):
 
 @pytest.mark.parametrize('number', ['nan', 'inf', '-inf', 'x', ''])
 def test_a_pose_that_is_no_number_is_refused_by_name(kind, root, number):
-    if kind == 'scannet':
-        file, where = root / 'pose/4.txt', 'pose/4.txt'
+    if kind in POSES:
+        file, where = root / POSES[kind], POSES[kind]
         file.write_text(file.read_text().replace('1.0', number, 1))
     else:
         file = root / ('traj.txt' if kind == 'replica' else 'groundtruth.txt')
@@ -166,7 +175,7 @@ def test_what_is_missing_or_damaged_is_named(kind, root):
 
 
 def test_an_image_of_another_size_than_its_depth_is_refused(tmp_path):
-    for kind in ('tum', 'replica'):
+    for kind in ('tum', 'replica', '7scenes'):
         root = recorded(tmp_path / kind, kind)
         picture(image_file(root, kind, 2), (64, 48))
         with pytest.raises(DataError, match='32 x 24 pixels, its image .* 64 x 48'):
@@ -197,6 +206,134 @@ def test_a_matrix_that_is_no_motion_is_refused(tmp_path):
     np.savetxt(root / 'pose/2.txt', 2 * np.eye(4))
     with pytest.raises(DataError, match=r'pose/2.txt: the pose is no rotation'):
         read('scannet', root)
+
+
+def test_a_missing_pose_is_named(tmp_path):
+    for kind, name in POSES.items():
+        root = recorded(tmp_path / kind, kind)
+        (root / name).unlink()
+        with pytest.raises(DataError, match=f'{name} cannot be read'):
+            read(kind, root)
+
+
+def test_a_truncated_depth_image_is_named(kind, root):
+    file = depth_file(root, kind, 2)
+    file.write_bytes(file.read_bytes()[:-30])
+    with pytest.raises(DataError, match=f'{file}: cannot be decoded'):
+        read(kind, root)
+
+
+def test_a_gap_in_the_numbers_is_named(tmp_path):
+    root = recorded(tmp_path, '7scenes')
+    depth_file(root, '7scenes', 3).unlink()
+    with pytest.raises(DataError, match=r'no frame-000003.depth.png, but later ones'):
+        read('7scenes', root)
+    depth_file(root, '7scenes', 4).rename(root / 'frame-4b.depth.png')
+    with pytest.raises(DataError, match=r'frame-4b.depth.png has no number'):
+        read('7scenes', root)
+
+
+def test_what_a_camera_cannot_have_measured_is_not_known(kind, root):
+    file = depth_file(root, kind, 2)
+    pixels = np.asarray(Image.open(file)).copy()
+    pixels[-1], pixels[0] = 65535, 0
+    Image.fromarray(pixels).save(file)
+    depths = read(kind, root, width=32).depths[2].view(24, 32)
+    assert (depths[[0, -1]] == 0).all() and (depths[1:-1] > 1).all()
+
+
+# -- what a task finds in them
+
+
+def test_bounds_are_what_the_recording_shows(kind, root):
+    task = Crimp(frames=f'{kind}:{root}', width=16, cell=.2)
+    assert task.model().grids[1].shape == Crimp(
+        frames=f'{kind}:{root}', width=16, cell=.2, bounds=task._bounds.tolist()
+    ).model().grids[1].shape
+    points = open_sequence(kind, str(root), (0, 1), 1, 16).points()
+    low, high = task._bounds
+    assert ((points > low + .2) & (points < high - .2)).all()  # `TRUNCATION` beyond the surfaces
+    assert (high - low < points.amax(0) - points.amin(0).clamp(max=0) + 1.1).all()
+
+
+def test_a_stray_depth_does_not_stretch_the_bounds(tmp_path):
+    root = recorded(tmp_path, '7scenes')
+    before = Crimp(frames=f'7scenes:{root}', width=16)._bounds
+    file = depth_file(root, '7scenes', 2)
+    pixels = np.asarray(Image.open(file)).copy()
+    pixels[13, 13] = 9000
+    Image.fromarray(pixels).save(file)
+    assert torch.equal(Crimp(frames=f'7scenes:{root}', width=16)._bounds, before)
+
+
+def test_bounds_cover_the_recordings_of_all_robots(tmp_path):
+    for robot, away in enumerate((0, 20)):
+        root = recorded(tmp_path / str(robot), '7scenes')
+        for number in range(COUNT):
+            moved = pose(number)
+            moved[1, 3] = away
+            np.savetxt(root / f'frame-{number:06}.pose.txt', moved)
+    low, high = Crimp(frames=f'7scenes:{tmp_path}/{{rank}}', width=16)._bounds
+    assert low[1] < 0 and high[1] > 20
+
+
+def test_without_the_recording_bounds_must_be_given(tmp_path):
+    task = Crimp(frames=f'tum:{tmp_path}/nowhere')
+    with pytest.raises(DataError, match=r'nowhere is not there; .*bounds: \[\[x, y, z\]'):
+        task.model()
+    task = Crimp(frames=f'tum:{tmp_path}/nowhere', bounds=BOUNDS)
+    assert np.isnan(task.evaluate(task.model()))  # nobody here knows the true depth
+
+
+class Wall(ImplicitMap):
+    """Knows that there is a wall, and where."""
+
+    def __init__(self, z):
+        super().__init__(torch.zeros(3), torch.ones(3))
+        self._z = z
+
+    def forward(self, points, gain=1.0):
+        return (self._z - points[:, 2]) / TRUNCATION, torch.zeros(len(points), 3)
+
+
+def test_the_map_of_a_recording_is_measured_where_its_depth_is_known(kind, root):
+    task = Crimp(frames=f'{kind}:{root}', bounds=BOUNDS, width=32)
+    # Half of the pixels are 1 m away and a little, half 2 m; one in 768 is not known.
+    assert task.depth_error(Wall(2.0)) == pytest.approx(.5, abs=.05)
+    for number in range(COUNT):
+        file = depth_file(root, kind, number)
+        pixels = np.asarray(Image.open(file)).copy()
+        pixels[:, :16] = 0
+        Image.fromarray(pixels).save(file)
+    task = Crimp(frames=f'{kind}:{root}', bounds=BOUNDS, width=32)
+    assert task.depth_error(Wall(2.0)) == pytest.approx(.025, abs=.01)
+
+
+def test_a_picture_from_above_is_that_of_cameras_held_upright(tmp_path):
+    root = recorded(tmp_path, '7scenes')
+    for number in range(COUNT):  # y points down, as the camera's does
+        moved = np.eye(4)
+        moved[0, 3] = number / 10
+        np.savetxt(root / f'frame-{number:06}.pose.txt', moved)
+    task = Crimp(frames=f'7scenes:{root}', width=16, cell=.2)
+    model = task.model()
+    assert task._upright.tolist() == [[1, 0, 0], [0, 0, 1], [0, -1, 0]]
+    low, high = task._bounds
+    expected = torch.stack((low[0], high[0], low[2], high[2])).tolist()
+    assert task.portrait(model)['extent'].tolist() == pytest.approx(expected)
+    task.loss(model, next(task.batches(0, 1)))
+    truth = task.portrait(model)['truth']
+    assert truth[:, 0].tolist() == pytest.approx([n / 10 for n in range(COUNT)])
+
+
+def test_a_neighbour_that_is_not_known_does_not_turn_a_wall():
+    camera = Camera(9, 7, 8.0, 8.0, 4.0, 3.0)
+    depths = torch.full((1, 63), 2.0)
+    whole = _facing(Frames(camera, torch.zeros(1, 63, 3), depths, None), camera.rays())
+    depths = depths.clone()
+    depths[0, 31] = 0
+    holed = _facing(Frames(camera, torch.zeros(1, 63, 3), depths, None), camera.rays())
+    assert torch.allclose(holed[depths > 0], whole[depths > 0], atol=1e-5)
 
 
 # -- as the published recordings have them, to the byte
@@ -277,3 +414,22 @@ def test_a_scannet_recording_goes_by_the_numbers_of_its_frames(tmp_path):
     np.savetxt(tmp_path / 'pose/7.txt', lost, '%f')
     with pytest.raises(DataError, match=r'pose/7.txt: -inf is no number'):
         read('scannet', tmp_path)
+
+
+def test_7_scenes_has_a_colour_camera_beside_that_of_the_depth(tmp_path):
+    """A square 1 m ahead is red: seen 25 mm further left, and smaller, by the other camera."""
+    for number in range(2):
+        pixels = np.zeros((480, 640, 3), np.uint8)
+        pixels[188:293, 255:360] = (255, 0, 0)  # 525 pixels per m, around 320 - 525 * .025
+        Image.fromarray(pixels).save(tmp_path / f'frame-{number:06}.color.jpg', quality=95)
+        grey_png(tmp_path / f'frame-{number:06}.depth.png', np.full((480, 640), 1000))
+        np.savetxt(tmp_path / f'frame-{number:06}.pose.txt', pose(number), '%.7e', '\t')
+    frames = read('7scenes', tmp_path, width=640)
+    red = frames.colours[1].view(480, 640, 3)[..., 0] > .5
+    rows, columns = red.any(1).nonzero()[:, 0], red.any(0).nonzero()[:, 0]
+    assert (int(rows[0]), int(rows[-1])) == pytest.approx((240 - 58, 240 + 58), abs=2)
+    assert (int(columns[0]), int(columns[-1])) == pytest.approx((320 - 58, 320 + 58), abs=2)
+    assert (frames.camera.fx, frames.camera.cx) == (585, 320)
+    np.savetxt(tmp_path / 'camera-intrinsics.txt', [[580, 0, 319], [0, 581, 239], [0, 0, 1]])
+    camera = read('7scenes', tmp_path, width=640).camera
+    assert (camera.fx, camera.fy, camera.cx, camera.cy) == (580, 581, 319, 239)

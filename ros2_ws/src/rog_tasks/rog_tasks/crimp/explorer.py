@@ -115,11 +115,26 @@ class Explorer:
 def _facing(frames: Frames, directions: Tensor) -> Tensor:
     """Return the cosine of the angle between ray and surface, of each pixel, (n, p), at least 0.2.
 
-    The distance along the ray times it is about that to the surface.
+    The distance along the ray times it is about that to the surface. Where the neighbours of a
+    pixel are not known, it looks at the surface squarely.
     """
     height, width = frames.camera.height, frames.camera.width
     points = (frames.depths[..., None] * directions).view(len(frames), height, width, 3)
-    down, right = torch.gradient(points, dim=(1, 2))
+    down, right = _slope(points, 1), _slope(points, 2)
     normal = torch.linalg.cross(down, right).flatten(1, 2)
-    cosine = (normal * directions).sum(2) / (normal.norm(dim=2) * directions.norm(dim=1) + 1e-12)
-    return cosine.abs().clamp(min=0.2)
+    length = normal.norm(dim=2) * directions.norm(dim=1)
+    cosine = (normal * directions).sum(2).abs() / (length + 1e-12)
+    return torch.where(length > 0, cosine.clamp(min=0.2), 1.0)
+
+
+def _slope(points: Tensor, axis: int) -> Tensor:
+    """Return how ``points`` (n, height, width, 3) differ along an axis; 0 where nothing is known.
+
+    From neighbour to neighbour, or to the pixel itself where one of them lacks.
+    """
+    after, before = points.roll(-1, axis), points.roll(1, axis)
+    after.narrow(axis, points.shape[axis] - 1, 1).zero_()
+    before.narrow(axis, 0, 1).zero_()
+    known_after, known_before = after[..., 2:] > 0, before[..., 2:] > 0
+    between = torch.where(known_after, after, points) - torch.where(known_before, before, points)
+    return between / (known_after.int() + known_before.int()).clamp(min=1)

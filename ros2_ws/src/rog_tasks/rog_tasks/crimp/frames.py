@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,6 +60,16 @@ class Frames:
         """Return n."""
         return len(self.depths)
 
+    def __getitem__(self, part: slice) -> 'Frames':
+        """Return some of them."""
+        return Frames(self.camera, self.colours[part], self.depths[part], self.truth[part])
+
+    def points(self) -> Tensor:
+        """Return where in the world all pixels of known depth are, (k, 3)."""
+        rays = torch.einsum('nij,pj->npi', self.truth.rotations, self.camera.rays())
+        points = self.truth.positions[:, None] + self.depths[..., None] * rays
+        return points[self.depths > 0]
+
 
 def trajectory_error(estimate: Tensor, truth: Tensor) -> float:
     """Return the root mean square distance of positions (n, 3) after the best rigid motion, m."""
@@ -68,3 +79,30 @@ def trajectory_error(estimate: Tensor, truth: Tensor) -> float:
     flip = torch.ones(3, dtype=torch.float64)
     flip[2] = torch.sign(torch.linalg.det(u @ vt)) or 1.0
     return float(((a @ (u * flip) @ vt - b) ** 2).sum(1).mean().sqrt())
+
+
+def corners(seen: list[Frames], margin: float) -> Tensor:
+    """Return the lowest and the highest corner, (2, 3), of where cameras were and what they saw.
+
+    One point of a thousand at each end does not count, since a depth may be far off. Whole
+    decimetres, so that machines which round otherwise agree.
+    """
+    points = torch.cat([frames.points() for frames in seen]).numpy()
+    cameras = torch.cat([frames.truth.positions for frames in seen]).numpy()
+    if len(points):
+        cameras = np.concatenate((cameras, np.quantile(points, (.001, .999), 0)))
+    low = np.floor(10 * (cameras.min(0) - margin))
+    high = np.ceil(10 * (cameras.max(0) + margin))
+    return torch.tensor(np.stack((low, high)) / 10, dtype=torch.float32)
+
+
+def upright(seen: list[Frames]) -> Tensor:
+    """Return the rotation (3, 3) to axes of which the third points up, as cameras are held.
+
+    Recordings differ in their axes; up is that axis of the world which is nearest.
+    """
+    up = -torch.cat([frames.truth.rotations for frames in seen])[:, :, 1].mean(0)
+    axis = int(up.abs().argmax())
+    z = torch.eye(3)[axis] * up[axis].sign()
+    x = torch.eye(3)[1 if axis == 0 else 0]
+    return torch.stack((x, torch.linalg.cross(z, x), z))

@@ -1,4 +1,4 @@
-"""RGB-D recordings in the folders of TUM RGB-D, Replica (as NICE-SLAM has it) and ScanNet.
+"""RGB-D recordings in the folders of TUM RGB-D, Replica (as NICE-SLAM has it), ScanNet, 7-Scenes.
 
 What a file says is checked before it is used; a DataError names the file and what is wrong.
 """
@@ -6,6 +6,7 @@ What a file says is checked before it is used; a DataError names the file and wh
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,10 @@ from rog_tasks.sources.pictures import LARGEST, Picture, as_stored
 
 MOST = 20_000
 """Frames of a recording, at most."""
+
+FARTHEST = 10.0
+"""Depth, m, from which on it is not known: no such camera measures there; 65535 stands for unknown,
+too."""
 
 _LATE = 0.02
 """Seconds between image, depth and pose that still count as one frame (TUM's own tool)."""
@@ -35,21 +40,28 @@ class Layout:
     """How a kind of recording lies in its folder.
 
     ``scale``: of a depth pixel, per m. ``camera``: of the depth images, if the folder does not say.
-    ``alike``: whether images have the size of their depth images.
+    ``alike``: whether images have the size of their depth images. ``intrinsics``: the file in which
+    the folder may say it, a matrix of so many rows and columns. ``aside``: where images are
+    published as two cameras saw them, the focal length of that of the colours, in pixels of
+    ``camera``, and how far to the right of the other it is, m.
     """
 
     frames: Callable[[Path], list[_Frame]]
     scale: float
     camera: Camera
     alike: bool
+    intrinsics: tuple[str, int] = ('camera-intrinsics.txt', 3)
+    aside: tuple[float, float] | None = None
 
 
-def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, width: int) -> Frames:
+def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, width: int,
+                  most: int = MOST) -> Frames:
     """Return part ``share[0]`` of ``share[1]`` of a recording, one after the other.
 
     :param kind: a key of `LAYOUTS`.
     :param stride: every so many frames are taken.
     :param width: pixels of a row; images are reduced to it, the height follows.
+    :param most: frames; where there are more, some of them, evenly spread.
     :raises DataError: names what is missing, damaged, or does not fit: a depth image of another
         size, a pose that is no number.
     """
@@ -60,7 +72,8 @@ def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, wid
     if len(listed) > MOST:
         raise DataError(f'{root} has {len(listed)} frames; at most {MOST} are taken')
     part, parts = share
-    frames = [listed[i] for i in np.array_split(np.arange(0, len(listed), stride), parts)[part]]
+    numbers = np.array_split(np.arange(0, len(listed), stride), parts)[part]
+    frames = [listed[i] for i in numbers[::max(1, -(-len(numbers) // most))]]
     if len(frames) < 2:
         raise DataError(f'{root} has {len(listed)} frames: too few for part {part} of {parts} with '
                         f'stride {stride}')
@@ -68,6 +81,7 @@ def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, wid
     height = max(1, round(width * first.shape[0] / first.shape[1]))
     row = ((np.arange(height) + .5) * first.shape[0] / height).astype(int)
     column = ((np.arange(width) + .5) * first.shape[1] / width).astype(int)
+    camera = _camera(layout, root, first.shape)
     depths = np.empty((len(frames), height * width), np.float32)
     colours = np.empty((len(frames), height * width, 3), np.float32)
     for index, frame in enumerate(frames):
@@ -80,26 +94,45 @@ def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, wid
         if layout.alike and colour.shape[:2] != depth.shape:
             raise DataError(f'{frame.depth} is {_size(depth)}, its image {frame.colour.name} '
                             f'{_size(colour)}; they must be alike')
-        depths[index] = depth[row][:, column].reshape(-1) / layout.scale
-        ratio = np.array(colour.shape[:2]) / depth.shape
-        colours[index] = colour[(row * ratio[0]).astype(int)][
-            :, (column * ratio[1]).astype(int), :3].reshape(-1, 3) / 255
+        metres = depth.astype(np.float32)[row][:, column] / np.float32(layout.scale)
+        depths[index] = np.where(metres < FARTHEST, metres, 0).reshape(-1)
+        colours[index] = _looked_up(layout, camera, colour, metres, row, column).reshape(-1, 3)
     poses = np.stack([frame.pose for frame in frames]).astype(np.float32)
-    return Frames(_camera(layout, root, first.shape, width, height), torch.from_numpy(colours),
+    return Frames(_reduced(camera, width, height), torch.from_numpy(colours),
                   torch.from_numpy(depths),
                   Poses(torch.from_numpy(poses[:, :3, :3]), torch.from_numpy(poses[:, :3, 3])))
 
 
-def _camera(layout: Layout, root: Path, shape: tuple[int, ...], width: int, height: int) -> Camera:
-    """Return the camera of the reduced images."""
-    camera, file = layout.camera, root / 'intrinsic' / 'intrinsic_depth.txt'
-    if layout is LAYOUTS['scannet'] and file.is_file():
-        k = _numbers(file, file.read_text(), (4, 4))
-        camera = Camera(shape[1], shape[0], k[0, 0], k[1, 1], k[0, 2], k[1, 2])
-    x, y = width / shape[1], height / shape[0]
-    own_x, own_y = shape[1] / camera.width, shape[0] / camera.height  # of another resolution
-    return Camera(width, height, camera.fx * own_x * x, camera.fy * own_y * y,
-                  (camera.cx + .5) * own_x * x - .5, (camera.cy + .5) * own_y * y - .5)
+def _camera(layout: Layout, root: Path, shape: tuple[int, ...]) -> Camera:
+    """Return the camera of the depth images of a recording, which have that shape."""
+    if (file := root / layout.intrinsics[0]).is_file():
+        k = _numbers(file, _text(file), (layout.intrinsics[1],) * 2)
+        return Camera(shape[1], shape[0], k[0, 0], k[1, 1], k[0, 2], k[1, 2])
+    return _reduced(layout.camera, shape[1], shape[0])
+
+
+def _reduced(camera: Camera, width: int, height: int) -> Camera:
+    """Return a camera that sees the same in other pixels."""
+    x, y = width / camera.width, height / camera.height
+    return Camera(width, height, camera.fx * x, camera.fy * y,
+                  (camera.cx + .5) * x - .5, (camera.cy + .5) * y - .5)
+
+
+def _looked_up(layout: Layout, camera: Camera, colour: NDArray[np.generic],
+               metres: NDArray[np.float32], row: NDArray[np.int_], column: NDArray[np.int_]
+               ) -> NDArray[np.float32]:
+    """Return the colours, 0 to 1, of what is ``metres`` away at rows and columns of the depths."""
+    height, width = colour.shape[:2]
+    if layout.aside is None:
+        y = (row * (height / camera.height))[:, None]
+        x = (column * (width / camera.width))[None]
+    else:
+        focal, right = layout.aside[0] * width / layout.camera.width, layout.aside[1]
+        away = np.where(metres > 0, metres, np.inf)
+        y = (height / 2 + focal * (row - camera.cy) / camera.fy)[:, None]
+        x = width / 2 + focal * ((column - camera.cx) / camera.fx - right / away)
+    found = colour[y.astype(int).clip(0, height - 1), x.astype(int).clip(0, width - 1), :3]
+    return found.astype(np.float32) / np.float32(255)
 
 
 def _tum(root: Path) -> list[_Frame]:
@@ -162,11 +195,41 @@ def _scannet(root: Path) -> list[_Frame]:
     return found
 
 
+def _seven_scenes(root: Path) -> list[_Frame]:
+    depths = sorted(root.glob('frame-*.depth.png'))
+    if not depths:
+        raise DataError(f'{root} holds no depth images (frame-*.depth.png)')
+    found = []
+    numbers = [_number_of(depth) for depth in depths]
+    for number, after in pairwise(numbers):
+        if after != number + 1:
+            raise DataError(f'{root} has no frame-{number + 1:06}.depth.png, but later ones; '
+                            'a recording has no gaps')
+    for depth in depths:
+        name = depth.name.removesuffix('.depth.png')
+        image = root / f'{name}.color.png'
+        if not image.exists() and (smaller := root / f'{name}.color.jpg').exists():
+            image = smaller
+        pose = root / f'{name}.pose.txt'
+        found.append(_Frame(image, depth, _rigid(str(pose), _text(pose))))
+    return found
+
+
+def _number_of(depth: Path) -> int:
+    number = depth.name[len('frame-'):-len('.depth.png')]
+    if not number.isdecimal():
+        raise DataError(f'{depth} has no number; frames are called frame-000000.depth.png')
+    return int(number)
+
+
 LAYOUTS = {
     'tum': Layout(_tum, 5000.0, Camera(640, 480, 525.0, 525.0, 319.5, 239.5), True),
     'replica': Layout(_replica, 6553.5, Camera(1200, 680, 600.0, 600.0, 599.5, 339.5), True),
-    'scannet': Layout(_scannet, 1000.0, Camera(640, 480, 577.9, 578.7, 318.9, 242.7), False)}
-"""Kinds of recordings; TUM's and ScanNet's intrinsics are their published defaults."""
+    'scannet': Layout(_scannet, 1000.0, Camera(640, 480, 577.9, 578.7, 318.9, 242.7), False,
+                      ('intrinsic/intrinsic_depth.txt', 4)),
+    '7scenes': Layout(_seven_scenes, 1000.0, Camera(640, 480, 585.0, 585.0, 320.0, 240.0), True,
+                      aside=(525.0, .025))}
+"""Kinds of recordings; intrinsics are the published defaults."""
 
 
 def _rigid(where: str, text: str) -> NDArray[np.float64]:

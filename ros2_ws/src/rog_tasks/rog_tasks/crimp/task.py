@@ -1,7 +1,9 @@
 """CRIMP: robots map one place together while each finds its own pose (ROG, Section VI)."""
 
 from collections.abc import Iterator, Sequence
-from itertools import repeat
+from functools import cached_property
+from itertools import count, repeat, takewhile
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from rog_tasks.crimp.explorer import Explorer
-from rog_tasks.crimp.frames import Camera, Frames
+from rog_tasks.crimp.frames import Camera, Frames, corners, upright
 from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
 from rog_tasks.crimp.scene import film, flat, way
 from rog_tasks.crimp.sequences import LAYOUTS, open_sequence
-from rog_tasks.errors import TaskError
+from rog_tasks.errors import DataError, TaskError
 from rog_tasks.sources.spec import parse
 from rog_tasks.task import Task
 
@@ -25,6 +27,7 @@ FAR = 1.0
 """Error, m, of a pixel where the map has no surface, and the largest that counts."""
 
 _VIEWS, _PIXELS = 24, 96  # by which the depth of a map is measured
+_SURVEY = 4 * _VIEWS      # frames of a recording that say where it was made
 
 
 class Crimp(Task):
@@ -35,12 +38,15 @@ class Crimp(Task):
     The metric of a robot is the error of its whole trajectory after rigid alignment, as a share of
     that of a robot which never moves: 1 is exact, 0 as wrong as that. What it has not yet driven
     counts as if it stood still from there on. The metric of the server's model, which has no robot,
-    is the error of the map's depth: 1 is exact, 0 an empty map.
+    is the error of the map's depth: 1 is exact, 0 an empty map. With a recording it is measured
+    where that is on the server's machine, too.
 
     :param seed: of the generated flat, the noise of its frames, the decoder and the samples.
-    :param frames: '' for the generated flat, or ``tum:PATH``, ``replica:PATH``, ``scannet:PATH``;
-        each robot has a part of the recording, or with ``{rank}`` in the path one of its own.
-    :param bounds: lowest and highest corner of the map, m; needed with a recording.
+    :param frames: '' for the generated flat, or ``tum:PATH``, ``replica:PATH``, ``scannet:PATH``,
+        ``7scenes:PATH``; each robot has a part of the recording, or with ``{rank}`` in the path one
+        of its own.
+    :param bounds: lowest and highest corner of the map, m; by default what a recording shows, which
+        must be on every machine, then, and the same.
     :param size: width and depth of the generated flat, m.
     :param furniture: pieces in each of its four rooms.
     :param noise: deviation of a depth measured at 1 m, m; it grows with the square of the depth.
@@ -74,9 +80,8 @@ class Crimp(Task):
         self._source = parse(frames, 'frames', {f'{kind}:': () for kind in LAYOUTS}) \
             if frames else None
         self._scene = flat(*self._size, furniture, seed)
-        self._bounds = self._checked(bounds) if self._source else self._scene.bounds
+        self._given = self._checked(bounds) if self._source and bounds is not None else None
         self._robots: WeakKeyDictionary[nn.Module, Explorer] = WeakKeyDictionary()
-        self._views: Frames | None = None
 
     def model(self) -> ImplicitMap:
         """Return an empty map; the global random state is left as it was."""
@@ -117,56 +122,84 @@ class Crimp(Task):
     def depth_error(self, model: nn.Module) -> float:
         """Return the mean absolute error of the map's depth, m, at most `FAR` for a pixel.
 
-        By views along all ways through the generated flat; NaN for a recording.
+        By views along all ways through the generated flat, or by frames of the recording at their
+        true poses, where their depth is known; NaN if the recording is not on this machine.
         """
         assert isinstance(model, ImplicitMap)
-        if self._source:
-            return float('nan')
-        if self._views is None:
-            ways = [way(*self._size, part, max(self._parts, 1))
-                    for part in range(max(self._parts, 1))]
-            total = sum(map(len, ways))
-            self._views = film(self._scene, self._camera(), _joined(ways)[::-(-total // _VIEWS)],
-                               0.0, 0)
-        views = self._views
-        pixels = torch.linspace(0, views.depths.shape[1] - 1, _PIXELS).long()
-        rays = torch.einsum('nij,pj->npi', views.truth.rotations, views.camera.rays()[pixels])
-        with torch.no_grad():
-            found = model.cast(views.truth.positions[:, None].expand_as(rays).reshape(-1, 3),
-                               rays.reshape(-1, 3))
-        return float((found - views.depths[:, pixels].reshape(-1)).abs().clamp(max=FAR).mean())
+        errors = [_depth_errors(model, views) for views in self._views]
+        return float(torch.cat(errors).mean()) if errors else float('nan')
 
     def portrait(self, model: nn.Module) -> dict[str, np.ndarray]:
         """Return what a figure shows: see :meth:`rog_tasks.task.Task.portrait`."""
         if model in self._robots:
             robot = self._robots[model]
-            return {'truth': robot.frames.truth.positions.numpy(),
-                    'estimate': robot.poses.positions[:robot.known].numpy()}
+            return {'truth': (robot.frames.truth.positions @ self._upright.T).numpy(),
+                    'estimate': (robot.poses.positions[:robot.known] @ self._upright.T).numpy()}
         assert isinstance(model, ImplicitMap)
-        low, high = self._bounds
+        low, high = (self._bounds @ self._upright.T).sort(0).values
         step = max(float((high - low)[:2].max()) / 160, self._cell / 2)
         x, y = (torch.arange(float(low[axis]), float(high[axis]), step) for axis in (0, 1))
         start = torch.stack([*torch.meshgrid(x, y, indexing='xy'),
                              torch.full((len(y), len(x)), float(high[2]) - TRUNCATION)], 2)
-        down = torch.tensor([0.0, 0.0, -1.0]).expand(start.numel() // 3, 3)
+        start = start.reshape(-1, 3) @ self._upright
+        down = -self._upright[2].expand_as(start)
         with torch.no_grad():
-            depth = model.cast(start.reshape(-1, 3), down, float(high[2] - low[2]))
+            depth = model.cast(start, down, float(high[2] - low[2]))
             there = depth.isfinite()
-            ground = start.reshape(-1, 3) + depth.where(there, 0.0)[:, None] * down
+            ground = start + depth.where(there, 0.0)[:, None] * down
             colour = model(ground)[1].clamp(0, 1).where(there[:, None], 1.0)
         return {'top': colour.view(len(y), len(x), 3).numpy(),
-                'height': (start[0, 0, 2] - depth).view(len(y), len(x)).numpy(),
+                'height': (high[2] - TRUNCATION - depth).view(len(y), len(x)).numpy(),
                 'extent': np.array([float(low[0]), float(high[0]), float(low[1]), float(high[1])])}
 
     def _frames(self, rank: int, world: int) -> Frames:
         part, parts = self._first + rank, max(self._parts, self._first + world)
         if self._source:
             own = '{rank}' in self._source.target
-            return open_sequence(self._source.kind,
-                                 self._source.target.replace('{rank}', str(part)),
+            return open_sequence(self._source.kind, str(self._folder(part)),
                                  (0, 1) if own else (part, parts), self._stride, self._width)
         return film(self._scene, self._camera(), way(*self._size, part, parts), self._noise,
                     self._number('noise', part))
+
+    @cached_property
+    def _bounds(self) -> Tensor:
+        if not self._source:
+            return self._scene.bounds
+        if self._given is not None:
+            return self._given
+        if not self._survey:
+            raise DataError(f'{self._folder(0).absolute()} is not there; bounds of the map are '
+                            'found in a recording only where it is, or give them: bounds: '
+                            '[[x, y, z], [x, y, z]]')
+        return self._checked(corners(self._survey, TRUNCATION).tolist())
+
+    @cached_property
+    def _survey(self) -> list[Frames]:
+        """Frames all over the recording, or each robot's; none where it is not on this machine."""
+        assert self._source
+        own = '{rank}' in self._source.target
+        folders = [*takewhile(Path.is_dir, map(self._folder, count() if own else range(1)))]
+        return [open_sequence(self._source.kind, str(folder), (0, 1), self._stride, self._width,
+                              max(2, _SURVEY // len(folders))) for folder in folders]
+
+    def _folder(self, part: int) -> Path:
+        assert self._source
+        return Path(self._source.target.replace('{rank}', str(part)))
+
+    @cached_property
+    def _views(self) -> list[Frames]:
+        """What the depth of a map is compared with."""
+        if self._source:
+            step = -(-sum(map(len, self._survey)) // _VIEWS)
+            return [frames[::step] for frames in self._survey]
+        ways = [way(*self._size, part, max(self._parts, 1)) for part in range(max(self._parts, 1))]
+        chosen = _joined(ways)[::-(-sum(map(len, ways)) // _VIEWS)]
+        return [film(self._scene, self._camera(), chosen, 0.0, 0)]
+
+    @cached_property
+    def _upright(self) -> Tensor:
+        """The rotation (3, 3) to axes of which the third points up."""
+        return upright(self._survey) if self._source and self._survey else torch.eye(3)
 
     def _camera(self) -> Camera:
         width, height = self._width, 3 * self._width // 4
@@ -174,19 +207,33 @@ class Crimp(Task):
 
     def _checked(self, bounds: Any) -> Tensor:
         try:
-            corners = torch.tensor(bounds, dtype=torch.float32)
+            ends = torch.tensor(bounds, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TaskError(f'bounds are {bounds!r}; a recording needs [[x, y, z], [x, y, z]], the '
+            raise TaskError(f'bounds are {bounds!r}; they must be [[x, y, z], [x, y, z]], the '
                             'lowest and the highest corner of the map in m') from error
-        if corners.shape != (2, 3) or not bool((corners[1] - corners[0] > 4 * self._cell).all()) \
-                or float((corners[1] - corners[0]).prod()) > 1e8 * self._cell ** 3:
+        if ends.shape != (2, 3) or not bool((ends[1] - ends[0] > 4 * self._cell).all()) \
+                or float((ends[1] - ends[0]).prod()) > 1e8 * self._cell ** 3:
             raise TaskError(f'bounds are {bounds!r}; the lowest and the highest corner, with at '
                             'most 100 million cells between them')
-        return corners
+        return ends
 
     def _number(self, purpose: str, rank: int) -> int:
         entropy = [self._seed, rank, *purpose.encode()]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+def _depth_errors(model: ImplicitMap, views: Frames) -> Tensor:
+    """Return the errors of the map's depth in some pixels of all views, each at most `FAR`."""
+    pixels = torch.linspace(0, views.depths.shape[1] - 1, _PIXELS).long()
+    known = views.depths[:, pixels] > 0
+    depths = views.depths[:, pixels][known]
+    rays = torch.einsum('nij,pj->npi', views.truth.rotations, views.camera.rays()[pixels])
+    origins = views.truth.positions[:, None].expand_as(rays)
+    if not len(depths):
+        return depths
+    with torch.no_grad():
+        found = model.cast(origins[known], rays[known], float(depths.max()) + FAR)
+    return (found - depths).abs().clamp(max=FAR)
 
 
 def _joined(ways: list[Any]) -> Any:
