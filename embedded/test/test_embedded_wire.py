@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from rclpy._message import message_class
 from rclpy.publisher import endpoint_data
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, to_dds
 from rclpy.serialization import deserialize_message, serialize_message
+from rclpy.task import Future
 from std_msgs.msg import String
 from std_srvs.srv import SetBool
+from support import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -249,3 +252,30 @@ def test_build_copies_the_message_definitions(tmp_path):
     code = "from rog_msgs.msg import RowChunk; import rog_msgs; print(rog_msgs.__file__)"
     done = run(code, PYTHONPATH=str(built))
     assert done.stdout.startswith(str(built)), done.stderr
+
+
+@pytest.mark.parametrize("change", ["future", "entity"])
+def test_what_another_thread_changes_while_the_executor_polls_is_seen(bench, change):
+    """Polling uses up the wake, so that without a second look the executor slept for ever."""
+    node, executor, future = bench.node(), bench.executor, Future()
+    changes = {
+        "future": lambda: future.set_result(None),
+        "entity": lambda: node.create_subscription(String, "topic", future.set_result, latched),
+    }
+    latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    publisher = node.create_publisher(String, "topic", latched)
+    publisher.publish(String())
+    done, wait = [], executor._wait
+
+    def poll(timeout):
+        if not timeout and not done:
+            done.append(changes[change]())
+        wait(timeout)
+
+    executor._wait = poll
+    thread = threading.Thread(
+        target=executor.spin_until_future_complete, args=(future,), daemon=True
+    )
+    thread.start()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()

@@ -247,6 +247,12 @@ class Executor:
         end = -1 if timeout < 0 else time.monotonic_ns() + timeout
         polled = False
         while True:
+            # A wait uses up the wakes of other threads, so what they have changed is looked at
+            # after it.
+            now = time.monotonic_ns()
+            if now - self._last_poll > POLL_NS:
+                self._wait(0)
+                self._last_poll = now
             if self._is_shutdown:
                 raise ShutdownException()
             if not self._context.ok():
@@ -256,10 +262,6 @@ class Executor:
             self._raise_error()
             if self._entities_changed:
                 self._sync()
-            now = time.monotonic_ns()
-            if now - self._last_poll > POLL_NS:
-                self._wait(0)
-                self._last_poll = now
             work = self._pick(now)
             if work is not None:
                 return work
@@ -276,9 +278,13 @@ class Executor:
             entity = self._keys.get(key)
             if entity is not None:
                 entity._on_event(_dds.take_status(entity._reader, _READER_EVENTS))
-                if entity._fresh and not entity._queued:
-                    entity._queued = True
-                    self._active.append(entity)
+                self._queue(entity)
+
+    def _queue(self, entity: ReaderEntity) -> None:
+        """Take from the reader, if there may be samples."""
+        if entity._fresh and not entity._queued:
+            entity._queued = True
+            self._active.append(entity)
 
     def _sync(self) -> None:
         """Watch the readers that the nodes have now."""
@@ -302,8 +308,9 @@ class Executor:
             self._keys[self._next_key] = entity
             self._attached[entity] = self._next_key
             self._next_key += 1
-            entity._fresh = entity._queued = True
-            self._active.append(entity)
+            entity._fresh = True
+        for entity in self._attached:
+            self._queue(entity)  # a client that waits for its service may have taken the event
         for guard in triggered:
             if guard not in self._triggered:
                 self._triggered.append(guard)

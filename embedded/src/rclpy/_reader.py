@@ -48,8 +48,10 @@ class ReaderEntity(Entity):
         if self._pending:
             return True
         while self._fresh and not self._destroyed:
+            self._fresh = False  # first: an event that comes meanwhile makes it true again
             samples = _dds.take(self._reader, self._batch)
-            self._fresh = len(samples) >= self._batch
+            if len(samples) >= self._batch:
+                self._fresh = True
             self._pending.extend(s for s in samples if s[1].valid_data)
             if self._pending:
                 return True
