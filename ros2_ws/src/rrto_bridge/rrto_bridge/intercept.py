@@ -6,6 +6,7 @@ has no such argument and comes through the backend's own key.
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,9 @@ def install(device: Device) -> None:
     for names, key in ((_OVERRIDES, 'CUDA'), (WHOLE, 'AutogradCUDA')):
         for name in names:
             kernels.impl(name, partial(_from_backend, overload(name)), key)
-    _record_traces(kernels)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')   # PyTorch warns of kernels that take another's place
+        _record_traces(kernels)
     _KEPT.extend((backend, kernels))
     cuda_api.install(device)
     signals.install(device.busy)
