@@ -217,7 +217,7 @@ def test_the_type_of_a_parameter_makes_another_one(replay):
 
 
 def test_a_tensor_is_told_which_stream_uses_it(replay):
-    torch.ones(2, device='cuda').record_stream(torch.cuda.current_stream())
+    assert torch.ones(2, device='cuda').record_stream(torch.cuda.current_stream()) is None
 
 
 def test_gammas_are_drawn_with_the_other_numbers_of_the_device(engine):
