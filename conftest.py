@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from fleet_testing import free_domain
 
 # The processes that tests start inherit this, and libraries read it when they are imported.
@@ -16,6 +17,17 @@ else:  # the network of a fleet: with ROS 2 a node that keeps to this machine ot
     os.environ.update(dds_environment(ReachConfig(domain_id=DOMAIN)))
 os.environ['OMP_NUM_THREADS'] = '1'  # the number decides how sums are rounded
 os.environ['PYTHONUNBUFFERED'] = '1'
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """What a test, or a verb that it runs, sets is not for the next: a DDS domain, say."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
 
 try:
     from hypothesis import HealthCheck, settings

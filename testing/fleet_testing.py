@@ -20,11 +20,20 @@ LIMIT = 300.0  # seconds after which something is stuck, even on a machine that 
 
 # Above 101 the ports of a domain may be those of anybody's connection (Linux hands them out).
 _DOMAINS = range(1, 102)
+_SHARE = 8
 _claimed: dict[int, Any] = {}  # domain -> its lock file, held until this process ends
 
 
 def free_domain() -> int:
-    """A DDS domain that nobody on this machine is in, and that no other test process is given."""
+    """A DDS domain that nobody on this machine is in, and that no other test process is given.
+
+    A process takes `_SHARE` of them, then its own again, so that there are some for others.
+    """
+    if len(_claimed) >= _SHARE:
+        for domain in list(_claimed)[1:]:  # conftest.py sets the first for all tests
+            if _is_quiet(domain):
+                _claimed[domain] = _claimed.pop(domain)  # the last to be given again
+                return domain
     folder = Path(tempfile.gettempdir()) / f'fleet_testing_{os.getuid()}'
     folder.mkdir(exist_ok=True)
     for domain in random.Random(os.getpid()).sample(_DOMAINS, len(_DOMAINS)):
@@ -35,10 +44,6 @@ def free_domain() -> int:
             continue
         if _is_quiet(domain):
             _claimed[domain] = lock
-            return domain
-    for domain in list(_claimed):  # all are claimed: the one of ours that was given longest ago
-        if _is_quiet(domain):
-            _claimed[domain] = _claimed.pop(domain)
             return domain
     raise RuntimeError('no DDS domain is free on this machine')
 

@@ -57,6 +57,18 @@ def test_discovery_info(bench):
     assert len(graph.endpoints_of("n", "/ns")) == len(before) - 1
 
 
+def test_what_has_gone_takes_no_place_in_the_graph(bench, monkeypatch):
+    """It was kept for ever, and read; after 10,000 of them nothing new was seen."""
+    monkeypatch.setattr(_dds, "_MOST", 60)
+    watcher, node = bench.node("watcher"), bench.node("n")
+    assert watcher.count_publishers("topic0") == 0
+    for number in range(80):
+        publisher = node.create_publisher(String, f"topic{number}", 1)
+        assert watcher.count_publishers(f"topic{number}") == 1
+        node.destroy_publisher(publisher)
+    assert watcher.count_publishers("topic79") == 0
+
+
 def test_endpoints_carry_type_hashes(bench):
     node = bench.node()
     node.create_publisher(String, "topic", 10)

@@ -39,7 +39,7 @@ from fleet_env.fleet import FleetConfig, LinkConfig
 from fleet_env.fleet_file import link_trace
 from fleet_env.settings import changed
 from fleet_env.summary import finite
-from fleet_env.trace import LinkTrace, read_trace, write_trace
+from fleet_env.trace import LinkTrace, format_trace, read_trace, write_trace
 from rog_core.errors import ConfigError
 from rog_sim.comparison import COMPARISON_FILE, Comparison, Spread
 from rog_sim.figures.methods import draw_comparison
@@ -58,6 +58,7 @@ TRIES = 4                       # of every method
 SEED = 1000                     # of tuning; the tables have 1, 2, ...
 BASE = 'bsp'                    # whose time the others' are a share of
 OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')
+LONGEST = 1440.0                # minutes of a run
 EVALUATE_S = 15.0               # between measurements of the server's model
 WINDOW = 4                      # of them make an accuracy; the best of many alone would be luck
 OUTER = '+rate=0.7+momentum=0.5'  # published: .7 and .9, of short runs .3 to .5
@@ -88,7 +89,10 @@ class Trained:
 
 @dataclass(frozen=True)
 class Plan:
-    """How large the study is: tasks, seeds by links, minutes of virtual time, rivals."""
+    """How large the study is: tasks, seeds by links, minutes of virtual time, rivals.
+
+    ``cases``: pairs of a task and links; none: all.
+    """
 
     tasks: dict[str, Trained]
     seeds: dict[str, int]
@@ -96,6 +100,7 @@ class Plan:
     quick: bool = False
     methods: tuple[str, ...] = ()  # of `rivals_of`; none: all
     tuning: float = 0.25        # share of ``minutes`` that a try has
+    cases: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def times(self) -> list[float]:
@@ -105,8 +110,13 @@ class Plan:
     @property
     def runs(self) -> int:
         """How many runs it has, those of tuning among them."""
-        return sum(len(self.rivals(name)) * (TRIES + sum(self.seeds.values()))
+        return sum(len(self.rivals(name)) * (TRIES + sum(self.seeds_of(name).values()))
                    for name in self.tasks)
+
+    def seeds_of(self, name: str) -> dict[str, int]:
+        """Return the seeds by links of a task."""
+        return {links: count for links, count in self.seeds.items()
+                if not self.cases or (name, links) in self.cases}
 
     def rivals(self, name: str) -> list[Rival]:
         """Return the methods of a task, with what is tried for them."""
@@ -116,18 +126,20 @@ class Plan:
     def only(self, prefixes: Sequence[str]) -> Plan:
         """Return the plan with the cases ``task-links`` that begin with one of ``prefixes``.
 
-        :raises ConfigError: when there is none.
+        :raises ConfigError: for one that no case begins with.
         """
         if not prefixes:
             return self
-        names = {f'{task}-{links}': (task, links) for task in self.tasks for links in self.seeds}
-        kept = [pair for name, pair in names.items() if name.startswith(tuple(prefixes))]
-        if not kept:
-            raise ConfigError(f"no case of study rivals begins with '{prefixes[0]}'; its cases "
-                              f'are {", ".join(names)}')
-        tasks, links = ({one[side] for one in kept} for side in (0, 1))
-        return replace(self, tasks={name: one for name, one in self.tasks.items() if name in tasks},
-                       seeds={name: one for name, one in self.seeds.items() if name in links})
+        names = {f'{task}-{links}': (task, links) for task in self.tasks
+                 for links in self.seeds_of(task)}
+        for prefix in prefixes:
+            if not any(name.startswith(prefix) for name in names):
+                raise ConfigError(f"no case of study rivals begins with '{prefix}'; its cases "
+                                  f'are {", ".join(names)}')
+        kept = frozenset(pair for name, pair in names.items() if name.startswith(tuple(prefixes)))
+        tasks = {task for task, _ in kept}
+        return replace(self, cases=kept,
+                       tasks={name: one for name, one in self.tasks.items() if name in tasks})
 
 
 def rivals_of(task: Trained) -> list[Rival]:
@@ -177,8 +189,12 @@ def plan_of(data: Path | None, quick: bool, minutes: float | None = None,
             seeds: int | None = None, methods: Sequence[str] = ()) -> Plan:
     """Return the whole study, or the small one; ``minutes``, ``seeds`` and ``methods`` change it.
 
-    :raises ConfigError: when the whole one has no data, and for a method that is not in it.
+    :raises ConfigError: when the whole one has no data, and for minutes that cannot be and a method
+        that is not in it.
     """
+    if minutes is not None and not 0 < minutes <= LONGEST:
+        raise ConfigError(f'--minutes is {minutes:g}; a run has more than 0 and at most '
+                          f'{LONGEST:g} minutes')
     known = [rival.name for rival in rivals_of(DIGITS)]
     for method in methods:
         if method not in known:
@@ -245,7 +261,7 @@ def study_of(name: str, plan: Plan, chosen: Mapping[str, dict[str, Any]],
     return Study(f'rivals-{name}', {
         links: Case(variants, seeds, partial(linked, links=links, record=records[links],
                                              place=place))
-        for links, seeds in plan.seeds.items()}, (), task.server_every)
+        for links, seeds in plan.seeds_of(name).items()}, (), task.server_every)
 
 
 def tuning_of(name: str, plan: Plan, records: Mapping[str, LinkTrace], place: Path) -> Study:
@@ -277,6 +293,7 @@ def run_rivals(plan: Plan, records: Mapping[str, LinkTrace], out: Path, **option
         errors these are too.
     """
     out.mkdir(parents=True, exist_ok=True)
+    _keep_records(records, out)
     data: dict[str, Any] = {
         'schema': SCHEMA, 'quick': plan.quick, 'tuned': {}, 'cases': {}, 'budget': {
             'tries': TRIES, 'minutes': plan.tuning * plan.minutes, 'seed': SEED}}
@@ -295,6 +312,22 @@ def run_rivals(plan: Plan, records: Mapping[str, LinkTrace], out: Path, **option
             for links, case in study.jobs(place).items()}
         _write(data, out)
     return data
+
+
+def _keep_records(records: Mapping[str, LinkTrace], out: Path) -> None:
+    """Write what the links are played from into ``out``, where runs of other records may be.
+
+    :raises ConfigError: when there are: a table would mix them.
+    """
+    place = out / 'records'
+    place.mkdir(exist_ok=True)
+    for name, record in records.items():
+        path = place / f'{name}.txt'
+        if not path.exists():
+            write_trace(path, record)
+        elif path.read_text() != format_trace(record):
+            raise ConfigError(f'{out} holds runs on other {name} links, those of {path}; choose '
+                              'another directory, or the --data of those runs')
 
 
 def _chosen(rival: Rival, case: Comparison) -> dict[str, Any]:

@@ -126,6 +126,40 @@ def test_the_small_version_needs_no_data_and_says_where_everything_is(capsys, tm
     assert json.loads((out / 'rivals.json').read_text())['quick'] is True
 
 
+def test_the_cases_that_are_named_run_and_no_others(tmp_path):
+    """Tasks and links were crossed: two cases that share neither became four."""
+    plan = Plan({'toy': TOY, 'digits': DIGITS}, {'published': 2, 'reversed': 3, 'indoors': 1}, 5.0,
+                methods=('bsp', 'asp')).only(['toy-published', 'digits-rev'])
+    records = records_of(None)
+    cases = [(name, links, len(jobs)) for name in plan.tasks
+             for links, jobs in study_of(name, plan, {'bsp': {}}, records, tmp_path)
+             .jobs(tmp_path).items()]
+    assert cases == [('toy', 'published', 2), ('digits', 'reversed', 3)]
+    assert plan.runs == 2 * (TRIES + 2) + 2 * (TRIES + 3)
+    with pytest.raises(ConfigError, match="begins with 'toy-indoors'.* are toy-published, digits"):
+        plan.only(['toy', 'toy-indoors'])
+
+
+@pytest.mark.parametrize('minutes', [0.0, -1.0, math.nan, math.inf, 1e9])
+def test_minutes_that_cannot_be_are_refused(minutes):
+    """They ended with a traceback, and very long ones with all memory."""
+    with pytest.raises(ConfigError, match='--minutes is'):
+        plan_of(None, True, minutes)
+
+
+def test_runs_on_other_links_are_not_mixed(tmp_path, made_up, monkeypatch):
+    """With --resume runs on generated links were put beside others on recorded ones."""
+    plan = Plan({'digits': DIGITS}, {'published': 1}, 1.0, methods=('bsp', 'asp'))
+    records = records_of(None)
+    run_rivals(plan, records, tmp_path, workers=1)
+    run_rivals(plan, records, tmp_path, workers=1, resume=True)
+    done = len(made_up)
+    other = {**records, 'published': records['reversed']}
+    with pytest.raises(ConfigError, match='runs on other published links'):
+        run_rivals(plan, other, tmp_path, workers=1, resume=True)
+    assert len(made_up) == done == 2 * (TRIES + 1)
+
+
 def test_what_cannot_be_studied_is_refused_before_anything_runs(tmp_path, made_up, capsys):
     with pytest.raises(ConfigError, match='no folder cifar10; --data names'):
         plan_of(None, False)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ctypes as ct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -43,6 +45,7 @@ BUILTIN_PARTICIPANT, BUILTIN_PUBLICATION, BUILTIN_SUBSCRIPTION = (
 )
 _ANY_STATE = 127
 _ALIVE = 16
+_MOST = 10000  # participants, writers or readers that are read
 
 # The library that `cyclonedds` has loaded, with function objects (and argument types) of our own.
 _lib = ct.CDLL(DDS._dll_handle._name)
@@ -177,9 +180,18 @@ def create_reader(
     return handle
 
 
-def create_builtin_reader(participant: int, topic: int) -> int:
-    """Create a reader of what DDS itself knows: participants, writers, readers."""
-    return _checked(_create_reader(participant, topic, None, None), "cannot read discovery data")
+@contextmanager
+def discovery(participant: int, topic: int) -> Iterator[int]:
+    """Give a reader of what DDS itself knows, while the block runs: it knows all at once.
+
+    DDS keeps what has gone for a reader that stays, which would grow for ever. Where the
+    participant is gone, nothing is found.
+    """
+    reader = _create_reader(participant, topic, None, None)
+    try:
+        yield reader
+    finally:
+        _delete(reader)
 
 
 def delete(handle: int) -> None:
@@ -269,8 +281,8 @@ def user_data_of_writers(reader: int) -> list[bytes]:
     return [f for f in found if f is not None]
 
 
-def read_endpoints(builtin_reader: int) -> list[tuple[bytes, bytes, str, str, Any]]:
-    """Return the living endpoints: guid, participant's guid, topic, type, cyclonedds Qos."""
+def read_endpoints(participant: int, topic: int) -> list[tuple[bytes, bytes, str, str, Any]]:
+    """Return the living writers or readers: guid, participant's guid, topic, type, Qos."""
 
     def endpoint(
         key: Any, owner: Any, _h: Any, topic: str, kind: str, qos: Any, info: Any, _t: Any
@@ -280,17 +292,19 @@ def read_endpoints(builtin_reader: int) -> list[tuple[bytes, bytes, str, str, An
     def convert(pointer: Any) -> Qos:
         return _CQos.cqos_to_qos(ct.cast(pointer, ct.c_void_p))
 
-    found = ddspy_read_endpoint(builtin_reader, 10000, endpoint, convert)
+    with discovery(participant, topic) as reader:
+        found = ddspy_read_endpoint(reader, _MOST, endpoint, convert)
     return (
         [e[:5] for e in found if e[5].instance_state == _ALIVE] if isinstance(found, list) else []
     )
 
 
-def read_participants(builtin_reader: int) -> dict[bytes, bytes]:
+def read_participants(participant: int) -> dict[bytes, bytes]:
     """Return the living participants: guid to USER_DATA."""
-    found = ddspy_read_participant(
-        builtin_reader, 10000, lambda key, data, info: (bytes(key), data, info), _user_data
-    )
+    with discovery(participant, BUILTIN_PARTICIPANT) as reader:
+        found = ddspy_read_participant(
+            reader, _MOST, lambda key, data, info: (bytes(key), data, info), _user_data
+        )
     if not isinstance(found, list):
         return {}
     return {k: d for k, d, info in found if info.instance_state == _ALIVE}

@@ -76,7 +76,6 @@ class Graph:
             [*to_dds(others, user_data, False), Policy.IgnoreLocal.Participant],
         )
         _dds.delete(topic)
-        self._builtin: dict[int, int] = {}
 
     # Our own nodes.
 
@@ -145,26 +144,22 @@ class Graph:
     @contextmanager
     def watch(self) -> Iterator[Callable[[float], Any]]:
         """Give a function that waits (at most so many seconds) for the graph to change."""
-        waiter = _dds.WaitSet()
         mask = _dds.DATA_AVAILABLE
-        readers = [self._reader, self._builtin_reader(_dds.BUILTIN_PARTICIPANT)]
-        try:
-            for key, reader in enumerate(readers, 1):
-                waiter.attach(reader, key)
+        with _dds.discovery(self._participant, _dds.BUILTIN_PARTICIPANT) as participants:
+            readers = [self._reader, participants]
+            waiter = _dds.WaitSet()
+            try:
+                for key, reader in enumerate(readers, 1):
+                    waiter.attach(reader, key)
 
-            def wait(seconds: float) -> None:
-                waiter.wait(max(0, int(seconds * 1e9)))
-                for reader in readers:
-                    _dds.take_status(reader, mask)
+                def wait(seconds: float) -> None:
+                    waiter.wait(max(0, int(seconds * 1e9)))
+                    for reader in readers:
+                        _dds.take_status(reader, mask)
 
-            yield wait
-        finally:
-            waiter.close()
-
-    def _builtin_reader(self, topic: int) -> int:
-        if topic not in self._builtin:
-            self._builtin[topic] = _dds.create_builtin_reader(self._participant, topic)
-        return self._builtin[topic]
+                yield wait
+            finally:
+                waiter.close()
 
     def _update(self) -> dict[bytes, bytes]:
         """Read what others have announced; returns the living participants and their USER_DATA."""
@@ -176,7 +171,7 @@ class Graph:
             except CdrError:
                 continue  # whoever writes this speaks another wire format
             self._remote[bytes(message.gid.data)] = message
-        alive = _dds.read_participants(self._builtin_reader(_dds.BUILTIN_PARTICIPANT))
+        alive = _dds.read_participants(self._participant)
         for gid in [g for g in self._remote if g not in alive]:
             del self._remote[gid]
         return alive
@@ -197,9 +192,11 @@ class Graph:
         found = []
         with self._lock:
             for topic in (_dds.BUILTIN_PUBLICATION, _dds.BUILTIN_SUBSCRIPTION):
-                reader = self._builtin_reader(topic)
                 is_writer = topic == _dds.BUILTIN_PUBLICATION
-                found += [Endpoint(*raw, is_writer) for raw in _dds.read_endpoints(reader)]
+                found += [
+                    Endpoint(*raw, is_writer)
+                    for raw in _dds.read_endpoints(self._participant, topic)
+                ]
         return found
 
     def owners(self) -> dict[bytes, tuple[str, str]]:

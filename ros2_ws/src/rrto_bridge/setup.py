@@ -13,7 +13,7 @@ setup(
         ('lib/' + package_name, ['scripts/rrto_server', 'scripts/rrto_bridge']),
     ],
     install_requires=['torch>=2.4', 'matplotlib'],
-    extras_require={'test': ['pytest', 'hypothesis', 'torchvision']},
+    extras_require={'test': ['pytest', 'hypothesis', 'safetensors', 'torchvision']},
     zip_safe=False,
     maintainer='The ROG founders',
     maintainer_email='rog@example.org',

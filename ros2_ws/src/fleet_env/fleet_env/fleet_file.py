@@ -109,7 +109,7 @@ def fleets_below(fleet: FleetConfig) -> dict[str, FleetConfig]:
     Duration and seed are those of the fleet above.
 
     :raises FleetFileError: for a file that cannot be read, is of a fleet with another name above,
-        or has fleets below itself.
+        has fleets below itself, or gives its robots the data of another one's.
     """
     found = {robot.name: changed(read_fleet(robot.fleet), minutes=fleet.minutes, seed=fleet.seed)
              for robot in fleet.robots if robot.fleet}
@@ -120,6 +120,16 @@ def fleets_below(fleet: FleetConfig) -> dict[str, FleetConfig]:
         if any(robot.fleet for robot in below.robots):
             raise FleetFileError(f'it has fleets below it, and {fleet.name} above; there may be '
                                  'two levels', below.file)
+    shares: dict[tuple[int, int], str] = {}
+    for name, below in found.items():
+        world, first = below.upstream.world, below.upstream.rank
+        for rank in range(first, first + len(below.robots)) if world else ():
+            if (rank, world) in shares:
+                raise FleetFileError(
+                    f'upstream.rank is {first}: robot {rank} of {world} is in the fleet '
+                    f'{shares[rank, world]!r}, too, and both would have the same data; rank is how '
+                    'many robots other fleets have before those of this one', below.file)
+            shares[rank, world] = name
     return found
 
 

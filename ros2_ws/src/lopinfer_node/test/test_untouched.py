@@ -39,13 +39,13 @@ class Counts(Base):
         super().__init__()
         self.register_buffer('count', torch.zeros(()))
         self.register_buffer('scale', torch.ones(4, 1, 1))
-        self.plain = torch.zeros(2)
+        self.plain, self.act, self.last = torch.zeros(2), nn.functional.relu, None
 
     def forward(self, x):
         self.count += 1
         self.plain += 1
         self.scale = self.scale * 2
-        return self.conv(x) * self.scale + self.count
+        return self.act(self.conv(x)) * self.scale + self.count
 
 
 class Decides(Base):
@@ -102,6 +102,60 @@ def test_the_model_is_left_as_it_was_whether_it_can_be_traced_or_not(kind):
     assert type(model(x)) is torch.Tensor
 
 
+class Renormalises(nn.Module):
+    """An embedding whose rows PyTorch shortens when they are used, twice under one memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(6, 4, max_norm=0.5)
+        self.tied = nn.Linear(4, 6, bias=False)
+        self.tied.weight = self.table.weight
+
+    def forward(self, x):
+        return self.tied(self.table(x))
+
+
+class Estimates(nn.Module):
+    """Statistics that are parameters; the schema of a batch norm does not say that it writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.var = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x):
+        return nn.functional.batch_norm(x, self.mean, self.var, training=True)
+
+
+@pytest.mark.parametrize(('kind', 'x'), [(Renormalises, torch.tensor([[1, 3, 3]])),
+                                         (Estimates, torch.rand(2, 3, 4, 4) + 1)])
+def test_parameters_that_the_model_itself_writes_to_have_their_values_again(kind, x):
+    torch.manual_seed(3)
+    model = kind().eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ModelError, match='a request would depend on the one before'):
+        trace(model, x)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model(x)
+    assert not all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_that_counts_in_a_list_is_refused():
+    class Grows(Base):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def forward(self, x):
+            self.seen.append(x.shape)
+            return self.conv(x) * len(self.seen)
+
+    model = Grows().eval()
+    with pytest.raises(ModelError, match='something beside its inputs'):
+        trace(model, torch.randn(1, 3, 8, 8))
+    assert model.seen == []
+
+
 @pytest.mark.parametrize('kind', [Decides, Selects])
 def test_a_model_that_depends_on_data_is_refused_with_the_line(kind):
     model = kind().eval()
@@ -146,6 +200,10 @@ CHANGES = {
     'norm.running_mean': [lambda m: m.norm.running_mean.fill_(2)],
     'plain': [lambda m: m.plain.add_(1), lambda m: setattr(m, 'plain', torch.ones(2))],
     'norm.eps': [lambda m: setattr(m.norm, 'eps', 0.5)],
+    'conv.stride': [lambda m: setattr(m.conv, 'stride', (2, 2))],
+    'conv.forward': [lambda m: setattr(m.conv, 'forward', nn.Identity().forward)],
+    'act': [lambda m: setattr(m, 'act', torch.tanh)],
+    'last': [lambda m: setattr(m, 'last', 2)],
     'norm': [lambda m: setattr(m, 'norm', nn.Identity())],
     'the mode of the model': [lambda m: m.train()],
     'the hooks of conv': [lambda m: m.conv.register_forward_hook(print)]}

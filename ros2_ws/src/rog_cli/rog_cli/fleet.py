@@ -7,15 +7,17 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-from fleet_env.fleet import FleetConfig
+from fleet_env.fleet import FleetConfig, ReachConfig
 from fleet_env.fleet_file import dump_fleet, explained_fleet, fleets_below, load_fleet
 from fleet_env.summary import SUMMARY_FILE, read_summary
 from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
-from fleet_ros.environment import cyclone_profile, dds_environment, where_traffic_goes
+from fleet_ros.environment import cyclone_profile, dds_environment, domain_of, where_traffic_goes
 from rog_bringup import FLEETS
+from rog_core.errors import ConfigError
 
 from .emulated_fleet import EmulatedFleet
 from .emulated_network import EmulatedNetwork, check_rights
@@ -83,6 +85,7 @@ def _up(options: argparse.Namespace) -> int:
         if below and options.emulate:
             raise argparse.ArgumentTypeError('--emulate: the fleets below are not emulated; start '
                                              'each by itself')
+        _check_places(fleet, below)
         if 'server' in names:  # robots need not have the method
             from rog_core.methods import check_method  # with numba, which takes its time
 
@@ -104,6 +107,31 @@ def _up(options: argparse.Namespace) -> int:
                      options.plain or not sys.stdout.isatty())
     leave_at_exit(code)
     return code
+
+
+def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
+    """Refuse fleets that would not find the server above, or would meet each other's.
+
+    :raises ConfigError: names the file and the setting.
+    """
+    def place(reach: ReachConfig) -> tuple[int, str]:
+        return domain_of(reach), reach.namespace
+
+    def shown(reach: ReachConfig) -> str:
+        return f'DDS domain {domain_of(reach)}' \
+            + f', namespace {reach.namespace}' * bool(reach.namespace)
+
+    taken = {place(fleet.network): fleet.name}
+    for one in below.values():
+        if place(one.upstream) != place(fleet.network):
+            raise ConfigError(
+                f'{one.file}: upstream leads to {shown(one.upstream)}; the server of {fleet.name} '
+                f'is in {shown(fleet.network)}. Give them the same domain_id and namespace')
+        if place(one.network) in taken:
+            raise ConfigError(
+                f'{one.file}: network is {shown(one.network)}, as that of '
+                f'{taken[place(one.network)]}; each fleet needs another domain_id or namespace')
+        taken[place(one.network)] = one.name
 
 
 def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Interruption,

@@ -1,12 +1,15 @@
 """The processes of a fleet end, or are said not to have ended."""
 
+import re
 import subprocess
 import sys
 
+import pytest
 import yaml
 from fleet_env.fleet_file import load_fleet
 from fleet_ros.environment import dds_environment
 from rog_bringup import FLEETS
+from rog_cli.main import main
 from rog_cli.nursery import kill
 from rog_cli.processes import FleetProcesses
 
@@ -50,3 +53,22 @@ def test_the_processes_of_fleets_below_are_started_in_their_own_domains(tmp_path
     given = yaml.safe_load((tmp_path / 'red/parameters/robot2.yaml').read_text())
     assert (given['/**']['ros__parameters']['rank'], given['/**']['ros__parameters']['world']) \
         == (3, 4)
+
+
+@pytest.mark.parametrize('section, changes, words', [
+    ('upstream', {'domain_id': 7}, r'red.yaml: upstream leads to DDS domain 7; .* domain 0'),
+    ('upstream', {'namespace': '/x'}, r'leads to DDS domain 0, namespace /x; .*domain 0'),
+    ('network', {'domain_id': 0}, 'red.yaml: network is DDS domain 0, as that of two_level;'),
+    ('network', {'domain_id': 1}, 'network is DDS domain 1, as that of two_level_blue;')])
+def test_fleets_that_cannot_meet_or_would_meet_each_other_are_refused(
+        section, changes, words, tmp_path, capsys):
+    """One trained by itself without a word, and two servers ran where one was meant to be."""
+    for name in ('two_level', 'two_level_blue', 'two_level_red'):
+        data = yaml.safe_load((FLEETS / f'{name}.yaml').read_text())
+        if name == 'two_level_red':
+            data[section].update(changes)
+        (tmp_path / f'{name}.yaml').write_text(yaml.safe_dump(data))
+    assert main(['fleet', 'up', str(tmp_path / 'two_level.yaml'), '--out', str(tmp_path / 'out')]
+                ) == 2
+    assert re.search(words, capsys.readouterr().err)
+    assert not (tmp_path / 'out').exists()

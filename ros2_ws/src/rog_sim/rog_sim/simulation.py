@@ -26,7 +26,12 @@ from fleet_env.run_recorder import Recorder
 from fleet_env.summary import Summary
 from rog_core.config import ServerConfig, TransferConfig
 from rog_core.dispatch import handler
-from rog_core.errors import ConfigError, GradientError, StaleMessageError
+from rog_core.errors import (
+    ConfigError,
+    GradientError,
+    PartitionMismatchError,
+    StaleMessageError,
+)
 from rog_core.flat import flatten, rows_of, trainable, unflatten
 from rog_core.messages import (
     HEADER_BYTES,
@@ -38,6 +43,7 @@ from rog_core.messages import (
     Send,
     TransferId,
 )
+from rog_core.partition import Listing, RowPartition, require_same
 from rog_core.server import ServerMachine
 from rog_core.states import COMPUTING
 from rog_tasks.sources import CameraSource
@@ -86,13 +92,13 @@ def _refuse_live(task: Task) -> None:
 class Simulation:
     """One run of a fleet in virtual time, with the fleets below it.
 
-    ``above``: told whenever the server of this fleet has done something; ``weights``: the model
-    that the fleet above begins with, so that it is trained only once.
+    ``above``: told whenever the server of this fleet has done something; ``model_above``: rows
+    and weights with which the fleet above begins, so that they are trained only once.
     """
 
     def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0,
                  above: Callable[[float], None] | None = None,
-                 weights: np.ndarray | None = None) -> None:
+                 model_above: tuple[RowPartition, np.ndarray] | None = None) -> None:
         self._above = above
         self.fleet, self.now, self.end = fleet, 0.0, 60 * fleet.minutes
         self._out = out
@@ -104,9 +110,15 @@ class Simulation:
         model = task.model()
         partition = rows_of(trainable(model), training.granularity, training.codec)
         self._traffic = traffic_factor(training.traffic, partition)
-        if weights is None:
+        if model_above is None:
             task.pretrain(model)
         else:
+            rows, weights = model_above
+            try:
+                require_same(Listing(partition.parameters, rows.granularity), rows)
+            except PartitionMismatchError as error:
+                raise ConfigError(f'the fleet {fleet.name} trains another model than that above '
+                                  f'it: {error}') from error
             unflatten(model, weights)
         model.eval()
         clean, before = float(task.evaluate_clean(model)), float(task.evaluate(model))
@@ -117,7 +129,7 @@ class Simulation:
             partition, master.copy(), int(lives[0]),
             ServerConfig.of(fleet, fleet.capacities, self._traffic))
         self.below = {name: Simulation(below, out and out / name, above=self._worked(name),
-                                       weights=master)
+                                       model_above=(partition, master))
                       for name, below in fleets_below(fleet).items()}
         self.robots: dict[str, Any] = {
             config.name: self._robot(config, task, master, int(lives[rank + 1]))

@@ -84,6 +84,26 @@ def test_a_method_that_is_not_of_local_steps_is_refused_above(tmp_path):
         simulate(two_levels(tmp_path, 'rsp:4'))
 
 
+def test_a_fleet_of_another_model_is_refused_by_the_first_parameter_that_differs(tmp_path):
+    """It ended with a traceback of PyTorch."""
+    fleet = two_levels(tmp_path)
+    text = (tmp_path / 'red.yaml').read_text()
+    (tmp_path / 'red.yaml').write_text(text.replace(
+        'virtual_fleet:Linear', 'rog_tasks.classify:Classification'))
+    with pytest.raises(ConfigError, match='red trains another model.*parameter 0 is .* here but'):
+        simulate(fleet)
+
+
+def test_fleets_that_would_have_the_same_data_are_refused(tmp_path):
+    fleet = two_levels(tmp_path)
+    text = (tmp_path / 'red.yaml').read_text()
+    for rank in 0, 2:
+        (tmp_path / 'red.yaml').write_text(text.replace('  rank: 3\n', f'  rank: {rank}\n'))
+        with pytest.raises(FleetFileError, match=f"upstream.rank is {rank}: robot 2 of 6 is in the "
+                                                 "fleet 'blue', too" if rank else 'robot 0 of 6'):
+            simulate(fleet)
+
+
 def test_files_that_do_not_belong_together_are_refused(tmp_path):
     fleet = two_levels(tmp_path)
     (tmp_path / 'red.yaml').write_text((tmp_path / 'blue.yaml').read_text())

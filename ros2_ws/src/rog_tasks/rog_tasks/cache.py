@@ -26,10 +26,13 @@ Tensors = dict[str, Tensor]
 
 
 def digest(*parts: str | bytes | memoryview) -> str:
-    """Return the SHA-256 of ``parts``; where one ends and the next begins matters."""
+    """Return the SHA-256 of ``parts``; where one ends and the next begins matters.
+
+    A text is UTF-8, or the name of a file as the file system gave it.
+    """
     whole = hashlib.sha256()
     for part in parts:
-        own = hashlib.sha256(part.encode() if isinstance(part, str) else part)
+        own = hashlib.sha256(os.fsencode(part) if isinstance(part, str) else part)
         whole.update(own.digest())
     return whole.hexdigest()
 

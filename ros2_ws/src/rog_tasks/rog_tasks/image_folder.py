@@ -17,7 +17,7 @@ from rog_tasks.image_data import ImageData
 from rog_tasks.sources.files import ARCHIVES, Files
 from rog_tasks.sources.pictures import decode
 
-_VERSION = '1'  # of what the cache holds
+_VERSION = '2'  # of what the cache holds
 
 
 def image_folder(root: str = 'data', size: int = 32, memory: float = 2048.0) -> ImageData:
@@ -32,6 +32,8 @@ def image_folder(root: str = 'data', size: int = 32, memory: float = 2048.0) -> 
     """
     if not 1 <= size <= 4096:
         raise DataError(f'size is {size}; there are 1 to 4096 pixels')
+    if not memory > 0:
+        raise DataError(f'memory is {memory:g}; it is MiB, more than 0')
     parts = {part: Files(str(_find(root, part)), memory * 2**20) for part in ('train', 'test')}
     classes = _classes(parts)
     needed = sum(len(files.names) for files in parts.values()) * 3 * size * size
@@ -60,6 +62,10 @@ def _classes(parts: dict[str, Files]) -> list[str]:
     """Return the names of the classes, sorted; those of both parts must be the same."""
     there = {part: {files.class_of(name) for name in files.names} for part, files in parts.items()}
     for part, files in parts.items():
+        loose = [name for name in files.names if '/' not in name]
+        if loose:
+            raise DataError(f'{loose[0]} in {files.path} lies in no folder; the folder that holds '
+                            'an image is its class')
         folders = {name.rpartition('/')[0] for name in files.names}
         for other in files.others:
             if other.rpartition('/')[0] in folders:

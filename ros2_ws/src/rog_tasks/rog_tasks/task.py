@@ -177,6 +177,10 @@ def _arguments(cls: type, spec: str, options: dict[str, Any], seed: int) -> dict
             hint = f'did you mean {near[0]!r}?' if near else \
                 f'it knows {", ".join(there)}' if there else 'it has no options'
             raise TaskError(f'task {spec!r} has no option {option!r}; {hint}')
+    for name, value in options.items():
+        if name in known and parameters[name].annotation in (int, 'int') \
+                and isinstance(value, float):
+            raise TaskError(f'task {spec!r}: {name} is {value}; it is a whole number')
     if 'seed' in known or anything:
         options['seed'] = seed
     for name in known:

@@ -209,6 +209,61 @@ def test_memory_is_bounded(tmp_path):
         image_folder(root, size=64, memory=0.1)
 
 
+@pytest.mark.parametrize('memory', [0, -1.0, float('nan')])
+def test_memory_that_is_none_is_refused(memory, tmp_path):
+    with pytest.raises(DataError, match='memory is'):
+        image_folder(made(tmp_path), size=8, memory=memory)
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_what_lies_in_a_hidden_folder_is_no_class(form, tmp_path):
+    """Notebooks leave copies in .ipynb_checkpoints, which became a class."""
+    hidden = {'.ipynb_checkpoints/000.png': encoded('red', 'PNG'),
+              '.ipynb_checkpoints/notes.txt': b'', 'red/.thumbnails/0.png': b''}
+    data = image_folder(made(tmp_path, form, {**class_files(6), **hidden},
+                             {**class_files(2), **hidden}), size=8)
+    assert data.classes == 2 and len(data.train_images) == 12
+
+
+def test_folders_that_are_linked_are_read_and_none_twice(tmp_path):
+    """They were left out without a word."""
+    root = Path(made(tmp_path, '{}'))
+    (root / 'train' / 'train' / 'red').rename(tmp_path / 'elsewhere')
+    (root / 'train' / 'train' / 'red').symlink_to(tmp_path / 'elsewhere')
+    for name, target in (('up', root), ('across', tmp_path / 'other')):
+        (root / 'train' / 'train' / name).symlink_to(target)
+    (tmp_path / 'other').mkdir()
+    (tmp_path / 'other' / 'back').symlink_to(root / 'train')
+    data = image_folder(str(root), size=8)
+    assert data.train_labels.tolist() == [0] * 6 + [1] * 6
+
+
+def test_names_of_folders_may_have_any_bytes(tmp_path):
+    """Names of Latin-1 ended with a UnicodeEncodeError."""
+    root = Path(made(tmp_path, '{}'))
+    for part in ('train', 'test'):
+        (root / part / part / 'red').rename(os.fsdecode(os.fsencode(root / part) + b'/t\xfcr'))
+    assert image_folder(str(root), size=8).classes == 2
+
+
+def test_of_two_files_of_one_name_the_last_counts(tmp_path):
+    """In a zip it was counted twice; tools that change an archive append to it."""
+    root = made(tmp_path, '{}.zip')
+    with zipfile.ZipFile(Path(root) / 'train.zip', 'a') as archive, \
+            pytest.warns(UserWarning, match='Duplicate'):
+        archive.writestr('train/red/000.jpg', encoded('red', 'PNG', 7))
+    assert len(image_folder(root, size=8).train_images) == 12
+
+
+@pytest.mark.parametrize('name', ['loose.png', 'red\\loose.png'])
+@pytest.mark.parametrize('form', FORMS)
+def test_an_image_in_no_folder_is_refused_by_name(form, name, tmp_path):
+    root = made(tmp_path, form)
+    write(Path(root) / form.format('train'), {**class_files(2), name: encoded('red')})
+    with pytest.raises(DataError, match=r'loose.png in .*train.* lies in no folder'):
+        image_folder(root, size=8)
+
+
 class Counted(torch.nn.Module):
     """A tiny recogniser that counts how often it is trained."""
 

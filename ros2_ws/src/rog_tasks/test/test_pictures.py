@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from rog_tasks.errors import DataError
-from rog_tasks.sources.pictures import ENCODINGS, LARGEST, decode, from_message
+from rog_tasks.sources.pictures import ENCODINGS, LARGEST, Picture, decode, from_message
 from sample_images import compressed, encoded, image, pixels
 
 
@@ -73,3 +73,45 @@ def bitmap():
 def test_damaged_files_bombs_and_other_formats_are_named(data):
     with pytest.raises(DataError, match='^/camera: cannot be decoded'):
         decode(from_message(compressed(data), '/camera'), 8, 3)
+
+
+def saved(rgb, mode, form='PNG', **options):
+    """A file of these pixels, (H, W, 3), in a mode of pillow."""
+    out = io.BytesIO()
+    if mode == 'I;16':  # pillow itself makes no 16 bits of 8
+        grey = np.asarray(Image.fromarray(rgb).convert('L'))
+        Image.fromarray(grey.astype(np.uint16) * 257).save(out, form, **options)
+    else:
+        Image.fromarray(rgb).convert(mode).save(out, form, **options)
+    return Picture('x', out.getvalue())
+
+
+@pytest.mark.parametrize('mode, form, options', [
+    ('RGB', 'PNG', {}), ('RGBA', 'PNG', {}), ('P', 'PNG', {}), ('CMYK', 'JPEG', {'quality': 95}),
+    ('P', 'PNG', {'transparency': 3}), ('P', 'PNG', {'transparency': bytes(range(200))}),
+    ('L', 'PNG', {}), ('LA', 'PNG', {}), ('L', 'JPEG', {}), ('I;16', 'PNG', {}),
+    ('I;16', 'PNG', {'transparency': 7})])
+def test_every_mode_of_a_file_shows_the_same_picture(mode, form, options):
+    """A palette with transparency was refused, and nearly all of a PNG of 16 bits was white."""
+    rgb = pixels('blue', 16, 16)
+    rgb[:, 8:] //= 4  # a dark half
+    wanted = rgb if mode in ('RGB', 'RGBA', 'P', 'CMYK') else \
+        np.repeat(np.asarray(Image.fromarray(rgb).convert('L'))[..., None], 3, 2)
+    found = decode(saved(rgb, mode, form, **options), 16, 3).transpose(1, 2, 0)
+    for half in (np.s_[:, :8], np.s_[:, 8:]):
+        assert np.abs(found[half].mean((0, 1)) - wanted[half].mean((0, 1))).max() < 12
+
+
+@pytest.mark.parametrize('orientation, corner', [
+    (1, 'top left'), (2, 'top right'), (3, 'bottom right'), (4, 'bottom left'), (5, 'top left'),
+    (6, 'top right'), (7, 'bottom right'), (8, 'bottom left'), (9, 'top left')])
+def test_an_image_is_set_upright_as_its_exif_says(orientation, corner):
+    """A camera that is turned stores what it sees, and says how it was held."""
+    grey = np.zeros((32, 48, 3), np.uint8)
+    grey[:16, :24] = 255
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    found = decode(saved(grey, 'RGB', 'JPEG', exif=exif), 16, 1)[0]
+    light = found > 128
+    rows, columns = (np.s_[:8] if side in corner else np.s_[8:] for side in ('top', 'left'))
+    assert light[rows, columns].mean() > .9 and light.sum() < 80

@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image
 from rog_tasks.crimp import Crimp
-from rog_tasks.crimp.explorer import _facing
+from rog_tasks.crimp.explorer import _WARM_UP, _facing
 from rog_tasks.crimp.frames import Camera, Frames
 from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
 from rog_tasks.crimp.sequences import open_sequence
-from rog_tasks.errors import DataError
+from rog_tasks.errors import DataError, TaskError
 
 COUNT, SIZE = 6, (32, 24)
 SCALES = {'tum': 5000, 'replica': 6553.5, 'scannet': 1000, '7scenes': 1000}
@@ -433,3 +433,60 @@ def test_7_scenes_has_a_colour_camera_beside_that_of_the_depth(tmp_path):
     np.savetxt(tmp_path / 'camera-intrinsics.txt', [[580, 0, 319], [0, 581, 239], [0, 0, 1]])
     camera = read('7scenes', tmp_path, width=640).camera
     assert (camera.fx, camera.fy, camera.cx, camera.cy) == (580, 581, 319, 239)
+
+
+def dark(root, kind, numbers):
+    """Depth images in which nothing is known."""
+    for number in numbers:
+        Image.new('I;16', SIZE).save(depth_file(root, kind, number))
+
+
+def test_a_recording_without_any_depth_is_refused(kind, root):
+    """Its robot trained on nothing, and its loss was no number."""
+    dark(root, kind, range(COUNT))
+    with pytest.raises(DataError, match=r'no depth is known in any of 6 frames, .*0.*\.png'):
+        read(kind, root)
+
+
+def test_a_camera_may_begin_without_depth(kind, root):
+    """Depth cameras do; the loss was no number until the first depth came."""
+    dark(root, kind, range(3))
+    task = Crimp(frames=f'{kind}:{root}', every=1, width=16, bounds=BOUNDS)
+    model = task.model()
+    robot = task.batches(0, 1)
+    losses = []
+    for _ in range(_WARM_UP + COUNT):
+        loss = task.loss(model, next(robot))
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] == 0 and np.isfinite(losses).all() and losses[-1] > 0
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize('matrix', [
+    [[0, 0, 16], [0, 16, 12], [0, 0, 1]], [[-16, 0, 16], [0, 16, 12], [0, 0, 1]],
+    [[600, 0, 640], [0, 600, 360], [0, 0, 1]], [[16, 0, 0], [0, 16, 0], [16, 12, 1]],
+    [[16, 5, 16], [0, 16, 12], [0, 0, 1]], [[16, 0, 16], [0, 16, 12], [0, 0, 2]],
+    [[1e-9, 0, 16], [0, 1e-9, 12], [0, 0, 1]], [[16, 0, 16], [0, 1e9, 12], [0, 0, 1]]])
+def test_a_matrix_that_is_no_camera_of_these_images_is_refused(matrix, tmp_path):
+    """That of another size, a transposed one, or zeros gave a map of something else."""
+    recorded(tmp_path, 'tum')
+    np.savetxt(tmp_path / 'camera-intrinsics.txt', matrix)
+    with pytest.raises(DataError, match='camera-intrinsics.txt is no camera of 32 x 24 pixels'):
+        read('tum', tmp_path)
+
+
+def test_a_mask_is_no_depth_image(tmp_path):
+    recorded(tmp_path, 'tum')
+    Image.new('1', SIZE, 1).save(depth_file(tmp_path, 'tum', 1))
+    with pytest.raises(DataError, match='1.png is no depth image'):
+        read('tum', tmp_path)
+
+
+def test_a_recording_that_shows_too_much_is_named(tmp_path):
+    """Poses in millimetres, for example."""
+    recorded(tmp_path, 'tum')
+    (tmp_path / 'groundtruth.txt').write_text(
+        '\n'.join(f'{n}.005 {n * 1e5} 0 0 0 0 0 1' for n in range(COUNT)))
+    with pytest.raises(TaskError, match=f'bounds of what {tmp_path} shows are'):
+        Crimp(frames=f'tum:{tmp_path}').model()

@@ -146,6 +146,8 @@ def _impossible() -> None:
     for name in ('mark', 'range_push', 'range_pop', 'range_start', 'range_end'):
         if hasattr(cuda.nvtx, name):
             setattr(cuda.nvtx, name, _nothing)
+    for name in ('init', 'start', 'stop'):
+        setattr(cuda.profiler, name, _nothing)
     cuda.memory_summary = lambda *a, **k: f'rrto: {cuda.memory_allocated()} bytes are allocated'
     cuda.memory_snapshot = lambda *a, **k: []
     cuda.can_device_access_peer = lambda *a, **k: False

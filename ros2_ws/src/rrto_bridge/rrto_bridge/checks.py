@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .operators import RECURRENT
+from .ragged import LAYER, RAGGED
 from .tensors import dense
 
 Call = Callable[..., Any]
@@ -29,6 +31,10 @@ def prepared(operator: Any, device: torch.device) -> Call:
             if a.kwarg_only and a.alias_info and a.alias_info.is_write]
     if device.type != 'cuda' and base in _ELSEWHERE:
         function = _ELSEWHERE[base]
+    if base in RECURRENT:
+        function = _recurrent(function, device)
+    if base == '_transformer_encoder_layer_fwd':
+        function = _encoder_layer(function)
     if base in UNINITIALISED:
         function = _zeroed(function)
     if outs:
@@ -43,6 +49,31 @@ def _zeroed(function: Call) -> Call:
         whole = made.untyped_storage().nbytes() // made.itemsize   # gaps between elements, too
         made.as_strided((whole,), (1,), 0).zero_()
         return made
+    return call
+
+
+def _recurrent(function: Call, device: torch.device) -> Call:
+    """Weights that may need gradients are multiplied otherwise by a CPU, also without a backward.
+
+    Here none may; what says so are other tensors, since those of inference mode can not.
+    """
+    def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False
+             ) -> Any:
+        steps = input.transpose(0, 1) if args[-1] and input.dim() > 1 else input
+        if learnt and device.type == 'cpu' and not steps.is_contiguous():
+            with torch._C._InferenceMode(False):
+                weights = [w.detach().clone().requires_grad_() for w in weights]
+        return function(input, hidden, weights, *args)
+    return call
+
+
+def _encoder_layer(function: Call) -> Call:
+    """Also of sequences of several lengths: see `ragged`."""
+    def call(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args[LAYER + 1:] != (RAGGED,):
+            return function(source, *args, **kwargs)
+        nested = torch._nested_tensor_from_mask(source, args[LAYER], False)
+        return function(nested, *args[:LAYER]).to_padded_tensor(0.0, source.shape)
     return call
 
 
@@ -185,7 +216,28 @@ def _norms(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> None:
           and v.dtype == g.dtype, 'norms of another weight')
 
 
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, embed_dim: int,
+               num_head: int, *rest: Any, **named: Any) -> None:
+    _need(embed_dim > 0 and num_head > 0 and embed_dim % num_head == 0,
+          f'{num_head} heads of {embed_dim} features')
+
+
+def _layer(source: torch.Tensor, embed_dim: int, num_heads: int, qkv_weight: torch.Tensor,
+           qkv_bias: torch.Tensor, proj_weight: torch.Tensor, proj_bias: torch.Tensor,
+           use_gelu: bool, norm_first: bool, eps: float, *rest: Any, **named: Any) -> None:
+    _attention(source, source, source, embed_dim, num_heads)
+    *norms, first, first_bias, second, second_bias = rest[:8]
+    n, inner = embed_dim, first_bias.numel()
+    wanted = ((qkv_weight, (3 * n, n)), (qkv_bias, (3 * n,)), (proj_weight, (n, n)),
+              (proj_bias, (n,)), *((norm, (n,)) for norm in norms), (first, (inner, n)),
+              (first_bias, (inner,)), (second, (n, inner)), (second_bias, (n,)))
+    _need(source.dim() == 3 and source.shape[-1] == n and all(
+        weight.shape == shape and weight.dtype == source.dtype for weight, shape in wanted),
+          'weights of another layer')
+
+
 _CHECKS: dict[str, Call] = {
+    '_transformer_encoder_layer_fwd': _layer, '_native_multi_head_attention': _attention,
     'native_batch_norm': _statistics, 'cudnn_batch_norm': _statistics,
     'miopen_batch_norm': _statistics, '_native_batch_norm_legit': _channels,
     '_batch_norm_with_update': _channels, '_batch_norm_no_update': _no_training,
@@ -225,7 +277,15 @@ def _affine_grid(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> Any:
     return aten.affine_grid_generator.default(theta, [N, C, H, W], True)
 
 
+def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, **named: Any) -> Any:
+    """Of integers, which only CUDA counts: mixtures of experts do, where they see CUDA."""
+    if self.is_floating_point() or named:
+        return torch.histc(self, bins, min, max, **named)
+    return torch.histc(self.double(), bins, min, max).to(self.dtype)
+
+
 _ELSEWHERE: dict[str, Call] = {
+    'histc': _histc,
     'cudnn_batch_norm': _cudnn_batch_norm, 'miopen_batch_norm': _miopen_batch_norm,
     'cudnn_grid_sampler': _grid_sampler, 'cudnn_affine_grid_generator': _affine_grid,
 }

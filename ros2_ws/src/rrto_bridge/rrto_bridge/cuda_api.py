@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import accelerator, remote
+from . import accelerator, legacy, remote
 from .device import Device
 from .remote import CUDA
 
@@ -105,12 +105,47 @@ def install(device: Device) -> None:
               'Event': Event, 'device_of': lambda tensor: _DeviceScope()}
     for name, value in (_queries(device) | others).items():
         setattr(torch.cuda, name, value)
+        if name in vars(torch.cuda.memory):   # where programs also look
+            setattr(torch.cuda.memory, name, value)
     _tensors(device)
     _loading(device)
     _no_gradients()
     accelerator.install(device)
+    legacy.install()
+    torch.device = _DeviceName  # type: ignore[misc,assignment]
+    torch.jit._builtins._register_builtin(_DeviceName, 'aten::device')
+    _staging()
     torch.Stream, torch.Event = Stream, AnyEvent  # type: ignore[misc,assignment]
     torch.compile = _no_compile
+
+
+_Name = torch.device
+
+
+class _Names(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _Name)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, _Name)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is _Name
+
+    def __hash__(cls) -> int:
+        return hash(_Name)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is int:
+            args = (f'cuda:{args[0]}', *args[1:])
+        return _Name(*args, **kwargs)
+
+
+class _DeviceName(metaclass=_Names):
+    """`torch.device`, which makes a number the device of CUDA only where there is CUDA."""
+
+
+_DeviceName.__module__, _DeviceName.__qualname__, _DeviceName.__name__ = 'torch', 'device', 'device'
 
 
 class _DeviceScope:
@@ -181,6 +216,24 @@ def _tensors(device: Device) -> None:
     for owner, name in ((torch.Tensor, 'to'), (torch.Tensor, 'cuda'), (torch.nn.Module, 'to'),
                         (torch.nn.Module, 'cuda')):
         setattr(owner, name, _numbered(getattr(owner, name)))
+
+
+def _staging() -> None:
+    """`torch.empty(..., pin_memory=True)`, as safetensors has it, gives ordinary memory."""
+    empty = torch.empty
+    from torch.utils import _device
+    _device._device_constructors()   # keeps PyTorch's own function, which is what it is asked for
+
+    @functools.wraps(empty)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop('pin_memory', None)
+        if type(kwargs.get('device')) is int:
+            kwargs['device'] = f"cuda:{kwargs['device']}"
+        return empty(*args, **kwargs)
+
+    call.__module__, call.__qualname__ = 'torch', 'empty'
+    torch.empty = call
+    torch.jit._builtins._register_builtin(call, 'aten::empty')
 
 
 def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:

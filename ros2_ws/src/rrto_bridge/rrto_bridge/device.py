@@ -21,8 +21,9 @@ from .errors import LinkError, OutOfMemory, Refused, RrtoError, Unsendable
 from .inprocess import InProcess
 from .match import MISS, compiled
 from .moving import carry
-from .operators import COMPOSITE, Operator, operator, overload
+from .operators import COMPOSITE, LEARNT, RECURRENT, Operator, operator, overload
 from .percall import PerCall, Result, Unknowing
+from .ragged import LAYER, RAGGED, Ragged, ragged, refuse
 from .record import Call, Meta, Ref
 from .remote import CUDA, NOTHING, RemoteTensor, make, make_view, move, released
 from .tensors import NAMES, check_device, contiguous, meta_of, ordinary, pack, special, unpack
@@ -210,6 +211,8 @@ class Device:
     def _remote(self, tensor: torch.Tensor, facts: Operator) -> RemoteTensor:
         if isinstance(tensor, RemoteTensor):
             return tensor
+        if isinstance(tensor, Ragged):
+            refuse(facts.name)
         if tensor.dim() and not facts.index and 'index_put' not in facts.name \
                 and not facts.name.endswith('.data'):   # batch sizes of a packed sequence
             raise RuntimeError('Expected all tensors to be on the same device, but found at least '
@@ -607,6 +610,42 @@ def _resize_as(on: Device, /, tensor: RemoteTensor, like: torch.Tensor, *,
     return on._resize(tensor, like.shape, memory_format=memory_format)
 
 
+def _recurrent(function: Any) -> Any:
+    """How a CPU multiplies hangs on whether weights may need gradients: the server is told."""
+    def handler(on: Device, /, *args: Any) -> Any:
+        learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
+        return on.run(function, args, {LEARNT: True} if learnt else {})
+    return handler
+
+
+def _attention(on: Device, /, *args: Any, **kwargs: Any) -> Any:
+    """By the server's kernels, or by plain products where the program switched off the others."""
+    if torch.backends.cuda.flash_sdp_enabled():
+        return on.run(aten.scaled_dot_product_attention.default, args, kwargs)
+    return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]
+
+
+def _no_other_library(on: Device, /, *args: Any) -> bool:
+    return False
+
+
+def _from_mask(on: Device, /, source: RemoteTensor, mask: RemoteTensor, mask_check: bool = True
+               ) -> Ragged:
+    if mask_check and not torch._nested_tensor_from_mask_left_aligned(source, mask):
+        raise RuntimeError('Expected mask to be left-aligned')
+    return ragged(source, mask, False)
+
+
+def _encoder_layer(on: Device, /, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    function = aten._transformer_encoder_layer_fwd.default
+    if not isinstance(source, Ragged):
+        return on.run(function, (source, *args), kwargs)
+    if any(value is not None for value in (*args[LAYER:], *kwargs.values())):
+        refuse('a layer with a mask')
+    padded = on.run(function, (source.padded, *args[:LAYER], source.mask, RAGGED), {})
+    return ragged(padded, source.mask, True)
+
+
 _PLAIN = frozenset((int, float, bool, str, complex, type(None)))
 _HANDLERS: dict[Any, Any] = {
     aten.copy_.default: Device._copy,
@@ -618,6 +657,13 @@ _HANDLERS: dict[Any, Any] = {
     aten.empty.memory_format: _empty_memory_format,
     aten.empty_strided.default: _empty_strided,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
+    **{getattr(getattr(aten, name), which): _no_other_library   # older PyTorches ask for one
+       for name in ('_use_cudnn_ctc_loss', '_use_miopen_ctc_loss') if hasattr(aten, name)
+       for which in getattr(aten, name).overloads() if which != 'out'},
+    aten.scaled_dot_product_attention.default: _attention,
+    aten._nested_tensor_from_mask.default: _from_mask,
+    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+    **{overload(f'{cell}.input'): _recurrent(overload(f'{cell}.input')) for cell in RECURRENT},
     aten.set_.source_Tensor: Device._set,
     aten.set_.default: _set_empty,
     aten.set_.source_Storage: _set_storage,

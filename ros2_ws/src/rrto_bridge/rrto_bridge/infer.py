@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,8 +20,13 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
     As a CPU would lay them out, which takes up to a millisecond.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second, and is rarely needed
-    with FakeTensorMode(), torch.autocast('cpu', enabled=False):   # the server knows of no autocast
-        return _run(op, arguments, keywords, torch.device('cpu'))
+    logger = logging.getLogger('torch._subclasses.fake_tensor')   # of a guess that does not hold
+    before, logger.disabled = logger.disabled, True
+    try:   # the server knows of no autocast
+        with FakeTensorMode(), torch.autocast('cpu', enabled=False):
+            return _run(op, arguments, keywords, torch.device('cpu'))
+    finally:
+        logger.disabled = before
 
 
 def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]

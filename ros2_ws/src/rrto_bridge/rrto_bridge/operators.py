@@ -10,12 +10,16 @@ import torch
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
+RECURRENT = ('gru', 'lstm', 'rnn_tanh', 'rnn_relu')
+LEARNT = 'learnt'   # a keyword that `RECURRENT` have here: weights may need gradients
+
 # Composite operators that choose a kernel by device, or another one for tensors that are not quite
 # PyTorch's own: they are sent whole, and the server chooses.
 WHOLE = ('scaled_dot_product_attention', 'group_norm', 'linalg_svdvals', 'linalg_eigvalsh',
-         'gru_cell', 'lstm_cell', 'gru.input', 'gru.data',
-         'lstm.input', 'lstm.data', 'rnn_tanh.input', 'rnn_tanh.data', 'rnn_relu.input',
-         'rnn_relu.data')
+         'gru_cell', 'lstm_cell', *(f'{cell}.{form}' for cell in RECURRENT
+                                    for form in ('input', 'data')),
+         'real', 'imag',   # which is conjugated in name only the server knows
+         'one_hot')
 
 
 def overload(name: str) -> Any:

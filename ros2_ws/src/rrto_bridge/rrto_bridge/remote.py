@@ -18,6 +18,7 @@ from .tensors import DTYPES, meta_of
 CUDA = torch.device('cuda:0')
 SIZE = 1 << 60  # of the storage, bytes: PyTorch's checks against it are the server's business
 
+PLACES = 1 << 62   # above what addresses are: numbers that tell memory on the server apart
 NOTHING = -1     # handle of a wrapper whose tensor another wrapper has taken over
 
 released: deque[int] = deque()   # handles of tensors that died, once per wrapper
@@ -33,7 +34,58 @@ class Hook:
 
     dispatch: Any = staticmethod(_not_installed)
     copy: Any = staticmethod(_not_installed)      # `Device.copy`
+    memory: Any = staticmethod(_not_installed)    # `Device.memory`
     saving = threading.local()                    # `copied`: what a torch.save has copied so far
+
+
+class Storage(torch.UntypedStorage):
+    """What can be said of the memory of a tensor on the server: which it is, and its size.
+
+    `data_ptr()` is a number that tensors have in common if they share memory; it is no address.
+    """
+
+    _key: int
+    _size: int
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """That of the tensor."""
+        return CUDA
+
+    def data_ptr(self) -> int:
+        """Not zero, but of an empty one."""
+        return (self._key << 40) + PLACES if self._size else 0
+
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self._size
+
+    def size(self) -> int:
+        """Bytes."""
+        return self._size
+
+    def __len__(self) -> int:
+        return self._size
+
+
+
+def _not_here(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError('rrto: no storage of a tensor on the device is here; use tensor.cpu()')
+
+
+for _name in ('__getitem__', '__setitem__', '__iter__', 'resize_', 'copy_', 'clone', 'cpu', 'cuda',
+              'to', 'tolist', 'fill_'):
+    setattr(Storage, _name, _not_here)
+
+
+def storage_of(tensor: Any) -> Storage:
+    """The storage of a tensor of ours; a round trip."""
+    make_storage: Any = torch.UntypedStorage.__new__
+    made: Any = make_storage(Storage, 0, device='meta')
+    memory = Hook.memory(tensor)
+    made._key, made._size = memory.key, memory.size
+    storage: Storage = made
+    return storage
 
 
 class RemoteTensor(torch.Tensor):
@@ -63,6 +115,15 @@ class RemoteTensor(torch.Tensor):
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return self.numpy()
+
+    def untyped_storage(self) -> Storage:
+        """What can be said of its memory."""
+        return storage_of(self)
+
+    def data_ptr(self) -> int:
+        """Where it begins, in the numbers of its storage: equal for tensors that share values."""
+        start = self.untyped_storage().data_ptr()
+        return start and start + int(self.storage_offset()) * self.itemsize
 
     def tolist(self) -> Any:
         """Values as nested lists."""

@@ -100,13 +100,15 @@ def ordinary() -> Any:
     """Within, tensors of the CPU are computed with as outside of an operator's implementation.
 
     There PyTorch leaves out what it has done with the operator's own arguments: a tensor that is
-    conjugated or negated in name only would be taken for what it is not.
+    conjugated or negated in name only would be taken for what it is not, and a weight that may need
+    gradients would be multiplied like one that may not.
     """
-    keys = torch._C.DispatchKey
-    excluded: Any = torch._C._dispatch_tls_local_exclude_set()
-    for key in (keys.Conjugate, keys.Negative, keys.ZeroTensor):
-        excluded = excluded.remove(key)
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+    included: Any = torch._C._dispatch_tls_local_include_set()
+    return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)
+
+
+_EXCLUDED: Any = torch._C._dispatch_tls_local_exclude_set()   # outside of any operator
+
 
 def size_of(meta: Meta) -> int:
     """Bytes of a dense tensor; 0 for a dtype that is none."""

@@ -6,12 +6,21 @@ from rrto_bridge.allow import allowed, resolve
 from rrto_bridge.checks import prepared
 from rrto_bridge.context import Context
 from rrto_bridge.errors import Failed, Refused
+from rrto_bridge.ragged import RAGGED
 from rrto_bridge.record import Ref, Special
 
 CPU = torch.device('cpu')
 X = torch.rand(2, 6, 4, 4)
 SIX, TWO = torch.ones(6), torch.ones(2)
 PIVOTS = torch.tensor([1, 2], dtype=torch.int32)
+
+
+def layer(features=6, heads=2, inner=SIX):
+    """Arguments of a layer of `nn.TransformerEncoder`, for sequences of several lengths."""
+    source, mask = torch.ones(1, 2, 6), torch.tensor([[True, False]])
+    square = torch.ones(6, 6)
+    return (source, features, heads, torch.ones(18, 6), torch.ones(18), square, SIX, False, False,
+            1e-5, SIX, SIX, SIX, SIX, square, inner, square, SIX, mask, RAGGED)
 
 
 def call(op, *args, **kwargs):
@@ -50,6 +59,14 @@ def call(op, *args, **kwargs):
     ('as_strided_scatter.default', (SIX, SIX, [6], [2], 0), {}),
     ('empty_strided.default', ([2**31, 2**31], [2**31, 1]), {}),
     ('new_empty_strided.default', (SIX, [-1, 0], [1, 1]), {}),
+    ('_transformer_encoder_layer_fwd.default', layer(heads=0), {}),
+    ('_transformer_encoder_layer_fwd.default', layer(heads=4), {}),
+    ('_transformer_encoder_layer_fwd.default', layer(features=0), {}),
+    ('_transformer_encoder_layer_fwd.default', layer(inner=SIX[:5]), {}),
+    ('_transformer_encoder_layer_fwd.default', layer(inner=SIX.double()), {}),
+    ('_native_multi_head_attention.default',
+     (SIX.view(1, 1, 6), SIX.view(1, 1, 6), SIX.view(1, 1, 6), 6, 0, torch.ones(18, 6),
+      torch.ones(18), torch.ones(6, 6), SIX), {}),
 ])
 def test_what_pytorch_does_not_check_is_checked(op, args, kwargs):
     with pytest.raises(ValueError):

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -150,8 +151,11 @@ def _everywhere() -> dict[int, Any]:
     return found
 
 
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+
+
 class Snapshot:
-    """What a model computes with: modules, weights, mode, hooks, plain attributes.
+    """What a model computes with: modules, weights, mode, hooks, attributes but lists and dicts.
 
     No value is copied: a weight that was written to has another version.
     """
@@ -170,8 +174,8 @@ class Snapshot:
         held, attributes = self._holds(), self._plain()
         for before, now in (self._held, held), (self._attributes, attributes):
             if before != now:
-                return next(name for name in [*before, *now]
-                            if name not in before or name not in now or before[name] != now[name])
+                return next(_words(key) for key in [*before, *now]
+                            if key not in before or key not in now or before[key] != now[key])
         return ''
 
     def _holds(self) -> dict[str, Any]:
@@ -185,13 +189,26 @@ class Snapshot:
                 found[f'{path}.{name}'.lstrip('.')] = tensor is not None and _mark(tensor)
         return found
 
-    def _plain(self) -> dict[str, Any]:
-        return {f'{path}.{name}'.lstrip('.'):
-                _mark(value) if isinstance(value, torch.Tensor) else (type(value), str(value))
-                for path, module in self._model.named_modules()
-                for name, value in vars(module).items()
-                if isinstance(value, (bool, int, float, complex, str, torch.Tensor))
-                and name != 'training'}
+    def _plain(self) -> dict[tuple[str, str], Any]:
+        return {(path, name): _value(value) for path, module in self._model.named_modules()
+                for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+
+
+def _value(value: Any) -> Any:
+    """What is another for another value. Lists and dicts are not followed: they keep results."""
+    if isinstance(value, torch.Tensor):
+        return _mark(value)
+    if isinstance(value, (bool, int, str, FunctionType, BuiltinFunctionType, MethodType)):
+        return type(value), value
+    if isinstance(value, (float, complex)):
+        return type(value), str(value)  # a NaN is equal to itself, and 0.0 is not -0.0
+    if isinstance(value, tuple):
+        return type(value), *map(_value, value)
+    return type(value)
+
+
+def _words(key: str | tuple[str, str]) -> str:
+    return key if isinstance(key, str) else '.'.join(key).lstrip('.')
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int, int]:
@@ -351,6 +368,11 @@ class _Reader:
             return
         bound = self._bound(node, target)
         name = target.overloadpacket.__name__
+        if name.endswith(('batch_norm', 'instance_norm', '_legit')) and (
+                bound.get('training') or bound.get('use_input_stats')) and (
+                bound.get('running_mean') is not None):   # which its schema does not say
+            raise ModelError(f'{place}: {target} changes its statistics: a request would depend '
+                             'on the one before')
         if name in ('dropout', 'dropout_', 'feature_dropout', 'alpha_dropout'):
             if bound['train'] and bound['p']:
                 raise ModelError(f'{place}: {target} is random: robot and server would differ')

@@ -171,14 +171,16 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
 def _verify(model: torch.nn.Module, traced: Traced, args: Any, kwargs: Any,
             leaves: list[torch.Tensor]) -> None:
     with torch.no_grad():
-        copies = pytree.tree_map(torch.clone, (args, kwargs))   # the model may write into them
-        wanted, traced.structure = pytree.tree_flatten(model(*copies[0], **copies[1]))
         results = traced.run(dict(zip(traced.graph.inputs, leaves, strict=True)))
-        for got, want in zip(results, wanted, strict=True):
-            if got.shape != want.shape or got.dtype != want.dtype or not torch.allclose(
-                    got, want, 1e-3, 1e-4, equal_nan=True):
-                raise ModelError(f'{traced.name}: the traced operators do not give the model\'s '
-                                 'result; does it depend on something beside its inputs?')
+        for _ in range(2):   # the second time it may remember the first
+            copies = pytree.tree_map(torch.clone, (args, kwargs))   # the model may write into them
+            wanted, traced.structure = pytree.tree_flatten(model(*copies[0], **copies[1]))
+            for got, want in zip(results, wanted, strict=True):
+                if got.shape != want.shape or got.dtype != want.dtype or not torch.allclose(
+                        got, want, 1e-3, 1e-4, equal_nan=True):
+                    raise ModelError(f'{traced.name}: the traced operators do not give the '
+                                     "model's result; does it depend on something beside its "
+                                     'inputs?')
 
 
 def divided(name: str, tape: Tape) -> Traced:

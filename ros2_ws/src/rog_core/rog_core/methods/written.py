@@ -15,8 +15,8 @@ from ..errors import ConfigError
 
 MAX_THRESHOLD = 1000
 EARLY = frozenset({'order', 'timeout', 'minimum'})  # what early transmission consists of
-_NUMBER = r'(?:=[\w.]*)?'
-_OPTION = re.compile(r'([+-])([a-z]*)(?:=([\w.]*))?')
+_NUMBER = r'(?:=(-?[\w.]*?(?:e-\d+)?)(?=[+-]|$))?'
+_OPTION = re.compile(rf'([+-])([a-z]*){_NUMBER}')
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,11 @@ class Written:
                 raise ConfigError(f"'{self.text}': {self.name} has no option '{name}'; {there}")
             if number and name not in numbered and name not in real:
                 raise ConfigError(f"'{self.text}': {name} takes no number")
+            if sign == '-' and (name in numbered or name in real):
+                raise ConfigError(f"'{self.text}': {name} is an option with a number and is not "
+                                  f'switched off; leave it out, or write +{name}=N')
+            if name in numbers:
+                raise ConfigError(f"'{self.text}': {name} is there twice")
             if number:
                 numbers[name] = self.real(number, *real[name]) if name in real \
                     else self.integer(number, 1)

@@ -97,6 +97,9 @@ def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, wid
         metres = depth.astype(np.float32)[row][:, column] / np.float32(layout.scale)
         depths[index] = np.where(metres < FARTHEST, metres, 0).reshape(-1)
         colours[index] = _looked_up(layout, camera, colour, metres, row, column).reshape(-1, 3)
+    if not depths.any():
+        raise DataError(f'{root}: no depth is known in any of {len(frames)} frames, '
+                        f'{frames[0].depth} and later; it is 0, or {FARTHEST:g} m and more')
     poses = np.stack([frame.pose for frame in frames]).astype(np.float32)
     return Frames(_reduced(camera, width, height), torch.from_numpy(colours),
                   torch.from_numpy(depths),
@@ -107,6 +110,13 @@ def _camera(layout: Layout, root: Path, shape: tuple[int, ...]) -> Camera:
     """Return the camera of the depth images of a recording, which have that shape."""
     if (file := root / layout.intrinsics[0]).is_file():
         k = _numbers(file, _text(file), (layout.intrinsics[1],) * 2)
+        size = np.array([shape[1], shape[0]])
+        focal, middle = k[(0, 1), (0, 1)], k[:2, 2]
+        if not ((focal > size / 100) & (focal < size * 100) & (middle >= 0) & (middle <= size)
+                ).all() or k[1, 0] or k[2, 0] or k[2, 1] or k[2, 2] != 1 \
+                or abs(k[0, 1]) > focal[0] / 100:
+            raise DataError(f'{file} is no camera of {shape[1]} x {shape[0]} pixels, as the depth '
+                            'images have: fx 0 cx, 0 fy cy, 0 0 1 are its rows, in pixels')
         return Camera(shape[1], shape[0], k[0, 0], k[1, 1], k[0, 2], k[1, 2])
     return _reduced(layout.camera, shape[1], shape[0])
 
@@ -289,7 +299,7 @@ def _pixels(file: Path) -> NDArray[np.generic]:
 
 def _depth(file: Path) -> NDArray[np.generic]:
     depth = _pixels(file)
-    if depth.ndim != 2 or depth.dtype == np.uint8:
+    if depth.ndim != 2 or depth.dtype.itemsize < 2:
         raise DataError(f'{file} is no depth image: a grey PNG of 16 bits')
     return depth
 

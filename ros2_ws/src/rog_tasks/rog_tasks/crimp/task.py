@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rog_tasks.crimp.explorer import Explorer
 from rog_tasks.crimp.frames import Camera, Frames, corners, upright
 from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
-from rog_tasks.crimp.scene import film, flat, way
+from rog_tasks.crimp.scene import HEIGHT, film, flat, way
 from rog_tasks.crimp.sequences import LAYOUTS, open_sequence
 from rog_tasks.errors import DataError, TaskError
 from rog_tasks.sources.spec import parse
@@ -25,6 +25,8 @@ COLOUR = 0.2
 
 FAR = 1.0
 """Error, m, of a pixel where the map has no surface, and the largest that counts."""
+
+_CELLS = 1e8  # of a map, at most
 
 _VIEWS, _PIXELS = 24, 96  # by which the depth of a map is measured
 _SURVEY = 4 * _VIEWS      # frames of a recording that say where it was made
@@ -79,6 +81,8 @@ class Crimp(Task):
         self._width, self._stride, self._cell = width, stride, cell
         self._source = parse(frames, 'frames', {f'{kind}:': () for kind in LAYOUTS}) \
             if frames else None
+        if not frames and size[0] * size[1] * HEIGHT > _CELLS * cell ** 3:
+            raise TaskError(f'size is {size} and cell {cell}: that is more than 100 million cells')
         self._scene = flat(*self._size, furniture, seed)
         self._given = self._checked(bounds) if self._source and bounds is not None else None
         self._robots: WeakKeyDictionary[nn.Module, Explorer] = WeakKeyDictionary()
@@ -104,7 +108,8 @@ class Crimp(Task):
         samples = batch.step(model)
         distances, colours = model(samples.points, batch.gain)
         seen = colours[:len(samples.colours)] - samples.colours
-        return ((distances - samples.distances) ** 2).mean() / 2 \
+        # As long as a camera has measured no depth there is nothing to learn from.
+        return ((distances - samples.distances) ** 2).sum() / 2 / max(len(distances), 1) \
             + COLOUR * (seen ** 2).sum(1).sum() / 2 / max(len(seen), 1)
 
     def evaluate(self, model: nn.Module) -> float:
@@ -171,7 +176,8 @@ class Crimp(Task):
             raise DataError(f'{self._folder(0).absolute()} is not there; bounds of the map are '
                             'found in a recording only where it is, or give them: bounds: '
                             '[[x, y, z], [x, y, z]]')
-        return self._checked(corners(self._survey, TRUNCATION).tolist())
+        return self._checked(corners(self._survey, TRUNCATION).tolist(),
+                             f'bounds of what {self._folder(0)} shows')
 
     @cached_property
     def _survey(self) -> list[Frames]:
@@ -205,15 +211,15 @@ class Crimp(Task):
         width, height = self._width, 3 * self._width // 4
         return Camera(width, height, width / 2, width / 2, (width - 1) / 2, (height - 1) / 2)
 
-    def _checked(self, bounds: Any) -> Tensor:
+    def _checked(self, bounds: Any, what: str = 'bounds') -> Tensor:
         try:
             ends = torch.tensor(bounds, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TaskError(f'bounds are {bounds!r}; they must be [[x, y, z], [x, y, z]], the '
+            raise TaskError(f'{what} are {bounds!r}; they must be [[x, y, z], [x, y, z]], the '
                             'lowest and the highest corner of the map in m') from error
         if ends.shape != (2, 3) or not bool((ends[1] - ends[0] > 4 * self._cell).all()) \
-                or float((ends[1] - ends[0]).prod()) > 1e8 * self._cell ** 3:
-            raise TaskError(f'bounds are {bounds!r}; the lowest and the highest corner, with at '
+                or float((ends[1] - ends[0]).prod()) > _CELLS * self._cell ** 3:
+            raise TaskError(f'{what} are {bounds!r}; the lowest and the highest corner, with at '
                             'most 100 million cells between them')
         return ends
 

@@ -101,8 +101,8 @@ class Files:
                 raise OSError('it is no regular file')
             return status.st_size
         self._size, self._read = size, lambda name: (self.path / name).read_bytes()
-        return [(Path(folder) / file).relative_to(self.path).as_posix()
-                for folder, _, files in os.walk(self.path) for file in files]
+        with self._errors():
+            return list(_below(self.path, '', frozenset()))
 
     def _zip(self) -> list[str]:
         with self._errors():
@@ -110,7 +110,8 @@ class Files:
         self._size, self._read = lambda name: archive.getinfo(name).file_size, archive.read
         for info in archive.infolist():
             self._check(info.filename, stat.S_ISLNK(info.external_attr >> 16))
-        return [info.filename for info in archive.infolist() if not info.is_dir()]
+        # Of two files of one name the last counts, as in a tar.
+        return list({info.filename: None for info in archive.infolist() if not info.is_dir()})
 
     def _tar(self) -> list[str]:
         places = {}
@@ -145,13 +146,29 @@ class Files:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is called like an image, and not hidden (macOS adds ._name.jpg)."""
+    """Whether a file is called like an image, and not hidden."""
     return name.lower().endswith(SUFFIXES) and not is_hidden(name)
 
 
 def is_hidden(name: str) -> bool:
-    """Whether the last part of a name begins with a dot."""
-    return name.rpartition('/')[2].startswith('.')
+    """Whether a part of a name begins with a dot: ._name.jpg of macOS, .ipynb_checkpoints."""
+    return any(part.startswith('.') for part in PurePosixPath(name).parts if part != '..')
+
+
+def _below(folder: Path, prefix: str, above: frozenset[str]) -> Iterator[str]:
+    """Yield the names of the files below a folder; links are followed, but not back upwards.
+
+    :param above: the folders that it lies in, without links.
+    """
+    real = os.path.join(os.path.realpath(folder), '')
+    if any(one.startswith(real) for one in above):
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_dir():
+                yield prefix + entry.name
+            elif not is_hidden(entry.name):
+                yield from _below(Path(entry.path), f'{prefix}{entry.name}/', above | {real})
 
 
 def _part(path: Path, start: int, size: int) -> bytes:

@@ -5,6 +5,8 @@ What an image says of its own size is checked before anything is allocated or de
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,13 @@ LARGEST = 64 * 2**20
 
 FORMATS = ('JPEG', 'PNG')
 SUFFIXES = ('.jpg', '.jpeg', '.png')
+
+# Orientation of EXIF -> what sets an image upright; cameras that are turned only say so.
+_UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
+            4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
+            6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+            8: Image.Transpose.ROTATE_90}
+_ORIENTATION = 0x0112
 
 # Encoding of sensor_msgs/Image -> bytes of a pixel, and how pillow calls that order of bytes.
 ENCODINGS = {'rgb8': (3, 'RGB', 'RGB'), 'bgr8': (3, 'RGB', 'BGR'), 'mono8': (1, 'L', 'L'),
@@ -66,15 +75,19 @@ def from_message(message: Any, name: str) -> Picture:
 def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
     """Return the pixels, (channels, size, size); the image is squeezed to a square.
 
+    It is set upright as its EXIF says; of 16 bits the higher 8 are taken, and transparency is not.
+
     :param channels: 3: red, green and blue; 1: grey.
     :raises DataError: names an image that is no JPEG or PNG, is damaged or too large.
     """
     mode = 'RGB' if channels == 3 else 'L'
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('error')  # pillow only warns of what it thinks too large
+        with _unwarned():
             image = _opened(picture, mode, size)
-            small = image.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
+            turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+            small = _in_8_bits(image).convert(mode).resize((size, size),
+                                                           Image.Resampling.BILINEAR)
+            small = small if turn is None else small.transpose(turn)
     except Exception as error:  # pillow's decoders raise almost any type for damaged data
         raise _undecodable(picture, error) from error
     return np.asarray(small, np.uint8).reshape(size, size, channels).transpose(2, 0, 1)
@@ -86,11 +99,26 @@ def as_stored(picture: Picture) -> NDArray[Any]:
     :raises DataError: names an image that is no JPEG or PNG, is damaged or too large.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('error')
+        with _unwarned():
             return np.asarray(_opened(picture, '', 0))
     except Exception as error:
         raise _undecodable(picture, error) from error
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Pillow only warns of what it thinks too large, and of much that does no harm."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        warnings.simplefilter('error', Image.DecompressionBombWarning)
+        yield
+
+
+def _in_8_bits(image: Image.Image) -> Image.Image:
+    """Return grey of 16 bits with its higher 8; pillow would make all but the darkest white."""
+    if not image.mode.startswith('I'):
+        return image
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
 def _undecodable(picture: Picture, error: Exception) -> DataError:
