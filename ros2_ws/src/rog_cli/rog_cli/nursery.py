@@ -195,7 +195,9 @@ def _show(command: str) -> None:
 def main(arguments: Sequence[str]) -> Any:
     """Serve the launcher at the other end of the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with socket.socket(fileno=int(arguments[0])) as link:
+    program = None
+    # A launcher that has gone needs nothing more, whether it has asked or not read the answer.
+    with suppress(ConnectionError), socket.socket(fileno=int(arguments[0])) as link:
         _load()
         program = _serve(link)
     return program() if program else 0

@@ -2,12 +2,14 @@
 
 import json
 import os
+import select
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 from fleet_testing import environment, eventually
-from rog_cli.nursery import Nursery
+from rog_cli.nursery import LIMIT, Nursery
 
 MODULE = '''
 import json, os, signal, sys
@@ -80,3 +82,21 @@ def test_they_go_on_without_the_nursery_and_it_starts_no_more(tmp_path):
         finally:
             process.kill()
     assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize('answered', [False, True])
+def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, answered):
+    """Between the question and the answer, or before the answer is read."""
+    (tmp_path / 'says_what_it_is.py').write_text(MODULE)
+    nursery = Nursery(os.environ)
+    read, write = os.pipe()
+    asked = json.dumps([['says_what_it_is', '0'], environment(7, tmp_path)]).encode()
+    socket.send_fds(nursery._link, [asked], [write])
+    os.close(write)
+    if answered:
+        assert select.select([nursery._link], [], [], LIMIT)[0]
+    nursery._link.close()
+    assert nursery._process.wait(LIMIT) == 0
+    with open(read) as log:  # until the process that was asked for has ended too
+        assert bool(log.read()) == answered
+    assert capfd.readouterr().err == ''
