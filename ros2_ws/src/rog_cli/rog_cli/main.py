@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'rog: {name} is a verb of the package rog_studies, which is not installed here: '
               'pip install -e studies', file=sys.stderr)
         return 2
-    options = make_parser(name).parse_args(arguments)
     try:
+        options = make_parser(name).parse_args(arguments)
         return options.run(options)
     except (SettingError, TraceError, RecordError, TaskError, RogError,
             OSError) as error:  # of a file or directory that the user named

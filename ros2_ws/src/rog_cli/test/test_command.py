@@ -48,6 +48,14 @@ def test_a_bad_choice_is_refused_before_anything_starts(capsys, tmp_path, argume
     assert not out.exists()
 
 
+def test_ctrl_c_while_a_verb_is_loaded_is_no_traceback(capsys, monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main_module, 'import_module', interrupted)
+    assert run(capsys, 'fleet', 'up', 'indoor') == (130, '', '')
+
+
 def test_a_fleet_file_with_a_wrong_key_names_its_line(capsys, tmp_path):
     path = tmp_path / 'mine.yaml'
     path.write_text('name: mine\nrobots:\n  - name: a\ntraining:\n  snyc: bsp\n')

@@ -158,7 +158,7 @@ class WorkerMachine:
     def on_register_response(self, response: RegisterResponse, now: float) -> list[Action]:
         """Handle the server's answer; a final refusal stops the worker with the server's reason.
 
-        Without one, if the worker has taken part and the run is over: it was given up at the end.
+        Without one, if the run is over: that is no fault of a worker that comes late, or again.
         """
         if self.state != REGISTERING:
             return []
@@ -168,7 +168,7 @@ class WorkerMachine:
                 self._register_at = now + REGISTER_INTERVAL
                 return []
             self._move('refused', now)
-            return [Stop('' if response.over and self.server else response.reason)]
+            return [Stop('' if response.over else response.reason)]
         check_taken(response.taken, self.partition.segments)
         self.sync = response.sync
         self.server = response.incarnation

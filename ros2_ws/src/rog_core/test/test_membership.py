@@ -145,11 +145,11 @@ def test_nobody_joins_a_fleet_that_stops():
     assert 'stopping' in response.reason
 
 
-def test_a_robot_that_was_given_up_at_the_end_ends_cleanly_and_one_that_comes_too_late_does_not():
+def test_a_robot_that_comes_too_late_ends_cleanly_as_does_one_that_was_given_up_at_the_end():
     over = RegisterResponse(False, 'the run is over', over=True)
     late = worker()
     late.start(0.0)
-    assert late.on_register_response(over, 0.1) == [Stop('the run is over')]
+    assert late.on_register_response(over, 0.1) == [Stop()]
     given_up = worker()
     given_up.start(0.0)
     given_up.on_register_response(RegisterResponse(True, incarnation=7), 0.1)

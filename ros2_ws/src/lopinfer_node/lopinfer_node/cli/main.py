@@ -30,8 +30,8 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; errors of the user are one line and exit code 2."""
     name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
-    options = make_parser(name).parse_args(arguments)
     try:
+        options = make_parser(name).parse_args(arguments)
         return options.run(options)
     except (LopinferError, SettingError, TraceError, OSError) as error:
         print(f'lopinfer: {error}', file=sys.stderr)

@@ -25,11 +25,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    options = make_parser().parse_args(arguments)
-    end_with_launcher()
-    # So that a server that was started for this command ends with it.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
+        options = make_parser().parse_args(arguments)
+        end_with_launcher()
+        # So that a server that was started for this command ends with it.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         return int(options.call(options))
     except SettingError as error:
         print(f'rrto: {error}', file=sys.stderr)
