@@ -88,6 +88,10 @@ _waitset_detach = _c("dds_waitset_detach", _i, _i)
 _waitset_wait = _c("dds_waitset_wait", _i, _p, ct.c_size_t, _l)
 _create_guard = _c("dds_create_guardcondition", _i)
 _set_guard = _c("dds_set_guardcondition", _i, ct.c_bool)
+_get_user_data = _c("dds_qget_userdata", _p, _p, _p)
+_get_user_data.restype = ct.c_bool
+_free = _c("dds_free", _p)
+_free.restype = None
 _byref = ct.byref
 
 
@@ -250,8 +254,27 @@ def _handles(function: Any, entity: int) -> list[int]:
 
 
 def _user_data(pointer: Any) -> bytes:
-    policy = _CQos._get_p_userdata(ct.cast(pointer, ct.c_void_p))
-    return policy.data if policy is not None else b""
+    # The function of `cyclonedds` for this never frees the copy that it is given.
+    value, size = ct.c_void_p(), ct.c_size_t()
+    _get_user_data(ct.cast(pointer, ct.c_void_p), _byref(value), _byref(size))
+    try:
+        return ct.string_at(value, size.value) if value else b""
+    finally:
+        _free(value)
+
+
+# The policies that ROS knows.
+_policies = [
+    getattr(_CQos, f"_get_p_{name}")
+    for name in ("reliability", "durability", "history", "lifespan", "deadline", "liveliness")
+]
+_policies_lock = threading.Lock()  # each of them writes to the same place in every thread
+
+
+def _qos(pointer: Any) -> Qos:
+    cqos = ct.cast(pointer, ct.c_void_p)
+    found = [policy(cqos) for policy in _policies]
+    return Qos(*(p for p in found if p is not None), Policy.Userdata(_user_data(pointer)))
 
 
 def _matched_user_data(
@@ -289,11 +312,8 @@ def read_endpoints(participant: int, topic: int) -> list[tuple[bytes, bytes, str
     ) -> Any:
         return (bytes(key), bytes(owner), topic, kind, qos, info)
 
-    def convert(pointer: Any) -> Qos:
-        return _CQos.cqos_to_qos(ct.cast(pointer, ct.c_void_p))
-
-    with discovery(participant, topic) as reader:
-        found = ddspy_read_endpoint(reader, _MOST, endpoint, convert)
+    with discovery(participant, topic) as reader, _policies_lock:
+        found = ddspy_read_endpoint(reader, _MOST, endpoint, _qos)
     return (
         [e[:5] for e in found if e[5].instance_state == _ALIVE] if isinstance(found, list) else []
     )
