@@ -2,7 +2,8 @@
 
 Python runs a handler between any two instructions of the main thread. While the device is busy
 there, the signal is sent again a little later; while it only waits for the server, or when it is
-done, the handler runs.
+done, the handler runs. So it is in the `__del__` of a tensor, which native tensors do not have:
+what is raised there Python prints and forgets, and Ctrl+C would be lost.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def install(busy: Callable[[], bool]) -> None:
     handlers: dict[int, Any] = {}
 
     def run(number: int, frame: Any) -> None:
-        if busy():
+        if busy() or (frame is not None and frame.f_code.co_name == '__del__'):
             threading.Thread(target=again, args=(number,), daemon=True).start()
         else:
             handlers[number](number, frame)

@@ -1,0 +1,29 @@
+"""Signals of a program whose device is on the server."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import signal, time
+from rrto_bridge import signals
+
+signals.install(lambda: False)
+
+class Tensor:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+        print('released')
+
+try:
+    tensor = Tensor()
+    del tensor
+    time.sleep(60)
+except KeyboardInterrupt:
+    print('interrupted')
+"""
+
+
+def test_ctrl_c_while_a_tensor_is_released_is_not_lost():
+    ended = subprocess.run([sys.executable, '-c', PROGRAM], capture_output=True, text=True,
+                           timeout=300, check=False)
+    assert (ended.stdout, ended.stderr) == ('released\ninterrupted\n', '')
