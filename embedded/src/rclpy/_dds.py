@@ -360,9 +360,12 @@ class WaitSet:
         self._closed = False
         _waitset_attach(self._set, self._guard, 0)
 
-    def attach(self, handle: int, key: int) -> None:
-        """Watch an entity; `wait` returns `key` (positive) when it has an event."""
-        _checked(_waitset_attach(self._set, handle, key), "cannot watch an entity")
+    def attach(self, handle: int, key: int) -> bool:
+        """Watch an entity; `wait` returns `key` (positive) when it has an event.
+
+        False: the entity is gone, as another thread may delete it, or its context, at any time.
+        """
+        return _waitset_attach(self._set, handle, key) >= 0
 
     def detach(self, handle: int) -> None:
         """Stop watching; an entity that is gone already is no error."""

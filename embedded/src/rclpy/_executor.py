@@ -301,9 +301,7 @@ class Executor:
                 self._active.remove(entity)
                 entity._queued = False
         for entity in [e for e in wanted if e not in self._attached]:
-            try:
-                self._waitset.attach(entity._reader, self._next_key)
-            except _dds.DdsError:
+            if not self._waitset.attach(entity._reader, self._next_key):
                 continue  # destroyed by another thread just now
             self._keys[self._next_key] = entity
             self._attached[entity] = self._next_key

@@ -142,12 +142,16 @@ class Graph:
     # Everybody's.
 
     @contextmanager
-    def watch(self) -> Iterator[Callable[[float], Any]]:
-        """Give a function that waits (at most so many seconds) for the graph to change."""
+    def watch(self, context: Any) -> Iterator[Callable[[float], Any]]:
+        """Give a function that waits (at most so many seconds) for the graph to change.
+
+        It returns at once when the context is shut down.
+        """
         mask = _dds.DATA_AVAILABLE
         with _dds.discovery(self._participant, _dds.BUILTIN_PARTICIPANT) as participants:
             readers = [self._reader, participants]
             waiter = _dds.WaitSet()
+            context.on_shutdown(waiter.wake)
             try:
                 for key, reader in enumerate(readers, 1):
                     waiter.attach(reader, key)

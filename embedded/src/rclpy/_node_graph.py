@@ -160,7 +160,7 @@ class NodeGraph:
     def wait_for_node(self, fully_qualified_node_name: str, timeout: float) -> bool:
         """Wait until a node is in the graph; False after the timeout (in seconds)."""
         end = time.monotonic() + timeout
-        with self._context.graph.watch() as wait:
+        with self._context.graph.watch(self._context) as wait:
             while fully_qualified_node_name not in self.get_fully_qualified_node_names():
                 left = end - time.monotonic()
                 if left <= 0 or not self._context.ok():

@@ -135,9 +135,8 @@ class Client(ServicePair):
             self._waiters.append(waiter)
         self.context.on_shutdown(waiter.wake)
         try:
-            waiter.attach(self._writer, 1)
-            waiter.attach(self._reader, 2)
-            while self.context.ok() and not self.service_is_ready():
+            alive = waiter.attach(self._writer, 1) and waiter.attach(self._reader, 2)
+            while alive and self.context.ok() and not self.service_is_ready():
                 left = _dds.INFINITE if end is None else int((end - time.monotonic()) * 1e9)
                 if left <= 0:
                     break

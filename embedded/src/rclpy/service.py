@@ -166,7 +166,8 @@ class Service(ServicePair):
                     return
                 if waiter is None:
                     waiter = _dds.WaitSet()
-                    waiter.attach(self._writer, 1)
+                    if not waiter.attach(self._writer, 1):
+                        return  # this service itself is gone
                     continue
                 if not waiter.wait(_REPLY_WAIT_NS):
                     return

@@ -24,12 +24,17 @@ def wait_for_message(
     """
     end = None if time_to_wait < 0 else time.monotonic() + time_to_wait
     # No executor knows this subscription, so none takes the message away.
-    subscription = node._subscribe(msg_type, topic, lambda _: None, qos_profile, None, False)
+    try:
+        subscription = node._subscribe(msg_type, topic, lambda _: None, qos_profile, None, False)
+    except _dds.DdsError:
+        if node.context.ok():
+            raise
+        return False, None  # the context was shut down at this moment
     waiter = _dds.WaitSet()
     node.context.on_shutdown(waiter.wake)
     try:
-        waiter.attach(subscription._reader, 1)
-        while node.context.ok():
+        alive = waiter.attach(subscription._reader, 1)
+        while alive and node.context.ok():
             subscription._fresh = True
             while subscription._fill():
                 data, _ = subscription._pending.popleft()
