@@ -38,7 +38,7 @@ def install(device: Device) -> None:
         _record_traces(kernels)
     _KEPT.extend((backend, kernels))
     cuda_api.install(device)
-    signals.install(device.busy)
+    signals.install(device.busy, RemoteTensor.__del__.__code__)
 
 
 def _from_backend(function: Any, *args: Any, **kwargs: Any) -> Any:

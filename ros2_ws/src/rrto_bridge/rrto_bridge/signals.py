@@ -3,7 +3,8 @@
 Python runs a handler between any two instructions of the main thread. While the device is busy
 there, the signal is sent again a little later; while it only waits for the server, or when it is
 done, the handler runs. So it is in the `__del__` of a tensor, which native tensors do not have:
-what is raised there Python prints and forgets, and Ctrl+C would be lost.
+what is raised there, or in what runs meanwhile, Python prints and forgets, and Ctrl+C would be
+lost.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 LATER = 0.001   # seconds after which a signal comes again
@@ -19,12 +21,17 @@ LATER = 0.001   # seconds after which a signal comes again
 _signal, _getsignal = signal.signal, signal.getsignal
 
 
-def install(busy: Callable[[], bool]) -> None:
-    """Let the handlers that are there, and those that the program sets, wait while `busy()`."""
+def install(busy: Callable[[], bool], deletes: CodeType) -> None:
+    """Let the handlers that are there, and those that the program sets, wait.
+
+    They wait while `busy()`, and while the main thread runs `deletes`, or what it has called.
+    """
     handlers: dict[int, Any] = {}
 
     def run(number: int, frame: Any) -> None:
-        if busy() or (frame is not None and frame.f_code.co_name == '__del__'):
+        while frame is not None and frame.f_code is not deletes:
+            frame = frame.f_back
+        if busy() or frame is not None:
             threading.Thread(target=again, args=(number,), daemon=True).start()
         else:
             handlers[number](number, frame)

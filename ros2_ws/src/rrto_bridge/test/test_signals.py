@@ -7,13 +7,15 @@ PROGRAM = """
 import signal, time
 from rrto_bridge import signals
 
-signals.install(lambda: False)
+def released():
+    signal.raise_signal(signal.SIGINT)
+    print('released')
 
 class Tensor:
     def __del__(self):
-        signal.raise_signal(signal.SIGINT)
-        print('released')
+        released()
 
+signals.install(lambda: False, Tensor.__del__.__code__)
 try:
     tensor = Tensor()
     del tensor
