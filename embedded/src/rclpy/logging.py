@@ -178,7 +178,7 @@ class RcutilsLogger:
             raise TypeError('required parameter "throttle_duration_sec" not specified')
         key = (frame.f_code.co_filename, frame.f_lineno, frame.f_lasti)
         call = {"Logger severity": severity, "Logger name": name, "Filter parameters": filters}
-        state = self._calls.setdefault(key, {**call, "last": 0, "count": 0})
+        state = self._calls.setdefault(key, {**call, "last": None, "count": 0})
         for what, value in call.items():
             if state[what] != value:
                 raise ValueError(f"{what} cannot be changed between calls.")
@@ -186,7 +186,8 @@ class RcutilsLogger:
         if period:
             clock = filters.get("throttle_time_source_type")
             now = clock.now().nanoseconds if clock else _time.monotonic_ns()
-            if now < state["last"] + period * 1e9:
+            last = state["last"]   # none: a machine may have started less than `period` ago
+            if last is not None and now < last + period * 1e9:
                 return True
             state["last"] = now
         state["count"] += 1

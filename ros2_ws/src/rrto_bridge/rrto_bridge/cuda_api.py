@@ -31,7 +31,7 @@ class Event:
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False,
                  interprocess: bool = False, external: bool = False) -> None:
-        self._at = 0.0
+        self._at: float | None = None
         self._timed = enable_timing
 
     def record(self, stream: Any = None) -> None:
@@ -51,7 +51,11 @@ class Event:
         self._device.synchronize()
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds between two events."""
+        """Milliseconds between two events. RuntimeError if they are not both timed and recorded."""
+        if not (self._timed and end._timed):
+            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
+        if self._at is None or end._at is None:
+            raise RuntimeError('Both events must be recorded before calculating elapsed time.')
         return (end._at - self._at) * 1e3
 
 

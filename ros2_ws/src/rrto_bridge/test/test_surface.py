@@ -94,6 +94,15 @@ def test_events_and_streams(engine):
     assert start.elapsed_time(end) >= 0 and x.tolist() == [2, 2, 2] and end.query()
 
 
+@pytest.mark.parametrize(('timed', 'recorded'), [(True, False), (False, True)])
+def test_no_time_between_events_that_have_none(engine, timed, recorded):
+    events = [torch.cuda.Event(enable_timing=timed) for _ in range(2)]
+    for event in events[:1 + recorded]:
+        event.record()
+    with pytest.raises(RuntimeError, match='Both events must be'):
+        events[0].elapsed_time(events[1])
+
+
 @pytest.mark.parametrize('make', [
     lambda: nn.LSTM(3, 4, batch_first=True, bidirectional=True), lambda: nn.GRU(3, 4, 2),
     lambda: nn.RNN(3, 4)], ids=['lstm', 'gru', 'rnn'])
