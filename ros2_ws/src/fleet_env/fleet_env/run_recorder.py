@@ -96,6 +96,7 @@ class Recorder:
                  former: Iterable[records.Event] = ()) -> None:
         self.directory, self.start = directory, start
         self._robots: dict[str, _Robot] = {}
+        self._faults: Counter[str] = Counter()
         self.clean = self.before = math.nan
         for event in former:
             self._take_up(event)
@@ -107,7 +108,9 @@ class Recorder:
             self._writer.write(event)
 
     def _take_up(self, event: records.Event) -> None:
-        if isinstance(event, records.Evaluation) and event.phase in ('clean', 'before'):
+        if isinstance(event, records.Fault):
+            self._faults[event.what] += 1
+        elif isinstance(event, records.Evaluation) and event.phase in ('clean', 'before'):
             setattr(self, event.phase, event.metric)
         elif isinstance(event, records.Evaluation):
             self._robot(event.robot).evaluated(event)
@@ -171,6 +174,7 @@ class Recorder:
 
     def fault(self, t: float, robot: str, what: str, detail: str) -> None:
         """Record that something went wrong and the run goes on."""
+        self._faults[what] += 1
         self._write(records.Fault(t, robot, what, detail))
 
     def stop(self, t: float, reason: str) -> Summary:
@@ -180,8 +184,9 @@ class Recorder:
             self._write(records.Stop(t, name, reason, robot.iteration))
             robots[name] = robot.summary(self.clean, self.before)
         start = self.start
+        notes = {'reason': reason, **({'faults': dict(self._faults)} if self._faults else {})}
         summary = Summary(start.sync, start.task, start.seed, t, robots, start.fleet,
-                          {'reason': reason})
+                          notes)
         if self._writer is not None and self.directory is not None:
             self._writer.close()
             write_summary(self.directory, summary)

@@ -7,7 +7,8 @@
     fleet        name of the fleet
     duration_s   duration of the training, s
     robots       robot name -> the fields of RobotSummary
-    notes        anything else that is worth keeping; free form
+    notes        anything else that is worth keeping; free form: reason of the end, and faults,
+                 short name -> number of events in run.jsonl
 
 Keys are sorted and nothing depends on the wall clock: equal outcomes are equal files.
 """

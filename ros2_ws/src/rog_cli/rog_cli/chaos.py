@@ -340,8 +340,9 @@ class _Run:
     def _accuracy(self) -> float | None:
         """Accuracy of the model in the last checkpoint."""
         import torch
+        from rog_core.flat import trainable
         from rog_ps.directory import kept
-        from rog_tasks.task import load_task
+        from rog_tasks.task import load_task, measure
         from safetensors.torch import load
 
         found = kept(self.out / 'run').newest()
@@ -353,10 +354,9 @@ class _Run:
         model = task.model()
         tensors = load(found.payload)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, parameter in trainable(model):
                 parameter.copy_(tensors[name])
-        model.eval()
-        return round(float(task.evaluate(model)), 5)
+        return round(measure(task, model), 5)
 
 
 def _read_checkpoint(directory: Path) -> tuple[int, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from fleet_env.fleet_file import fleets_below
@@ -45,6 +46,10 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f'rog: stopped; {out} holds what was done up to here', file=sys.stderr)
         return 130
+    except BrokenProcessPool:
+        print('rog: a process that computes gradients was killed, or ended by itself; is there '
+              'enough memory?', file=sys.stderr)
+        return 1
     passed = time.monotonic() - began
     outcome(summary, fleet)
     print(f'\n{fleet.minutes:g} minutes of {len(fleet.robots)} robots in {passed:.1f} s. '

@@ -212,4 +212,9 @@ def outcome(summary: Summary, fleet: FleetConfig) -> None:
                       *(f'{t:.1f} s {number(100 * t / total, ".0f", " %")}'
                         for t in (robot.compute_s, robot.communicate_s, robot.stall_s)),
                       f'{robot.energy_j:.0f}', f'{robot.rows_pushed_mean:.0f}')
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(table)
+    if refused := summary.notes.get('faults', {}).get('push_refused'):
+        console.print(f'{refused} pushes were refused and changed nothing: their norm was above '
+                      f'{fleet.server.implausible:g} times the usual one (server.implausible). Is '
+                      'the learning rate, or the loss, too large?')

@@ -123,9 +123,7 @@ class Accumulator:
     def _first_bad_row(self, gradient: Array) -> str:
         bad = int(np.flatnonzero(~np.isfinite(to_host(gradient)))[0])
         row = int(np.searchsorted(self.partition.row_offsets, bad, side='right')) - 1
-        sizes = np.cumsum([p.size for p in self.partition.parameters])
-        owner = self.partition.parameters[int(np.searchsorted(sizes, bad, side='right'))]
-        return f'{row} of {owner}'
+        return f'{row} of {self.partition.owner(bad)}'
 
     def mean_magnitude(self) -> np.ndarray:
         """Mean |pending| per row, float32 (rows,)."""

@@ -6,9 +6,12 @@ fleet, or the parameters of a node.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from .errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,13 @@ class SgdConfig:
     momentum: float
     weight_decay: float
     nesterov: bool
+
+    def check(self) -> None:
+        """Raise `ConfigError` if nothing can be trained by them."""
+        for name, value in (('lr', self.learning_rate), ('momentum', self.momentum),
+                            ('weight_decay', self.weight_decay)):
+            if not 0 <= value < math.inf:
+                raise ConfigError(f'{name} is {value}; it must be a number that is not negative')
 
     @classmethod
     def of(cls, settings: Any) -> SgdConfig:

@@ -6,9 +6,10 @@ import mmap
 
 import numpy as np
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 from .arrays import Array
-from .errors import ConfigError
+from .errors import ConfigError, LocalProtocolError
 from .partition import RowPartition, partition_of
 
 
@@ -16,11 +17,11 @@ class FlatModel:
     """Parameters and gradients of a model as views of two flat float32 tensors, (elements,).
 
     ``shared``: processes forked later share the memory of the tensors with this one.
-    Raises `ConfigError` if a parameter that is trained is not float32, or on another device.
+    Raises `ConfigError` if parameters that are trained do not fit, see `trainable`.
     """
 
     def __init__(self, model: torch.nn.Module, shared: bool = False) -> None:
-        self.named = trainable(model)
+        self._model, self.named = model, trainable(model)
         self.weights = torch.cat([p.detach().reshape(-1) for _, p in self.named])
         self.gradient = torch.zeros_like(self.weights)
         if shared:
@@ -45,9 +46,20 @@ class FlatModel:
         for parameter, view in self._views:
             if parameter.grad is None:
                 view.zero_()
-            elif parameter.grad.data_ptr() != view.data_ptr():
-                view.copy_(parameter.grad)
+            elif parameter.grad is not view:
+                view.copy_(parameter.grad.to_dense())  # of an embedding it may be sparse
             parameter.grad = view
+
+    def require_views(self) -> None:
+        """Raise `LocalProtocolError` if the model no longer computes on our weights."""
+        now, at = {id(p) for p in self._model.parameters()}, self.weights.data_ptr()
+        for name, parameter in self.named:
+            if id(parameter) not in now or parameter.data_ptr() != at:
+                raise LocalProtocolError(
+                    f'parameter {name} is not where the optimizer has put it, so it would not be '
+                    'trained; move or convert a model, and load weights with assign=True, before '
+                    'its optimizer is made, and make one optimizer for a model')
+            at += parameter.numel() * parameter.element_size()
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place: they are views."""
@@ -65,14 +77,28 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Named parameters that are trained, in model order; `ConfigError` if they do not fit."""
+    """Named parameters that are trained, in model order; `ConfigError` if they do not fit.
+
+    They must have values, be float32 on one device, and share no memory.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f'the model is of type {type(model).__name__}; it must be a '
+                          'torch.nn.Module')
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise ConfigError('the model has no parameters that require a gradient')
+    at: dict[int, str] = {}
     for name, parameter in named:
+        if isinstance(parameter, UninitializedParameter) or parameter.is_meta:
+            raise ConfigError(f'parameter {name} has no values yet (a lazy layer, or the device '
+                              'meta); run the model once before, or move it to a device')
         if parameter.dtype != torch.float32 or parameter.device != named[0][1].device:
             raise ConfigError(f'parameter {name} is {parameter.dtype} on {parameter.device}; all '
                               f'must be float32 on one device ({named[0][1].device})')
+        other = at.setdefault(parameter.data_ptr(), name) if parameter.numel() else name
+        if other != name:
+            raise ConfigError(f'parameters {other} and {name} share their memory, but are two; '
+                              'tie them by one parameter: a.weight = b.weight')
     return named
 
 
@@ -89,7 +115,12 @@ def flatten(model: torch.nn.Module) -> np.ndarray:
 
 def unflatten(model: torch.nn.Module, weights: np.ndarray) -> None:
     """Store a flat float32 array in the trainable parameters of a model."""
-    parts = torch.from_numpy(np.asarray(weights)).split([p.numel() for _, p in trainable(model)])
+    named = trainable(model)
+    sizes = [p.numel() for _, p in named]
+    if sum(sizes) != len(weights):
+        raise ConfigError(f'the model has {sum(sizes)} elements; {len(weights)} are given. All '
+                          'machines, and all calls, must make models of the same shapes')
     with torch.no_grad():
-        for (_, parameter), part in zip(trainable(model), parts, strict=True):
+        for (_, parameter), part in zip(named, torch.from_numpy(np.asarray(weights)).split(sizes),
+                                        strict=True):
             parameter.copy_(part.view(parameter.shape))

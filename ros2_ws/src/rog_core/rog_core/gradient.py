@@ -9,6 +9,7 @@ import torch
 
 from .accumulator import Accumulator
 from .config import SgdConfig
+from .errors import LocalProtocolError
 from .flat import FlatModel, as_array
 from .messages import Compute
 
@@ -51,6 +52,9 @@ class GradientSource:
     def add(self, batch: Any, weight: float = 1.0) -> float:
         """Add the weighted gradient of a batch at the present weights; return the loss."""
         loss = self._loss(self._model, batch)
+        if not (isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad):
+            raise LocalProtocolError(f'the loss is {_described(loss)}; it must be a scalar tensor '
+                                     'that depends on the parameters')
         (loss if weight == 1.0 else weight * loss).backward()
         self._flat.collect()
         return float(loss.detach())
@@ -59,3 +63,10 @@ class GradientSource:
         """Compute the step of an order on the present model; return the loss."""
         self.clear()
         return order.step.compute(self, order.iteration, sgd)
+
+
+def _described(loss: Any) -> str:
+    if not isinstance(loss, torch.Tensor):
+        return f'of type {type(loss).__name__}'
+    return f'a tensor of shape {tuple(loss.shape)}' + ('' if loss.requires_grad else
+                                                      ' that needs no gradient')

@@ -7,6 +7,7 @@ import torch
 from .accumulator import Accumulator
 from .arrays import Array
 from .config import TransferConfig
+from .errors import GradientError
 from .flat import FlatModel, as_array
 from .gradient import Data, GradientSource
 from .worker import WorkerMachine
@@ -31,6 +32,12 @@ class Learner:
     def gradient(self) -> Array:
         """Return the gradient that was computed, flat; `GradientError` if it is not finite."""
         self.flat.collect()
+        self.flat.require_views()
         gradient = as_array(self.flat.gradient)
-        self.store.check(gradient)
+        try:
+            self.store.check(gradient)
+        except GradientError:
+            if self.source is not None:
+                self.source.velocity = None  # it holds that gradient, too
+            raise
         return gradient

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from .arrays import Array
@@ -49,10 +48,7 @@ class RogOptimizer(torch.optim.Optimizer):
 
     def __init__(self, model: torch.nn.Module, link: Link, *, robot: str, incarnation: int,
                  config: TransferConfig, sgd: SgdConfig, data: Data | None = None) -> None:
-        for name, value in (('lr', sgd.learning_rate), ('momentum', sgd.momentum),
-                            ('weight_decay', sgd.weight_decay)):
-            if not (np.isfinite(value) and value >= 0):
-                raise ConfigError(f'{name} is {value}; it must be a number that is not negative')
+        sgd.check()
         self._learner = Learner(model, robot, incarnation, config, data)
         super().__init__([p for _, p in self._learner.flat.named],
                          {'lr': sgd.learning_rate, 'momentum': sgd.momentum,
@@ -81,7 +77,16 @@ class RogOptimizer(torch.optim.Optimizer):
     def sgd(self) -> SgdConfig:
         """Learning rate, momentum and weight decay as ``param_groups`` have them now."""
         group = self.param_groups[0]
-        return SgdConfig(group['lr'], group['momentum'], group['weight_decay'], group['nesterov'])
+        sgd = SgdConfig(group['lr'], group['momentum'], group['weight_decay'], group['nesterov'])
+        sgd.check()
+        return sgd
+
+    def add_param_group(self, param_group: Any) -> None:
+        """Refuse what comes after the constructor's: the fleet trains the model that it knows."""
+        if self.param_groups:
+            raise ConfigError('the optimizer of a fleet has one group: the parameters that the '
+                              'model had when it was made')
+        super().add_param_group(param_group)
 
     def compute(self) -> float:
         """Compute the gradient that the method asks for, from ``data``; return the loss."""

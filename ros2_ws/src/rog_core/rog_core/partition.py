@@ -136,6 +136,11 @@ class RowPartition:
                           *(f'{p.name} {p.shape} float32' for p in self.parameters)])
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def owner(self, element: int) -> Parameter:
+        """Return the parameter that an element of the flat storage belongs to."""
+        sizes = np.cumsum([p.size for p in self.parameters])
+        return self.parameters[int(np.searchsorted(sizes, element, side='right'))]
+
     def rows_complete(self, segments: np.ndarray) -> np.ndarray:
         """Rows (bool, (rows,)) all of whose segments are among ``segments`` (distinct ids)."""
         counts = np.bincount(self.segment_row[segments], minlength=self.rows)

@@ -43,6 +43,13 @@ class Plausibility:
             kind: deque(maxlen=WINDOW) for kind in (Kind.PUSH, Kind.ANCHOR)}
         self._most = {kind: self._bound(kind) for kind in self._norms}
 
+    @property
+    def reason(self) -> str:
+        """Why a push is refused."""
+        if not self.limit:
+            return f'its norm is above {LARGEST:g}'
+        return f'its norm is above {self.limit:g} times the usual one (server.implausible)'
+
     def usual(self, kind: Kind) -> float:
         """Return the norm that is usual for a push of this kind."""
         norms = self._norms[kind]

@@ -17,7 +17,7 @@ import numpy as np
 
 from .admission import refusal
 from .aggregation import Aggregation, ServerState
-from .arrays import Array, difference_magnitude, zeros_like
+from .arrays import Array, all_finite, difference_magnitude, to_host, zeros_like
 from .clip import NormBound
 from .codecs import Codec, get_codec
 from .config import ServerConfig
@@ -68,11 +68,16 @@ EARLY = 64  # chunks of a push that are kept while the receipt of the pull befor
 class ServerMachine:
     """The protocol of the server. ``master``: flat float32 (elements,), changed in place.
 
-    ``incarnation``: random 64-bit identity of this process.
+    ``incarnation``: random 64-bit identity of this process. `ConfigError`: see ``config``, or a
+    model that is not finite.
     """
 
     def __init__(self, partition: RowPartition, master: Array, incarnation: int,
                  config: ServerConfig) -> None:
+        if not all_finite(master):
+            bad = int(np.flatnonzero(~np.isfinite(to_host(master)))[0])
+            raise ConfigError(f'parameter {partition.owner(bad)} of the model holds NaN or '
+                              'infinite values; nobody can train it')
         self.partition, self.master = partition, master
         self.incarnation, self.config = incarnation, config
         self.codec: Codec = get_codec(config.transfer.codec)
@@ -280,6 +285,7 @@ class ServerMachine:
                     self._note_due(member)
             return []
         ack, rows = member.push.on_chunk(chunk)
+        actions: list[Action] = []
         if ack is not None:  # also a chunk that comes again shows that the robot lives
             member.heard = now
         if rows is not None:
@@ -293,16 +299,19 @@ class ServerMachine:
             self.aggregation.take(member, counts, robots)
         elif rows is not None and member.push.refused == 1:
             self.refused[robot] += 1
+            actions = [Notice(robot, 'push_refused', self.plausibility.reason)]
         if ack is None:
-            return []
+            return actions
         if self.aggregation.counts(member) \
                 and not self.method.in_time(robot, chunk.transfer.iteration):
             taken = member.push.close()  # end it early: it is not used any more
             assert member.push.receipt is not None
-            return [Send(robot, member.push.receipt), *self._pushed(member, taken, now)]
+            return [*actions, Send(robot, member.push.receipt),
+                    *self._pushed(member, taken, now)]
         if (end := member.push.due) is not None:
-            return self.on_end(robot, end, now)  # its receipt says more than an acknowledgement
-        return [Send(robot, ack)]
+            # Its receipt says more than an acknowledgement.
+            return [*actions, *self.on_end(robot, end, now)]
+        return [*actions, Send(robot, ack)]
 
     def on_end(self, robot: str, end: End, now: float) -> list[Action]:
         """Handle the end of a worker's push; from now on the worker waits for its pull."""

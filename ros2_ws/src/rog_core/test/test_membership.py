@@ -53,6 +53,14 @@ def worker():
     return WorkerMachine('robot1', 9, store, transfer_config())
 
 
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+def test_a_model_that_is_not_finite_is_refused_by_its_parameter(value):
+    master = np.ones(PARTITION.elements, np.float32)
+    master[-1] = value
+    with pytest.raises(ConfigError, match=r'parameter b \(8\) of the model holds NaN or infinite'):
+        ServerMachine(PARTITION, master, 50, server_config())
+
+
 REFUSED = {
     'protocol': (request(protocol=1),
                  'speaks protocol 1, this server 7; install the same version'),

@@ -8,7 +8,7 @@ import torch
 from configs import transfer_config
 from inproc import InProcessLink
 from rog_core.config import SgdConfig
-from rog_core.errors import ConfigError, GradientError
+from rog_core.errors import ConfigError, GradientError, LocalProtocolError
 from rog_core.flat import flatten, trainable, unflatten
 from rog_core.optimizer import RogOptimizer
 
@@ -193,6 +193,121 @@ def test_models_that_do_not_fit_are_refused():
         trainable(model().double())
     with pytest.raises(ConfigError, match='no parameters'):
         trainable(model().requires_grad_(False))
+
+
+@pytest.mark.parametrize('change, text', [
+    (lambda network: network.to('meta'), 'has no values yet'),
+    (lambda network: network.append(torch.nn.LazyLinear(2)), '3.weight has no values yet'),
+    (lambda network: network.append(tied_by_memory(network)), '0.weight and 3.weight share'),
+    (lambda network: None, 'of type NoneType')])
+def test_a_model_that_cannot_be_flat_is_refused(change, text):
+    with pytest.raises(ConfigError, match=text):
+        trainable(change(model()))
+
+
+def tied_by_memory(network):
+    layer = torch.nn.Linear(12, 100)
+    layer.weight.data = network[0].weight.data
+    return layer
+
+
+def test_weights_of_another_size_are_refused():
+    with pytest.raises(ConfigError, match='has 1603 elements; 1602 are given'):
+        unflatten(model(), flatten(model())[1:])
+
+
+@pytest.mark.parametrize('change', [
+    lambda network: network.double().float(),
+    lambda network: network.load_state_dict(model(3).state_dict(), assign=True),
+    lambda network: optimizer(network)])
+def test_a_model_that_would_not_be_trained_any_more_is_refused(change):
+    network = model()
+    optim = optimizer(network)
+    train(network, optim)
+    change(network)
+    with pytest.raises(LocalProtocolError, match='0.weight is not where the optimizer has put it'):
+        train(network, optim)
+
+
+def test_parameters_that_come_later_are_refused():
+    optim = optimizer(model())
+    with pytest.raises(ConfigError, match='has one group'):
+        optim.add_param_group({'params': [torch.nn.Parameter(torch.zeros(3))]})
+
+
+@pytest.mark.parametrize('rate', [float('nan'), float('inf'), -0.1])
+def test_a_learning_rate_that_a_schedule_has_spoilt_changes_nothing(rate):
+    network = model()
+    optim = optimizer(network)
+    before = flatten(network)
+    optim.param_groups[0]['lr'] = rate
+    with pytest.raises(ConfigError, match=f'lr is {rate}'):
+        train(network, optim)
+    assert (flatten(network) == before).all() and not optim.accumulator.pending.any()
+    optim.param_groups[0]['lr'] = 0.05
+    train(network, optim)
+    assert np.isfinite(flatten(network)).all()
+
+
+def test_sparse_gradients_of_an_embedding_are_taken_whoever_clears_them():
+    network = torch.nn.Embedding(10, 3, sparse=True)
+    optim = optimizer(network, momentum=0.0, learning_rate=1.0)
+    before = network.weight.detach().clone()
+    network.zero_grad()  # so that PyTorch makes a new gradient, which is sparse
+    network(torch.tensor([2, 2, 5])).sum().backward()
+    assert network.weight.grad.is_sparse
+    optim.step()
+    expected = torch.zeros(10, 3)
+    expected[2], expected[5] = 2, 1
+    assert torch.allclose(before - network.weight, expected, atol=1e-6)
+
+
+class Batch:
+    """Data whose losses are NaN while ``spoilt``."""
+
+    spoilt = False
+
+    def batch(self):
+        return batches(1)[0]
+
+    def shard(self):
+        return []
+
+    batch_of = None
+
+    def loss(self, network, batch):
+        loss = torch.nn.functional.cross_entropy(network(batch[0]), batch[1])
+        return loss * float('nan') if self.spoilt else loss
+
+
+@pytest.mark.parametrize('sync', ['bsp', 'local:2', 'rsp:4+local=2', 'diloco:2'])
+def test_a_batch_without_a_finite_gradient_can_be_left_out(sync):
+    """Local steps that go on have a momentum of their own, which must not keep it."""
+    data = Batch()
+    optim = RogOptimizer(model(), InProcessLink(sync), robot='r', incarnation=77, sgd=SGD,
+                         config=transfer_config('raw'), data=data)
+    for data.spoilt in (False, True, True, False, False):
+        optim.compute()
+        if data.spoilt:
+            with pytest.raises(GradientError):
+                optim.step()
+        else:
+            optim.step()
+    assert optim.iteration == 4
+
+
+@pytest.mark.parametrize('loss, text', [
+    (lambda value: None, 'of type NoneType'), (lambda value: value.item(), 'of type float'),
+    (lambda value: value.expand(3), r'a tensor of shape \(3,\)'),
+    (lambda value: value.detach(), 'needs no gradient')])
+def test_a_loss_that_cannot_be_differentiated_is_refused(loss, text):
+    data = Batch()
+    original = data.loss
+    data.loss = lambda network, batch: loss(original(network, batch))
+    optim = RogOptimizer(model(), InProcessLink(), robot='r', incarnation=77, sgd=SGD,
+                         config=transfer_config('raw'), data=data)
+    with pytest.raises(LocalProtocolError, match=text):
+        optim.compute()
 
 
 def test_flatten_and_unflatten_are_inverse():

@@ -48,7 +48,7 @@ from rog_ros.seal import (
     sealed,
 )
 from rog_ros.servers import Others, gives_way, refusal
-from rog_tasks.task import Task, load_task
+from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
 from . import checkpoint
 from .control import Control
@@ -196,13 +196,12 @@ class ParameterServerNode(ManagedNode):
                                    f'iteration {state.iteration}, {state.sync}')
         else:
             self.get_logger().info(f'preparing the model of {training.task}')
-            self.task.pretrain(model)
+            prepare(self.task, model)
             master = flatten(model)
         self._clean = self._before = math.nan
         if state is None:
-            model.eval()
-            self._clean = float(self.task.evaluate_clean(model))
-            self._before = float(self.task.evaluate(model))
+            self._clean = measure_clean(self.task, model)
+            self._before = measure(self.task, model)
             clean = '' if math.isnan(self._clean) else f'; before the shift {self._clean:.3f}'
             self.get_logger().info(f'accuracy at the start {self._before:.3f}{clean}')
         machine = ServerMachine(
@@ -308,7 +307,7 @@ class ParameterServerNode(ManagedNode):
 
     def on_message(self, robot: str, message: Any) -> None:
         """Handle a message of a transfer."""
-        keys, session, refused = None, self._peers[robot].session, self.machine.refused[robot]
+        keys, session = None, self._peers[robot].session
         clipped = self.machine.clipped[robot]
         if self._key is not None:
             if session is None:
@@ -317,11 +316,6 @@ class ParameterServerNode(ManagedNode):
         member = self.machine.members.get(robot)
         sender = None if member is None else member.sender
         actions = receive(self.machine, message, self.get_logger(), robot, keys)
-        if self.machine.refused[robot] != refused:
-            what = (f'its norm is above {self.settings.server.implausible:g} times the usual one '
-                    '(server.implausible)')
-            self.get_logger().warning(f'refused a push of {robot}: {what}')
-            self._fault(robot, 'push_refused', what)
         times = self.machine.clipped[robot]
         if times != clipped and times.bit_count() == 1:  # the 1st, 2nd, 4th, 8th and so on
             self.get_logger().warning(f'a push of {robot} counts only in part, {times} until now: '

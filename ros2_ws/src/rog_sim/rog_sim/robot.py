@@ -19,6 +19,7 @@ from rog_core.errors import ConfigError
 from rog_core.learner import Learner
 from rog_core.messages import Action, Chunk, Compute
 from rog_core.worker import WorkerMachine
+from rog_tasks.errors import TaskError
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task, measure
 
@@ -89,11 +90,14 @@ class Robot:
         """
         if portrait:
             return self.task.portrait(self.model)
-        accuracy = measure(self.task, self.model) if evaluate else math.nan
-        if order is None:
-            return math.nan, accuracy
-        self.store.anchor = anchor
-        loss = self._source.compute(order, self._sgd)
+        try:
+            accuracy = measure(self.task, self.model) if evaluate else math.nan
+            if order is None:
+                return math.nan, accuracy
+            self.store.anchor = anchor
+            loss = self._source.compute(order, self._sgd)
+        except SystemExit as error:  # it would end the run as if somebody had asked for it
+            raise TaskError(f'the task called sys.exit({error})') from error
         self._learner.gradient()  # raises if it is not finite
         return loss, accuracy
 

@@ -47,7 +47,7 @@ from rog_core.partition import Listing, RowPartition, require_same
 from rog_core.server import ServerMachine
 from rog_core.states import COMPUTING
 from rog_tasks.sources import CameraSource
-from rog_tasks.task import Task, load_task
+from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
 from .below import FleetBelow
 from .portraits import SERVER, write_portraits
@@ -111,7 +111,7 @@ class Simulation:
         partition = rows_of(trainable(model), training.granularity, training.codec)
         self._traffic = traffic_factor(training.traffic, partition)
         if model_above is None:
-            task.pretrain(model)
+            prepare(task, model)
         else:
             rows, weights = model_above
             try:
@@ -121,7 +121,7 @@ class Simulation:
                                   f'it: {error}') from error
             unflatten(model, weights)
         model.eval()
-        clean, before = float(task.evaluate_clean(model)), float(task.evaluate(model))
+        clean, before = measure_clean(task, model), measure(task, model)
         lives = np.random.default_rng(fleet.seed).integers(1 << 63, size=1 + len(fleet.robots))
         self._task, self._model = task, model  # to evaluate the model of the server
         master = flatten(model)
@@ -265,7 +265,7 @@ class Simulation:
         """Evaluate the server's model, as the papers on GSGM and gradient coding do."""
         unflatten(self._model, self.server.master)
         iteration = max(robot.machine.finished for robot in self.robots.values())
-        self._recorder.server(self.now, iteration, float(self._task.evaluate(self._model)))
+        self._recorder.server(self.now, iteration, measure(self._task, self._model))
         self._at(self._server_every, self._measure_server)
 
     def _at(self, delay: float, call: Callable[[], None]) -> None:

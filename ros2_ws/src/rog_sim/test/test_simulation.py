@@ -197,6 +197,26 @@ def test_headers_and_acknowledgements_take_air_time(tmp_path):
     assert bare.iterations > dds.iterations > more.iterations
 
 
+class Exploding(virtual_fleet.Linear):
+    """Its gradients are finite, and absurd."""
+
+    def loss(self, model, batch):
+        return 1e20 * super().loss(model, batch)
+
+    def evaluate(self, model):
+        return 0.5
+
+
+@pytest.mark.parametrize('task, refused', [('Exploding', True), ('Linear', False)])
+def test_refused_pushes_are_recorded_and_counted(tmp_path, task, refused):
+    where = __name__ if task == 'Exploding' else 'virtual_fleet'
+    summary = simulate(fleet_of(tmp_path, minutes=0.2, task=f'{where}:{task}'), tmp_path / 'out')
+    faults = [e for e in read_run(tmp_path / 'out') if isinstance(e, Fault)]
+    assert bool(faults) == refused
+    assert all(e.what == 'push_refused' and '100 times the usual' in e.detail for e in faults)
+    assert summary.notes.get('faults', {}) == ({'push_refused': len(faults)} if refused else {})
+
+
 # -- links that die for minutes
 
 def test_a_robot_out_of_reach_is_missed_by_nobody_and_comes_back(tmp_path):

@@ -3,8 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
+from rog_tasks.errors import TaskError
 from rog_tasks.shard_batches import ShardBatches
-from rog_tasks.task import Task
+from rog_tasks.task import Task, endless, next_of
+
+MOST = 100_000
+"""Batches of a shard at most: one without end would be counted for ever."""
 
 
 class RobotData:
@@ -12,17 +16,26 @@ class RobotData:
 
     def __init__(self, task: Task, rank: int, world: int):
         self._task, self._rank, self._world = task, rank, world
-        self._batches = iter(task.batches(rank, world))
+        self._batches = endless(task, rank, world)
         self._shards: dict[int, ShardBatches] = {}
         self.loss = task.loss
 
     def batch(self) -> Any:
         """Return the robot's own next batch."""
-        return next(self._batches)
+        return next_of(self._batches)
 
     def shard(self) -> Iterable[Any]:
         """Return the batches of the robot's whole shard, once."""
-        return self._task.shard(self._rank, self._world)
+        count = 0
+        for batch in self._task.shard(self._rank, self._world):
+            count += 1
+            if count > MOST:
+                break
+            yield batch
+        if not 0 < count <= MOST:
+            raise TaskError(f'shard({self._rank}, {self._world}) yields '
+                            f"{f'more than {MOST} batches' if count else 'nothing'}; it must "
+                            'yield what the robot learns from, once')
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
         """Return the batch of an iteration of one of ``shards`` shards, the same on every robot."""

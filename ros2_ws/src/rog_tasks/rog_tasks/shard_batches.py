@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from rog_tasks.task import Task
+from rog_tasks.task import Task, endless, next_of
 
 OPEN = 256
 """Shards whose place is remembered; the one that was not asked for longest is forgotten first."""
@@ -36,20 +36,20 @@ class ShardBatches:
         """Return batch ``iteration``, from 1, of ``shard``, from 0.
 
         :raises ValueError: for an iteration below 1.
-        :raises TaskError: for a shard that there is not, from the task.
+        :raises TaskError: for a shard that there is not, from the task; for batches that end.
         """
         if iteration < 1:
             raise ValueError(f'iteration is {iteration}; the first is 1')
         place = self._places.get(shard)
         if place is None or place.taken >= iteration:
-            place = _Place(iter(self._task.batches(shard, self._shards)))
+            place = _Place(endless(self._task, shard, self._shards))
         self._places[shard] = place
         self._places.move_to_end(shard)
         if len(self._places) > OPEN:
             self._places.popitem(last=False)
         _skip(place.batches, iteration - 1 - place.taken)
         place.taken = iteration
-        return next(place.batches)
+        return next_of(place.batches)
 
 
 def _skip(batches: Iterator[Any], count: int) -> None:

@@ -8,7 +8,7 @@ import difflib
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rog_tasks.errors import TaskError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rog_tasks.sources import Source
 
+ROUNDING = 1e-6  # by which a metric may leave 0 to 1: a mean of float32 may be 1.0000001
 _REQUIRED = ('model', 'batches', 'loss', 'evaluate')
 
 
@@ -190,12 +191,72 @@ def _arguments(cls: type, spec: str, options: dict[str, Any], seed: int) -> dict
 
 
 def measure(task: Task, model: 'nn.Module') -> float:
-    """Return the task's metric of a model, 0 to 1, without gradients and in evaluation mode."""
+    """Return the task's metric of a model, 0 to 1, without gradients and in evaluation mode.
+
+    :raises TaskError: when what the task returns is none.
+    """
+    return _metric(task.evaluate, model, 'evaluate')
+
+
+def measure_clean(task: Task, model: 'nn.Module') -> float:
+    """Return the metric in the world before it changed, as `measure`; NaN where it never did."""
+    return _metric(task.evaluate_clean, model, 'evaluate_clean')
+
+
+def _metric(evaluate: Callable[['nn.Module'], Any], model: 'nn.Module', what: str) -> float:
     import torch
 
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]  # some may be frozen
     model.eval()
-    with torch.no_grad():
-        value = float(task.evaluate(model))
-    model.train(training)
-    return value
+    try:
+        with torch.no_grad():
+            value = evaluate(model)
+    finally:
+        for module, training in modes:
+            module.training = training
+    try:
+        metric = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        metric = math.inf
+    if not (math.isnan(metric) or -ROUNDING <= metric <= 1 + ROUNDING):
+        raise TaskError(f'{what}(model) returned {str(value)[:80]!r}; it must return a number from '
+                        '0 to 1, such as 0.92 for 92 %, or NaN where there is none')
+    return metric
+
+
+def prepare(task: Task, model: 'nn.Module') -> None:
+    """Bring a new model, in place, to its state before online training; on the server only.
+
+    :raises TaskError: when that changes what robots never get from the server.
+    """
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    fixed = {name: p.detach().clone() for name, p in model.named_parameters()
+             if not p.requires_grad}
+    task.pretrain(model)
+    now = dict(model.named_parameters())
+    if [name for name, p in now.items() if p.requires_grad] != trained:
+        raise TaskError('pretrain(model) changed which parameters are trained; decide that in '
+                        'model(), which all machines call')
+    for name, before in fixed.items():
+        if not before.equal(now[name]):
+            raise TaskError(f'pretrain(model) changed {name}, which is frozen: robots get from the '
+                            'server only what is trained. Set it in model(), which all machines '
+                            'call')
+
+
+def endless(task: Task, rank: int, world: int) -> Iterator[Any]:
+    """Return the batches of ``rank`` of ``world``; `TaskError` if they are none."""
+    batches = task.batches(rank, world)
+    if not isinstance(batches, Iterable):
+        raise TaskError(f'batches(rank, world) returned {type(batches).__name__}; it must yield '
+                        'batches')
+    return iter(batches)
+
+
+def next_of(batches: Iterator[Any]) -> Any:
+    """Return the next of `endless` batches; `TaskError` if there is none."""
+    try:
+        return next(batches)
+    except StopIteration:
+        raise TaskError('batches(rank, world) came to an end; it must go on without end, for '
+                        'example by `while True`') from None

@@ -3,8 +3,12 @@
 import math
 
 import pytest
+import torch
+from rog_tasks import robot_data
 from rog_tasks.errors import TaskError
-from rog_tasks.task import Task, load_task
+from rog_tasks.robot_data import RobotData
+from rog_tasks.shard_batches import ShardBatches
+from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
 
 def test_a_class_with_the_four_methods_is_a_task():
@@ -77,3 +81,104 @@ def test_a_task_that_does_not_load_says_why(spec, options, words):
 def test_a_batch_has_samples():
     with pytest.raises(TaskError, match='batch_size'):
         load_task('sample_tasks:Plain', batch_size=0)
+
+
+class Odd(Task):
+    """Returns what the test gives it."""
+
+    def __init__(self, **returned):
+        self.returned = returned
+
+    def model(self):
+        return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+
+    def batches(self, rank, world):
+        return self.returned['batches']
+
+    def loss(self, model, batch):
+        return model(batch).sum()
+
+    def evaluate(self, model):
+        assert not torch.is_grad_enabled() and not any(m.training for m in model.modules())
+        return self.returned['evaluate']
+
+    evaluate_clean = evaluate
+
+    def shard(self, rank, world):
+        return self.returned['shard']
+
+
+@pytest.mark.parametrize('value, metric', [
+    (0.25, 0.25), (1, 1.0), (torch.tensor(0.5), 0.5), (torch.tensor([0.5]), 0.5),
+    (1.0000001, 1.0000001)])
+def test_a_metric_is_a_number_from_0_to_1(value, metric):
+    task = Odd(evaluate=value)
+    assert measure(task, task.model()) == measure_clean(task, task.model()) == metric
+
+
+def test_a_metric_may_be_unknown():
+    task = Odd(evaluate=math.nan)
+    assert math.isnan(measure(task, task.model()))
+
+
+@pytest.mark.parametrize('value', [92.5, -0.1, math.inf, None, 'good', torch.tensor([.1, .2])])
+def test_what_is_no_metric_is_refused(value):
+    task = Odd(evaluate=value)
+    with pytest.raises(TaskError, match=r'evaluate\(model\) returned .* from 0 to 1'):
+        measure(task, task.model())
+    with pytest.raises(TaskError, match=r'evaluate_clean\(model\) returned'):
+        measure_clean(task, task.model())
+
+
+def test_layers_that_the_task_holds_in_evaluation_mode_stay_in_it():
+    task = Odd(evaluate=0.5)
+    model = task.model()
+    model[1].eval()
+    measure(task, model)
+    assert [m.training for m in model.modules()] == [True, True, False]
+
+
+@pytest.mark.parametrize('batches, words', [
+    ([], 'came to an end'), ([1, 2], 'came to an end'), (None, 'returned NoneType'),
+    (3, 'returned int')])
+def test_batches_go_on_without_end(batches, words):
+    task = Odd(batches=batches)
+    with pytest.raises(TaskError, match=words):
+        data = RobotData(task, 0, 1)
+        for _ in range(3):
+            data.batch()
+    with pytest.raises(TaskError, match=words):
+        ShardBatches(task, 1).get(0, 3)
+
+
+def test_a_shard_has_batches_and_an_end(monkeypatch):
+    monkeypatch.setattr(robot_data, 'MOST', 5)
+    assert list(RobotData(Odd(batches=[], shard=range(5)), 0, 1).shard()) == [0, 1, 2, 3, 4]
+    for shard, words in (((), 'yields nothing'), (iter(int, 1), 'yields more than 5 batches')):
+        with pytest.raises(TaskError, match=words):
+            list(RobotData(Odd(batches=[], shard=shard), 0, 1).shard())
+
+
+class Prepared(Odd):
+    """Its `pretrain` is ``change``."""
+
+    def __init__(self, change):
+        self.pretrain = change
+
+    def model(self):
+        model = super().model()
+        model[1].requires_grad_(False)
+        return model
+
+
+def add_one(layer):
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+
+
+def test_pretraining_changes_what_robots_get_from_the_server():
+    prepare(task := Prepared(lambda model: add_one(model[0])), task.model())
+    with pytest.raises(TaskError, match='changed 1.weight, which is frozen'):
+        prepare(task := Prepared(lambda model: add_one(model[1])), task.model())
+    with pytest.raises(TaskError, match='which parameters are trained'):
+        prepare(task := Prepared(lambda model: model.requires_grad_(False)), task.model())

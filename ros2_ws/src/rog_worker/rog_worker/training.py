@@ -121,7 +121,7 @@ class RobotNode(WorkerNode):
             training.run(self.stop)
         except (RogError, TaskError) as error:
             self.error = str(error)
-        except Exception as error:
+        except BaseException as error:  # also of a task that calls sys.exit: it has not trained
             self.error = f'the task failed: {type(error).__name__}: {error}'
             if not self.stop.is_set():  # else the node may be gone, which is what went wrong
                 raise
