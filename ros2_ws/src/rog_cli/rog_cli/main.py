@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -38,6 +39,9 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; errors of the user are one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names may have what a terminal cannot show
+            stream.reconfigure(errors='backslashreplace')
     name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
     if name in IN_STUDIES and name not in entry_points(group='rog.verbs').names:
         print(f'rog: {name} is a verb of the package rog_studies, which is not installed here: '

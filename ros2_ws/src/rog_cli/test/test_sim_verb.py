@@ -41,6 +41,13 @@ class Line:
         return 1 / (1 + float(model.weight.detach().square().sum()))
 
 
+class Dying(Line):
+    """Its process ends, as by the kernel for lack of memory."""
+
+    def loss(self, model, batch):
+        os._exit(9)
+
+
 class Talking(Line):
     """Each of its processes says once that it is under way."""
 
@@ -191,6 +198,19 @@ def refused(capsys, mine, tmp_path, arguments, says):
 def test_a_bad_trace_is_refused_with_its_line(capsys, mine, tmp_path, text, says):
     (tmp_path / 'bad.txt').write_text(text)
     refused(capsys, mine, tmp_path, ['--trace', 'bad.txt'], ['bad.txt', *says])
+
+
+def test_a_process_that_is_killed_is_named_without_a_traceback(capsys, mine, tmp_path):
+    code, _, error = sim(capsys, mine, '--out', str(tmp_path / 'out'), '--set',
+                         'training.task=a_line:Dying')
+    assert code == 1 and 'was killed' in error and 'Traceback' not in error
+
+
+def test_a_directory_that_the_terminal_cannot_write_is_no_error(mine, tmp_path):
+    done = subprocess.run([sys.executable, '-m', 'rog_cli.main', 'sim', str(mine), '--minutes',
+                           '0.05', '--out', str(tmp_path / 'größe')], capture_output=True,
+                          env={**os.environ, 'PYTHONIOENCODING': 'ascii'}, timeout=120)
+    assert done.returncode == 0 and b'gr\\xf6\\xdfe' in done.stdout, done.stderr
 
 
 def test_a_fleet_file_without_a_pace_is_refused_with_what_to_do(capsys, mine, tmp_path):

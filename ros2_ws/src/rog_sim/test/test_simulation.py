@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
 from rog_sim.simulation import Simulation, simulate
+from rog_tasks.errors import TaskError
 from virtual_fleet import GOOD_LINK, METHODS, fleet_of
 
 FILES = ('run.jsonl', 'summary.json')
@@ -372,6 +373,18 @@ def test_a_live_topic_is_refused(tmp_path):
     fleet = fleet_of(tmp_path, task='rog_tasks.recognition:Recognition', task_options=options)
     with pytest.raises(ConfigError, match='live topic camera, .* name a recording or a folder'):
         simulate(fleet, tmp_path / 'out')
+
+
+class Exiting(virtual_fleet.Linear):
+    """Ends as a script does."""
+
+    def loss(self, model, batch):
+        raise SystemExit(3)
+
+
+def test_a_task_that_exits_does_not_end_the_run_as_its_own_end(tmp_path):
+    with pytest.raises(TaskError, match=r'called sys.exit\(3\)'):
+        simulate(fleet_of(tmp_path, task=f'{__name__}:Exiting'), tmp_path / 'out')
 
 
 def test_an_unknown_method_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import math
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from fleet_env.settings import from_flat
 from rog_core.messages import Compute
 from rog_ros.parameters import WorkerSettings
 from rog_tasks.errors import SourceClosed
-from rog_worker.training import Training
+from rog_worker.training import RobotNode, Training
 
 
 class Line:
@@ -125,3 +126,10 @@ def test_a_camera_that_gives_no_more_ends_the_training_in_order(monkeypatch, giv
     Training(robot).run(threading.Event())
     assert len(robot.watched) == 1 and robot.now == joined and not robot.error
     assert math.isnan(robot.accuracy) == (given == 0)
+
+
+def test_a_task_that_exits_as_a_script_does_has_not_trained():
+    node, finished = SimpleNamespace(stop=threading.Event(), error=''), threading.Event()
+    with pytest.raises(SystemExit):
+        RobotNode._train(node, Training(Robot(3, task='Exiting')), finished)
+    assert node.error == 'the task failed: SystemExit: 3' and finished.is_set()
