@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -50,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = make_parser(name).parse_args(arguments)
         return options.run(options)
+    except BrokenPipeError:  # whoever reads has had enough, as `head`; nobody is there to be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
+        return 128 + signal.SIGPIPE
     except (SettingError, TraceError, RecordError, TaskError, RogError,
             OSError) as error:  # of a file or directory that the user named
         print(f'rog: {error}', file=sys.stderr)

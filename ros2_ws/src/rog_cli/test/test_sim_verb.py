@@ -213,6 +213,13 @@ def test_a_directory_that_the_terminal_cannot_write_is_no_error(mine, tmp_path):
     assert done.returncode == 0 and b'gr\\xf6\\xdfe' in done.stdout, done.stderr
 
 
+def test_who_reads_only_the_beginning_is_told_nothing_more(mine, tmp_path):
+    script = f'"{sys.executable}" -m rog_cli.main sim mine.yaml --minutes 0.05 --out out'
+    done = subprocess.run(['bash', '-c', f'{script} | head -n 0; exit ${{PIPESTATUS[0]}}'],
+                          capture_output=True, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (141, b'', b'')
+
+
 def test_a_fleet_file_without_a_pace_is_refused_with_what_to_do(capsys, mine, tmp_path):
     mine.write_text(FLEET.replace('pace: 0.4, ', ''))
     refused(capsys, mine, tmp_path, [], ['robot1', 'training.pace'])

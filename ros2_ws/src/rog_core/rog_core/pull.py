@@ -11,6 +11,7 @@ import numpy as np
 from .arrays import Array
 from .codecs import RAW, SMALLER, Codec
 from .config import TransferConfig
+from .errors import LocalProtocolError, RemoteProtocolError
 from .member import Member
 from .messages import Command, Kind
 from .methods import Method
@@ -57,12 +58,27 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     staleness = member.iteration - min(m.slowest for m in active)
     command = Command(iteration, time, staleness, str(method), patience=left, sending=sending,
                       ahead=method.goes_ahead(staleness), step=step)
+    _check(command, member, method)
     # Unless it was out of reach then, it holds the model of the barrier, but for rounding.
     current = bool((member.pulled_at >= member.iteration - 1).all())
     full = method.full_gradient_for(member.iteration, current)
     if full is not None:
         return _raw_transfer(Kind.ANCHOR, model, full, command)
     return Pull(Kind.PULL, plan, codec, member.mirror, command)
+
+
+def _check(command: Command, member: Member, method: Method) -> None:
+    """Raise `LocalProtocolError` if a robot would refuse what the method says, or not get on."""
+    reason = ''
+    if not command.next_iteration > member.iteration:
+        reason = f'grant answers iteration {command.next_iteration}, which is none of the next'
+    try:
+        command.check()
+    except RemoteProtocolError as error:
+        reason = str(error)
+    if reason:
+        raise LocalProtocolError(f"synchronisation method '{method}', {member.robot} after "
+                                 f'iteration {member.iteration}: {reason}')
 
 
 def snapshot_of(model: Model) -> Pull:

@@ -9,7 +9,7 @@ from fleet import Fleet
 from fleet_testing import mostly_long
 from hostile import fingerprint
 from ledger import method_named
-from rog_core.errors import ConfigError
+from rog_core.errors import ConfigError, LocalProtocolError
 from rog_core.messages import Command, End, Sending
 from rog_core.methods import Method, Team, create
 from rog_core.steps import STEPS, Gradient, Local
@@ -247,6 +247,9 @@ BAD = {  # name -> (body of the class, what the error says)
     'grants iteration 0': ('''
     def grant(self, robot, iteration):
         return 0, Gradient()''', 'grants iteration 0'),
+    'grants the same iteration again': ('''
+    def grant(self, robot, iteration):
+        return iteration or 1, Gradient()''', 'answers iteration 1, which is none of the next'),
     'sends None': ('''
     def sending(self):
         return None''', 'fails in a rehearsal'),
@@ -321,6 +324,25 @@ def test_a_server_does_not_begin_with_one_that_fails(package):
     module = package(f'{HEAD}\n\nclass Theirs(Method):{body}\n')
     with pytest.raises(ConfigError, match=reason):
         Fleet(1, 2, f'{module}:Theirs')
+
+
+@pytest.mark.parametrize('body, reason', [
+    ("""
+    def grant(self, robot, iteration):
+        return iteration + 1 if iteration < 20 else iteration - 5, Gradient()""",
+     'after iteration 20: grant answers iteration 15, which is none of the next'),
+    ("""
+    calls = 0
+    def sending(self):
+        self.calls += 1
+        return Sending(0.5 if self.calls < 80 else float('nan'))""", 'the share nan as minimum')])
+def test_one_that_fails_later_ends_the_server_by_its_name(package, body, reason):
+    """Robots would refuse what they are told for ever, or compute the same iteration for ever."""
+    module = package(f'{HEAD}\n\nclass Theirs(Method):{body}\n')
+    sync = f'{module}:Theirs'
+    fleet = Fleet(6, 2, sync)
+    with pytest.raises(LocalProtocolError, match=f"'{sync}', robot.*{reason}"):
+        fleet.run(120)
 
 
 def test_a_rehearsal_leaves_nothing_behind_in_the_method_that_trains(package):

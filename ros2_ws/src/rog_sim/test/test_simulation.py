@@ -375,7 +375,7 @@ def test_a_live_topic_is_refused(tmp_path):
         simulate(fleet, tmp_path / 'out')
 
 
-class Exiting(virtual_fleet.Linear):
+class Exiting(Exploding):
     """Ends as a script does."""
 
     def loss(self, model, batch):
