@@ -89,9 +89,12 @@ class Member:
             self.usual = taken if math.isnan(self.usual) else max(taken, 0.9 * self.usual)
         self.progress, self.computes = now, now if computes else math.nan
 
-    def as_usual(self, now: float, least: float) -> bool:
-        """Whether its gradient takes less than `USUAL` times its usual time, or ``least``, s."""
-        usual = math.inf if math.isnan(self.usual) else self.usual
+    def as_usual(self, now: float, least: float, others: float) -> bool:
+        """Whether its gradient takes less than `USUAL` times its usual time, or ``least``, s.
+
+        ``others``: usual time of the others, which counts for its first gradient.
+        """
+        usual = others if math.isnan(self.usual) else self.usual
         return now - self.computes <= USUAL * max(usual, least)
 
     @property

@@ -70,7 +70,9 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
 def _check(command: Command, member: Member, method: Method) -> None:
     """Raise `LocalProtocolError` if a robot would refuse what the method says, or not get on."""
     reason = ''
-    if not command.next_iteration > member.iteration:
+    # A push that did not count in its round is asked for again.
+    least = member.iteration + command.step.additive
+    if not command.next_iteration >= least:
         reason = f'grant answers iteration {command.next_iteration}, which is none of the next'
     try:
         command.check()

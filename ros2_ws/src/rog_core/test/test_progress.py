@@ -158,6 +158,23 @@ def test_a_program_that_hangs_is_not_waited_for():
     assert all(n > before[name] + 5 for name, n in iterations(fleet, 'robot0').items())
 
 
+def test_a_program_that_hangs_in_its_first_gradient_is_not_waited_for():
+    """As one whose camera gives nothing after it was started again."""
+    fleet = quick('rsp:4')
+    fleet.kill_robot('robot0')
+    run_until(fleet, lambda: fleet.server.members['robot0'].state == AWAY)
+    fleet.start_robot('robot0')
+    fleet.robots['robot0'].compute_time = 1e9
+    run_until(fleet, lambda: fleet.server.members['robot0'].computes > 0)
+    former = fleet.counts['retired']
+    run_until(fleet, lambda: fleet.counts['retired'] > former)
+    assert math.isnan(fleet.server.members['robot0'].usual)
+    before = iterations(fleet, 'robot0')
+    fleet.run(6)
+    fleet.check()
+    assert all(i > before[name] + 5 for name, i in iterations(fleet, 'robot0').items())
+
+
 def test_rows_that_overtake_the_receipt_of_a_pull_are_not_lost():
     """With pipelining a push begins with the receipt; each time-out would double the next."""
     fleet = quick('rsp:6+pipeline', patience=math.inf, robots=2)
