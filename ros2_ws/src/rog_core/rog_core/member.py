@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -89,12 +90,14 @@ class Member:
             self.usual = taken if math.isnan(self.usual) else max(taken, 0.9 * self.usual)
         self.progress, self.computes = now, now if computes else math.nan
 
-    def as_usual(self, now: float, least: float, others: float) -> bool:
+    def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
         """Whether its gradient takes less than `USUAL` times its usual time, or ``least``, s.
 
-        ``others``: usual time of the others, which counts for its first gradient.
+        For its first gradient the longest usual time in the ``fleet`` counts.
         """
-        usual = others if math.isnan(self.usual) else self.usual
+        usual = self.usual
+        if math.isnan(usual):
+            usual = max((m.usual for m in fleet if not math.isnan(m.usual)), default=math.inf)
         return now - self.computes <= USUAL * max(usual, least)
 
     @property

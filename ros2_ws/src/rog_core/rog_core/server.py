@@ -204,9 +204,7 @@ class ServerMachine:
         if member is None or member.incarnation != incarnation or not member.alive:
             return []
         silent, member.heard, member.loss = now - member.heard, now, loss
-        if computing and member.as_usual(now, self.limits.patience, max(
-                (m.usual for m in self.members.values() if not math.isnan(m.usual)),
-                default=math.inf)):
+        if computing and member.as_usual(now, self.limits.patience, self.members.values()):
             member.progress = now
         if not computing and member.has_to_act and now >= self.limits.out_of_step_at(member):
             return self._register_again(member, now)
