@@ -163,10 +163,11 @@ def test_a_model_that_depends_on_data_is_refused_with_the_line(kind):
         trace(model, torch.randn(1, 3, 8, 8))
 
 
-def test_a_forward_hook_is_refused_by_name_because_it_would_not_be_called():
+@pytest.mark.parametrize('kind', ['forward_hook', 'forward_pre_hook'])
+def test_a_forward_hook_is_refused_by_name_because_it_would_not_be_called(kind):
     model = Keeps().eval()
     seen = []
-    model.conv.register_forward_hook(lambda *a: seen.append(a))
+    getattr(model.conv, f'register_{kind}')(lambda *a: seen.append(a))
     with pytest.raises(ModelError, match='conv has the forward hook'):
         trace(model, torch.randn(1, 3, 8, 8))
     assert not seen
@@ -247,8 +248,15 @@ def test_what_can_not_be_shared_is_refused_with_a_reason(kind, why):
         trace(kind().eval(), torch.randn(1, 3, 8, 8))
 
 
-def test_a_hook_of_all_modules_is_refused():
-    hook = nn.modules.module.register_module_forward_hook(lambda *a: None)
+def test_a_weight_that_a_hook_of_pytorch_makes_is_no_reason():
+    with pytest.warns(FutureWarning):
+        model = nn.utils.weight_norm(nn.Conv2d(3, 4, 3)).eval()
+    trace(model, torch.randn(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize('kind', ['forward_hook', 'forward_pre_hook'])
+def test_a_hook_of_all_modules_is_refused(kind):
+    hook = getattr(nn.modules.module, f'register_module_{kind}')(lambda *a: None)
     try:
         with pytest.raises(ModelError, match='every module has the forward hook'):
             trace(Keeps().eval(), torch.randn(1, 3, 8, 8))

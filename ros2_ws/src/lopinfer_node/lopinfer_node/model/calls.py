@@ -174,7 +174,7 @@ WHOLE = frozenset((
     'native_group_norm', 'group_norm', 'instance_norm', 'nonzero_static', 'repeat_interleave',
     'roll', 'rot90', 'scatter', 'scatter_add', 'select_scatter', 'slice_scatter', 'sort', 'take',
     'topk', 'tril', 'triu', 'upsample_bicubic2d', 'affine_grid_generator', 'im2col', 'col2im',
-    'unfold', 'as_strided', 'repeat', 'tile', 'cross', 'linalg_vector_norm',
+    'unfold', 'repeat', 'tile', 'cross', 'linalg_vector_norm',
     '_adaptive_avg_pool3d', '_upsample_bicubic2d_aa', '_upsample_bilinear2d_aa', 'lstm', 'gru'))
 
 
@@ -198,9 +198,9 @@ def divide(call: Call) -> Division:
 def _random(call: Call) -> bool:
     if torch.Tag.nondeterministic_seeded not in call.overload.tags:
         return False
-    if call.op in ('dropout', 'lstm', 'gru'):
-        return bool(call.arguments.get('train', True))
-    return call.op != 'scaled_dot_product_attention'
+    if call.op == 'scaled_dot_product_attention':
+        return bool(call.arguments.get('dropout_p'))
+    return bool(call.arguments.get('train', True))
 
 
 # With a single row there is nothing to divide: Table 4.1 counts these as global.

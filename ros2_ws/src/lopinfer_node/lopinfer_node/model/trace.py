@@ -60,6 +60,15 @@ class Tape:
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), '<')
 
 
+# Operators that take of another tensor its shape or type alone, or count on the layout of the
+# memory, which is another where a tensor has crossed the link: what is recorded in their place.
+_LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
+         'view_as': (torch.ops.aten.reshape.default, 'shape'),
+         'reshape_as': (torch.ops.aten.reshape.default, 'shape'),
+         'expand_as': (torch.ops.aten.expand.default, 'size'),
+         'type_as': (torch.ops.aten.to.dtype, 'dtype')}
+
+
 class _Aliased(Exception):
     """An in-place operator writes through a view: the graph has to be made functional first."""
 
@@ -137,18 +146,21 @@ def _restore(value: Any, former: Any) -> None:
 
 def _refuse_hooks(model: torch.nn.Module) -> None:
     """A hook may do anything beside computing, for example keep a result; on a server it can't."""
-    hooks = [(name, module._forward_hooks) for name, module in model.named_modules()]
+    hooks = [(name or 'the model', {**module._forward_hooks, **module._forward_pre_hooks})
+             for name, module in model.named_modules()]
     for name, found in [('every module', _everywhere()), *hooks]:
         for hook in found.values():
-            raise ModelError(f'{name or "the model"} has the forward hook '
+            if str(getattr(hook, '__module__', '')).startswith('torch.'):
+                continue   # of torch.nn.utils: they make a weight
+            raise ModelError(f'{name} has the forward hook '
                              f'{getattr(hook, "__qualname__", hook)}, which would not be called '
                              'for what the server computes; remove it')
 
 
 def _everywhere() -> dict[int, Any]:
     """Forward hooks of all modules of the process."""
-    found: dict[int, Any] = torch.nn.modules.module._global_forward_hooks
-    return found
+    of = torch.nn.modules.module
+    return {**of._global_forward_hooks, **of._global_forward_pre_hooks}
 
 
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
@@ -300,6 +312,7 @@ class _Reader:
         self.out = Tape()
         self.env: dict[torch.fx.Node, Any] = {}
         self.storage: dict[int, int] = {}   # record -> group of records that may share memory
+        self.fresh: set[str] = set()        # constants that share no memory with the model
         self.order = {node: i for i, node in enumerate(module.graph.nodes)}
 
     def read(self, results: Sequence[bool] | None = None) -> Tape:
@@ -336,13 +349,12 @@ class _Reader:
             self.env[node] = self._add(Record(None, {}, tuple(example.shape), example.dtype,
                                               node.name))
 
-    def _attribute(self, node: torch.fx.Node) -> Weight:
+    def _attribute(self, node: torch.fx.Node) -> Any:
         value: Any = self.module
         for name in str(node.target).split('.'):
             value = getattr(value, name)
         if not isinstance(value, torch.Tensor):
-            raise ModelError(f'{node.target} is control flow that depends on data: it can not be '
-                             'divided')
+            return value   # a part of the model; `_call` says for what
         return Weight(str(node.target), value.detach())
 
     def _add(self, made: Record, shares: int | None = None) -> Ref:
@@ -378,11 +390,18 @@ class _Reader:
                 raise ModelError(f'{place}: {target} is random: robot and server would differ')
             self.env[node] = bound['input'] if 'input' in bound else bound['self']
             return
+        if name == 'detach_':   # of a constant that the model makes: torch.tensor(...)
+            self.env[node] = bound['self']
+            return
+        if name in _LIKE and 'dtype' not in bound:
+            target, given = _LIKE[name]
+            like = node.meta['val']
+            bound = {'self': bound['self'],
+                     given: like.dtype if given == 'dtype' else list(like.shape)}
         if target._schema.is_mutable:
             self._in_place(node, target, bound, place)
             return
-        if not any(isinstance(a, Ref) for a in pytree.tree_leaves(
-                list(bound.values()), is_leaf=lambda a: isinstance(a, (Ref, Weight)))):
+        if not any(isinstance(a, Ref) for a in _tensors(bound)):
             self.env[node] = self._folded(node, target, bound)
             return
         example = node.meta['val']
@@ -418,9 +437,12 @@ class _Reader:
         names = {a.name: a.kwarg_only for a in target._schema.arguments}
         plain = [real(a) for name, a in bound.items() if not names[name]]
         result = target(*plain, **{name: real(a) for name, a in bound.items() if names[name]})
-        if isinstance(result, torch.Tensor):
-            return Weight(f'folded.{node.name}', result.contiguous())
-        return [Weight(f'folded.{node.name}.{i}', r.contiguous()) for i, r in enumerate(result)]
+        made = [Weight(f'folded.{node.name}.{i}', r.contiguous()) for i, r in enumerate(
+            [result] if isinstance(result, torch.Tensor) else result)]
+        if all(r.alias_info is None for r in target._schema.returns) or all(
+                a.name in self.fresh for a in _tensors(bound) if isinstance(a, Weight)):
+            self.fresh.update(w.name for w in made)
+        return made[0] if isinstance(result, torch.Tensor) else made
 
     def _item(self, node: torch.fx.Node) -> Any:
         owner, index = node.args
@@ -453,6 +475,8 @@ class _Reader:
         """
         written = bound.get('input', bound.get('self'))
         if isinstance(written, Weight):
+            if written.name in self.fresh:
+                raise _Aliased
             raise ModelError(f'{place}: {target} changes {written.name}: a request would depend on '
                              'the one before')
         pure = _pure(target)
@@ -535,5 +559,10 @@ def _live(tape: Tape) -> Tape:
 
 
 def _leaves(made: Record) -> list[Any]:
-    return pytree.tree_leaves(list(made.arguments.values()),
+    return _tensors(made.arguments)
+
+
+def _tensors(arguments: Mapping[str, Any]) -> list[Any]:
+    """The leaves of arguments, `Ref` and `Weight` among them."""
+    return pytree.tree_leaves(list(arguments.values()),
                               is_leaf=lambda a: isinstance(a, (Ref, Weight)))

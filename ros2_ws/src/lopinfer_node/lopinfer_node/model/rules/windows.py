@@ -138,7 +138,7 @@ def _bias(call: Call, like: torch.Tensor) -> torch.Tensor:
     rank = like.dim()
     if bias is None:
         return like.new_zeros([1] * rank)
-    return bias.tensor.to(like).view([1, -1] + [1] * (rank - 2))
+    return bias.tensor.to(like).view([-1] + [1] * (call.arguments['weight'].tensor.dim() - 2))
 
 
 @rule('max_pool1d', 'max_pool2d', 'max_pool3d', 'max_pool2d_with_indices')
@@ -160,6 +160,8 @@ def _pool(call: Call, border: float) -> Division:
     value, dims, at = found
     if at < 0:
         return same_axis(call, value)
+    if not call.dtype.is_floating_point:   # which has no infinity, and is rounded
+        return indivisible(call)
     assert value.axis is not None
     axis = value.axis
     kernel = each(call.arguments['kernel_size'], dims)
