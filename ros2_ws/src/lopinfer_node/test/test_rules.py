@@ -7,6 +7,7 @@ import pytest
 import torch
 from lopinfer_node.errors import ModelError
 from lopinfer_node.model.calls import RULES, Weight
+from lopinfer_node.model.files import load, save
 from lopinfer_node.model.graph import Kind
 from lopinfer_node.model.trace import _traced
 from lopinfer_node.model.traced import Traced, divided, trace
@@ -70,6 +71,13 @@ def test_a_footprint_is_just_what_the_derivative_says(name):
             used = grad.abs().amax(others).nonzero().flatten()
             hull = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
             assert hull == node.footprints[0].need(lo, hi), (node.name, lo, hi)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_server_reads_the_model_that_was_written(name, tmp_path):
+    traced = traced_case(name)[2]
+    save(traced, tmp_path)
+    assert load(tmp_path).digest == traced.digest
 
 
 def test_what_can_not_be_traced_is_refused_with_its_place():

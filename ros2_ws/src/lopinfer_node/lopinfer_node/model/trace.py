@@ -23,7 +23,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import ModelError
-from .calls import Weight
+from .calls import Weight, random
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,18 @@ class Tape:
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), '<')
 
 
-# Operators that take of another tensor its shape or type alone, or count on the layout of the
-# memory, which is another where a tensor has crossed the link: what is recorded in their place.
+# Operators that take of another tensor its shape or type alone, name a device, or count on the
+# layout of the memory, which is another where a tensor has crossed the link: what is recorded in
+# their place.
 _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'view_as': (torch.ops.aten.reshape.default, 'shape'),
          'reshape_as': (torch.ops.aten.reshape.default, 'shape'),
          'expand_as': (torch.ops.aten.expand.default, 'size'),
-         'type_as': (torch.ops.aten.to.dtype, 'dtype')}
+         'type_as': (torch.ops.aten.to.dtype, 'dtype'),
+         'to': (torch.ops.aten.to.dtype, 'dtype'),
+         '_to_copy': (torch.ops.aten.to.dtype, 'dtype')}
+# Operators that make a constant, of the type of a tensor, and what it is filled with.
+_FILLED = {'new_zeros': 0, 'new_ones': 1, 'new_full': None}
 
 
 class _Aliased(Exception):
@@ -146,15 +151,19 @@ def _restore(value: Any, former: Any) -> None:
 
 def _refuse_hooks(model: torch.nn.Module) -> None:
     """A hook may do anything beside computing, for example keep a result; on a server it can't."""
-    hooks = [(name or 'the model', {**module._forward_hooks, **module._forward_pre_hooks})
-             for name, module in model.named_modules()]
+    hooks = [(name or 'the model', _hooks(module)) for name, module in model.named_modules()]
     for name, found in [('every module', _everywhere()), *hooks]:
         for hook in found.values():
-            if str(getattr(hook, '__module__', '')).startswith('torch.'):
-                continue   # of torch.nn.utils: they make a weight
             raise ModelError(f'{name} has the forward hook '
                              f'{getattr(hook, "__qualname__", hook)}, which would not be called '
                              'for what the server computes; remove it')
+
+
+def _hooks(module: torch.nn.Module) -> dict[int, Any]:
+    """A module's forward hooks, but those of libraries: they make a weight or gather results."""
+    return {k: hook for k, hook in (*module._forward_hooks.items(),
+                                    *module._forward_pre_hooks.items())
+            if not str(getattr(hook, '__module__', '')).startswith(('torch.', 'transformers.'))}
 
 
 def _everywhere() -> dict[int, Any]:
@@ -195,8 +204,7 @@ class Snapshot:
         for path, module in self._model.named_modules():
             found[path or 'the model'] = module
             found[f'the mode of {path or "the model"}'] = module.training
-            found[f'the hooks of {path or "the model"}'] = (
-                *module._forward_hooks, *module._forward_pre_hooks)
+            found[f'the hooks of {path or "the model"}'] = tuple(_hooks(module))
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 found[f'{path}.{name}'.lstrip('.')] = tensor is not None and _mark(tensor)
         return found
@@ -385,7 +393,8 @@ class _Reader:
                 bound.get('running_mean') is not None):   # which its schema does not say
             raise ModelError(f'{place}: {target} changes its statistics: a request would depend '
                              'on the one before')
-        if name in ('dropout', 'dropout_', 'feature_dropout', 'alpha_dropout'):
+        if name.rstrip('_') in ('dropout', 'feature_dropout', 'alpha_dropout',
+                                'feature_alpha_dropout'):
             if bound['train'] and bound['p']:
                 raise ModelError(f'{place}: {target} is random: robot and server would differ')
             self.env[node] = bound['input'] if 'input' in bound else bound['self']
@@ -393,7 +402,7 @@ class _Reader:
         if name == 'detach_':   # of a constant that the model makes: torch.tensor(...)
             self.env[node] = bound['self']
             return
-        if name in _LIKE and 'dtype' not in bound:
+        if name in _LIKE and not (name == 'view' and 'dtype' in bound):
             target, given = _LIKE[name]
             like = node.meta['val']
             bound = {'self': bound['self'],
@@ -401,6 +410,10 @@ class _Reader:
         if target._schema.is_mutable:
             self._in_place(node, target, bound, place)
             return
+        if name in _FILLED and all(type(n) is int for n in node.meta['val'].shape):
+            target, like = torch.ops.aten.full.default, node.meta['val']
+            bound = {'size': list(like.shape), 'dtype': like.dtype,
+                     'fill_value': bound.get('fill_value', _FILLED[name])}
         if not any(isinstance(a, Ref) for a in _tensors(bound)):
             self.env[node] = self._folded(node, target, bound)
             return
@@ -426,7 +439,7 @@ class _Reader:
 
     def _folded(self, node: torch.fx.Node, target: torch._ops.OpOverload,
                 bound: dict[str, Any]) -> Any:
-        if torch.Tag.nondeterministic_seeded in target.tags:
+        if random(target, bound):
             raise ModelError(f'{_module_of(node)}: {target} is random: robot and server would '
                              'differ')
 

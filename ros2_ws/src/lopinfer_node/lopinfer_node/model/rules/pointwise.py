@@ -21,7 +21,8 @@ BINARY = (
     'add', 'sub', 'rsub', 'mul', 'div', 'pow', 'maximum', 'minimum', 'atan2',
     'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'logical_and', 'logical_or', 'logical_xor', 'bitwise_and',
     'bitwise_or', 'fmod', 'remainder', 'floor_divide', 'where', 'masked_fill', 'addcmul',
-    'addcdiv', 'lerp', 'true_divide', 'multiply', 'subtract', 'divide')
+    'addcdiv', 'lerp', 'true_divide', 'multiply', 'subtract', 'divide', 'copy', 'fill', '__and__',
+    '__or__', '__xor__')
 
 
 def placed(shape: Sequence[int], rank: int, axis: int) -> int | None:

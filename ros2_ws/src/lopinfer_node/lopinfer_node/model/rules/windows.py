@@ -63,13 +63,14 @@ def convolution(call: Call) -> Division:
         return indivisible(call)
     stride, dilation = (each(call.arguments.get(name, 1), dims) for name in ('stride', 'dilation'))
     kernel = call.arguments['weight'].shape[2:]
-    padding = call.arguments.get('padding', 0)
+    named = call.overload._overloadname == 'padding'
+    padding = call.arguments.get('padding', 'valid' if named else 0)
     if isinstance(padding, str):
         if padding == 'same' and dilation[at] * (kernel[at] - 1) % 2:
             return indivisible(call)  # PyTorch pads the two ends unequally
         padding = [d * (k - 1) // 2 if padding == 'same' else 0
                    for d, k in zip(dilation, kernel, strict=True)]
-        if call.arguments['padding'] == 'same' and any(
+        if call.arguments.get('padding') == 'same' and any(
                 d * (k - 1) % 2 for d, k in zip(dilation, kernel, strict=True)):
             return indivisible(call)
     padding = each(padding, dims)
@@ -93,7 +94,7 @@ def convolution(call: Call) -> Division:
 
 def _with_padding(call: Call, padding: list[int], **changes: Any) -> Arithmetic:
     """The call with numbers for its padding, whichever overload it is."""
-    if isinstance(call.arguments.get('padding'), str):
+    if call.overload._overloadname == 'padding':
         plain = Call(getattr(torch.ops.aten, call.op).default, {**call.arguments}, call.shape,
                      call.dtype)
         return plain.bind(padding=padding, **changes)
