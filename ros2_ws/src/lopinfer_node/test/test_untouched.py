@@ -1,5 +1,7 @@
 """Tracing leaves the user's model as it was, and says which line it can't follow."""
 
+from collections import defaultdict, deque
+
 import pytest
 import torch
 from lopinfer_node.errors import ModelError
@@ -138,6 +140,41 @@ def test_parameters_that_the_model_itself_writes_to_have_their_values_again(kind
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     model(x)
     assert not all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Memory:
+    def __init__(self):
+        self.last, self.runs = None, 0
+
+
+class Remembers(Base):
+    """Keeps results in an object, a deque and a defaultdict."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory, self.recent = (Memory(), 1), deque([1, 2], maxlen=3)
+        self.by_size = defaultdict(list)
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        self.memory[0].last = y
+        self.memory[0].runs += 1
+        self.recent.append(y)
+        self.by_size[y.shape].append(y)
+        return y
+
+
+def test_objects_and_containers_of_other_kinds_are_left_as_they_were():
+    model, x = Remembers().eval(), torch.randn(1, 3, 8, 8)
+    trace(model, x)
+    assert vars(model.memory[0]) == {'last': None, 'runs': 0}
+    assert model.recent == deque([1, 2], maxlen=3) and not model.by_size
+    assert type(model(x)) is torch.Tensor and type(model.memory[0].last) is torch.Tensor
+
+
+def test_inputs_that_have_no_dense_memory_are_refused():
+    with pytest.raises(ModelError, match='can not be traced'):
+        trace(nn.Identity().eval(), torch.eye(3).to_sparse())
 
 
 def test_a_model_that_counts_in_a_list_is_refused():

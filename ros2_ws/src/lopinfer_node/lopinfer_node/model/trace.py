@@ -11,12 +11,13 @@ import io
 import logging
 import operator
 import re
+import sys
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -108,24 +109,35 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
                              ) from reason
 
 
+_CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
+# Objects of these are not followed: they lead to what other threads work with.
+_NO_STATE = {*sys.stdlib_module_names, 'torch', 'numpy'}
+
+
 @contextlib.contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
     """Take back what the model's own code stores in its modules while the block runs.
 
-    Attributes, and lists, dictionaries and sets in them, hold the same objects afterwards; tensors
-    that are not parameters have their values again. Without it a model that keeps a result, such
-    as a cache, would keep a tensor of the tracer, which has no values.
+    Attributes, also those of objects in them, and lists, dictionaries, sets and deques hold the
+    same objects afterwards; tensors that are not parameters have their values again. Without it a
+    model that keeps a result, such as a cache, would keep a tensor of the tracer, which has no
+    values.
     """
     containers: dict[int, tuple[Any, Any]] = {}
     tensors: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
     todo: list[Any] = [vars(module) for module in model.modules()]
     while todo:
         value = todo.pop()
-        if type(value) in (dict, list, set, OrderedDict) and id(value) not in containers:
+        if type(value) in _CONTAINERS and id(value) not in containers:
             containers[id(value)] = value, value.copy()
             todo += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, tuple):
+            todo += value
         elif isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
             tensors[id(value)] = value, value.detach().clone(), value._version
+        elif type(value).__module__.partition('.')[0] not in _NO_STATE \
+                or isinstance(value, SimpleNamespace):
+            todo.append(getattr(value, '__dict__', None))
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -146,7 +158,7 @@ def _restore(value: Any, former: Any) -> None:
         value.update({k: v for k, v in former.items() if k not in value or value[k] is not v})
     elif len(value) != len(former) or any(a is not b for a, b in zip(value, former, strict=True)):
         value.clear()
-        value.extend(former) if isinstance(value, list) else value.update(former)
+        value.update(former) if isinstance(value, set) else value.extend(former)
 
 
 def _refuse_hooks(model: torch.nn.Module) -> None:

@@ -158,8 +158,8 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise ModelError(f'{type(model).__name__}: all inputs have to be tensors')
-    leaves = [leaf.contiguous() for leaf in leaves]   # as they come out of messages
     try:
+        leaves = [leaf.contiguous() for leaf in leaves]   # as they come out of messages
         with untouched(model):
             traced = divided(type(model).__name__, record(model, leaves, structure))
             if verify:
