@@ -1,5 +1,6 @@
 """Tracing leaves the user's model as it was, and says which line it can't follow."""
 
+import functools
 from collections import defaultdict, deque
 
 import pytest
@@ -170,6 +171,19 @@ def test_objects_and_containers_of_other_kinds_are_left_as_they_were():
     assert vars(model.memory[0]) == {'last': None, 'runs': 0}
     assert model.recent == deque([1, 2], maxlen=3) and not model.by_size
     assert type(model(x)) is torch.Tensor and type(model.memory[0].last) is torch.Tensor
+
+
+def test_a_cache_outside_the_model_holds_no_tensor_of_the_tracer():
+    @functools.lru_cache
+    def grid(size):
+        return torch.arange(size) * 0.5
+
+    class Cached(Base):
+        def forward(self, x):
+            return self.conv(x) + grid(x.shape[-1] - 2)
+    model, x = Cached().eval(), torch.randn(1, 3, 8, 8)
+    assert len(trace(model, x).calls) == 2
+    assert type(grid(6)) is torch.Tensor and type(model(x)) is torch.Tensor
 
 
 def test_inputs_that_have_no_dense_memory_are_refused():

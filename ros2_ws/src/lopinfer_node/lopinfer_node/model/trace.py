@@ -92,6 +92,7 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
     if torch.is_autocast_enabled('cpu'):
         raise ModelError('torch.autocast is on, which a server does not know of')
     args, kwargs = pytree.tree_unflatten(list(inputs), structure)
+    _fill_caches(model, args, kwargs)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         try:
@@ -107,6 +108,17 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
         except Exception:
             raise ModelError(f'{type(model).__name__} can not be traced: {place_of(reason)}'
                              ) from reason
+
+
+def _fill_caches(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    """Run the model, so that what it caches outside its modules is no tensor of the tracer.
+
+    Its parameters are copied where it writes to them. What fails here fails again, with a reason.
+    """
+    with untouched(model), torch.no_grad(), contextlib.suppress(Exception):
+        weights = {name: torch._lazy_clone(p) for name, p in model.named_parameters()}
+        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))
+        torch.func.functional_call(model, weights, args, kwargs)
 
 
 _CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
