@@ -159,13 +159,15 @@ def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[...,
     """
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         opened: list[OffloadedModel] = []
+        opening = threading.Lock()
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not opened:
-                context = offload(model, **options)
-                opened.append(context.__enter__())
-                atexit.register(context.__exit__, None, None, None)
+            with opening:
+                if not opened:
+                    context = offload(model, **options)
+                    opened.append(context.__enter__())
+                    atexit.register(context.__exit__, None, None, None)
             return function(opened[0], *args, **kwargs)
         return wrapper
     return decorate

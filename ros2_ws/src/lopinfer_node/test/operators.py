@@ -44,6 +44,7 @@ def cases() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
         'conv grouped': nn.Conv2d(6, 4, 3, padding=1, groups=2),
         'conv depthwise': nn.Conv2d(6, 6, 5, padding=2, groups=6),
         'conv same': nn.Conv2d(6, 4, 3, padding='same', dilation=2),
+        'conv valid': nn.Conv2d(6, 4, 3, padding='valid', stride=2),
         'conv reflect': nn.Conv2d(6, 4, 3, padding=1, padding_mode='reflect'),
         'transposed': nn.ConvTranspose2d(6, 4, 3, 2, 1, output_padding=1),
         'transposed gaps': nn.ConvTranspose2d(6, 4, 2, 4, output_padding=2),
@@ -111,10 +112,32 @@ def cases() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
         'in place on a view': fn(_write_through_view),
         'in place then used': fn(lambda x: _in_place_twice(x.clone())),
         'dropout': nn.Dropout(),
+        'dropout in place': nn.Sequential(nn.Conv2d(6, 4, 3), nn.Dropout2d(inplace=True),
+                                          nn.FeatureAlphaDropout(inplace=True)),
+        'to a device': fn(lambda x: x.to(torch.zeros(()).device, torch.float64) * 2),
         'where': fn(lambda x: torch.where(x > 0, x, x * 0.1).clamp(max=1.5)),
         'two outputs': fn(lambda x: {'a': x.relu(), 'b': (x.mean((2, 3)), x)}),
         'unknown to us: flip': fn(lambda x: x.flip(2) + x),
         'cumsum rows': fn(lambda x: x.cumsum(2)),
+        'batch norm of the batch': nn.BatchNorm2d(6, track_running_stats=False),
+        'cat of two types': fn(lambda x: torch.cat([x.half(), x], 2) * 3),
+        'read as another type': fn(lambda x: (x * 2).view(torch.int32) // 2),
+        'read as bytes': fn(lambda x: (x * 2).view(torch.uint8) // 2),
+        'laid out otherwise': nn.Sequential(
+            nn.Conv2d(6, 4, 3), fn(lambda x: x.permute(0, 2, 3, 1).view(1, 15, -1)),
+            nn.Linear(68, 3)).to(memory_format=torch.channels_last),
+        'length one': fn(lambda x: F.normalize(x, dim=1)),
+        'max pool of integers': fn(lambda x: F.max_pool2d((x * 9).long(), 3, 2, 1)),
+        'avg pool of integers': fn(lambda x: F.avg_pool2d((x * 9).long(), 3, 2, 1,
+                                                          count_include_pad=False)),
+        'bilinear bytes': fn(lambda x: F.interpolate((x * 9).byte(), (40, 30), mode='bilinear')),
+        'nearest as large': fn(lambda x: F.interpolate(x, scale_factor=(1.05, 1.5))),
+        'nearest twice as large': fn(lambda x: F.interpolate(x, scale_factor=(1.5, 2.01))),
+        'bilinear as large': fn(lambda x: F.interpolate(x, scale_factor=(1.05, 1.5),
+                                                        mode='bilinear')),
+        'nearest double': fn(lambda x: F.interpolate(x.double(), (66, 69))),
+        'constants made and written': fn(_with_constants),
+        'rows written': fn(_with_rows_written),
     }
     found: dict[str, tuple[nn.Module, list[tuple[int, ...]]]] = {
         name: (module, [IMAGE]) for name, module in one.items()}
@@ -126,6 +149,19 @@ def _write_through_view(x: torch.Tensor) -> torch.Tensor:
     y = x.relu()
     y[:, :, 2:5].add_(1)
     return y * 2
+
+
+def _with_constants(x: torch.Tensor) -> torch.Tensor:
+    mask = x.new_zeros(17, 19)
+    mask[2:5] = 1
+    return x * mask + torch.tensor([0.5]).add_(1)
+
+
+def _with_rows_written(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y[:, :, 3:6] = x[:, :, 8:11]
+    y[:, 1] = 0.5
+    return y * ((x > 0) | (y < 1) & (y > -1))
 
 
 def _in_place_twice(x: torch.Tensor) -> torch.Tensor:
@@ -161,6 +197,20 @@ def _more() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
             q, k, v, is_causal=True)), [(1, 2, 9, 4)] * 3),
         'masked attention': (fn(lambda q, k, v: F.scaled_dot_product_attention(
             q, k, v, attn_mask=torch.ones(9, 9).tril().bool())), [(1, 2, 9, 4)] * 3),
+        'attention over learned keys': (Apply(lambda s, q: F.scaled_dot_product_attention(
+            q, s.k, s.k, is_causal=True), k=torch.randn(1, 2, 7, 4)), [(1, 2, 9, 4)]),
+        'attention over learned values': (Apply(lambda s, q: F.scaled_dot_product_attention(
+            q, q * 2, s.v, is_causal=True), v=torch.randn(1, 2, 9, 4)), [(1, 2, 9, 4)]),
+        'attention of constants': (Apply(lambda s, x: F.scaled_dot_product_attention(
+            s.q, s.q, s.q) + x, q=torch.randn(1, 2, 7, 4)), [(1, 2, 7, 4)]),
+        'attention by rank': (fn(lambda q, k: F.scaled_dot_product_attention(q, k, k)),
+                              [(2, 9, 9, 4), (9, 9, 4)]),
+        'type of a larger tensor': (fn(lambda x, y: (x * 3).type_as(y.int()) // 2),
+                                    [(1, 3, 9, 8), (2, 1, 3, 9, 8)]),
+        'unbatched transposed gaps': (nn.ConvTranspose2d(3, 4, 2, 4, output_padding=2),
+                                      [(3, 5, 6)]),
+        'nearest double 3d': (fn(lambda x: F.interpolate(x.double(), (46, 5, 5))),
+                              [(1, 2, 14, 4, 3)]),
         'encoder layer': (nn.TransformerEncoderLayer(16, 4, 32, batch_first=True),
                           [(1, 10, 16)]),
     }

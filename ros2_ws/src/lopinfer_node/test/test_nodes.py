@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from fleet_testing import LIMIT, environment, eventually, free_domain
 from lopinfer_node import api
 from lopinfer_node.api import offload, offloaded
 from lopinfer_node.planning.plan import Plan
+from lopinfer_node.planning.profile import Profile
+from lopinfer_node.ros import client_shell
 from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.ros.server_shell import Server, ServerOptions
 from lopinfer_node.runtime.client import PlannedTable
@@ -95,6 +98,23 @@ def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes
         same(shared(other), model(other))
 
 
+@contextmanager
+def server_here(directory, **options):
+    """A server in this process."""
+    context = Context()
+    rclpy.init(context=context)
+    node = Node('lopinfer_server', context=context)
+    server = Server(node, ServerOptions(directory, **options))
+    spinning = Spinning(node)
+    try:
+        yield server
+    finally:
+        spinning.close()
+        server.close()
+        node.destroy_node()
+        context.try_shutdown()
+
+
 def test_a_result_that_can_not_be_read_back_costs_its_request_alone(tmp_path):
     class FailsOnce:
         """Stands for a device that reports an error of a computation when its result is read."""
@@ -109,23 +129,44 @@ def test_a_result_that_can_not_be_read_back_costs_its_request_alone(tmp_path):
             if what == 'send' and run == 1:
                 raise RuntimeError('device-side assert')
     model, x = Small().eval(), torch.rand(SHAPE)
-    context = Context()
-    rclpy.init(context=context)
-    node = Node('lopinfer_server', context=context)
-    server = Server(node, ServerOptions(tmp_path, recording=FailsOnce()))
-    spinning = Spinning(node)
-    try:
+    with server_here(tmp_path, recording=FailsOnce()), \
+            offload(model, example=x, options=ClientOptions(halves)) as shared:
+        assert shared.wait(LIMIT)
+        same(shared(x), model(x))
+        assert shared.report.fallbacks == 1
+        eventually(lambda: shared(x) is not None and shared.report.offloaded > 0)
+        same(shared(x), model(x))
+
+
+def test_a_disk_that_takes_nothing_is_the_reason_and_a_profile_is_not_needed_there(
+        tmp_path, monkeypatch):
+    def full(*arguments):
+        raise RuntimeError('No space left on device')   # as safetensors says it
+
+    def read_only(*arguments):
+        raise OSError('Read-only file system')
+    model, x = Small().eval(), torch.rand(SHAPE)
+    monkeypatch.setattr(Profile, 'save', read_only)
+    with server_here(tmp_path):
+        with monkeypatch.context() as patch:
+            patch.setattr(client_shell, 'save', full)
+            with offload(model, example=x) as shared:
+                eventually(lambda: 'No space left' in shared.reason)
+                same(shared(x), model(x))
         with offload(model, example=x, options=ClientOptions(halves)) as shared:
             assert shared.wait(LIMIT)
-            same(shared(x), model(x))
-            assert shared.report.fallbacks == 1
-            eventually(lambda: shared(x) is not None and shared.report.offloaded > 0)
-            same(shared(x), model(x))
-    finally:
-        spinning.close()
-        server.close()
-        node.destroy_node()
-        context.try_shutdown()
+
+
+def test_a_planner_that_fails_and_a_server_that_is_not_there_are_the_reason(tmp_path):
+    def fails(*arguments):
+        raise KeyError('mine')
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with offload(model, 'elsewhere', example=x) as shared:
+        assert 'not connected yet to /robot/elsewhere/open' in shared.reason
+    with server_here(tmp_path), \
+            offload(model, example=x, options=ClientOptions(fails)) as shared:
+        eventually(lambda: shared.reason == "no plans: KeyError: 'mine'")
+        same(shared(x), model(x))
 
 
 @pytest.mark.parametrize('names', [('left', 'right'), ('right', 'left')])

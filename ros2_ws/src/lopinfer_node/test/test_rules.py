@@ -1,10 +1,13 @@
 """Every operator: parts equal slices of the whole, and footprints are neither short nor long."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from lopinfer_node.errors import ModelError
-from lopinfer_node.model.calls import Weight
+from lopinfer_node.model.calls import RULES, Weight
+from lopinfer_node.model.files import load, save
 from lopinfer_node.model.graph import Kind
 from lopinfer_node.model.trace import _traced
 from lopinfer_node.model.traced import Traced, divided, trace
@@ -70,6 +73,13 @@ def test_a_footprint_is_just_what_the_derivative_says(name):
             assert hull == node.footprints[0].need(lo, hi), (node.name, lo, hi)
 
 
+@pytest.mark.parametrize('name', CASES)
+def test_a_server_reads_the_model_that_was_written(name, tmp_path):
+    traced = traced_case(name)[2]
+    save(traced, tmp_path)
+    assert load(tmp_path).digest == traced.digest
+
+
 def test_what_can_not_be_traced_is_refused_with_its_place():
     class Branch(torch.nn.Module):
         def forward(self, x):
@@ -84,12 +94,35 @@ def test_what_can_not_be_traced_is_refused_with_its_place():
     (lambda self, x: self.count.add_(1) + x, 'changes'),
     (lambda self, x: (x, 'text'), 'only tensors'),
     (lambda self, x: torch.ops.aten.special_bessel_j0(x), 'not among those'),
+    (lambda self, x: x.as_strided((2, 2), (1, 0)), 'not among those'),
+    (lambda self, x: self.count.view(1, 2).add_(1) + x, 'changes'),
+    (lambda self, x: torch.nn.functional.scaled_dot_product_attention(
+        x[None], x[None], x[None], dropout_p=1e-7), 'random'),
+    (lambda self, x: (x * 2, x[:0] * 2), 'no elements'),
+    (lambda self, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), 'control flow'),
 ])
 def test_models_that_would_differ_between_robot_and_server_are_refused(function, message):
     module = Apply(function)
     module.register_buffer('count', torch.zeros(2))
     with pytest.raises(ModelError, match=message):
         trace(module.eval(), torch.ones(2))
+
+
+def test_an_operator_that_gives_another_result_in_parts_is_refused(monkeypatch):
+    rule = RULES['relu']
+    monkeypatch.setitem(RULES, 'relu', lambda call: replace(
+        rule(call), part=lambda lo, hi, needs: lambda x: x))
+    with pytest.raises(ModelError, match='another result in parts along axis'):
+        trace(torch.nn.ReLU().eval(), torch.linspace(-1, 1, 8).view(4, 2))
+
+
+def test_a_model_that_changes_the_mode_of_gradients_is_divided():
+    class Inside(torch.nn.Conv2d):
+        def forward(self, x):
+            with torch.enable_grad(), torch.autocast('cpu', enabled=False):
+                return super().forward(x)
+    traced = trace(Inside(3, 4, 3).eval(), torch.randn(1, 3, 9, 9))
+    assert [n.extent for n in traced.graph.nodes if n.kind is Kind.OPERATOR] == [7]
 
 
 def test_a_model_in_training_mode_is_refused():

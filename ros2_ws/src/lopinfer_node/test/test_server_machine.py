@@ -189,7 +189,8 @@ def test_a_model_with_other_weights_is_refused_by_the_name_of_the_first_that_dif
     (open_request('robot2', protocol=99), 'protocol'), (open_request('robot2'), 'clients already'),
     (open_request('robot1', incarnation=6), 'in use'),
     (open_request('robot1', hashes=(1,)), 'hashes'),
-    (open_request('robot 1'), 'namespace'), (open_request('a/../b'), 'namespace')])
+    (open_request('robot 1'), 'namespace'), (open_request('a/../b'), 'namespace'),
+    (open_request('a' * 300), 'at most 200 letters')])
 def test_what_does_not_fit_is_refused_with_the_reason(request_, says):
     server = serving('robot1', limits=Limits(clients=1))
     reply, actions = server.on_open(request_, 1.0)

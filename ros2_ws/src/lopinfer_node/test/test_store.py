@@ -1,6 +1,8 @@
 """A model gets to the server's disk whole, from wherever it was interrupted, or not at all."""
 
 import random
+import resource
+from hashlib import sha256
 
 import pytest
 from lopinfer_node.errors import RemoteError
@@ -71,6 +73,28 @@ def test_what_is_no_part_of_a_model_is_refused(bad, tmp_path):
     store = Store(tmp_path / 'store')
     assert not store.take(bad).accepted
     assert not [p for p in (tmp_path / 'store').rglob('*') if p.is_file()]
+
+
+def test_a_full_disk_refuses_the_model_and_keeps_nothing_of_it(model, tmp_path):
+    store = Store(tmp_path / 'store')
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (PART_BYTES + 1, hard))
+    try:
+        with pytest.raises(RemoteError, match='can not keep weights.safetensors: .*File too large'):
+            send_model(model, DIGEST, store.take)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / 'store').iterdir())
+    send_model(model, DIGEST, store.take)
+    assert store.digests() == {DIGEST}
+
+
+def test_a_file_without_content_is_a_file(tmp_path):
+    store = Store(tmp_path)
+    for name in FILES:
+        reply = store.take(UploadRequest(DIGEST, name, sha256(b'').hexdigest(), 0, 0, b''))
+        assert reply.accepted
+    assert reply.complete
 
 
 def test_a_full_store_takes_no_further_model(tmp_path):

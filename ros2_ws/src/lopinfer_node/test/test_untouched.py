@@ -1,5 +1,8 @@
 """Tracing leaves the user's model as it was, and says which line it can't follow."""
 
+import functools
+from collections import defaultdict, deque
+
 import pytest
 import torch
 from lopinfer_node.errors import ModelError
@@ -140,6 +143,54 @@ def test_parameters_that_the_model_itself_writes_to_have_their_values_again(kind
     assert not all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+class Memory:
+    def __init__(self):
+        self.last, self.runs = None, 0
+
+
+class Remembers(Base):
+    """Keeps results in an object, a deque and a defaultdict."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory, self.recent = (Memory(), 1), deque([1, 2], maxlen=3)
+        self.by_size = defaultdict(list)
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        self.memory[0].last = y
+        self.memory[0].runs += 1
+        self.recent.append(y)
+        self.by_size[y.shape].append(y)
+        return y
+
+
+def test_objects_and_containers_of_other_kinds_are_left_as_they_were():
+    model, x = Remembers().eval(), torch.randn(1, 3, 8, 8)
+    trace(model, x)
+    assert vars(model.memory[0]) == {'last': None, 'runs': 0}
+    assert model.recent == deque([1, 2], maxlen=3) and not model.by_size
+    assert type(model(x)) is torch.Tensor and type(model.memory[0].last) is torch.Tensor
+
+
+def test_a_cache_outside_the_model_holds_no_tensor_of_the_tracer():
+    @functools.lru_cache
+    def grid(size):
+        return torch.arange(size) * 0.5
+
+    class Cached(Base):
+        def forward(self, x):
+            return self.conv(x) + grid(x.shape[-1] - 2)
+    model, x = Cached().eval(), torch.randn(1, 3, 8, 8)
+    assert len(trace(model, x).calls) == 2
+    assert type(grid(6)) is torch.Tensor and type(model(x)) is torch.Tensor
+
+
+def test_inputs_that_have_no_dense_memory_are_refused():
+    with pytest.raises(ModelError, match='can not be traced'):
+        trace(nn.Identity().eval(), torch.eye(3).to_sparse())
+
+
 def test_a_model_that_counts_in_a_list_is_refused():
     class Grows(Base):
         def __init__(self):
@@ -163,10 +214,11 @@ def test_a_model_that_depends_on_data_is_refused_with_the_line(kind):
         trace(model, torch.randn(1, 3, 8, 8))
 
 
-def test_a_forward_hook_is_refused_by_name_because_it_would_not_be_called():
+@pytest.mark.parametrize('kind', ['forward_hook', 'forward_pre_hook'])
+def test_a_forward_hook_is_refused_by_name_because_it_would_not_be_called(kind):
     model = Keeps().eval()
     seen = []
-    model.conv.register_forward_hook(lambda *a: seen.append(a))
+    getattr(model.conv, f'register_{kind}')(lambda *a: seen.append(a))
     with pytest.raises(ModelError, match='conv has the forward hook'):
         trace(model, torch.randn(1, 3, 8, 8))
     assert not seen
@@ -247,8 +299,22 @@ def test_what_can_not_be_shared_is_refused_with_a_reason(kind, why):
         trace(kind().eval(), torch.randn(1, 3, 8, 8))
 
 
-def test_a_hook_of_all_modules_is_refused():
-    hook = nn.modules.module.register_module_forward_hook(lambda *a: None)
+def test_hooks_of_libraries_are_no_reason_and_no_change():
+    with pytest.warns(FutureWarning):
+        model = nn.utils.weight_norm(nn.Conv2d(3, 4, 3)).eval()
+    snapshot = Snapshot(model)
+
+    def gathers(*arguments):
+        pass
+    gathers.__module__ = 'transformers.utils.output_capturing'   # it adds them at its first run
+    model.register_forward_hook(gathers)
+    assert not snapshot.change()
+    trace(model, torch.randn(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize('kind', ['forward_hook', 'forward_pre_hook'])
+def test_a_hook_of_all_modules_is_refused(kind):
+    hook = getattr(nn.modules.module, f'register_module_{kind}')(lambda *a: None)
     try:
         with pytest.raises(ModelError, match='every module has the forward hook'):
             trace(Keeps().eval(), torch.randn(1, 3, 8, 8))

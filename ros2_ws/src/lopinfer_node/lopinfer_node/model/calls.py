@@ -6,7 +6,7 @@ intervals of its inputs an output interval needs, and which arithmetic computes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -174,7 +174,7 @@ WHOLE = frozenset((
     'native_group_norm', 'group_norm', 'instance_norm', 'nonzero_static', 'repeat_interleave',
     'roll', 'rot90', 'scatter', 'scatter_add', 'select_scatter', 'slice_scatter', 'sort', 'take',
     'topk', 'tril', 'triu', 'upsample_bicubic2d', 'affine_grid_generator', 'im2col', 'col2im',
-    'unfold', 'as_strided', 'repeat', 'tile', 'cross', 'linalg_vector_norm',
+    'unfold', 'repeat', 'tile', 'cross', 'linalg_vector_norm',
     '_adaptive_avg_pool3d', '_upsample_bicubic2d_aa', '_upsample_bilinear2d_aa', 'lstm', 'gru'))
 
 
@@ -182,7 +182,7 @@ def divide(call: Call) -> Division:
     """Apply the operator's rule. ModelError for operators that are not known to be safe."""
     if call.overload.namespace != 'aten' or call.overload._schema.is_mutable:
         raise ModelError(f'operator {call.overload} is not a pure ATen operator')
-    if _random(call):
+    if random(call.overload, call.arguments):
         raise ModelError(f'operator {call.overload} is random: robot and server would differ')
     found = RULES.get(call.op)
     if found is None:
@@ -195,12 +195,13 @@ def divide(call: Call) -> Division:
     return found(call)
 
 
-def _random(call: Call) -> bool:
-    if torch.Tag.nondeterministic_seeded not in call.overload.tags:
+def random(overload: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call draws numbers."""
+    if torch.Tag.nondeterministic_seeded not in overload.tags:
         return False
-    if call.op in ('dropout', 'lstm', 'gru'):
-        return bool(call.arguments.get('train', True))
-    return call.op != 'scaled_dot_product_attention'
+    if overload.overloadpacket.__name__ == 'scaled_dot_product_attention':
+        return bool(arguments.get('dropout_p'))
+    return bool(arguments.get('train', True))
 
 
 # With a single row there is nothing to divide: Table 4.1 counts these as global.

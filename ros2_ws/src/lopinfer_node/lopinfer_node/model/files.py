@@ -83,6 +83,8 @@ def _check(made: Record, shadows: list[torch.Tensor]) -> torch.Tensor:
             return [shadow(i) for i in a]
         if isinstance(a, Ref):
             return shadows[a.index]
+        if isinstance(a, torch.device):
+            return torch.device('meta')
         return a.tensor.to('meta') if isinstance(a, Weight) else a
     schema = made.overload._schema.arguments
     plain = [shadow(made.arguments.get(a.name, a.default_value)) for a in schema

@@ -11,19 +11,20 @@ import io
 import logging
 import operator
 import re
+import sys
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import ModelError
-from .calls import Weight
+from .calls import Weight, random
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,20 @@ class Tape:
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), '<')
 
 
+# Operators that take of another tensor its shape or type alone, name a device, or count on the
+# layout of the memory, which is another where a tensor has crossed the link: what is recorded in
+# their place.
+_LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
+         'view_as': (torch.ops.aten.reshape.default, 'shape'),
+         'reshape_as': (torch.ops.aten.reshape.default, 'shape'),
+         'expand_as': (torch.ops.aten.expand.default, 'size'),
+         'type_as': (torch.ops.aten.to.dtype, 'dtype'),
+         'to': (torch.ops.aten.to.dtype, 'dtype'),
+         '_to_copy': (torch.ops.aten.to.dtype, 'dtype')}
+# Operators that make a constant, of the type of a tensor, and what it is filled with.
+_FILLED = {'new_zeros': 0, 'new_ones': 1, 'new_full': None}
+
+
 class _Aliased(Exception):
     """An in-place operator writes through a view: the graph has to be made functional first."""
 
@@ -77,6 +92,7 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
     if torch.is_autocast_enabled('cpu'):
         raise ModelError('torch.autocast is on, which a server does not know of')
     args, kwargs = pytree.tree_unflatten(list(inputs), structure)
+    _fill_caches(model, args, kwargs)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         try:
@@ -94,24 +110,46 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
                              ) from reason
 
 
+def _fill_caches(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    """Run the model, so that what it caches outside its modules is no tensor of the tracer.
+
+    Its parameters are copied where it writes to them. What fails here fails again, with a reason.
+    """
+    with untouched(model), torch.no_grad(), contextlib.suppress(Exception):
+        weights = {name: torch._lazy_clone(p) for name, p in model.named_parameters()}
+        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))
+        torch.func.functional_call(model, weights, args, kwargs)
+
+
+_CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
+# Objects of these are not followed: they lead to what other threads work with.
+_NO_STATE = {*sys.stdlib_module_names, 'torch', 'numpy'}
+
+
 @contextlib.contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
     """Take back what the model's own code stores in its modules while the block runs.
 
-    Attributes, and lists, dictionaries and sets in them, hold the same objects afterwards; tensors
-    that are not parameters have their values again. Without it a model that keeps a result, such
-    as a cache, would keep a tensor of the tracer, which has no values.
+    Attributes, also those of objects in them, and lists, dictionaries, sets and deques hold the
+    same objects afterwards; tensors that are not parameters have their values again. Without it a
+    model that keeps a result, such as a cache, would keep a tensor of the tracer, which has no
+    values.
     """
     containers: dict[int, tuple[Any, Any]] = {}
     tensors: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
     todo: list[Any] = [vars(module) for module in model.modules()]
     while todo:
         value = todo.pop()
-        if type(value) in (dict, list, set, OrderedDict) and id(value) not in containers:
+        if type(value) in _CONTAINERS and id(value) not in containers:
             containers[id(value)] = value, value.copy()
             todo += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, tuple):
+            todo += value
         elif isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
             tensors[id(value)] = value, value.detach().clone(), value._version
+        elif type(value).__module__.partition('.')[0] not in _NO_STATE \
+                or isinstance(value, SimpleNamespace):
+            todo.append(getattr(value, '__dict__', None))
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -132,23 +170,30 @@ def _restore(value: Any, former: Any) -> None:
         value.update({k: v for k, v in former.items() if k not in value or value[k] is not v})
     elif len(value) != len(former) or any(a is not b for a, b in zip(value, former, strict=True)):
         value.clear()
-        value.extend(former) if isinstance(value, list) else value.update(former)
+        value.update(former) if isinstance(value, set) else value.extend(former)
 
 
 def _refuse_hooks(model: torch.nn.Module) -> None:
     """A hook may do anything beside computing, for example keep a result; on a server it can't."""
-    hooks = [(name, module._forward_hooks) for name, module in model.named_modules()]
+    hooks = [(name or 'the model', _hooks(module)) for name, module in model.named_modules()]
     for name, found in [('every module', _everywhere()), *hooks]:
         for hook in found.values():
-            raise ModelError(f'{name or "the model"} has the forward hook '
+            raise ModelError(f'{name} has the forward hook '
                              f'{getattr(hook, "__qualname__", hook)}, which would not be called '
                              'for what the server computes; remove it')
 
 
+def _hooks(module: torch.nn.Module) -> dict[int, Any]:
+    """A module's forward hooks, but those of libraries: they make a weight or gather results."""
+    return {k: hook for k, hook in (*module._forward_hooks.items(),
+                                    *module._forward_pre_hooks.items())
+            if not str(getattr(hook, '__module__', '')).startswith(('torch.', 'transformers.'))}
+
+
 def _everywhere() -> dict[int, Any]:
     """Forward hooks of all modules of the process."""
-    found: dict[int, Any] = torch.nn.modules.module._global_forward_hooks
-    return found
+    of = torch.nn.modules.module
+    return {**of._global_forward_hooks, **of._global_forward_pre_hooks}
 
 
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
@@ -183,8 +228,7 @@ class Snapshot:
         for path, module in self._model.named_modules():
             found[path or 'the model'] = module
             found[f'the mode of {path or "the model"}'] = module.training
-            found[f'the hooks of {path or "the model"}'] = (
-                *module._forward_hooks, *module._forward_pre_hooks)
+            found[f'the hooks of {path or "the model"}'] = tuple(_hooks(module))
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 found[f'{path}.{name}'.lstrip('.')] = tensor is not None and _mark(tensor)
         return found
@@ -300,6 +344,7 @@ class _Reader:
         self.out = Tape()
         self.env: dict[torch.fx.Node, Any] = {}
         self.storage: dict[int, int] = {}   # record -> group of records that may share memory
+        self.fresh: set[str] = set()        # constants that share no memory with the model
         self.order = {node: i for i, node in enumerate(module.graph.nodes)}
 
     def read(self, results: Sequence[bool] | None = None) -> Tape:
@@ -336,13 +381,12 @@ class _Reader:
             self.env[node] = self._add(Record(None, {}, tuple(example.shape), example.dtype,
                                               node.name))
 
-    def _attribute(self, node: torch.fx.Node) -> Weight:
+    def _attribute(self, node: torch.fx.Node) -> Any:
         value: Any = self.module
         for name in str(node.target).split('.'):
             value = getattr(value, name)
         if not isinstance(value, torch.Tensor):
-            raise ModelError(f'{node.target} is control flow that depends on data: it can not be '
-                             'divided')
+            return value   # a part of the model; `_call` says for what
         return Weight(str(node.target), value.detach())
 
     def _add(self, made: Record, shares: int | None = None) -> Ref:
@@ -373,16 +417,28 @@ class _Reader:
                 bound.get('running_mean') is not None):   # which its schema does not say
             raise ModelError(f'{place}: {target} changes its statistics: a request would depend '
                              'on the one before')
-        if name in ('dropout', 'dropout_', 'feature_dropout', 'alpha_dropout'):
+        if name.rstrip('_') in ('dropout', 'feature_dropout', 'alpha_dropout',
+                                'feature_alpha_dropout'):
             if bound['train'] and bound['p']:
                 raise ModelError(f'{place}: {target} is random: robot and server would differ')
             self.env[node] = bound['input'] if 'input' in bound else bound['self']
             return
+        if name == 'detach_':   # of a constant that the model makes: torch.tensor(...)
+            self.env[node] = bound['self']
+            return
+        if name in _LIKE and not (name == 'view' and 'dtype' in bound):
+            target, given = _LIKE[name]
+            like = node.meta['val']
+            bound = {'self': bound['self'],
+                     given: like.dtype if given == 'dtype' else list(like.shape)}
         if target._schema.is_mutable:
             self._in_place(node, target, bound, place)
             return
-        if not any(isinstance(a, Ref) for a in pytree.tree_leaves(
-                list(bound.values()), is_leaf=lambda a: isinstance(a, (Ref, Weight)))):
+        if name in _FILLED and all(type(n) is int for n in node.meta['val'].shape):
+            target, like = torch.ops.aten.full.default, node.meta['val']
+            bound = {'size': list(like.shape), 'dtype': like.dtype,
+                     'fill_value': bound.get('fill_value', _FILLED[name])}
+        if not any(isinstance(a, Ref) for a in _tensors(bound)):
             self.env[node] = self._folded(node, target, bound)
             return
         example = node.meta['val']
@@ -407,7 +463,7 @@ class _Reader:
 
     def _folded(self, node: torch.fx.Node, target: torch._ops.OpOverload,
                 bound: dict[str, Any]) -> Any:
-        if torch.Tag.nondeterministic_seeded in target.tags:
+        if random(target, bound):
             raise ModelError(f'{_module_of(node)}: {target} is random: robot and server would '
                              'differ')
 
@@ -418,9 +474,12 @@ class _Reader:
         names = {a.name: a.kwarg_only for a in target._schema.arguments}
         plain = [real(a) for name, a in bound.items() if not names[name]]
         result = target(*plain, **{name: real(a) for name, a in bound.items() if names[name]})
-        if isinstance(result, torch.Tensor):
-            return Weight(f'folded.{node.name}', result.contiguous())
-        return [Weight(f'folded.{node.name}.{i}', r.contiguous()) for i, r in enumerate(result)]
+        made = [Weight(f'folded.{node.name}.{i}', r.contiguous()) for i, r in enumerate(
+            [result] if isinstance(result, torch.Tensor) else result)]
+        if all(r.alias_info is None for r in target._schema.returns) or all(
+                a.name in self.fresh for a in _tensors(bound) if isinstance(a, Weight)):
+            self.fresh.update(w.name for w in made)
+        return made[0] if isinstance(result, torch.Tensor) else made
 
     def _item(self, node: torch.fx.Node) -> Any:
         owner, index = node.args
@@ -453,6 +512,8 @@ class _Reader:
         """
         written = bound.get('input', bound.get('self'))
         if isinstance(written, Weight):
+            if written.name in self.fresh:
+                raise _Aliased
             raise ModelError(f'{place}: {target} changes {written.name}: a request would depend on '
                              'the one before')
         pure = _pure(target)
@@ -535,5 +596,10 @@ def _live(tape: Tape) -> Tape:
 
 
 def _leaves(made: Record) -> list[Any]:
-    return pytree.tree_leaves(list(made.arguments.values()),
+    return _tensors(made.arguments)
+
+
+def _tensors(arguments: Mapping[str, Any]) -> list[Any]:
+    """The leaves of arguments, `Ref` and `Weight` among them."""
+    return pytree.tree_leaves(list(arguments.values()),
                               is_leaf=lambda a: isinstance(a, (Ref, Weight)))

@@ -71,6 +71,9 @@ class Traced:
         axes = iter(self.axes)
         for index, made in enumerate(self.tape.records):
             size = made.dtype.itemsize
+            if 0 in made.shape:
+                raise ModelError(f'{self.name}: {made.place}: a tensor of shape '
+                                 f'{list(made.shape)} has no elements to divide')
             if made.overload is None:
                 axis = next(axes)
                 nodes.append(Node(index, made.place or f'input{index}', Kind.INPUT, 'input', (), (),
@@ -149,14 +152,14 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     """Trace `model` as called with these example inputs; shapes are fixed from here on.
 
     The axes of the inputs are chosen so that most operators can be divided. With `verify` the
-    traced calls are run once and compared with the model. The model is left as it was, whatever
-    its code does. Raises ModelError with the reason and the place in the model.
+    traced calls are run once and compared with the model, each one also in two parts. The model is
+    left as it was, whatever its code does. Raises ModelError with the reason and the place in it.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise ModelError(f'{type(model).__name__}: all inputs have to be tensors')
-    leaves = [leaf.contiguous() for leaf in leaves]   # as they come out of messages
     try:
+        leaves = [leaf.contiguous() for leaf in leaves]   # as they come out of messages
         with untouched(model):
             traced = divided(type(model).__name__, record(model, leaves, structure))
             if verify:
@@ -171,7 +174,9 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
 def _verify(model: torch.nn.Module, traced: Traced, args: Any, kwargs: Any,
             leaves: list[torch.Tensor]) -> None:
     with torch.no_grad():
-        results = traced.run(dict(zip(traced.graph.inputs, leaves, strict=True)))
+        known = dict(zip(traced.graph.inputs, leaves, strict=True))
+        results = traced.run(known)
+        _verify_parts(traced, known)
         for _ in range(2):   # the second time it may remember the first
             copies = pytree.tree_map(torch.clone, (args, kwargs))   # the model may write into them
             wanted, traced.structure = pytree.tree_flatten(model(*copies[0], **copies[1]))
@@ -181,6 +186,39 @@ def _verify(model: torch.nn.Module, traced: Traced, args: Any, kwargs: Any,
                     raise ModelError(f'{traced.name}: the traced operators do not give the '
                                      "model's result; does it depend on something beside its "
                                      'inputs?')
+
+
+def _verify_parts(traced: Traced, known: Mapping[int, torch.Tensor]) -> None:
+    """Raise ModelError unless two parts of each result are what the whole is.
+
+    A rule may be wrong for an overload or for arguments that nobody has thought of.
+    """
+    nodes = traced.graph.nodes
+    for index, division in traced.divisions.items():
+        node, call, axis = nodes[index], traced.calls[index], division.axis
+        if axis is None or node.extent == 1:
+            continue
+        for lo, hi in (0, node.extent // 2), (node.extent // 2, node.extent):
+            needs = [f.need(lo, hi) for f in node.footprints]
+            tensors = [known[s] if (at := nodes[s].axis) is None
+                       else known[s].narrow(at, start, end - start)
+                       for s, (start, end) in zip(node.inputs, needs, strict=True)]
+            with torch.inference_mode():
+                part = division.part(lo, hi, needs) if division.part else call.bind()
+                if not _alike(part(*tensors), known[index].narrow(axis, lo, hi - lo)):
+                    raise ModelError(f'{traced.name}: {node.place}: {call.overload} gives another '
+                                     f'result in parts along axis {axis} than whole')
+
+
+def _alike(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether two tensors are the same to rounding, for what the larger elements are."""
+    if got.dtype != want.dtype or got.shape != want.shape:
+        return False
+    if not want.dtype.is_floating_point and not want.dtype.is_complex:
+        return torch.equal(got, want)
+    rounding = max(1e-3, 4 * torch.finfo(want.dtype).eps)
+    scale = float(want.abs().nan_to_num(0, 0, 0).max())
+    return torch.allclose(got, want, rounding, rounding * scale, equal_nan=True)
 
 
 def divided(name: str, tape: Tape) -> Traced:

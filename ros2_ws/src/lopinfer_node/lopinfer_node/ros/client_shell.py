@@ -109,6 +109,7 @@ class Client:
         node.create_subscription(msg.Piece, 'lopinfer/down', self._on_piece, qos.PIECE)
         node.create_subscription(msg.Ack, 'lopinfer/up_ack', self._on_ack, qos.PIECE)
         self._open = node.create_client(srv.Open, options.server + '/open')
+        self.machine.reason = f'not connected yet to {self._open.srv_name}'
         self._upload = node.create_client(srv.Upload, options.server + '/upload')
         self._set_plans = node.create_client(srv.SetPlans, options.server + '/set_plans')
         self._alarm = Alarm(node, self._on_time)
@@ -276,8 +277,10 @@ class Client:
             with tempfile.TemporaryDirectory() as folder:
                 save(self.traced, Path(folder))
                 send_model(Path(folder), self.traced.digest, self._send_part)
-        except (LopinferError, OSError) as error:
+        except LopinferError as error:
             reason = str(error)
+        except Exception as error:   # a full disk, which each library reports in its own way
+            reason = f'the model can not be sent: {type(error).__name__}: {error}'
         self._step(lambda now: self.machine.on_uploaded(reason, now))
 
     def _send_part(self, request: UploadRequest) -> UploadReply:
@@ -300,7 +303,10 @@ class Client:
                 made = replace(table, programs=[compiled[plan] for plan in table.plans])
                 self._step(partial(self.machine.on_plans_made, made))
         except Exception as error:  # the planner may be the user's; the robot goes on alone
-            self.node.get_logger().error(f'no plans: {type(error).__name__}: {error}')
+            reason = f'no plans: {type(error).__name__}: {error}'
+            self.node.get_logger().error(reason)
+            with self._changed:
+                self.machine.reason = reason
 
     # -- status ----------------------------------------------------------------------------------
 

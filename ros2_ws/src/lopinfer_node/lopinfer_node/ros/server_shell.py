@@ -254,7 +254,10 @@ class Server:
         except ProfileError:
             pass  # there is none yet, or it is damaged: measure
         profile = self.options.measure(traced)
-        profile.save(path)
+        try:
+            profile.save(path)
+        except OSError as error:   # it is measured again next time
+            self.node.get_logger().warning(f'the profile can not be kept: {error}')
         return profile
 
     def _prepare_plans(self, request: PlansRequest) -> None:

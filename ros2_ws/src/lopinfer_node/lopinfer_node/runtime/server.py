@@ -47,6 +47,7 @@ from .wire import (
 )
 
 NAME = re.compile(r'([A-Za-z]\w*(/[A-Za-z]\w*)*)?', re.ASCII)
+MAX_NAME = 200   # characters; a topic of a longer name can't be made
 TAKE_OVER = 2.0  # seconds of silence after which a name may be used by another life of a client
 
 
@@ -212,9 +213,11 @@ class ServerMachine:
         session = self._sessions.get(request.client)
         if self.paused:
             return 'the server is paused (its node is not active); robots go on alone'
-        if not NAME.fullmatch(request.client) or '__' in request.client:
-            return (f"'{request.client}' can't be the name of a client; it is its namespace: "
-                    'letters, digits and single underscores, first a letter, for example robot1')
+        if not NAME.fullmatch(request.client) or '__' in request.client \
+                or len(request.client) > MAX_NAME:
+            return (f"'{request.client[:MAX_NAME]}' can't be the name of a client; it is its "
+                    f'namespace: at most {MAX_NAME} letters, digits and single underscores, first '
+                    'a letter, for example robot1')
         if request.protocol != PROTOCOL:
             return (f'the server speaks protocol {PROTOCOL}, the client {request.protocol}; '
                     'install the same release on both')

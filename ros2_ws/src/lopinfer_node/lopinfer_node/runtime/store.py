@@ -87,6 +87,14 @@ class Store:
         if self.path(request.digest).exists():
             return UploadReply(True, '', request.size, True)
         folder = self.directory / f'{request.digest}.part'
+        try:
+            return self._take(folder, request)
+        except OSError as error:   # a full disk, for example: what is there of the model makes room
+            shutil.rmtree(folder, ignore_errors=True)
+            self._hashes.pop(folder / (request.file + '.part'), None)
+            return UploadReply(False, f'the server can not keep {request.file}: {error}')
+
+    def _take(self, folder: Path, request: UploadRequest) -> UploadReply:
         if not folder.exists() and len(list(self.directory.iterdir())) >= self.models:
             return UploadReply(False, f'the server has its {self.models} models already')
         folder.mkdir(exist_ok=True)
@@ -104,7 +112,8 @@ class Store:
 
     def _append(self, path: Path, request: UploadRequest) -> int:
         """Append the part if it begins where the file ends; return the bytes that are there."""
-        received = path.stat().st_size if path.exists() else 0
+        path.touch()
+        received = path.stat().st_size
         if path not in self._hashes:
             self._hashes[path] = hashlib.sha256(path.read_bytes() if received else b'')
         if request.offset == received and request.data:

@@ -15,13 +15,14 @@ UNARY = (
     'tan', 'atan', 'erf', 'floor', 'ceil', 'round', 'trunc', 'reciprocal', 'clone', 'contiguous',
     'to', '_to_copy', 'detach', 'alias', 'lift_fresh_copy', 'dropout', 'feature_dropout',
     'alpha_dropout', 'clamp', 'clamp_min', 'clamp_max', 'nan_to_num', 'logical_not', 'bitwise_not',
-    'isnan', 'isinf', 'threshold', 'hardshrink', 'softshrink', 'type_as', 'zeros_like',
-    'ones_like', 'full_like')
+    'isnan', 'isinf', 'threshold', 'hardshrink', 'softshrink', 'zeros_like', 'ones_like',
+    'full_like')
 BINARY = (
     'add', 'sub', 'rsub', 'mul', 'div', 'pow', 'maximum', 'minimum', 'atan2',
     'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'logical_and', 'logical_or', 'logical_xor', 'bitwise_and',
     'bitwise_or', 'fmod', 'remainder', 'floor_divide', 'where', 'masked_fill', 'addcmul',
-    'addcdiv', 'lerp', 'true_divide', 'multiply', 'subtract', 'divide')
+    'addcdiv', 'lerp', 'true_divide', 'multiply', 'subtract', 'divide', 'copy', 'fill', '__and__',
+    '__or__', '__xor__')
 
 
 def placed(shape: Sequence[int], rank: int, axis: int) -> int | None:
@@ -74,10 +75,15 @@ def narrowed(argument: Any, rank: int, axis: int, lo: int, hi: int) -> Any:
 @rule('batch_norm', '_native_batch_norm_legit_no_training', 'native_batch_norm',
       'cudnn_batch_norm')
 def batch_norm(call: Call) -> Division:
-    """With fixed statistics: element-wise; along the channels the statistics are cut too."""
+    """With fixed statistics: element-wise; along the channels the statistics are cut too.
+
+    Without fixed ones it takes those of its input, over all axes but the channels.
+    """
     value = call.values[0]
     assert value.axis is not None
     axis = value.axis
+    if call.arguments.get('training') and axis != 1:
+        return indivisible(call)
 
     def part(lo: int, hi: int, needs: Sequence[Interval]) -> Arithmetic:
         if axis != 1:

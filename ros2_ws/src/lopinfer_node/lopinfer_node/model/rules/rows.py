@@ -96,7 +96,8 @@ def attention(call: Call) -> Division:
     if not isinstance(query, Value) or query.axis is None or isinstance(mask, Value):
         return indivisible(call)
     axis, rank, extent = query.axis, len(query.shape), query.extent
-    if axis == rank - 1:
+    operands = query, key, call.arguments['value']
+    if axis == rank - 1 or not all(isinstance(o, Value) and len(o.shape) == rank for o in operands):
         return indivisible(call)
     if axis < rank - 2:  # a batch or a head: all operands divided alike
         if any(v.axis != axis or v.extent != extent for v in call.values) or mask is not None:

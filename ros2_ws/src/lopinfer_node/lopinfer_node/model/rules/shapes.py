@@ -41,6 +41,8 @@ def reshape(call: Call) -> Division:
     """
     value = call.values[0]
     assert value.axis is not None
+    if 'dtype' in call.arguments:   # the bytes of the last axis, read as another type
+        return indivisible(call) if value.axis == len(value.shape) - 1 else same_axis(call, value)
     before = int(np.prod(value.shape[:value.axis], dtype=np.int64))
     inner = int(np.prod(value.shape[value.axis + 1:], dtype=np.int64))
     extent = value.extent
@@ -191,7 +193,7 @@ def _stretches(call: Call, tensors: Sequence[Any], axis: int) -> Division:
                     divided_here = isinstance(t, Value) and t.axis == axis
                     pieces.append(piece if divided_here
                                   else piece.narrow(axis, start - int(offset), end - start))
-            return torch.cat(pieces, axis)
+            return torch.cat(pieces, axis).to(call.dtype)   # these few may have a narrower type
         return on_slices
 
     return Division(axis, tuple(footprints), part)
@@ -279,6 +281,9 @@ def interpolate(call: Call) -> Division:
     axis = value.axis
     if axis < 2:
         return same_axis(call, value)
+    if not call.dtype.is_floating_point or call.dtype is torch.float64 and 'nearest' in call.op \
+            or _ambiguous(call, value):
+        return indivisible(call)   # kernels round in ways of their own
     below, above, weight = _neighbours(call, value)
     footprint = ranges(below, above + 1, value.extent)
     target = list(call.shape[2:])
@@ -301,6 +306,15 @@ def interpolate(call: Call) -> Division:
         return on_slice
 
     return Division(axis, (footprint,), part)
+
+
+def _ambiguous(call: Call, value: Value) -> bool:
+    """Whether a scale is near 1 or 2 and the sizes are just in that proportion.
+
+    Then some kernels go by the sizes and some by the scale, and which one runs depends on both.
+    """
+    return any(scale and size in (n, 2 * n) and scale * n != size for scale, n, size in zip(
+        _scales(call, len(call.shape) - 2), value.shape[2:], call.shape[2:], strict=True))
 
 
 def _others(call: Call, sizes: list[int], at: int) -> Arithmetic:
@@ -328,15 +342,16 @@ def _neighbours(call: Call, value: Value) -> tuple[np.ndarray, np.ndarray, np.nd
     assert value.axis is not None
     extent, outputs = value.extent, call.shape[value.axis]
     scale = _scales(call, len(value.shape) - 2)[value.axis - 2]
-    at = np.arange(outputs, dtype=np.float32)
+    real: Any = np.float64 if call.dtype is torch.float64 else np.float32
+    at = np.arange(outputs, dtype=real)
     if 'nearest' in call.op:
-        step = np.float32(1 / scale) if scale else np.float32(extent) / np.float32(outputs)
+        step = real(1 / scale) if scale else real(extent) / real(outputs)
         index = np.minimum(np.floor(at * step).astype(np.int64), extent - 1)
         return index, index, None
     if call.arguments['align_corners']:
-        source = at * np.float32((extent - 1) / (outputs - 1) if outputs > 1 else 0)
+        source = at * real((extent - 1) / (outputs - 1) if outputs > 1 else 0)
     else:
-        step = np.float32(1 / scale) if scale else np.float32(extent / outputs)
-        source = np.maximum((at + np.float32(0.5)) * step - np.float32(0.5), 0)
+        step = real(1 / scale) if scale else real(extent / outputs)
+        source = np.maximum((at + real(0.5)) * step - real(0.5), 0)
     low = np.minimum(source.astype(np.int64), extent - 1)
     return low, np.minimum(low + 1, extent - 1), source - low

@@ -63,13 +63,14 @@ def convolution(call: Call) -> Division:
         return indivisible(call)
     stride, dilation = (each(call.arguments.get(name, 1), dims) for name in ('stride', 'dilation'))
     kernel = call.arguments['weight'].shape[2:]
-    padding = call.arguments.get('padding', 0)
+    named = call.overload._overloadname == 'padding'
+    padding = call.arguments.get('padding', 'valid' if named else 0)
     if isinstance(padding, str):
         if padding == 'same' and dilation[at] * (kernel[at] - 1) % 2:
             return indivisible(call)  # PyTorch pads the two ends unequally
         padding = [d * (k - 1) // 2 if padding == 'same' else 0
                    for d, k in zip(dilation, kernel, strict=True)]
-        if call.arguments['padding'] == 'same' and any(
+        if call.arguments.get('padding') == 'same' and any(
                 d * (k - 1) % 2 for d, k in zip(dilation, kernel, strict=True)):
             return indivisible(call)
     padding = each(padding, dims)
@@ -93,7 +94,7 @@ def convolution(call: Call) -> Division:
 
 def _with_padding(call: Call, padding: list[int], **changes: Any) -> Arithmetic:
     """The call with numbers for its padding, whichever overload it is."""
-    if isinstance(call.arguments.get('padding'), str):
+    if call.overload._overloadname == 'padding':
         plain = Call(getattr(torch.ops.aten, call.op).default, {**call.arguments}, call.shape,
                      call.dtype)
         return plain.bind(padding=padding, **changes)
@@ -138,7 +139,7 @@ def _bias(call: Call, like: torch.Tensor) -> torch.Tensor:
     rank = like.dim()
     if bias is None:
         return like.new_zeros([1] * rank)
-    return bias.tensor.to(like).view([1, -1] + [1] * (rank - 2))
+    return bias.tensor.to(like).view([-1] + [1] * (call.arguments['weight'].tensor.dim() - 2))
 
 
 @rule('max_pool1d', 'max_pool2d', 'max_pool3d', 'max_pool2d_with_indices')
@@ -160,6 +161,8 @@ def _pool(call: Call, border: float) -> Division:
     value, dims, at = found
     if at < 0:
         return same_axis(call, value)
+    if not call.dtype.is_floating_point:   # which has no infinity, and is rounded
+        return indivisible(call)
     assert value.axis is not None
     axis = value.axis
     kernel = each(call.arguments['kernel_size'], dims)
