@@ -25,7 +25,7 @@ from .operators import COMPOSITE, LEARNT, RECURRENT, Operator, operator, overloa
 from .percall import PerCall, Result, Unknowing
 from .ragged import LAYER, RAGGED, Ragged, ragged, refuse
 from .record import Call, Meta, Ref
-from .remote import CUDA, NOTHING, RemoteTensor, make, make_view, move, released
+from .remote import CUDA, NOTHING, RemoteTensor, alias_kind, make, make_view, move, released
 from .tensors import NAMES, check_device, contiguous, meta_of, ordinary, pack, special, unpack
 
 OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
@@ -310,7 +310,7 @@ class Device:
         """Another wrapper of the same tensor. What is aliased exists: see `_empty`."""
         self._bear(tensor)
         self._shared[tensor.handle] += 1
-        return make_view(tensor.handle, meta_of(tensor), tensor)
+        return make_view(tensor.handle, meta_of(tensor), tensor, alias_kind())
 
     def _set(self, target: RemoteTensor, source: RemoteTensor) -> RemoteTensor:
         """`target` becomes another wrapper of what `source` is."""

@@ -1,5 +1,6 @@
 """What programs of others do that the tests before did not know, equal to plain PyTorch."""
 
+import copy
 import importlib.util
 import pickle
 
@@ -135,6 +136,75 @@ def devices_by_number(device):
         assert script(seeded(k, 1), torch.device('cpu'))[1]
         made = torch.empty(2, pin_memory=device == 'cuda').fill_(k)
         return [x, made, torch.empty(3, device=0 if device == 'cuda' else 'cpu').fill_(1)]
+    return infer
+
+
+@case
+def numbers_of_the_device_in_lists(device):
+    def infer(k):
+        x = seeded(k, 3).to(device)
+        made = [torch.tensor([x.sum(), x[0]]), torch.tensor([[x.max()], [k]], device=device),
+                torch.as_tensor((x[0].int(), 3)), torch.Tensor([x[1], 2]),
+                torch.tensor([x[0] > .5]), torch.tensor([torch.complex(x[0], x[1])]),
+                x.new_tensor([x[0], x[2]])]
+        with pytest.raises(ValueError, match='only one element'):
+            torch.tensor([x, x])
+        return made
+    return infer
+
+
+@case
+def derivatives_by_forward_differentiation(device):
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3).to(device)
+
+    def infer(k):
+        x = seeded(k, 3).to(device)
+        return torch.func.jvp(lambda x: layer(x).tanh(), (x,), (torch.ones_like(x),))
+    return infer
+
+
+class Named(torch.Tensor):
+    """As MONAI's and torchvision's own tensors, which know more than their values."""
+
+    name = ''
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs)
+        if isinstance(result, Named):
+            vars(result).update(vars(next(t for t in args if isinstance(t, Named))))
+        return result
+
+
+class Plain(torch.Tensor):
+    pass
+
+
+@case
+def tensors_of_a_class_of_the_program(device):
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3).to(device)
+
+    def infer(k):
+        x = seeded(k, 3, 3).as_subclass(Named)
+        x.name = k
+        x = x.to(device)
+        y = layer(x)
+        y.add_(x[0])    # has a gradient
+        y = y.detach()
+        copies = [copy.copy(y), pickle.loads(pickle.dumps(y)), y.cpu()]
+        parts = [y[0], *y.unbind(), *copies]
+        plain = seeded(k, 3).to(device).as_subclass(Plain) * seeded(k, 3).to(device)
+        twin = torch.Tensor._make_subclass(Plain, plain).add_(1)
+        memo = copy.deepcopy(plain) if device == 'cuda' else plain.clone()
+        assert all(type(t).__name__ == 'Named' and isinstance(t, Named) for t in (x, y, *parts))
+        assert all(isinstance(t, Plain) for t in (plain, twin, memo))
+        assert [t.name for t in (y, y[0], copies[1], copies[2])] == [k] * 4
+        assert type(copies[1]) is type(copies[2]) is Named and x.device.type == device
+        found = [t.as_subclass(torch.Tensor) for t in (x, y, *parts, plain, twin, memo)]
+        assert not any(isinstance(t, (Named, Plain)) for t in found)
+        return found
     return infer
 
 
