@@ -21,7 +21,7 @@ from .errors import LinkError, OutOfMemory, Refused, RrtoError, Unsendable
 from .inprocess import InProcess
 from .match import MISS, compiled
 from .moving import carry
-from .operators import COMPOSITE, LEARNT, RECURRENT, Operator, operator, overload
+from .operators import COMPOSITE, DEFAULT, LEARNT, RECURRENT, USUAL, Operator, operator, overload
 from .percall import PerCall, Result, Unknowing
 from .ragged import LAYER, RAGGED, Ragged, ragged, refuse
 from .record import Call, Meta, Ref
@@ -149,7 +149,7 @@ class Device:
         with self.lock:
             follower = self.follower
             step = follower.expected
-            if step is not None:
+            if step is not None and torch.get_default_dtype() is USUAL:
                 match = step.compiled or compiled(step)
                 result = match(function, args, kwargs, follower.base)
                 if result is not MISS:
@@ -191,6 +191,9 @@ class Device:
 
     def _call(self, facts: Operator, name: str, arguments: Any, keywords: Any,
               given: list[RemoteTensor]) -> Result:
+        default = torch.get_default_dtype()
+        if default is not USUAL:
+            keywords = (*keywords, (DEFAULT, special(default)))
         masked = facts.index and any(t.dtype in (torch.bool, torch.uint8) for t in given[1:])
         call = Call(name, arguments, keywords, wanted=facts.wanted or masked)
         return self._ask('execute', call, tuple([meta_of(t) for t in given]), facts.view)
@@ -581,13 +584,13 @@ def _empty_memory_format(on: Device, /, size: Any, **kwargs: Any) -> RemoteTenso
     else:
         meta = meta_of(torch.empty(size, dtype=dtype, device='meta',
                                    memory_format=kwargs['memory_format']))
-    return on._empty(aten.empty.memory_format, meta, (size,), kwargs)
+    return on._empty(aten.empty.memory_format, meta, (size,), {**kwargs, 'dtype': dtype})
 
 
 def _empty_strided(on: Device, /, size: Any, stride: Any, **kwargs: Any) -> RemoteTensor:
     dtype = _dtype(kwargs)
     meta = Meta(tuple(size), tuple(stride), NAMES[dtype])
-    return on._empty(aten.empty_strided.default, meta, (size, stride), kwargs)
+    return on._empty(aten.empty_strided.default, meta, (size, stride), {**kwargs, 'dtype': dtype})
 
 
 def _native_batch_norm(on: Device, /, *args: Any) -> Any:

@@ -13,6 +13,10 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 RECURRENT = ('gru', 'lstm', 'rnn_tanh', 'rnn_relu')
 LEARNT = 'learnt'   # a keyword that `RECURRENT` have here: weights may need gradients
 
+# A keyword that calls have where the program has set another default: what of integers becomes.
+DEFAULT = 'default_dtype'
+USUAL = torch.float32
+
 # Composite operators that choose a kernel by device, or another one for tensors that are not quite
 # PyTorch's own: they are sent whole, and the server chooses.
 WHOLE = ('scaled_dot_product_attention', 'group_norm', 'linalg_svdvals', 'linalg_eigvalsh',

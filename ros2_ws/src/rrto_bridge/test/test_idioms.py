@@ -164,6 +164,28 @@ def derivatives_by_forward_differentiation(device):
     return infer
 
 
+@case
+def another_default_type(device):
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3).to(device)
+
+    def infer(k):
+        count = torch.tensor([k, 2, 3]).to(device)
+        left = torch.empty(2, device=device)
+        torch.set_default_dtype((torch.float32, torch.float64, torch.float16)[k // 3])
+        try:
+            made = [count / 3, count * 1.5, count.sqrt(), torch.zeros(2, device=device).add_(.1),
+                    torch.fft.fftfreq(3, device=device), torch.full((1,), .1, device=device),
+                    torch.empty(1, device=device).fill_(.1), left.fill_(.1),
+                    torch.where(count > 2, .1, .2), torch.scalar_tensor(.1, device=device)]
+            made.append(layer(seeded(k, 2, 3).float().to(device)).double() / count)
+            made.append(torch.ones(k % 3, 2, device=device) / count[1:])
+        finally:
+            torch.set_default_dtype(torch.float32)
+        return [*made, count / 7]
+    return infer
+
+
 class Named(torch.Tensor):
     """As MONAI's and torchvision's own tensors, which know more than their values."""
 
@@ -216,7 +238,7 @@ def mode(request):
 @pytest.mark.parametrize('name', CASES)
 def test_it_is_what_plain_pytorch_gives(mode, name):
     expected = CASES[name]('cpu')
-    values = [expected(k) for k in range(7)]
+    values = [expected(k) for k in range(9)]
     remote.start(mode)
     infer = CASES[name]('cuda')
     for k, wanted in enumerate(values):
