@@ -21,7 +21,17 @@ from .errors import LinkError, OutOfMemory, Refused, RrtoError, Unsendable
 from .inprocess import InProcess
 from .match import MISS, compiled
 from .moving import carry
-from .operators import COMPOSITE, DEFAULT, LEARNT, RECURRENT, USUAL, Operator, operator, overload
+from .operators import (
+    COMPOSITE,
+    DEFAULT,
+    GRADED,
+    LEARNT,
+    RECURRENT,
+    USUAL,
+    Operator,
+    operator,
+    overload,
+)
 from .percall import PerCall, Result, Unknowing
 from .ragged import LAYER, RAGGED, Ragged, ragged, refuse
 from .record import Call, Meta, Ref
@@ -614,10 +624,20 @@ def _resize_as(on: Device, /, tensor: RemoteTensor, like: torch.Tensor, *,
 
 
 def _recurrent(function: Any) -> Any:
-    """How a CPU multiplies hangs on whether weights may need gradients: the server is told."""
+    """How a CPU multiplies hangs on whether there may be gradients: the server is told."""
     def handler(on: Device, /, *args: Any) -> Any:
         learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
-        return on.run(function, args, {LEARNT: True} if learnt else {})
+        said = {LEARNT: learnt, GRADED: torch.is_grad_enabled()}
+        return on.run(function, args, {name: True for name, value in said.items() if value})
+    return handler
+
+
+def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
+    """Where there may be gradients it is taken from a decomposition, which rounds otherwise."""
+    def handler(on: Device, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and matrix.requires_grad:
+            return on.run(decomposition, (matrix, *args), kwargs)[place]
+        return on.run(function, (matrix, *args), kwargs)
     return handler
 
 
@@ -667,6 +687,10 @@ _HANDLERS: dict[Any, Any] = {
     aten._nested_tensor_from_mask.default: _from_mask,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     **{overload(f'{cell}.input'): _recurrent(overload(f'{cell}.input')) for cell in RECURRENT},
+    aten.linalg_svdvals.default: _spectrum(aten.linalg_svdvals.default,
+                                           aten._linalg_svd.default, 1),
+    aten.linalg_eigvalsh.default: _spectrum(aten.linalg_eigvalsh.default,
+                                            aten._linalg_eigh.default, 0),
     aten.set_.source_Tensor: Device._set,
     aten.set_.default: _set_empty,
     aten.set_.source_Storage: _set_storage,

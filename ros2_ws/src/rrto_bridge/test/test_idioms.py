@@ -41,6 +41,43 @@ def recurrent_layers_of_images(device):
 
 
 @case
+def without_no_grad(device):
+    """A CPU computes some things in another way where there may be gradients."""
+    torch.manual_seed(0)
+    layers = [nn.LSTM(4, 6, batch_first=first).eval().to(device) for first in (False, True)]
+    matrix = torch.rand(5, 5).to(device).requires_grad_()
+
+    def infer(k):
+        found = []
+        for around in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+            with around():
+                found += [layer(seeded(k, 3, 2, 4).to(device))[0] for layer in layers]
+                found += [torch.linalg.svdvals(matrix + k), torch.linalg.eigvalsh(matrix + k),
+                          torch.linalg.eigvalsh(matrix + k, UPLO='U')]
+        return [t.detach() for t in found]
+    return infer
+
+
+@case
+def what_is_asked_for_otherwise_once_it_was_learnt(device):
+    torch.manual_seed(0)
+    layer = nn.LSTM(4, 6).eval().requires_grad_(False).to(device)
+    matrix = torch.rand(5, 5).to(device).requires_grad_()
+
+    def infer(k):
+        x = seeded(k, 2, 2, 40, 16).to(device)
+        if k < 5:
+            with torch.no_grad():
+                return [layer(x[0, 0, :, None, :4])[0], torch.linalg.svdvals(matrix),
+                        torch.linalg.eigvalsh(matrix), F.scaled_dot_product_attention(x, x, x)]
+        with sdpa_kernel(SDPBackend.MATH):
+            made = [layer(x[0, 0, :, None, :4])[0], torch.linalg.svdvals(matrix),
+                    torch.linalg.eigvalsh(matrix), F.scaled_dot_product_attention(x, x, x)]
+        return [t.detach() for t in made]
+    return infer
+
+
+@case
 def encoder_with_padding(device):
     """Its fast path is one of nested tensors."""
     torch.manual_seed(0)
