@@ -79,7 +79,7 @@ def isolated(command: list[str]) -> bool:
     for option in command[1:]:
         if not re.match('-[a-zA-Z]', option):
             return False
-        telling = re.search('[cmEI]', re.split('[WX]', option)[0])   # after -c and -m: the program's
+        telling = re.search('[cmEI]', re.split('[WX]', option)[0])   # -c and -m end the options
         if telling:
             return telling[0] in 'EI'
     return False
