@@ -55,15 +55,17 @@ def _zeroed(function: Call) -> Call:
 def _recurrent(function: Call, device: torch.device) -> Call:
     """Weights that may need gradients are multiplied otherwise by a CPU, also without a backward.
 
-    Here none may; what says so are other tensors, since those of inference mode can not.
+    Here none may; what says so are other tensors, since those of inference mode can not. And an
+    LSTM takes another library where gradients are `graded`, that is, not switched off.
     """
-    def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False
-             ) -> Any:
+    def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
+             graded: bool = False) -> Any:
         steps = input.transpose(0, 1) if args[-1] and input.dim() > 1 else input
         if learnt and device.type == 'cpu' and not steps.is_contiguous():
             with torch._C._InferenceMode(False):
                 weights = [w.detach().clone().requires_grad_() for w in weights]
-        return function(input, hidden, weights, *args)
+        with torch.set_grad_enabled(graded):
+            return function(input, hidden, weights, *args)
     return call
 
 

@@ -13,6 +13,7 @@ import torch
 from .allow import resolve
 from .checks import prepared
 from .errors import Failed, Missing, OutOfMemory, RemoteError
+from .operators import DEFAULT, USUAL
 from .record import DTOH, HTOD, Meta, Ref, Special
 from .tensors import from_special, meta_of, pack, to_device, to_host, unpack
 
@@ -200,7 +201,7 @@ class Context:
             if torch.Tag.nondeterministic_seeded in function.tags:
                 found = self._random(found, 'generator' in (a.name for a in
                                                             function._schema.arguments))
-            self._calls[op] = found
+            found = self._calls[op] = _with_default(found)
         return found
 
     def _random(self, function: Callable[..., Any], takes: bool) -> Callable[..., Any]:
@@ -244,6 +245,21 @@ class Context:
         if kind in (Meta, memoryview):
             raise RemoteError(f'an argument is a {kind.__name__}')
         return value
+
+
+def _with_default(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator with the program's default type, where this process has another one."""
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before, wanted = torch.get_default_dtype(), kwargs.pop(DEFAULT, USUAL)
+        if wanted is before:
+            return function(*args, **kwargs)
+        torch.set_default_dtype(wanted)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.set_default_dtype(before)
+
+    return call
 
 
 def _name(value: Any) -> str:

@@ -214,6 +214,8 @@ def _tensors(device: Device) -> None:
     for name, value in (('pin_memory', lambda self, device=None: self),
                         ('is_pinned', lambda self, device=None: False),
                         ('record_stream', lambda self, stream: None),
+                        ('as_subclass', remote.as_subclass),
+                        ('_make_subclass', staticmethod(remote.make_subclass)),
                         ('data', property(remote.get_data, remote.set_data))):
         setattr(torch.Tensor, name, value)
     torch.nn.Parameter.__new__ = remote.new_parameter  # type: ignore[method-assign]
@@ -244,6 +246,8 @@ def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method whose first argument may be the number of a device, which needs an accelerator."""
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.overrides.has_torch_function_unary(self):   # it asks for this by its name
+            return torch.overrides.handle_torch_function(call, (self,), self, *args, **kwargs)
         if args and type(args[0]) is int:
             args = (f'cuda:{args[0]}', *args[1:])
         elif type(kwargs.get('device')) is int:

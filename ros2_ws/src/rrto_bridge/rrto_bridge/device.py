@@ -21,11 +21,21 @@ from .errors import LinkError, OutOfMemory, Refused, RrtoError, Unsendable
 from .inprocess import InProcess
 from .match import MISS, compiled
 from .moving import carry
-from .operators import COMPOSITE, LEARNT, RECURRENT, Operator, operator, overload
+from .operators import (
+    COMPOSITE,
+    DEFAULT,
+    GRADED,
+    LEARNT,
+    RECURRENT,
+    USUAL,
+    Operator,
+    operator,
+    overload,
+)
 from .percall import PerCall, Result, Unknowing
 from .ragged import LAYER, RAGGED, Ragged, ragged, refuse
 from .record import Call, Meta, Ref
-from .remote import CUDA, NOTHING, RemoteTensor, make, make_view, move, released
+from .remote import CUDA, NOTHING, RemoteTensor, alias_kind, make, make_view, move, released
 from .tensors import NAMES, check_device, contiguous, meta_of, ordinary, pack, special, unpack
 
 OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
@@ -149,7 +159,7 @@ class Device:
         with self.lock:
             follower = self.follower
             step = follower.expected
-            if step is not None:
+            if step is not None and torch.get_default_dtype() is USUAL:
                 match = step.compiled or compiled(step)
                 result = match(function, args, kwargs, follower.base)
                 if result is not MISS:
@@ -191,6 +201,9 @@ class Device:
 
     def _call(self, facts: Operator, name: str, arguments: Any, keywords: Any,
               given: list[RemoteTensor]) -> Result:
+        default = torch.get_default_dtype()
+        if default is not USUAL:
+            keywords = (*keywords, (DEFAULT, special(default)))
         masked = facts.index and any(t.dtype in (torch.bool, torch.uint8) for t in given[1:])
         call = Call(name, arguments, keywords, wanted=facts.wanted or masked)
         return self._ask('execute', call, tuple([meta_of(t) for t in given]), facts.view)
@@ -310,7 +323,7 @@ class Device:
         """Another wrapper of the same tensor. What is aliased exists: see `_empty`."""
         self._bear(tensor)
         self._shared[tensor.handle] += 1
-        return make_view(tensor.handle, meta_of(tensor), tensor)
+        return make_view(tensor.handle, meta_of(tensor), tensor, alias_kind())
 
     def _set(self, target: RemoteTensor, source: RemoteTensor) -> RemoteTensor:
         """`target` becomes another wrapper of what `source` is."""
@@ -581,13 +594,13 @@ def _empty_memory_format(on: Device, /, size: Any, **kwargs: Any) -> RemoteTenso
     else:
         meta = meta_of(torch.empty(size, dtype=dtype, device='meta',
                                    memory_format=kwargs['memory_format']))
-    return on._empty(aten.empty.memory_format, meta, (size,), kwargs)
+    return on._empty(aten.empty.memory_format, meta, (size,), {**kwargs, 'dtype': dtype})
 
 
 def _empty_strided(on: Device, /, size: Any, stride: Any, **kwargs: Any) -> RemoteTensor:
     dtype = _dtype(kwargs)
     meta = Meta(tuple(size), tuple(stride), NAMES[dtype])
-    return on._empty(aten.empty_strided.default, meta, (size, stride), kwargs)
+    return on._empty(aten.empty_strided.default, meta, (size, stride), {**kwargs, 'dtype': dtype})
 
 
 def _native_batch_norm(on: Device, /, *args: Any) -> Any:
@@ -611,10 +624,20 @@ def _resize_as(on: Device, /, tensor: RemoteTensor, like: torch.Tensor, *,
 
 
 def _recurrent(function: Any) -> Any:
-    """How a CPU multiplies hangs on whether weights may need gradients: the server is told."""
+    """How a CPU multiplies hangs on whether there may be gradients: the server is told."""
     def handler(on: Device, /, *args: Any) -> Any:
         learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
-        return on.run(function, args, {LEARNT: True} if learnt else {})
+        said = {LEARNT: learnt, GRADED: torch.is_grad_enabled()}
+        return on.run(function, args, {name: True for name, value in said.items() if value})
+    return handler
+
+
+def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
+    """Where there may be gradients it is taken from a decomposition, which rounds otherwise."""
+    def handler(on: Device, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and matrix.requires_grad:
+            return on.run(decomposition, (matrix, *args), kwargs)[place]
+        return on.run(function, (matrix, *args), kwargs)
     return handler
 
 
@@ -664,6 +687,10 @@ _HANDLERS: dict[Any, Any] = {
     aten._nested_tensor_from_mask.default: _from_mask,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     **{overload(f'{cell}.input'): _recurrent(overload(f'{cell}.input')) for cell in RECURRENT},
+    aten.linalg_svdvals.default: _spectrum(aten.linalg_svdvals.default,
+                                           aten._linalg_svd.default, 1),
+    aten.linalg_eigvalsh.default: _spectrum(aten.linalg_eigvalsh.default,
+                                            aten._linalg_eigh.default, 0),
     aten.set_.source_Tensor: Device._set,
     aten.set_.default: _set_empty,
     aten.set_.source_Storage: _set_storage,

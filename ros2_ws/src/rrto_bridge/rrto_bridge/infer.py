@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .operators import overload
+from .operators import DEFAULT, USUAL, overload
 from .record import Meta, Special
 from .tensors import DTYPES, from_special, meta_of
 
@@ -47,7 +47,10 @@ def _run(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], .
         return from_special(value, device) if isinstance(value, Special) else value
 
     function = overload(op.removeprefix('aten.'))
-    result = function(*[empty(a) for a in arguments], **{k: empty(v) for k, v in keywords})
+    given = {k: empty(v) for k, v in keywords}
+    if given.pop(DEFAULT, USUAL) is not torch.get_default_dtype():
+        raise ValueError('a call with another default type')
+    result = function(*[empty(a) for a in arguments], **given)
     return () if result is None else tuple(_flat(result))
 
 

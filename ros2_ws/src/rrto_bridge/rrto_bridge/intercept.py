@@ -19,8 +19,9 @@ from .remote import Hook, RemoteTensor
 
 _KEPT: list[Any] = []   # registrations end with their library object
 
-# Reached below the wrappers' dispatch (torch.tensor builds there), or with kernels in a CUDA build.
-_OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided')
+# Reached below the wrappers' dispatch (torch.tensor builds there, and asks for numbers), or with
+# kernels in a CUDA build.
+_OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided', '_local_scalar_dense')
 
 
 def install(device: Device) -> None:

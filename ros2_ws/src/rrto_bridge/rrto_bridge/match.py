@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .operators import Operator, operator
+from .operators import RECURRENT, Operator, operator
 from .record import Meta, Persistent, Special
 from .remote import CUDA, SIZE, Value, _make, move
 from .sequence import Own, Step
@@ -20,6 +20,12 @@ from .tensors import DTYPES, from_special
 
 MISS = object()   # what a matcher returns for another call
 Matcher = Callable[[Any, tuple[Any, ...], Any, int], Any]
+
+# What else a call depends on that the device does not take as it is: see its handlers.
+_ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
+         **{f'aten.linalg_{name}.default': 'not args[0].requires_grad'
+            for name in ('svdvals', 'eigvalsh')},
+         **{f'aten.{cell}.input': 'False' for cell in RECURRENT}}
 
 
 def compiled(step: Step) -> Matcher:
@@ -32,8 +38,9 @@ def compiled(step: Step) -> Matcher:
     names: dict[str, Any] = {'OP': function, 'MISS': MISS, 'MAKE': _make, 'KIND': Value,
                              'STRIDED': torch.strided, 'MOVE': move, 'CUDA': CUDA, 'SIZE': SIZE,
                              'copysign': math.copysign, 'ORDINARY': torch._C._InferenceMode,
-                             'INFERENCE': torch.is_inference_mode_enabled}
-    tests = [f'len(args) == {len(step.arguments)}']
+                             'INFERENCE': torch.is_inference_mode_enabled,
+                             'FLASH': torch.backends.cuda.flash_sdp_enabled}
+    tests = [f'len(args) == {len(step.arguments)}', _ALSO.get(step.op, 'True')]
     places: dict[Any, str] = {}
     for k, value in enumerate(step.arguments):
         _test(f'args[{k}]', value, tests, names, places)

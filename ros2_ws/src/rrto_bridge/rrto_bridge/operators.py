@@ -11,7 +11,12 @@ import torch
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 RECURRENT = ('gru', 'lstm', 'rnn_tanh', 'rnn_relu')
-LEARNT = 'learnt'   # a keyword that `RECURRENT` have here: weights may need gradients
+LEARNT = 'learnt'   # a keyword that `RECURRENT` have here: weights may need gradients,
+GRADED = 'graded'   # and another: no `torch.no_grad` is around it
+
+# A keyword that calls have where the program has set another default: what of integers becomes.
+DEFAULT = 'default_dtype'
+USUAL = torch.float32
 
 # Composite operators that choose a kernel by device, or another one for tensors that are not quite
 # PyTorch's own: they are sent whole, and the server chooses.

@@ -6,8 +6,10 @@ Its device is 'cuda:0' to the program and to PyTorch; its values are on the serv
 from __future__ import annotations
 
 import threading
+import types
 from collections import deque
 from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -89,7 +91,7 @@ def storage_of(tensor: Any) -> Storage:
 
 
 class RemoteTensor(torch.Tensor):
-    """A tensor on the server; `handle` is its name there. Made as one of its two subclasses."""
+    """A tensor on the server; `handle` is its name there. Made as one of its three subclasses."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     handle: int
@@ -143,6 +145,10 @@ class RemoteTensor(torch.Tensor):
         saved = Hook.copy(self, getattr(Hook.saving, 'copied', {}), True)
         if getattr(self, '_is_param', False):
             saved = torch.nn.Parameter(saved, self.requires_grad)
+        kind = of_program(type(self))
+        if kind is not None:
+            saved = as_subclass(saved, kind)
+            vars(saved).update(vars(self))
         return saved.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
 
     def __copy__(self) -> RemoteTensor:
@@ -164,6 +170,9 @@ class RemoteTensor(torch.Tensor):
         """`values` as what this is: a parameter, or to be differentiated."""
         if getattr(self, '_is_param', False):
             values = torch.nn.Parameter(values, self.requires_grad)
+        kind = of_program(type(self))
+        if kind is not None:
+            values = as_subclass(values, kind)
         made: RemoteTensor = values.requires_grad_(self.requires_grad)
         return made
 
@@ -185,6 +194,60 @@ class Place(RemoteTensor):
         return torch.nn.Parameter(data, requires_grad)
 
 
+class Guest(RemoteTensor):
+    """What has a class of the program's, too; attributes that it copies leave the handle alone."""
+
+    __slots__ = ('handle',)
+
+    @classmethod
+    def __torch_function__(cls, *args: Any) -> Any:
+        """PyTorch's own, which it takes from a class that has a `__torch_dispatch__`."""
+        return vars(torch.Tensor)['__torch_function__'].__func__(cls, *args)
+
+
+def of_program(kind: type) -> type | None:
+    """The program's class that a class of tensors on the device stands for, if it does."""
+    return getattr(kind, '_of_program', None)
+
+
+@lru_cache(None)
+def _joined(kind: type) -> type[Guest]:
+    """A class of the program's as one of tensors on the device."""
+    body = {'__slots__': (), '__module__': kind.__module__, '__qualname__': kind.__qualname__,
+            '_of_program': kind}
+    return types.new_class(kind.__name__, (kind, Guest), exec_body=lambda names: names.update(body))
+
+
+def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
+    """`tensor.as_subclass(kind)`, which makes an alias: see `alias_kind`."""
+    kind = of_program(kind) or kind
+    if not isinstance(tensor, RemoteTensor) or issubclass(Value, kind) \
+            or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return _as_subclass(tensor, kind)
+    _alias.kind = _joined(kind)
+    try:
+        return _as_subclass(tensor, kind)
+    finally:
+        del _alias.kind
+
+
+def make_subclass(cls: Any, data: torch.Tensor, requires_grad: bool = False, **kwargs: Any) -> Any:
+    """`torch.Tensor._make_subclass`."""
+    if not isinstance(data, RemoteTensor):
+        return _make_subclass(cls, data, requires_grad, **kwargs)
+    return as_subclass(data.detach(), cls).requires_grad_(requires_grad)
+
+
+def alias_kind() -> type[RemoteTensor]:
+    """Class of the next alias: PyTorch gives it no other one afterwards."""
+    return getattr(_alias, 'kind', Value)
+
+
+_alias = threading.local()
+_as_subclass: Any = torch.Tensor.as_subclass
+_make_subclass: Any = torch.Tensor._make_subclass
+
+
 def make(handle: int, meta: Meta, kind: type[RemoteTensor] = Value) -> RemoteTensor:
     """The wrapper of a handle."""
     tensor: RemoteTensor = _make(kind, meta.shape, meta.stride, meta.offset, None,
@@ -194,12 +257,13 @@ def make(handle: int, meta: Meta, kind: type[RemoteTensor] = Value) -> RemoteTen
     return tensor
 
 
-def make_view(handle: int, meta: Meta, of: torch.Tensor) -> RemoteTensor:
+def make_view(handle: int, meta: Meta, of: torch.Tensor, kind: type[RemoteTensor] = Value
+              ) -> RemoteTensor:
     """The wrapper of a view: in inference mode, a view of an ordinary tensor is an ordinary one."""
     if torch.is_inference_mode_enabled() and not of.is_inference():
         with torch._C._InferenceMode(False):
-            return make(handle, meta)
-    return make(handle, meta)
+            return make(handle, meta, kind)
+    return make(handle, meta, kind)
 
 
 _data: Any = torch._C.TensorBase.data   # the attribute as PyTorch defines it
@@ -238,7 +302,7 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if not here and not there:
         _data.__set__(tensor, value)
         return
-    if isinstance(tensor, Value) and not there:
+    if here and not isinstance(tensor, Place) and not there:
         raise RuntimeError('rrto: .data of a tensor that was made on the device can not be set to '
                            'one of the CPU, unless it is a parameter')
     other = value.detach()

@@ -113,6 +113,7 @@ class ServerMachine:
         self.limits = limits or Limits()
         self._torch, self._operators = torch, operators
         self.paused = False     # new programs are refused
+        self.broken = ''        # why they are, for good
         self._programs: dict[str, _Program] = {}
         self._waiting: deque[Begin] = deque()   # programs whose process is to start yet
         self._paid = -math.inf  # starts and faults move this on; the next start is not before it
@@ -155,6 +156,8 @@ class ServerMachine:
         return self._paid if self._waiting else math.inf
 
     def _refusal(self, request: OpenRequest) -> str:
+        if self.broken:
+            return self.broken
         if self.paused:
             return 'the server is paused: its node is not active'
         if request.protocol != PROTOCOL:

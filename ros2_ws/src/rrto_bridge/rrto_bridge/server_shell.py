@@ -201,11 +201,25 @@ class Server:
                                             known.page.name, time.monotonic()))
 
     def _on_gone(self) -> None:
+        """The programs' processes ended with it; programs that come meanwhile wait for the next."""
         with self._changed:
-            if not self._closing:
-                self.node.get_logger().fatal('the process that starts the programs\' processes '
-                                             'has ended; start the server again')
-                self._act(self.machine.close('the processes of the server have ended'))
+            if self._closing:
+                return
+            self.node.get_logger().error('the process that starts the programs\' processes has '
+                                         'ended; another one is started')
+            self._act(self.machine.close('the processes of the server have ended'))
+            self._zygote.close()
+            zygote = self._zygote = Zygote(self.name, self.folder, self.settings)
+        try:
+            zygote.ready()
+        except ConfigError as error:
+            with self._changed:
+                if not self._closing:
+                    self.machine.broken = f'the server has to be started again: {error}'
+                    self.node.get_logger().fatal(self.machine.broken)
+                    self._act(self.machine.close(self.machine.broken))
+        else:
+            zygote.listen(self._on_ended, self._on_gone)
 
     # -- actions ---------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
     if tensor.is_conj() or tensor.is_neg():
         with ordinary():
             tensor = tensor.resolve_conj().resolve_neg()
-    if not dense(tensor.shape, tensor.stride()):
+    if not dense(tensor.shape, tensor.stride()) or tensor._is_zerotensor():   # without memory
         tensor = tensor.clone()
     meta = meta_of(tensor)._replace(offset=0)
     data: Any = _flat(tensor).view(torch.uint8).numpy()

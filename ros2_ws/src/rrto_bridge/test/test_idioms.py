@@ -1,5 +1,6 @@
 """What programs of others do that the tests before did not know, equal to plain PyTorch."""
 
+import copy
 import importlib.util
 import pickle
 
@@ -36,6 +37,43 @@ def recurrent_layers_of_images(device):
         with torch.no_grad():
             return [layer(seeded(k, *shape).to(device))[0] for layer in layers
                     for shape in ((3, 5, 4), (8, 7, 4))]
+    return infer
+
+
+@case
+def without_no_grad(device):
+    """A CPU computes some things in another way where there may be gradients."""
+    torch.manual_seed(0)
+    layers = [nn.LSTM(4, 6, batch_first=first).eval().to(device) for first in (False, True)]
+    matrix = torch.rand(5, 5).to(device).requires_grad_()
+
+    def infer(k):
+        found = []
+        for around in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+            with around():
+                found += [layer(seeded(k, 3, 2, 4).to(device))[0] for layer in layers]
+                found += [torch.linalg.svdvals(matrix + k), torch.linalg.eigvalsh(matrix + k),
+                          torch.linalg.eigvalsh(matrix + k, UPLO='U')]
+        return [t.detach() for t in found]
+    return infer
+
+
+@case
+def what_is_asked_for_otherwise_once_it_was_learnt(device):
+    torch.manual_seed(0)
+    layer = nn.LSTM(4, 6).eval().requires_grad_(False).to(device)
+    matrix = torch.rand(5, 5).to(device).requires_grad_()
+
+    def infer(k):
+        x = seeded(k, 2, 2, 40, 16).to(device)
+        if k < 5:
+            with torch.no_grad():
+                return [layer(x[0, 0, :, None, :4])[0], torch.linalg.svdvals(matrix),
+                        torch.linalg.eigvalsh(matrix), F.scaled_dot_product_attention(x, x, x)]
+        with sdpa_kernel(SDPBackend.MATH):
+            made = [layer(x[0, 0, :, None, :4])[0], torch.linalg.svdvals(matrix),
+                    torch.linalg.eigvalsh(matrix), F.scaled_dot_product_attention(x, x, x)]
+        return [t.detach() for t in made]
     return infer
 
 
@@ -138,6 +176,97 @@ def devices_by_number(device):
     return infer
 
 
+@case
+def numbers_of_the_device_in_lists(device):
+    def infer(k):
+        x = seeded(k, 3).to(device)
+        made = [torch.tensor([x.sum(), x[0]]), torch.tensor([[x.max()], [k]], device=device),
+                torch.as_tensor((x[0].int(), 3)), torch.Tensor([x[1], 2]),
+                torch.tensor([x[0] > .5]), torch.tensor([torch.complex(x[0], x[1])]),
+                x.new_tensor([x[0], x[2]])]
+        with pytest.raises(ValueError, match='only one element'):
+            torch.tensor([x, x])
+        return made
+    return infer
+
+
+@case
+def derivatives_by_forward_differentiation(device):
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3).to(device)
+
+    def infer(k):
+        x = seeded(k, 3).to(device)
+        return torch.func.jvp(lambda x: layer(x).tanh(), (x,), (torch.ones_like(x),))
+    return infer
+
+
+@case
+def another_default_type(device):
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3).to(device)
+
+    def infer(k):
+        count = torch.tensor([k, 2, 3]).to(device)
+        left = torch.empty(2, device=device)
+        torch.set_default_dtype((torch.float32, torch.float64, torch.float16)[k // 3])
+        try:
+            made = [count / 3, count * 1.5, count.sqrt(), torch.zeros(2, device=device).add_(.1),
+                    torch.fft.fftfreq(3, device=device), torch.full((1,), .1, device=device),
+                    torch.empty(1, device=device).fill_(.1), left.fill_(.1),
+                    torch.where(count > 2, .1, .2), torch.scalar_tensor(.1, device=device)]
+            made.append(layer(seeded(k, 2, 3).float().to(device)).double() / count)
+            made.append(torch.ones(k % 3, 2, device=device) / count[1:])
+        finally:
+            torch.set_default_dtype(torch.float32)
+        return [*made, count / 7]
+    return infer
+
+
+class Named(torch.Tensor):
+    """As MONAI's and torchvision's own tensors, which know more than their values."""
+
+    name = ''
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs)
+        if isinstance(result, Named):
+            vars(result).update(vars(next(t for t in args if isinstance(t, Named))))
+        return result
+
+
+class Plain(torch.Tensor):
+    pass
+
+
+@case
+def tensors_of_a_class_of_the_program(device):
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3).to(device)
+
+    def infer(k):
+        x = seeded(k, 3, 3).as_subclass(Named)
+        x.name = k
+        x = x.to(device)
+        y = layer(x)
+        y.add_(x[0])    # has a gradient
+        y = y.detach()
+        copies = [copy.copy(y), pickle.loads(pickle.dumps(y)), y.cpu()]
+        parts = [y[0], *y.unbind(), *copies]
+        plain = seeded(k, 3).to(device).as_subclass(Plain) * seeded(k, 3).to(device)
+        twin = torch.Tensor._make_subclass(Plain, plain).add_(1)
+        memo = copy.deepcopy(plain) if device == 'cuda' else plain.clone()
+        assert all(type(t).__name__ == 'Named' and isinstance(t, Named) for t in (x, y, *parts))
+        assert all(isinstance(t, Plain) for t in (plain, twin, memo))
+        assert [t.name for t in (y, y[0], copies[1], copies[2])] == [k] * 4
+        assert type(copies[1]) is type(copies[2]) is Named and x.device.type == device
+        found = [t.as_subclass(torch.Tensor) for t in (x, y, *parts, plain, twin, memo)]
+        assert not any(isinstance(t, (Named, Plain)) for t in found)
+        return found
+    return infer
+
+
 @pytest.fixture(params=remote.MODES)
 def mode(request):
     return request.param
@@ -146,7 +275,7 @@ def mode(request):
 @pytest.mark.parametrize('name', CASES)
 def test_it_is_what_plain_pytorch_gives(mode, name):
     expected = CASES[name]('cpu')
-    values = [expected(k) for k in range(7)]
+    values = [expected(k) for k in range(9)]
     remote.start(mode)
     infer = CASES[name]('cuda')
     for k, wanted in enumerate(values):

@@ -1,5 +1,6 @@
 """What happens when a process is killed, there is no server, or a program is run in another way."""
 
+import os
 import signal
 import sys
 
@@ -8,7 +9,7 @@ from fleet_env.fleet import ReachConfig
 from fleet_ros.environment import cyclone_profile
 from fleet_testing import Lines
 from lifecycle_driver import driving
-from processes import Domain, kill_all
+from processes import Domain, children, kill_all
 
 LOOP = '''
 import sys, torch
@@ -93,6 +94,21 @@ def test_a_killed_server_ends_a_program_at_once(domain):
     killed.process.kill()
     ends.wait("LinkError: server 'a' is lost: the server has ended")
     assert ends.process.wait() == 1
+
+
+@pytest.mark.long
+def test_a_server_that_loses_the_process_that_starts_the_others_starts_another_one(domain):
+    hurt = domain.server('z')
+    hurt.wait('serving as z')
+    ends, goes_on = loop(domain, 'z'), loop(domain, 'z', '--on-loss', 'local')
+    os.kill(*children(hurt.process.pid), signal.SIGKILL)
+    ends.wait("LinkError: server 'z' is lost: the processes of the server have ended")
+    goes_on.wait('the processes of the server have ended; going on on this machine')
+    goes_on.wait('the server is back; going on there')
+    goes_on.process.kill()
+    os.kill(*children(hurt.process.pid), signal.SIGKILL)
+    assert domain.run('--server', 'z', '--', sys.executable, '-c',
+                      'import torch; print(torch.ones(2).cuda().sum().item())') == (0, '2.0\n', '')
 
 
 @pytest.mark.long

@@ -289,6 +289,11 @@ def test_a_server_that_ends_tells_its_programs(server):
     assert server.programs == []
 
 
+def test_a_server_that_can_start_no_process_says_so(server):
+    server.broken = 'it has to be started again'
+    assert server.on_open(request('a'), 0.0) == (server.broken, []) and server.programs == []
+
+
 def test_names_on_the_graph_are_valid_and_stay_what_they_are():
     for text, name in [('3f2a-1', 'n3f2a_1'), ('laptop', 'laptop'), ('a__b', 'a_b'), ('', 'n'),
                        ('_x_', 'x'), ('robot.local', 'robot_local'), ('é1', 'n1'), ('...', 'n')]:

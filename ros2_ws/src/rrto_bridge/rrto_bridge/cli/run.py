@@ -49,6 +49,9 @@ def call(options: Any) -> int:
         print(f'rrto: {command[0]}: there is no such program, or it may not be executed',
               file=sys.stderr)
         return 127
+    if isolated(command):
+        print('rrto: python -E and -I do not read PYTHONPATH, by which a program gets the device; '
+              'it will see none', file=sys.stderr)
     try:
         settings = from_flat(Settings, {key: Text(text) for key, text in vars(options).items()
                                         if isinstance(text, str)}, '--')
@@ -67,6 +70,19 @@ def call(options: Any) -> int:
     with own_server() as name:
         print(f'rrto: no server was found; {name} was started on this machine', file=sys.stderr)
         return run(command, program_environment(changed(settings, server=name)))
+
+
+def isolated(command: list[str]) -> bool:
+    """Whether this is Python with an option that has it look at no variable of the environment."""
+    if not Path(command[0]).name.startswith('python'):
+        return False
+    for option in command[1:]:
+        if not re.match('-[a-zA-Z]', option):
+            return False
+        telling = re.search('[cmEI]', re.split('[WX]', option)[0])   # -c and -m end the options
+        if telling:
+            return telling[0] in 'EI'
+    return False
 
 
 def program_environment(settings: Settings) -> dict[str, str]:
