@@ -1,6 +1,7 @@
 """What holds for the tests of every package, whichever way pytest is started."""
 
 import os
+import signal
 
 import pytest
 from fleet_testing import free_domain
@@ -15,6 +16,9 @@ except ImportError:  # not every package's tests need it
     os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
 else:  # the network of a fleet: with ROS 2 a node that keeps to this machine otherwise is not met
     os.environ.update(dds_environment(ReachConfig(domain_id=DOMAIN)))
+# In the background of a script SIGINT is ignored, and so it would be in what tests start and
+# interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ['OMP_NUM_THREADS'] = '1'  # the number decides how sums are rounded
 os.environ['PYTHONUNBUFFERED'] = '1'
 

@@ -4,7 +4,6 @@ The last line is `N passed, N failed[, N skipped]`; the exit code is 0 only if n
 """
 
 import os
-import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -125,9 +124,6 @@ def everything() -> int:
 
 
 if __name__ == '__main__':
-    # Started in the background of a script, it would hand on that SIGINT is ignored, and tests of
-    # Ctrl+C would fail.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Hundreds of processes import our packages; each would compile them anew.
     os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
     sys.exit(everything() if '--all' in sys.argv[1:] else short())
