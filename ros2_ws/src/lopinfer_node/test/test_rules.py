@@ -116,6 +116,17 @@ def test_an_operator_that_gives_another_result_in_parts_is_refused(monkeypatch):
         trace(torch.nn.ReLU().eval(), torch.linspace(-1, 1, 8).view(4, 2))
 
 
+@pytest.mark.parametrize(('divisor', 'want'), [(-1, [-7, -9]), (torch.tensor([-1, 3]), [-7, 3])],
+                         ids=['number', 'tensor'])
+def test_a_quotient_that_there_is_not_is_an_error_and_not_the_end_of_the_server(divisor, want):
+    traced = trace(Apply(lambda self, x: torch.div(x, divisor, rounding_mode='trunc')).eval(),
+                   torch.tensor([8, 9]))
+    run = next(call.bind() for call in traced.calls.values() if call.op == 'div')
+    assert run(torch.tensor([7, 9])).tolist() == want
+    with pytest.raises(ModelError, match='is no number of its type'):
+        run(torch.tensor([torch.iinfo(torch.int64).min, 9]))
+
+
 def test_a_model_that_changes_the_mode_of_gradients_is_divided():
     class Inside(torch.nn.Conv2d):
         def forward(self, x):

@@ -114,7 +114,10 @@ class Call:
 
     def _bound(self, plain: list[Any], keywords: dict[str, Any], holes: list[tuple[int, int]],
                lists: list[tuple[int, list[Any]]]) -> Arithmetic:
-        target, pick = self.overload, self.pick
+        target: Callable[..., Any] = self.overload
+        pick = self.pick
+        if self.op == 'div' and self.dtype in (torch.int32, torch.int64):
+            target = _quotients(target)
 
         def run(*tensors: torch.Tensor) -> Any:
             arguments = list(plain)
@@ -126,6 +129,16 @@ class Call:
             return result if pick is None else result[pick]
 
         return run
+
+
+def _quotients(divide: Callable[..., Any]) -> Callable[..., Any]:
+    """Division of integers; the one quotient that they do not have would end the process."""
+    def call(dividend: torch.Tensor, divisor: Any, **keywords: Any) -> Any:
+        least = torch.iinfo(torch.result_type(dividend, divisor)).min
+        if torch.any((dividend == least) & (divisor == -1)):
+            raise ModelError(f'{least} / -1 is no number of its type')
+        return divide(dividend, divisor, **keywords)
+    return call
 
 
 def _constant(argument: Any) -> Any:
