@@ -18,25 +18,17 @@ import torch
 from .allow import resolve
 from .client import ClientMachine
 from .errors import LinkError, OutOfMemory, Refused, RrtoError, Unsendable
+from .handlers import handlers
+from .here import Here
 from .inprocess import InProcess
 from .match import MISS, compiled
 from .moving import carry
-from .operators import (
-    COMPOSITE,
-    DEFAULT,
-    GRADED,
-    LEARNT,
-    RECURRENT,
-    USUAL,
-    Operator,
-    operator,
-    overload,
-)
+from .operators import COMPOSITE, DEFAULT, USUAL, Operator, operator, overload
 from .percall import PerCall, Result, Unknowing
-from .ragged import LAYER, RAGGED, Ragged, ragged, refuse
+from .ragged import Ragged, refuse
 from .record import Call, Meta, Ref
 from .remote import CUDA, NOTHING, RemoteTensor, alias_kind, make, make_view, move, released
-from .tensors import NAMES, check_device, contiguous, meta_of, ordinary, pack, special, unpack
+from .tensors import check_device, meta_of, ordinary, pack, special, unpack
 
 OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
 ROOM = 60    # frames of Python that a call takes at most
@@ -170,7 +162,7 @@ class Device:
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
             _headroom(ROOM)   # a RecursionError comes before anything has changed
             try:
-                handler = _HANDLERS.get(function)
+                handler = HANDLERS.get(function)
                 if handler is not None:
                     return handler(self, *args, **(kwargs or {}))
                 return self.run(function, args, kwargs or {})
@@ -294,7 +286,9 @@ class Device:
         finally:
             self._thread.weights = before
 
-    def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+    def copy_into(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
+                  ) -> Any:
+        """`copy_` between the two sides, or on the server."""
         if not isinstance(target, RemoteTensor):
             return target.copy_(self.download(source))  # type: ignore[arg-type]
         if isinstance(source, RemoteTensor):
@@ -307,7 +301,8 @@ class Device:
                 return target
         return self.run(aten.copy_.default, (target, self.upload(source.to(target.dtype))), {})
 
-    def _to_copy(self, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def to_copy(self, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """`_to_copy`: to the other side, or to another type or layout."""
         device = kwargs.get('device')
         if isinstance(tensor, RemoteTensor) and (device is None or device.type == 'cuda'):
             kwargs.pop('non_blocking', None)
@@ -319,18 +314,18 @@ class Device:
 
     # -- tensors that need no call ---------------------------------------------------------------
 
-    def _alias(self, tensor: RemoteTensor) -> RemoteTensor:
-        """Another wrapper of the same tensor. What is aliased exists: see `_empty`."""
+    def alias(self, tensor: RemoteTensor) -> RemoteTensor:
+        """Another wrapper of the same tensor. What is aliased exists: see `empty`."""
         self._bear(tensor)
         self._shared[tensor.handle] += 1
         return make_view(tensor.handle, meta_of(tensor), tensor, alias_kind())
 
-    def _set(self, target: RemoteTensor, source: RemoteTensor) -> RemoteTensor:
+    def set_to(self, target: RemoteTensor, source: RemoteTensor) -> RemoteTensor:
         """`target` becomes another wrapper of what `source` is."""
         if target.dtype != source.dtype:
             raise RuntimeError(f'Could not set tensor of type {source.dtype} to a tensor of type '
                                f'{target.dtype}')
-        return self._become(target, self._alias(source))
+        return self._become(target, self.alias(source))
 
     def _become(self, target: RemoteTensor, other: RemoteTensor) -> RemoteTensor:
         """`target` becomes what `other` is, which nothing else uses."""
@@ -343,7 +338,7 @@ class Device:
         if isinstance(tensor, RemoteTensor) and self._shared.get(tensor.handle, 0):
             self._become(tensor, self.run(aten.alias.default, (tensor,), {}))
 
-    def _resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
+    def resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
                 ) -> RemoteTensor:
         """A view of the same memory, or a copy in new memory if nothing else uses the old."""
         size, offset = tuple(size), int(tensor.storage_offset())
@@ -398,7 +393,7 @@ class Device:
             where = tensor.shape, tensor.stride(), start
             return flat.as_strided(*where) if away else self._strided(flat, *where)
 
-    def _empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
+    def empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
         """An empty tensor; what is copied into it first may make the call needless.
 
         Until it is made on the server (see `_bear`) it has this one wrapper: whatever makes an
@@ -409,7 +404,7 @@ class Device:
         return make(self._temporary, meta)
 
     def _bear(self, tensor: RemoteTensor) -> None:
-        """Make a tensor of `_empty` on the server."""
+        """Make a tensor of `empty` on the server."""
         if tensor.handle in self._unborn:
             function, args, kwargs = self._unborn.pop(tensor.handle)
             facts = operator(function)
@@ -494,7 +489,7 @@ class Device:
             self._own(tensor)
             self._become(tensor, self.upload(values))
         else:
-            self._copy(tensor, values)
+            self.copy_into(tensor, values)
 
     def _run_here(self, function: Any, facts: Operator, args: Any, kwargs: Any, why: Exception
                   ) -> Any:
@@ -508,7 +503,7 @@ class Device:
             self._announced.add(facts.name)
             print(f'rrto: {facts.name} runs on this machine, not on the server ({why}); '
                   f'first used at {users_line()}', file=sys.stderr)
-        here = _Here(self, (*args, *kwargs.values()))
+        here = Here(self, (*args, *kwargs.values()))
         with ordinary():
             result = function(*[here.fetched(a) for a in args],
                               **{k: here.fetched(v) for k, v in kwargs.items()})
@@ -518,44 +513,6 @@ class Device:
             if name in facts.writes:
                 here.write(value)
         return returned
-
-
-class _Here:
-    """What an operator is given on this machine, and the way back."""
-
-    def __init__(self, device: Device, arguments: Any) -> None:
-        self._device = device
-        given: dict[int, RemoteTensor] = {}
-        for tensor in device.existing(arguments):
-            given.setdefault(tensor.handle, tensor)
-        values = device.downloads([*given.values()]) if given else []
-        self._values = dict(zip(given, values, strict=True))                        # by handle
-        self._given = dict(zip(map(id, values), given.values(), strict=True))
-
-    def fetched(self, value: Any) -> Any:
-        """An argument, with tensors and devices of this machine."""
-        if isinstance(value, RemoteTensor):
-            return self._values[value.handle]
-        if isinstance(value, (list, tuple)):
-            return [self.fetched(item) for item in value]
-        return torch.device('cpu') if isinstance(value, torch.device) else value
-
-    def sent(self, value: Any) -> Any:
-        """A result, with tensors of the server."""
-        if isinstance(value, torch.Tensor):
-            given = self._given.get(id(value))
-            return self._device.upload(value) if given is None else given
-        if isinstance(value, (list, tuple)):
-            return type(value)([self.sent(item) for item in value])
-        return value
-
-    def write(self, value: Any) -> None:
-        """Write on the server what the operator wrote here."""
-        if isinstance(value, RemoteTensor):
-            self._device.overwrite(value, self._values[value.handle])
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                self.write(item)
 
 
 def _headroom(frames: int) -> None:
@@ -572,130 +529,5 @@ def users_line() -> str:
     return f'{frame.f_code.co_filename}:{frame.f_lineno}'
 
 
-def _dtype(kwargs: Any) -> torch.dtype:
-    """Of a new tensor; raises what CUDA raises if it is to be on another device than ours."""
-    check_device(kwargs.get('device') or CUDA)
-    dtype: torch.dtype = kwargs.get('dtype') or torch.get_default_dtype()
-    if dtype not in NAMES:
-        raise Unsendable(f'rrto: there are no tensors of {dtype} on the device')
-    return dtype
-
-
-def _pack_padded_sequence(on: Device, /, *args: Any) -> Any:
-    """Made of slices: the lengths, and the batch sizes that it returns, are the CPU's."""
-    return aten._pack_padded_sequence.default._op_dk(
-        torch._C.DispatchKey.CompositeExplicitAutograd, *args)
-
-
-def _empty_memory_format(on: Device, /, size: Any, **kwargs: Any) -> RemoteTensor:
-    dtype = _dtype(kwargs)
-    if kwargs.get('memory_format') in (None, torch.contiguous_format):
-        meta = contiguous(tuple(size), NAMES[dtype])
-    else:
-        meta = meta_of(torch.empty(size, dtype=dtype, device='meta',
-                                   memory_format=kwargs['memory_format']))
-    return on._empty(aten.empty.memory_format, meta, (size,), {**kwargs, 'dtype': dtype})
-
-
-def _empty_strided(on: Device, /, size: Any, stride: Any, **kwargs: Any) -> RemoteTensor:
-    dtype = _dtype(kwargs)
-    meta = Meta(tuple(size), tuple(stride), NAMES[dtype])
-    return on._empty(aten.empty_strided.default, meta, (size, stride), {**kwargs, 'dtype': dtype})
-
-
-def _native_batch_norm(on: Device, /, *args: Any) -> Any:
-    """In training it changes its running statistics, and its schema does not say so."""
-    changes = args[5] and args[3] is not None
-    return on.run(aten._native_batch_norm_legit.default if changes
-                  else aten.native_batch_norm.default, args, {})
-
-
-def _set_empty(on: Device, /, tensor: RemoteTensor) -> RemoteTensor:
-    return on._set(tensor, torch.empty(0, dtype=tensor.dtype, device=CUDA))  # type: ignore[arg-type]
-
-
-def _set_storage(on: Device, /, *args: Any) -> Any:
-    raise RuntimeError('rrto: no storage of a tensor on the device is here; use set_(tensor)')
-
-
-def _resize_as(on: Device, /, tensor: RemoteTensor, like: torch.Tensor, *,
-               memory_format: Any = None) -> RemoteTensor:
-    return on._resize(tensor, like.shape, memory_format=memory_format)
-
-
-def _recurrent(function: Any) -> Any:
-    """How a CPU multiplies hangs on whether there may be gradients: the server is told."""
-    def handler(on: Device, /, *args: Any) -> Any:
-        learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
-        said = {LEARNT: learnt, GRADED: torch.is_grad_enabled()}
-        return on.run(function, args, {name: True for name, value in said.items() if value})
-    return handler
-
-
-def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
-    """Where there may be gradients it is taken from a decomposition, which rounds otherwise."""
-    def handler(on: Device, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and matrix.requires_grad:
-            return on.run(decomposition, (matrix, *args), kwargs)[place]
-        return on.run(function, (matrix, *args), kwargs)
-    return handler
-
-
-def _attention(on: Device, /, *args: Any, **kwargs: Any) -> Any:
-    """By the server's kernels, or by plain products where the program switched off the others."""
-    if torch.backends.cuda.flash_sdp_enabled():
-        return on.run(aten.scaled_dot_product_attention.default, args, kwargs)
-    return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]
-
-
-def _no_other_library(on: Device, /, *args: Any) -> bool:
-    return False
-
-
-def _from_mask(on: Device, /, source: RemoteTensor, mask: RemoteTensor, mask_check: bool = True
-               ) -> Ragged:
-    if mask_check and not torch._nested_tensor_from_mask_left_aligned(source, mask):
-        raise RuntimeError('Expected mask to be left-aligned')
-    return ragged(source, mask, False)
-
-
-def _encoder_layer(on: Device, /, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    function = aten._transformer_encoder_layer_fwd.default
-    if not isinstance(source, Ragged):
-        return on.run(function, (source, *args), kwargs)
-    if any(value is not None for value in (*args[LAYER:], *kwargs.values())):
-        refuse('a layer with a mask')
-    padded = on.run(function, (source.padded, *args[:LAYER], source.mask, RAGGED), {})
-    return ragged(padded, source.mask, True)
-
-
 _PLAIN = frozenset((int, float, bool, str, complex, type(None)))
-_HANDLERS: dict[Any, Any] = {
-    aten.copy_.default: Device._copy,
-    aten._to_copy.default: Device._to_copy,
-    aten.detach.default: Device._alias,
-    aten.alias.default: Device._alias,
-    aten.lift_fresh.default: Device._alias,
-    aten.native_batch_norm.default: _native_batch_norm,
-    aten.empty.memory_format: _empty_memory_format,
-    aten.empty_strided.default: _empty_strided,
-    aten._pack_padded_sequence.default: _pack_padded_sequence,
-    **{getattr(getattr(aten, name), which): _no_other_library   # older PyTorches ask for one
-       for name in ('_use_cudnn_ctc_loss', '_use_miopen_ctc_loss') if hasattr(aten, name)
-       for which in getattr(aten, name).overloads() if which != 'out'},
-    aten.scaled_dot_product_attention.default: _attention,
-    aten._nested_tensor_from_mask.default: _from_mask,
-    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
-    **{overload(f'{cell}.input'): _recurrent(overload(f'{cell}.input')) for cell in RECURRENT},
-    aten.linalg_svdvals.default: _spectrum(aten.linalg_svdvals.default,
-                                           aten._linalg_svd.default, 1),
-    aten.linalg_eigvalsh.default: _spectrum(aten.linalg_eigvalsh.default,
-                                            aten._linalg_eigh.default, 0),
-    aten.set_.source_Tensor: Device._set,
-    aten.set_.default: _set_empty,
-    aten.set_.source_Storage: _set_storage,
-    aten.set_.source_Storage_storage_offset: _set_storage,
-    aten.resize_.default: Device._resize,
-    aten.resize_as_.default: _resize_as,
-    aten.record_stream.default: lambda device, tensor, stream: None,
-}
+HANDLERS = handlers(Device)

@@ -1,0 +1,151 @@
+"""Operators that the device does not hand on as PyTorch dispatches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import Unsendable
+from .operators import COMPOSITE, GRADED, LEARNT, RECURRENT, overload
+from .ragged import LAYER, RAGGED, Ragged, ragged, refuse
+from .record import Meta
+from .remote import CUDA, RemoteTensor
+from .tensors import NAMES, check_device, contiguous, meta_of
+
+if TYPE_CHECKING:
+    from .device import Device
+
+Handler = Callable[..., Any]
+aten = torch.ops.aten
+
+
+def _dtype(kwargs: Any) -> torch.dtype:
+    """Of a new tensor; raises what CUDA raises if it is to be on another device than ours."""
+    check_device(kwargs.get('device') or CUDA)
+    dtype: torch.dtype = kwargs.get('dtype') or torch.get_default_dtype()
+    if dtype not in NAMES:
+        raise Unsendable(f'rrto: there are no tensors of {dtype} on the device')
+    return dtype
+
+
+def _pack_padded_sequence(on: Device, /, *args: Any) -> Any:
+    """Made of slices: the lengths, and the batch sizes that it returns, are the CPU's."""
+    return aten._pack_padded_sequence.default._op_dk(
+        torch._C.DispatchKey.CompositeExplicitAutograd, *args)
+
+
+def _empty_memory_format(on: Device, /, size: Any, **kwargs: Any) -> RemoteTensor:
+    dtype = _dtype(kwargs)
+    if kwargs.get('memory_format') in (None, torch.contiguous_format):
+        meta = contiguous(tuple(size), NAMES[dtype])
+    else:
+        meta = meta_of(torch.empty(size, dtype=dtype, device='meta',
+                                   memory_format=kwargs['memory_format']))
+    return on.empty(aten.empty.memory_format, meta, (size,), {**kwargs, 'dtype': dtype})
+
+
+def _empty_strided(on: Device, /, size: Any, stride: Any, **kwargs: Any) -> RemoteTensor:
+    dtype = _dtype(kwargs)
+    meta = Meta(tuple(size), tuple(stride), NAMES[dtype])
+    return on.empty(aten.empty_strided.default, meta, (size, stride), {**kwargs, 'dtype': dtype})
+
+
+def _native_batch_norm(on: Device, /, *args: Any) -> Any:
+    """In training it changes its running statistics, and its schema does not say so."""
+    changes = args[5] and args[3] is not None
+    return on.run(aten._native_batch_norm_legit.default if changes
+                  else aten.native_batch_norm.default, args, {})
+
+
+def _set_empty(on: Device, /, tensor: RemoteTensor) -> RemoteTensor:
+    return on.set_to(tensor, torch.empty(0, dtype=tensor.dtype, device=CUDA))  # type: ignore[arg-type]
+
+
+def _set_storage(on: Device, /, *args: Any) -> Any:
+    raise RuntimeError('rrto: no storage of a tensor on the device is here; use set_(tensor)')
+
+
+def _resize_as(on: Device, /, tensor: RemoteTensor, like: torch.Tensor, *,
+               memory_format: Any = None) -> RemoteTensor:
+    return on.resize(tensor, like.shape, memory_format=memory_format)
+
+
+def _recurrent(function: Any) -> Any:
+    """How a CPU multiplies hangs on whether there may be gradients: the server is told."""
+    def handler(on: Device, /, *args: Any) -> Any:
+        learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
+        said = {LEARNT: learnt, GRADED: torch.is_grad_enabled()}
+        return on.run(function, args, {name: True for name, value in said.items() if value})
+    return handler
+
+
+def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
+    """Where there may be gradients it is taken from a decomposition, which rounds otherwise."""
+    def handler(on: Device, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and matrix.requires_grad:
+            return on.run(decomposition, (matrix, *args), kwargs)[place]
+        return on.run(function, (matrix, *args), kwargs)
+    return handler
+
+
+def _attention(on: Device, /, *args: Any, **kwargs: Any) -> Any:
+    """By the server's kernels, or by plain products where the program switched off the others."""
+    if torch.backends.cuda.flash_sdp_enabled():
+        return on.run(aten.scaled_dot_product_attention.default, args, kwargs)
+    return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]
+
+
+def _no_other_library(on: Device, /, *args: Any) -> bool:
+    return False
+
+
+def _from_mask(on: Device, /, source: RemoteTensor, mask: RemoteTensor, mask_check: bool = True
+               ) -> Ragged:
+    if mask_check and not torch._nested_tensor_from_mask_left_aligned(source, mask):
+        raise RuntimeError('Expected mask to be left-aligned')
+    return ragged(source, mask, False)
+
+
+def _encoder_layer(on: Device, /, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    function = aten._transformer_encoder_layer_fwd.default
+    if not isinstance(source, Ragged):
+        return on.run(function, (source, *args), kwargs)
+    if any(value is not None for value in (*args[LAYER:], *kwargs.values())):
+        refuse('a layer with a mask')
+    padded = on.run(function, (source.padded, *args[:LAYER], source.mask, RAGGED), {})
+    return ragged(padded, source.mask, True)
+
+
+def handlers(device: type[Device]) -> dict[Any, Handler]:
+    """What is done instead, by operator; a handler is given the device first."""
+    return {
+        aten.copy_.default: device.copy_into,
+        aten._to_copy.default: device.to_copy,
+        aten.detach.default: device.alias,
+        aten.alias.default: device.alias,
+        aten.lift_fresh.default: device.alias,
+        aten.native_batch_norm.default: _native_batch_norm,
+        aten.empty.memory_format: _empty_memory_format,
+        aten.empty_strided.default: _empty_strided,
+        aten._pack_padded_sequence.default: _pack_padded_sequence,
+        **{getattr(getattr(aten, name), which): _no_other_library   # older PyTorches ask for one
+           for name in ('_use_cudnn_ctc_loss', '_use_miopen_ctc_loss') if hasattr(aten, name)
+           for which in getattr(aten, name).overloads() if which != 'out'},
+        aten.scaled_dot_product_attention.default: _attention,
+        aten._nested_tensor_from_mask.default: _from_mask,
+        aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+        **{overload(f'{cell}.input'): _recurrent(overload(f'{cell}.input')) for cell in RECURRENT},
+        aten.linalg_svdvals.default: _spectrum(aten.linalg_svdvals.default,
+                                               aten._linalg_svd.default, 1),
+        aten.linalg_eigvalsh.default: _spectrum(aten.linalg_eigvalsh.default,
+                                                aten._linalg_eigh.default, 0),
+        aten.set_.source_Tensor: device.set_to,
+        aten.set_.default: _set_empty,
+        aten.set_.source_Storage: _set_storage,
+        aten.set_.source_Storage_storage_offset: _set_storage,
+        aten.resize_.default: device.resize,
+        aten.resize_as_.default: _resize_as,
+        aten.record_stream.default: lambda on, tensor, stream: None,
+    }

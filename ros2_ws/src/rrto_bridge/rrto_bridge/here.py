@@ -1,0 +1,50 @@
+"""An operator that the server does not execute, run on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .remote import RemoteTensor
+
+if TYPE_CHECKING:
+    from .device import Device
+
+
+class Here:
+    """What an operator is given on this machine, and the way back."""
+
+    def __init__(self, device: Device, arguments: Any) -> None:
+        self._device = device
+        given: dict[int, RemoteTensor] = {}
+        for tensor in device.existing(arguments):
+            given.setdefault(tensor.handle, tensor)
+        values = device.downloads([*given.values()]) if given else []
+        self._values = dict(zip(given, values, strict=True))                        # by handle
+        self._given = dict(zip(map(id, values), given.values(), strict=True))
+
+    def fetched(self, value: Any) -> Any:
+        """An argument, with tensors and devices of this machine."""
+        if isinstance(value, RemoteTensor):
+            return self._values[value.handle]
+        if isinstance(value, (list, tuple)):
+            return [self.fetched(item) for item in value]
+        return torch.device('cpu') if isinstance(value, torch.device) else value
+
+    def sent(self, value: Any) -> Any:
+        """A result, with tensors of the server."""
+        if isinstance(value, torch.Tensor):
+            given = self._given.get(id(value))
+            return self._device.upload(value) if given is None else given
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.sent(item) for item in value])
+        return value
+
+    def write(self, value: Any) -> None:
+        """Write on the server what the operator wrote here."""
+        if isinstance(value, RemoteTensor):
+            self._device.overwrite(value, self._values[value.handle])
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self.write(item)
