@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from counting_task import RATE
+from counting_task import MOST, RATE
 from fleet_env.records import Fault, read_run
 from fleet_env.summary import read_summary
 from fleet_under_test import Fleet
@@ -56,7 +56,7 @@ def test_every_gradient_counts_once_whenever_robot_and_server_are_paused(tmp_pat
         assert not [e for e in read_run(fleet.out) if isinstance(e, Fault)]
         model = load(kept(fleet.out).newest().payload)
         weights, = [v for name, v in model.items() if not name.startswith('rog/')]
-        gradients = read_summary(fleet.out).robots['robot1'].accuracy.after
+        gradients = MOST * read_summary(fleet.out).robots['robot1'].accuracy.after
         assert gradients >= fleet.iteration('robot1') > 12
         assert (weights == -np.float32(RATE * gradients)).all(), \
             (np.unique(weights / RATE, return_counts=True), gradients)
