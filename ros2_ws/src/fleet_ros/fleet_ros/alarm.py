@@ -1,4 +1,4 @@
-"""One-shot deadlines for a single-threaded executor.
+"""One-shot deadlines.
 
 ROS timers are periodic; the machines ask for moments that move with every event,
 milliseconds apart.
@@ -15,10 +15,14 @@ from rclpy.node import Node
 
 
 class Alarm:
-    """Calls ``callback`` in the node's executor at the time last set (monotonic seconds)."""
+    """Calls ``callback`` at the time last set (monotonic seconds).
 
-    def __init__(self, node: Node, callback: Callable[[], None]) -> None:
-        self._guard = node.create_guard_condition(callback)
+    With a ``node`` in its executor, else in a thread of its own: beside a program that computes in
+    Python each thread that takes part costs half a millisecond or more until it may run.
+    """
+
+    def __init__(self, callback: Callable[[], None], node: Node | None = None) -> None:
+        self._ring = callback if node is None else node.create_guard_condition(callback).trigger
         self._changed = threading.Condition()
         self._at = math.inf
         self._closed = False
@@ -35,7 +39,7 @@ class Alarm:
                 self._at = at  # the thread wakes at the former time and looks again
 
     def close(self) -> None:
-        """Stop; the callback is not called any more."""
+        """Stop; the callback is not called any more. Not while holding what it waits for."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -49,4 +53,4 @@ class Alarm:
                 if self._closed:
                     return
                 self._at = math.inf
-            self._guard.trigger()
+            self._ring()

@@ -1,6 +1,7 @@
-"""The alarm rings in the executor, once, at the time that was set last."""
+"""The alarm rings once, at the time that was set last, in the executor or in a thread of its own."""
 
 import math
+import threading
 import time
 
 import pytest
@@ -21,7 +22,7 @@ class Bell:
         self.executor = SingleThreadedExecutor(context=self.context)
         self.executor.add_node(self.node)
         self.rung = []
-        self.alarm = Alarm(self.node, lambda: self.rung.append(time.monotonic()))
+        self.alarm = Alarm(lambda: self.rung.append(time.monotonic()), self.node)
 
     def spin(self, done, deadline=30.0):
         end = time.monotonic() + deadline
@@ -64,3 +65,26 @@ def test_after_close_it_is_silent(bell):
     bell.alarm.close()
     bell.spin(lambda: bell.rung, deadline=0.1)
     assert not bell.rung
+
+
+def test_without_a_node_it_rings_in_a_thread_of_its_own():
+    rung = threading.Event()
+    threads = []
+
+    def ring():
+        threads.append(threading.current_thread())
+        rung.set()
+
+    alarm = Alarm(ring)
+    try:
+        at = time.monotonic() + 0.02
+        alarm.set(at)
+        assert rung.wait(30) and time.monotonic() >= at
+        rung.clear()
+        alarm.set(time.monotonic())
+        assert rung.wait(30)
+    finally:
+        alarm.close()
+    assert threads[0] is threads[1] is not threading.main_thread()
+    alarm.set(time.monotonic())
+    assert len(threads) == 2

@@ -127,7 +127,7 @@ class ParameterServerNode(ManagedNode):
             self._peer(robot)
         self.create_service(Register, 'register', self._on_register)
         Control(self, self._key)
-        self._alarm = Alarm(self, self._on_time)
+        self._alarm = Alarm(self._on_time, self)
         self.held.callback(self._alarm.close)
         if settings.upstream.robot:
             from .above import Above  # which needs all that a robot's node does

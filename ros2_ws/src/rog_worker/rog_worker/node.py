@@ -146,7 +146,7 @@ class WorkerNode(ManagedNode):
         self.create_subscription(TransferReceipt, 'push_receipt', self._on_message, qos.CONTROL)
         self.create_subscription(FleetStatus, server + '/fleet_status', self._on_fleet, qos.STATUS)
         self._register = self.create_client(Register, server + '/register')
-        self._alarm = Alarm(self, self._on_time)
+        self._alarm = Alarm(self._on_time, self)
         self.held.callback(self._forget)
         self.held.callback(self._alarm.close)
         self._started = self.create_guard_condition(self._on_start)

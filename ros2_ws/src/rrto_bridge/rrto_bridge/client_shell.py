@@ -86,7 +86,7 @@ class Link(Port):
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
                          context=self._context)
-        self._alarm = Alarm(self.node, self._told(self._on_alarm))
+        self._alarm = Alarm(self._told(self._on_alarm))
         self._spinning = Spinning(self.node)
         try:
             self.server = self._wanted or find_server(self.node)

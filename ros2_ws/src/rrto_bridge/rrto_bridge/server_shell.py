@@ -139,7 +139,7 @@ class Server:
         self._messages = 0                      # of programs that have left
         self._closing = False
         self._reported = time.monotonic()
-        self._alarm = Alarm(node, self._on_time)
+        self._alarm = Alarm(self._on_time, node)
         self._zygote.listen(self._on_ended, self._on_gone)
         self._status = node.create_publisher(msg.ServerStatus, f'/rrto/{name}/status', qos.STATUS)
         node.create_service(srv.Open, f'/rrto/{name}/open', self._on_open)

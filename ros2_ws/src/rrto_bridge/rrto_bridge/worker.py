@@ -110,7 +110,7 @@ class _Worker:
         self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
         self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
         self.machine = SessionMachine(task.program, task.incarnation, settings, time.monotonic())
-        self._alarm = Alarm(self.node, self._on_time)
+        self._alarm = Alarm(self._on_time)
         self._spinning = Spinning(self.node)
         warm_up(self.device)
         limit_memory(self.device, settings.memory << 20)

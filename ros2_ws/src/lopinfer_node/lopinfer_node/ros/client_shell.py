@@ -112,7 +112,7 @@ class Client:
         self.machine.reason = f'not connected yet to {self._open.srv_name}'
         self._upload = node.create_client(srv.Upload, options.server + '/upload')
         self._set_plans = node.create_client(srv.SetPlans, options.server + '/set_plans')
-        self._alarm = Alarm(node, self._on_time)
+        self._alarm = Alarm(self._on_time, node)
         self._alarm.set(time.monotonic())
         node.create_timer(1.0, self.report)
 

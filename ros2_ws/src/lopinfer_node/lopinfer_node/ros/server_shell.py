@@ -110,7 +110,7 @@ class Server:
         self.node.create_service(srv.Open, '/lopinfer/open', self._on_open)
         self.node.create_service(srv.Upload, '/lopinfer/upload', self._on_upload)
         self.node.create_service(srv.SetPlans, '/lopinfer/set_plans', self._on_set_plans)
-        self._alarm = Alarm(node, self._on_time)
+        self._alarm = Alarm(self._on_time, node)
         self._computing = threading.Thread(target=self._compute, name='computing', daemon=True)
         self._computing.start()
 
