@@ -1,7 +1,9 @@
-"""Which PyTorch device a setting names."""
+"""Which PyTorch device a setting names, and how much of its memory a process may take."""
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
 from typing import Any
 
 from fleet_env.errors import SettingError
@@ -21,3 +23,24 @@ def torch_device(name: str) -> Any:
     except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA asserts
         raise SettingError(f'device is {name!r}, which cannot be used here: '
                            f'{str(error).splitlines()[0]}') from None
+
+
+def warm_up(device: Any) -> None:
+    """Let PyTorch start its threads and load its libraries, before memory is counted."""
+    import torch
+
+    image = torch.ones(1, 8, 64, 64, device=device)
+    torch.nn.functional.conv2d(image, torch.ones(8, 8, 3, 3, device=device))
+    image.view(64, 512) @ image.view(512, 64)
+
+
+def limit_memory(device: Any, nbytes: int) -> None:
+    """Let this process allocate no more than ``nbytes`` from now on, on a GPU or on the host."""
+    import torch
+
+    if device.type == 'cuda':
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), device)
+        return
+    now = int(Path('/proc/self/status').read_text().split('VmData:')[1].split()[0]) << 10
+    resource.setrlimit(resource.RLIMIT_DATA, (now + nbytes,) * 2)

@@ -1,4 +1,4 @@
-"""The alarm rings once, at the time that was set last, in the executor or in a thread of its own."""
+"""The alarm rings once, at the time set last, in the executor or in a thread of its own."""
 
 import math
 import threading

@@ -19,7 +19,7 @@ from rclpy.node import Node
 from torch.utils import _pytree as pytree
 
 from .errors import ModelError
-from .model.trace import Snapshot
+from .model.state import Snapshot
 from .model.traced import trace
 from .ros.client_shell import Client, ClientOptions
 from .runtime.client import OPEN, Report

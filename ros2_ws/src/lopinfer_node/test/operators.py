@@ -175,6 +175,12 @@ def _more() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
     return {
         'broadcast two inputs': (fn(lambda a, b: a * b), [(1, 3, 9, 8), (9, 1)]),
         'matmul of two inputs': (fn(lambda a, b: a @ b), [(2, 7, 5), (2, 5, 6)]),
+        'matmul of one input twice': (fn(lambda a: torch.mm(a, a)), [(6, 6)]),
+        'bmm of one input twice': (fn(lambda a: torch.bmm(a, a)), [(3, 6, 6)]),
+        'linear, its own weight': (fn(lambda a: nn.functional.linear(a, a)), [(6, 6)]),
+        'prelu, its own weight': (fn(lambda a: nn.functional.prelu(a, a[0])), [(6, 6)]),
+        'batch norm, its own statistics': (fn(
+            lambda a: nn.functional.batch_norm(a, a[0], a[1].abs())), [(6, 5)]),
         'matmul transposed': (fn(lambda a: a @ a.transpose(1, 2)), [(1, 7, 5)]),
         'batched linear': (nn.Linear(5, 3), [(8, 5)]),
         'batch of images': (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 5)),

@@ -13,6 +13,7 @@ from lopinfer_node.runtime.server import (
     PreparePlans,
     Send,
     ServerMachine,
+    Unload,
 )
 from lopinfer_node.runtime.services import (
     MISSING,
@@ -262,3 +263,72 @@ def test_a_paused_server_finishes_what_is_under_way_and_begins_nothing_new():
     for piece in second:
         server.on_piece('robot1', piece, 1.0)
     assert results(finish(server)) == {'robot1': expected(GRAPH, inputs)[0]}
+
+
+MIB = 1 << 20
+
+
+def having(limit, *models, kept=()):
+    """A server with room for `limit` MiB; models by digit, with MiB loaded and for a request."""
+    server = ServerMachine(9, limits=Limits(memory=limit))
+    for digit, loaded, request in models:
+        digest = digit * 64
+        server.add(digit, digest, [], [], digit in kept)
+        assert server.admit(digest, loaded * MIB, request * MIB) == ('', [])
+        server.on_model(digest, COSTS, COSTS)
+    return server
+
+
+def join(server, client, digit, now=0.0):
+    """A client that opens a model and sends plans; the answer to these, and all actions."""
+    request = OpenRequest(PROTOCOL, client, 5, digit, digit * 64, [], [])
+    assert server.on_open(request, now)[0].status == READY
+    bins, own = encode_plans([PLAN.own])
+    plans = PlansRequest(client, 5, digit * 64, bytes(bins), own)
+    server.on_set_plans(plans, now)
+    actions = server.on_plans(plans, [Prepared(PLAN, Program(PLAN, SERVER))])
+    return server.on_set_plans(plans, now)[:2], actions
+
+
+def test_a_model_that_the_memory_does_not_hold_is_refused_and_hurts_no_other():
+    server = having(1000, ('a', 600, 100))
+    join(server, 'robot1', 'a')
+    server.add('b', 'b' * 64, [], [])
+    reason, actions = server.admit('b' * 64, 300 * MIB, MIB)
+    assert reason == ('b and one request of it take 301 MiB; of the 1000 MiB that the server has '
+                      'for models and requests (its parameter memory), 700 are in use')
+    assert not actions
+    server.on_model('b' * 64, COSTS, COSTS, reason)
+    assert server.used == 700 * MIB + sum(t.bytes for t in PLAN.transfers)
+    assert server.admit('a' * 64, 0, 0)[0] == ''
+
+
+def test_models_that_nobody_uses_make_room_the_oldest_first_but_not_those_that_are_kept():
+    server = having(1000, ('a', 200, 1), ('b', 200, 1), ('c', 200, 1), ('d', 200, 1), kept='a')
+    join(server, 'robot1', 'b')
+    server.add('e', 'e' * 64, [], [])
+    assert server.admit('e' * 64, 300 * MIB, MIB) == ('', [Unload('c' * 64)])
+    assert [d[0] for d in server.models] == ['a', 'b', 'd', 'e']
+    actions = server.on_open(OpenRequest(PROTOCOL, 'robot2', 5, 'c', 'c' * 64, [], []), 0.0)[1]
+    assert actions == [Prepare('c' * 64)]       # its files are still there
+
+
+def test_a_client_for_whose_requests_there_is_no_memory_is_told_until_another_leaves():
+    server = having(1000, ('a', 200, 300))
+    (status, _), _ = join(server, 'robot1', 'a')
+    assert status == READY
+    (status, _), _ = join(server, 'robot2', 'a')
+    assert status == READY
+    (status, reason), _ = join(server, 'robot3', 'a', 25.0)
+    assert status == REFUSED and 'a request take 300 MiB' in reason
+    assert server.on_time(31.0) == [Leave('robot1'), Leave('robot2')]
+    (status, _), _ = join(server, 'robot3', 'a', 32.0)
+    assert status == READY
+    server.on_time(100.0)
+    assert server.used == 200 * MIB
+
+
+def test_requests_make_room_by_unloading_models_that_nobody_uses():
+    server = having(1000, ('a', 200, 300), ('b', 600, 1))
+    (status, _), actions = join(server, 'robot1', 'a')
+    assert status == READY and actions == [Unload('b' * 64)]

@@ -1,5 +1,6 @@
 """A model gets to the server's disk whole, from wherever it was interrupted, or not at all."""
 
+import os
 import random
 import resource
 from hashlib import sha256
@@ -97,11 +98,28 @@ def test_a_file_without_content_is_a_file(tmp_path):
     assert reply.complete
 
 
-def test_a_full_store_takes_no_further_model(tmp_path):
+def begin(store, digest, served=()):
+    return store.take(UploadRequest(digest, 'graph.json', '', 9, 0, b'abc'), served)
+
+
+def test_in_a_full_store_the_model_goes_that_was_not_used_for_longest(tmp_path):
+    store = Store(tmp_path, models=3)
+    (tmp_path / 'not of the store').mkdir()
+    for age, digest in enumerate('abcd'):
+        (tmp_path / (digest * 64)).mkdir()
+        os.utime(tmp_path / (digest * 64), (age, age))
+    store.use('a' * 64)
+    assert begin(store, 'e' * 64, served=['c' * 64]).accepted
+    assert sorted(p.name[0] for p in tmp_path.iterdir()) == ['a', 'c', 'e', 'n']
+
+
+def test_a_full_store_of_models_that_are_served_takes_no_further_one(tmp_path):
     store = Store(tmp_path, models=1)
-    assert store.take(UploadRequest(DIGEST, 'graph.json', '', 9, 0, b'abc')).accepted
-    assert not store.take(UploadRequest('d' * 64, 'graph.json', '', 9, 0, b'abc')).accepted
-    assert store.take(UploadRequest(DIGEST, 'graph.json', '', 9, 3, b'abc')).received == 6
+    (tmp_path / DIGEST).mkdir()
+    assert 'has its 1 models already' in begin(store, 'd' * 64, served=[DIGEST]).reason
+    assert (tmp_path / DIGEST).exists()
+    assert begin(store, 'd' * 64).accepted and not (tmp_path / DIGEST).exists()
+    assert store.take(UploadRequest('d' * 64, 'graph.json', '', 9, 3, b'abc')).received == 6
 
 
 def test_a_part_that_was_not_asked_for_changes_nothing(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .arrays import Array, accumulate, all_finite, copy_of, from_host, to_host, zeros_like
+from .arrays import Array, accumulate, all_finite, copy_of, first_bad, from_host, zeros_like
 from .codecs import RAW, Codec, Part, in_model_order
 from .errors import GradientError
 from .partition import RowPartition
@@ -121,7 +121,7 @@ class Accumulator:
                                 'rate or look at the data of this batch')
 
     def _first_bad_row(self, gradient: Array) -> str:
-        bad = int(np.flatnonzero(~np.isfinite(to_host(gradient)))[0])
+        bad = first_bad(gradient)
         row = int(np.searchsorted(self.partition.row_offsets, bad, side='right')) - 1
         return f'{row} of {self.partition.owner(bad)}'
 

@@ -62,6 +62,11 @@ def all_finite(values: Array) -> bool:
     return bool(values.isfinite().all())
 
 
+def first_bad(values: Array) -> int:
+    """Index of the first element that is NaN or infinite."""
+    return int(np.flatnonzero(~np.isfinite(to_host(values)))[0])
+
+
 def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array, rate: float,
                mu: float, decay: float, offsets: np.ndarray, nesterov: bool = True) -> np.ndarray:
     """Momentum step into ``pending``; returns sum |pending| per segment, float32.

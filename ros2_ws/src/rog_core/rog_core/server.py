@@ -17,7 +17,7 @@ import numpy as np
 
 from .admission import refusal
 from .aggregation import Aggregation, ServerState
-from .arrays import Array, all_finite, difference_magnitude, to_host, zeros_like
+from .arrays import Array, all_finite, difference_magnitude, first_bad, zeros_like
 from .clip import NormBound
 from .codecs import Codec, get_codec
 from .config import ServerConfig
@@ -75,9 +75,8 @@ class ServerMachine:
     def __init__(self, partition: RowPartition, master: Array, incarnation: int,
                  config: ServerConfig) -> None:
         if not all_finite(master):
-            bad = int(np.flatnonzero(~np.isfinite(to_host(master)))[0])
-            raise ConfigError(f'parameter {partition.owner(bad)} of the model holds NaN or '
-                              'infinite values; nobody can train it')
+            raise ConfigError(f'parameter {partition.owner(first_bad(master))} of the model holds '
+                              'NaN or infinite values; nobody can train it')
         self.partition, self.master = partition, master
         self.incarnation, self.config = incarnation, config
         self.codec: Codec = get_codec(config.transfer.codec)

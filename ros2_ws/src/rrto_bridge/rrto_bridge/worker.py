@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
 import sys
 import threading
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 import rclpy
 import torch
 from fleet_ros.alarm import Alarm
+from fleet_ros.device import limit_memory, warm_up
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context as RosContext
 from rclpy.node import Node
@@ -113,7 +113,8 @@ class _Worker:
         self._alarm = Alarm(self._on_time)
         self._spinning = Spinning(self.node)
         warm_up(self.device)
-        limit_memory(self.device, settings.memory << 20)
+        memory = settings.memory << 20
+        limit_memory(self.device, memory + room(memory))
         self._wait_for_program()
         self.node.create_subscription(msg.Ack, base + 'down_ack', self._on_ack, qos.STREAM)
         self.node.create_subscription(msg.Frame, base + 'up', self._on_frame, qos.STREAM)
@@ -218,24 +219,6 @@ class _Worker:
             else:
                 self.link.send(0, partial(self.acks.publish, to_ros(action)), now)
         self._alarm.set(min(self.machine.deadline, self.link.deadline))
-
-
-def warm_up(device: torch.device) -> None:
-    """Let PyTorch start its threads and load its libraries, before memory is counted."""
-    image = torch.ones(1, 8, 64, 64, device=device)
-    torch.nn.functional.conv2d(image, torch.ones(8, 8, 3, 3, device=device))
-    image.view(64, 512) @ image.view(512, 64)
-
-
-def limit_memory(device: torch.device, memory: int) -> None:
-    """Let no more than `memory` bytes of tensors, and some room, be allocated from now on."""
-    if device.type == 'cuda':
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, (memory + room(memory)) / total),
-                                                   device)
-        return
-    now = int(Path('/proc/self/status').read_text().split('VmData:')[1].split()[0]) << 10
-    resource.setrlimit(resource.RLIMIT_DATA, (now + memory + room(memory),) * 2)
 
 
 def room(memory: int) -> int:

@@ -107,10 +107,11 @@ def test_a_crash_an_endless_operator_and_greed_cost_their_program_alone(domain, 
 LIMITED = '''
 import os, torch
 from rrto_bridge.errors import described
-from rrto_bridge.worker import limit_memory, room, warm_up
+from fleet_ros.device import limit_memory, warm_up
+from rrto_bridge.worker import room
 torch.set_num_threads(1)
 warm_up(torch.device('cpu'))
-limit_memory(torch.device('cpu'), 64 << 20)
+limit_memory(torch.device('cpu'), (64 << 20) + room(64 << 20))
 kept = [torch.ones(4 << 20, dtype=torch.uint8) for _ in range(16)]
 for make in (lambda: torch.ones(240 << 20, dtype=torch.uint8), lambda: bytearray(240 << 20)):
     try:

@@ -19,6 +19,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='what computes: cpu, cuda or cuda:N (default: cpu)')
     parser.add_argument('--threads', type=positive, metavar='N',
                         help="threads that compute (default: PyTorch's own choice)")
+    parser.add_argument('--memory', type=positive, metavar='MIB',
+                        help='most MiB for models and requests under way (default: 4096)')
     parser.add_argument('--name', default='lopinfer', metavar='NAMESPACE',
                         help='namespace of the server (default: lopinfer)')
     add_network_options(parser, without=['namespace'])
@@ -28,7 +30,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 def _run(options: argparse.Namespace) -> int:
     join_network(options)
     parameters = {'models': options.models, 'device': options.device,
-                  'threads': options.threads or 0}
+                  'threads': options.threads or 0, 'memory': options.memory or 0}
     arguments = ['--ros-args', '-r', f'__ns:=/{options.name.strip("/")}']
     for name, value in parameters.items():
         if value:

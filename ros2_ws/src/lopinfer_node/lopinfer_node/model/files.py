@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from ..errors import ModelError
 from . import rules  # noqa: F401 - registers the rules
 from .calls import RULES, WHOLE, Weight
+from .tape import Record, Ref, Tape
 from .text import KINDS, VERSION, as_json
-from .trace import Record, Ref, Tape
 from .traced import Traced
 
 GRAPH, WEIGHTS = 'graph.json', 'weights.safetensors'

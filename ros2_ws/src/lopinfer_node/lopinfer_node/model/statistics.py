@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .calls import Call, Value, Weight
-from .trace import Record, Ref, Tape
+from .tape import Record, Ref, Tape
 from .traced import Traced
 
 aten = torch.ops.aten

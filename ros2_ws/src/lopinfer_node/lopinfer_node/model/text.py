@@ -11,7 +11,7 @@ import torch
 
 from ..errors import ModelError
 from .calls import Weight
-from .trace import Ref, Tape
+from .tape import Ref, Tape
 
 VERSION = 1   # of the format
 

@@ -19,8 +19,10 @@ from . import rules  # noqa: F401 - registers the rules
 from .calls import Call, Division, Value, Weight, divide
 from .footprint import whole
 from .graph import Graph, Kind, Node
+from .state import untouched
+from .tape import Record, Ref, Tape
 from .text import as_json
-from .trace import Record, Ref, Tape, place_of, record, untouched
+from .trace import place_of, record
 
 MAX_CHOICES = 64
 

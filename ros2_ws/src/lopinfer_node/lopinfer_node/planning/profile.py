@@ -80,13 +80,24 @@ class Profile:
                                f'nodes) does not belong to {graph.name} ({len(graph)} nodes): '
                                f'their digests differ; profile this model again')
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that this module describes."""
+        return {'format': FORMAT, 'version': VERSION,
+                **{field: getattr(self, field) for field in _TEXTS},
+                'names': list(self.names), 'fixed': self.fixed.tolist(),
+                'per_share': self.per_share.tolist()}
+
+    @classmethod
+    def from_json(cls, state: Any) -> Profile:
+        """Check such an object; raises ProfileError."""
+        try:
+            return cls(**_checked(state))
+        except OverflowError as error:
+            raise ProfileError(str(error)) from error
+
     def save(self, path: str | Path) -> None:
         """Write the file that this module describes."""
-        state = {'format': FORMAT, 'version': VERSION,
-                 **{field: getattr(self, field) for field in _TEXTS},
-                 'names': list(self.names), 'fixed': self.fixed.tolist(),
-                 'per_share': self.per_share.tolist()}
-        Path(path).write_text(json.dumps(state, indent=1) + '\n', encoding='utf-8')
+        Path(path).write_text(json.dumps(self.as_json(), indent=1) + '\n', encoding='utf-8')
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
@@ -100,8 +111,8 @@ class Profile:
             raise ProfileError(f'{path}: cannot be read: {error}; write one with '
                                f'`lopinfer profile`') from error
         try:
-            return cls(**_checked(state))
-        except (ProfileError, OverflowError) as error:
+            return cls.from_json(state)
+        except ProfileError as error:
             raise ProfileError(f'{path}: {error}') from error
 
 

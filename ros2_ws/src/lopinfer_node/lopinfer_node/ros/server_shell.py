@@ -1,7 +1,7 @@
 """The server's shell: `ServerMachine` on the topics of a ROS 2 node, and the server's computing.
 
-Three threads meet at one lock: the executor (messages, services, time), one that computes for all
-clients, and one for what takes long (loading, measuring, checking and compiling plans).
+Four threads meet at one lock: the executor (messages, services, time), one that computes for all
+clients, and two for what takes long: trying and loading models, checking and compiling plans.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from lopinfer_msgs import msg, srv
 from rclpy.node import Node
 
 from .. import qos
-from ..errors import LopinferError, ModelError, ProfileError
+from ..errors import LopinferError, ProfileError
 from ..model.files import load
 from ..model.traced import Traced
 from ..planning.plan import SERVER, Plan
-from ..planning.profile import Profile
-from ..runtime.measure import machine, measure
+from ..runtime.measure import machine
 from ..runtime.program import Program
 from ..runtime.recording import Recording, recorded
 from ..runtime.server import (
@@ -41,10 +40,12 @@ from ..runtime.server import (
     PreparePlans,
     Send,
     ServerMachine,
+    Unload,
     Work,
 )
 from ..runtime.services import PlansRequest, decode_plans, number
 from ..runtime.store import Store, UploadRequest
+from ..runtime.trial import Trial, Trier
 from ..runtime.wire import Ack, Piece
 from .convert import ack_of, open_of, piece_of, plans_of, reply_to_ros, to_ros
 
@@ -55,7 +56,6 @@ class ServerOptions:
 
     directory: Path
     device: str = 'cpu'
-    measure: Callable[[Traced], Profile] = measure
     limits: Limits = field(default_factory=Limits)
     link: Callable[[], ShapedLink] = ShapedLink
     recording: Recording | None = None
@@ -106,7 +106,9 @@ class Server:
         self._topics: dict[str, _Topics] = {}
         self._ready: list[tuple[_Topics, Piece | Ack]] = []  # has left its link, to be published
         self._closing = False
-        self._jobs = ThreadPoolExecutor(1, 'lopinfer')
+        self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
+        self._models_jobs = ThreadPoolExecutor(1, 'models')
+        self._plans_jobs = ThreadPoolExecutor(1, 'plans')
         self.node.create_service(srv.Open, '/lopinfer/open', self._on_open)
         self.node.create_service(srv.Upload, '/lopinfer/upload', self._on_upload)
         self.node.create_service(srv.SetPlans, '/lopinfer/set_plans', self._on_set_plans)
@@ -121,7 +123,9 @@ class Server:
             self._changed.notify_all()
         self._computing.join()
         self._alarm.close()
-        self._jobs.shutdown(cancel_futures=True)
+        self._trier.close()
+        self._models_jobs.shutdown(cancel_futures=True)
+        self._plans_jobs.shutdown(cancel_futures=True)
 
     def pause(self, paused: bool) -> None:
         """Begin nothing new, or go on."""
@@ -140,7 +144,7 @@ class Server:
         prints = traced.fingerprints
         with self._changed:
             self._act(self.machine.add(traced.name, traced.digest, list(prints),
-                                       [number(p) for p in prints.values()]))
+                                       [number(p) for p in prints.values()], kept=True))
 
     # -- services --------------------------------------------------------------------------------
 
@@ -154,8 +158,11 @@ class Server:
         if not self.options.limits.uploads:
             response.reason = 'this server takes no models from its clients'
             return response
+        with self._changed:
+            served = self.machine.models
         reply = self.store.take(UploadRequest(request.digest, request.file, request.sha256,
-                                              request.size, request.offset, bytes(request.data)))
+                                              request.size, request.offset, bytes(request.data)),
+                                served)
         if reply.complete:
             with self._changed:
                 self.machine.on_stored(request.digest)
@@ -212,9 +219,11 @@ class Server:
                 self._topics.pop(action.client).remove(self.node)
                 self.node.get_logger().info(f'{action.client} has gone')
             elif isinstance(action, Prepare):
-                self._jobs.submit(self._prepare, action.digest)
+                self._models_jobs.submit(self._prepare, action.digest)
             elif isinstance(action, PreparePlans):
-                self._jobs.submit(self._prepare_plans, action.request)
+                self._plans_jobs.submit(self._prepare_plans, action.request)
+            elif isinstance(action, Unload):
+                self._models.pop(action.digest, None)
         for topics in self._topics.values():
             topics.link.release(now)
         self._alarm.set(min([self.machine.deadline,
@@ -231,34 +240,37 @@ class Server:
     def _prepare(self, digest: str) -> None:
         costs, reason = (np.empty(0), np.empty(0)), ''
         try:
-            traced = load(self.store.path(digest), self.options.device)
-            if traced.digest != digest:
-                raise ModelError(f'its files are those of {traced.digest}')
-            profile = self._profile(traced)
-            costs = profile.fixed, profile.per_share
-            self._models[digest] = traced
+            trial = self._try(digest)
+            with self._changed:
+                reason, actions = self.machine.admit(digest, trial.loaded, trial.request)
+                self._act(actions)
+            if not reason:
+                self._models[digest] = load(self.store.path(digest), self.options.device)
+                costs = trial.profile.fixed, trial.profile.per_share
         except Exception as error:  # whatever is wrong with the model concerns its clients alone
             reason = f'the model can not be served: {error}'
-            self.node.get_logger().error(reason)
             self.store.remove(digest)
+        if reason:
+            self.node.get_logger().error(reason)
         with self._changed:
             self.machine.on_model(digest, *costs, reason)
 
-    def _profile(self, traced: Traced) -> Profile:
-        """What the model costs here, measured once."""
-        path = self.store.path(traced.digest) / 'profile.json'
+    def _try(self, digest: str) -> Trial:
+        """What the model takes here: tried once."""
+        folder = self.store.use(digest)
+        path = folder / 'trial.json'
         try:
-            profile = Profile.load(path)
-            if (profile.digest, profile.machine) == (traced.graph.digest, machine()):
-                return profile
+            trial = Trial.load(path)
+            if trial.profile.machine == machine():
+                return trial
         except ProfileError:
-            pass  # there is none yet, or it is damaged: measure
-        profile = self.options.measure(traced)
+            pass  # there is none yet, or it is damaged
+        trial = self._trier(folder)
         try:
-            profile.save(path)
-        except OSError as error:   # it is measured again next time
-            self.node.get_logger().warning(f'the profile can not be kept: {error}')
-        return profile
+            trial.save(path)
+        except OSError as error:   # it is tried again next time
+            self.node.get_logger().warning(f'what the model takes can not be kept: {error}')
+        return trial
 
     def _prepare_plans(self, request: PlansRequest) -> None:
         table, reason = [], ''
@@ -270,7 +282,7 @@ class Server:
         except Exception as error:  # numbers that are no plan; they concern this client alone
             reason = f'no plan table: {type(error).__name__}: {error}'
         with self._changed:
-            self.machine.on_plans(request, table, reason)
+            self._act(self.machine.on_plans(request, table, reason))
 
     # -- computing -------------------------------------------------------------------------------
 

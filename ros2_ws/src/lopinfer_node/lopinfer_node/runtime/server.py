@@ -67,7 +67,7 @@ class Leave:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Load and measure a stored model in the background, then say `on_model`."""
+    """Try a stored model in the background, ask `admit`, load it, then say `on_model`."""
 
     digest: str
 
@@ -80,6 +80,13 @@ class PreparePlans:
 
 
 @dataclass(frozen=True)
+class Unload:
+    """Let go of a model that no client uses; its files stay."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
 class Send:
     """Send a piece or an acknowledgement to a client."""
 
@@ -87,7 +94,7 @@ class Send:
     message: Piece | Ack
 
 
-Action = Join | Leave | Prepare | PreparePlans | Send
+Action = Join | Leave | Prepare | PreparePlans | Unload | Send
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,10 @@ class Limits(Settings):
     request_bytes: int = 1 << 28   # incoming transfers of one request
     lease: float = setting(30.0, 'silence after which a robot is forgotten', 's', ge=3.0, le=3600.0)
     uploads: bool = setting(True, 'whether robots may send models')
+    memory: int = setting(4096, 'most memory for models and requests under way', 'MiB', ge=64,
+                          le=1 << 24)
+    longest: float = setting(30.0, 'longest inference of a model that is served', 's', ge=0.1,
+                             le=3600.0)
     piece_bytes: int = MAX_PIECE   # of one piece
 
 
@@ -122,6 +133,9 @@ class _Model:
     hashes: Sequence[int]
     status: int = PREPARING
     reason: str = ''
+    kept: bool = False       # is not unloaded
+    loaded: int = 0          # bytes
+    request: int = 0         # bytes besides for each request
     fixed: np.ndarray = field(default_factory=lambda: np.empty(0))
     per_share: np.ndarray = field(default_factory=lambda: np.empty(0))
 
@@ -139,6 +153,7 @@ class _Session:
     plans: Sequence[Prepared] = ()
     asked: PlansRequest | None = None   # the table that is being prepared, or was refused
     refusal: str = ''
+    reserved: int = 0                   # bytes for a request
     number: int = 0                     # of the newest request
     execution: Execution | None = None
 
@@ -202,12 +217,51 @@ class ServerMachine:
         return OpenReply(READY, '', self.incarnation, bool(session.plans), model.fixed,
                          model.per_share), actions
 
-    def add(self, name: str, digest: str, names: Sequence[str], hashes: Sequence[int]
-            ) -> list[Action]:
-        """Have a stored model prepared."""
+    @property
+    def models(self) -> list[str]:
+        """Digests of the models that are served or prepared."""
+        return list(self._models)
+
+    @property
+    def used(self) -> int:
+        """Bytes that are set aside for models and requests."""
+        return sum(m.loaded for m in self._models.values()) + \
+            sum(s.reserved for s in self._sessions.values())
+
+    def add(self, name: str, digest: str, names: Sequence[str], hashes: Sequence[int],
+            kept: bool = False) -> list[Action]:
+        """Have a stored model prepared; ``kept``: it stays in memory when nobody uses it."""
         self._stored.add(digest)
-        self._models[digest] = _Model(name, names, hashes)
+        self._models[digest] = _Model(name, names, hashes, kept=kept)
         return [Prepare(digest)]
+
+    def admit(self, digest: str, loaded: int, request: int) -> tuple[str, list[Action]]:
+        """Set memory aside for a model that takes so many bytes, and for each request so many.
+
+        Returns why there is none, or '', and models to unload first.
+        """
+        model = self._models[digest]
+        actions = self._make_room(loaded + request)
+        if self.used + loaded + request > self.limits.memory << 20:
+            return self._full(f'{model.name} and one request of it', loaded + request), actions
+        model.loaded, model.request = loaded, request
+        return '', actions
+
+    def _make_room(self, nbytes: int) -> list[Action]:
+        """Unload models that nobody uses, the oldest first, until so many bytes are free."""
+        actions: list[Action] = []
+        in_use = {s.digest for s in self._sessions.values()}
+        for digest, model in list(self._models.items()):
+            if self.used + nbytes <= self.limits.memory << 20:
+                break
+            if model.status == READY and not model.kept and digest not in in_use:
+                del self._models[digest]
+                actions.append(Unload(digest))
+        return actions
+
+    def _full(self, what: str, nbytes: int) -> str:
+        return (f'{what} take {nbytes >> 20} MiB; of the {self.limits.memory} MiB that the server '
+                f'has for models and requests (its parameter memory), {self.used >> 20} are in use')
 
     def _refusal(self, request: OpenRequest, now: float) -> str:
         session = self._sessions.get(request.client)
@@ -266,6 +320,7 @@ class ServerMachine:
         model.status, model.reason = (REFUSED if reason else READY), reason
         model.fixed, model.per_share = fixed, per_share
         if reason:
+            model.loaded = model.request = 0
             self._stored.discard(digest)
 
     def on_set_plans(self, request: PlansRequest, now: float) -> tuple[int, str, list[Action]]:
@@ -287,18 +342,29 @@ class ServerMachine:
             return PREPARING, 'the plans are being checked and compiled', []
         return READY, '', []
 
-    def on_plans(self, request: PlansRequest, table: Sequence[Prepared], reason: str = '') -> None:
+    def on_plans(self, request: PlansRequest, table: Sequence[Prepared], reason: str = ''
+                 ) -> list[Action]:
         """A plan table was prepared: the plan of each bin, or why it is refused."""
         session = self._sessions.get(request.client)
         if session is None or session.asked is not request:
-            return  # another table, or another client, by now
+            return []  # another table, or another client, by now
+        crossing = 0
         for prepared in table:
-            incoming = sum(t.bytes for t in prepared.plan.transfers if t.source == DEVICE)
-            if incoming > self.limits.request_bytes:
-                reason = (f'a plan sends {incoming} bytes to the server, which takes '
+            sizes = {side: sum(t.bytes for t in prepared.plan.transfers if t.source == side)
+                     for side in (DEVICE, SERVER)}
+            crossing = max(crossing, sum(sizes.values()))
+            if sizes[DEVICE] > self.limits.request_bytes:
+                reason = (f'a plan sends {sizes[DEVICE]} bytes to the server, which takes '
                           f'{self.limits.request_bytes}')
+        session.reserved = 0
+        needed = self._models[request.digest].request + crossing
+        actions = self._make_room(needed)
+        if self.used + needed > self.limits.memory << 20:
+            reason = reason or self._full('a request', needed)
         session.refusal = reason
         session.plans = () if reason else tuple(table)
+        session.reserved = 0 if reason else needed
+        return actions
 
     # -- requests --------------------------------------------------------------------------------
 

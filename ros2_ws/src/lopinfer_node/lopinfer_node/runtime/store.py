@@ -9,10 +9,12 @@ second robot that sends the same model costs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +52,10 @@ class UploadReply:
 
 
 class Store:
-    """At most ``models`` under ``directory``, no file of which is above ``model_bytes``."""
+    """At most ``models`` under ``directory``, no file of which is above ``model_bytes``.
+
+    When another one comes, the one goes that was not used for longest.
+    """
 
     def __init__(self, directory: Path, model_bytes: int = 4 << 30, models: int = 64) -> None:
         self.directory = directory
@@ -67,6 +72,12 @@ class Store:
         """Folder of a complete model."""
         return self.directory / digest
 
+    def use(self, digest: str) -> Path:
+        """Folder of a complete model, which is used now."""
+        with contextlib.suppress(OSError):   # a folder that can only be read
+            os.utime(self.path(digest))
+        return self.path(digest)
+
     def add(self, traced: Traced) -> None:
         """Keep a model of this machine's own."""
         if traced.digest not in self.digests():
@@ -76,8 +87,11 @@ class Store:
         """Forget a model, which turned out not to be what its digest says."""
         shutil.rmtree(self.path(digest), ignore_errors=True)
 
-    def take(self, request: UploadRequest) -> UploadReply:
-        """Take a part of a file; never more than was announced, nor anything outside the store."""
+    def take(self, request: UploadRequest, served: Collection[str] = ()) -> UploadReply:
+        """Take a part of a file; never more than was announced, nor anything outside the store.
+
+        ``served``: digests of models that stay.
+        """
         if not re.fullmatch('[0-9a-f]{64}', request.digest) or request.file not in FILES:
             return UploadReply(False, f"'{request.file}' of model '{request.digest}' is no file "
                                       'of a model')
@@ -88,14 +102,14 @@ class Store:
             return UploadReply(True, '', request.size, True)
         folder = self.directory / f'{request.digest}.part'
         try:
-            return self._take(folder, request)
+            return self._take(folder, request, served)
         except OSError as error:   # a full disk, for example: what is there of the model makes room
             shutil.rmtree(folder, ignore_errors=True)
             self._hashes.pop(folder / (request.file + '.part'), None)
             return UploadReply(False, f'the server can not keep {request.file}: {error}')
 
-    def _take(self, folder: Path, request: UploadRequest) -> UploadReply:
-        if not folder.exists() and len(list(self.directory.iterdir())) >= self.models:
+    def _take(self, folder: Path, request: UploadRequest, served: Collection[str]) -> UploadReply:
+        if not folder.exists() and not self._make_room(served):
             return UploadReply(False, f'the server has its {self.models} models already')
         folder.mkdir(exist_ok=True)
         path = folder / (request.file + '.part')
@@ -110,9 +124,22 @@ class Store:
         path.rename(folder / request.file)
         return UploadReply(True, '', received, self._complete(folder))
 
+    def _make_room(self, served: Collection[str]) -> bool:
+        """Whether there is place for one more, after the oldest have gone."""
+        folders = [p for p in self.directory.iterdir()
+                   if re.fullmatch(r'[0-9a-f]{64}(\.part)?', p.name)]
+        surplus = len(folders) - self.models + 1
+        idle = sorted((p for p in folders if p.name not in served), key=lambda p: p.stat().st_mtime)
+        for path in idle[:max(0, surplus)]:
+            shutil.rmtree(path, ignore_errors=True)
+            for file in [f for f in self._hashes if f.parent == path]:
+                del self._hashes[file]
+        return len(idle) >= surplus
+
     def _append(self, path: Path, request: UploadRequest) -> int:
         """Append the part if it begins where the file ends; return the bytes that are there."""
         path.touch()
+        os.utime(path.parent)
         received = path.stat().st_size
         if path not in self._hashes:
             self._hashes[path] = hashlib.sha256(path.read_bytes() if received else b'')

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fleet_env.errors import FleetEnvError
@@ -57,13 +58,18 @@ def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Fi
             ) -> Iterator[tuple[str, Figures, Figures]]:
     """(mode, link, figures) of every combination; device-only first.
 
+    Robot and server are two machines: where this one has two processors or more, each has half.
+
     ``links``: what is said of each link, and the settings that emulate it (see `emulated`).
     ``size``: rows and columns of the image. ``count``: inferences that are timed.
     """
     command = [sys.executable, '-m', 'rrto_bridge.measure', model, str(size)]
-    yield 'device-only', {}, _run([*command, str(count)], dict(os.environ))
+    cores = sorted(os.sched_getaffinity(0))
+    half = max(1, len(cores) // 2)
+    with _on(cores[:half]):
+        yield 'device-only', {}, _run([*command, str(count)], dict(os.environ))
     for said, link in links:
-        with own_server(threads=1, **link) as name:
+        with _on(cores[-half:]), own_server(threads=1, **link) as name, _on(cores[:half]):
             for mode in MODES:
                 settings = from_flat(Settings, {
                     'mode': 'replay' if mode == 'native' else mode, 'server': name, **link})
@@ -71,6 +77,17 @@ def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Fi
                 extra = ['native'] if mode == 'native' else []
                 yield mode, said, _run([*command, str(times), *extra],
                                        program_environment(settings))
+
+
+@contextmanager
+def _on(cores: list[int]) -> Iterator[None]:
+    """Processes that are started meanwhile run on these processors."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def emulated(trip: float, rate: float) -> tuple[Figures, Figures]:

@@ -82,7 +82,7 @@ def batch_norm(call: Call) -> Division:
     value = call.values[0]
     assert value.axis is not None
     axis = value.axis
-    if call.arguments.get('training') and axis != 1:
+    if len(call.values) != 1 or call.arguments.get('training') and axis != 1:
         return indivisible(call)
 
     def part(lo: int, hi: int, needs: Sequence[Interval]) -> Arithmetic:
@@ -99,7 +99,7 @@ def prelu(call: Call) -> Division:
     """Slopes stand along axis 1."""
     value = call.values[0]
     weight = call.arguments['weight']
-    if value.axis == 1 and weight.shape[0] > 1:
+    if len(call.values) != 1 or value.axis == 1 and weight.shape[0] > 1:
         return indivisible(call)
     return Division(value.axis, (identity(value.extent),), lambda lo, hi, needs: call.bind())
 

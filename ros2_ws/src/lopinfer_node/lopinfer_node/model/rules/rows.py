@@ -17,7 +17,8 @@ from .pointwise import narrowed, placed, pointwise, same_axis
 def linear(call: Call) -> Division:
     """Each row alone, whatever axis the rows stand along (thesis: row-separable)."""
     value = call.values[0]
-    if len(call.values) != 1 or value.axis == len(value.shape) - 1:
+    if isinstance(call.arguments['weight'], Value) or len(call.values) != 1 \
+            or value.axis == len(value.shape) - 1:
         return indivisible(call)
     return same_axis(call, value)
 
@@ -49,6 +50,8 @@ def product(call: Call, left: str, right: str) -> Division:
         return indivisible(call)
     extent = call.shape[axis]
     batch = axis < rank - 2
+    if a == b and not batch:    # in part as one factor, whole as the other
+        return indivisible(call)
     same = [v for v, rows in ((a, rank - 2), (b, rank - 1)) if isinstance(v, Value)
             and v.axis is not None and v.axis + rank - len(v.shape) == axis
             and (batch or axis == rows) and v.extent == extent]

@@ -1,0 +1,41 @@
+"""What a trace is: a list of ATen calls, all of whose results are single tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .calls import Weight
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Result of record `index`."""
+
+    index: int
+
+
+@dataclass
+class Record:
+    """One call, or one of the model's inputs (`overload` None).
+
+    `arguments` hold `Ref` and `Weight` where tensors stand; `pick` selects one of several results.
+    """
+
+    overload: torch._ops.OpOverload | None
+    arguments: dict[str, Any]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    place: str = ''
+    pick: int | None = None
+
+
+@dataclass
+class Tape:
+    """Records in topological order; `outputs` refer to records or hold constant tensors."""
+
+    records: list[Record] = field(default_factory=list)
+    outputs: list[Ref | Weight] = field(default_factory=list)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)

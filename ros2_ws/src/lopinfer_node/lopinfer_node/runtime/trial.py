@@ -1,0 +1,170 @@
+"""A model is tried in a process of its own before a server serves it.
+
+A robot may send a model that takes any amount of memory or time, or that ends the process that
+computes it. Here that costs the trial alone; what it took there is what the server sets aside.
+
+    python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST
+
+prints one JSON object: {"loaded": bytes, "request": bytes, "profile": {...}}, or {"error": text}.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fleet_ros.device import limit_memory, warm_up
+
+from ..errors import ModelError, ProfileError
+from ..model.files import load
+from ..planning.profile import Profile
+from .measure import SHARES, measure
+
+LOADING = 300.0    # seconds in which a model is read and checked, however busy the machine is
+MEASURING = 30.0   # seconds that measuring should take; a slow model is measured fewer times
+TURNS = 9          # passes of a fast model at each share
+ROOM = 64 << 20    # least bytes for what is not the model's
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a model takes here: bytes once it is ``loaded``, and besides for each ``request``."""
+
+    profile: Profile
+    loaded: int
+    request: int
+
+    def save(self, path: Path) -> None:
+        """Write the JSON object that this module describes."""
+        path.write_text(json.dumps({'loaded': self.loaded, 'request': self.request,
+                                    'profile': self.profile.as_json()}) + '\n')
+
+    @classmethod
+    def load(cls, path: Path) -> Trial:
+        """Read it; raises ProfileError."""
+        try:
+            return cls._of(json.loads(path.read_text()))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ProfileError(f'{path}: {error}') from error
+
+    @classmethod
+    def _of(cls, state: Any) -> Trial:
+        try:
+            sizes = [state['loaded'], state['request']]
+            profile = Profile.from_json(state['profile'])
+        except (KeyError, TypeError) as error:
+            raise ProfileError(f'no result of a trial: {error}') from error
+        if not all(type(size) is int and size >= 0 for size in sizes):
+            raise ProfileError(f'no result of a trial: sizes {sizes}')
+        return cls(profile, *sizes)
+
+
+class Trier:
+    """Tries models, one at a time; ``close`` from another thread ends the one under way.
+
+    ``memory``: bytes that a model and one request of it may take; ``longest``: seconds of one
+    inference.
+    """
+
+    def __init__(self, device: str, memory: int, longest: float) -> None:
+        self.device, self.memory, self.longest = device, memory, longest
+        self._process: subprocess.Popen[str] | None = None
+        self._closed = False
+
+    def __call__(self, folder: Path) -> Trial:
+        """Raises ModelError: it can't be read, or takes too much."""
+        command = [sys.executable, '-m', __name__, str(folder), self.device,
+                   str(torch.get_num_threads()), str(self.memory), str(self.longest)]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              text=True) as process:
+            self._process = process
+            if self._closed:
+                process.kill()
+            *stages, last = process.communicate()[0].splitlines() or ['']
+        if process.returncode == -signal.SIGALRM:
+            raise ModelError(f'one inference takes more than {self.longest:g} s' if stages or last
+                             else f'it is not read after {LOADING:g} s')
+        try:
+            state = json.loads(last)
+            if 'error' not in state:
+                return Trial._of(state)
+        except (ValueError, TypeError, ProfileError):
+            raise ModelError(f'it ended the process that tried it (status {process.returncode})'
+                             ) from None
+        raise ModelError(state['error'])
+
+    def close(self) -> None:
+        """End the trial under way, and each one that is asked for later."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+
+
+def main(arguments: list[str]) -> int:
+    """Be the process of a trial."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)   # the server ends it
+    folder, device = Path(arguments[0]), torch.device(arguments[1])
+    memory, longest = int(arguments[3]), float(arguments[4])
+    torch.set_num_threads(int(arguments[2]))
+    warm_up(device)
+    warm_up(torch.device('meta'))   # loads what computes shapes
+    limit_memory(device, memory + max(ROOM, memory // 4))
+    try:
+        result = _try(folder, device, memory, longest)
+    except MemoryError:
+        result = {'error': _too_large(memory)}
+    except Exception as error:   # whatever is wrong with it is the model's fault
+        text = str(error)
+        result = {'error': _too_large(memory) if 'memory' in text else text}
+    print(json.dumps(result), flush=True)
+    return 0
+
+
+def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dict[str, Any]:
+    before = _memory(device)[0]
+    signal.setitimer(signal.ITIMER_REAL, LOADING)
+    traced = load(folder, str(device))
+    if traced.digest != folder.name:
+        raise ModelError(f'its files are those of {traced.digest}')
+    loaded = _memory(device)[0]
+    print('loaded', flush=True)
+    signal.setitimer(signal.ITIMER_REAL, longest)
+    began = time.monotonic()
+    measure(traced, 1, 0, (1.0,))
+    turns = int(MEASURING / (2 * len(SHARES) * max(time.monotonic() - began, 1e-6)))
+    turns = min(TURNS, max(turns, 1))
+    signal.setitimer(signal.ITIMER_REAL, 4 * len(SHARES) * turns * longest)
+    profile = measure(traced, max(turns - 2, 1), min(2, turns - 1))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    model, request = max(0, loaded - before), max(0, _memory(device)[1] - loaded)
+    if model + request > memory:
+        raise ModelError(_too_large(memory))
+    return {'loaded': model, 'request': request, 'profile': profile.as_json()}
+
+
+def _too_large(memory: int) -> str:
+    return (f'it and one request of it take more than the {memory >> 20} MiB that the server has '
+            'for models; see its parameter memory')
+
+
+def _memory(device: torch.device) -> tuple[int, int]:
+    """Bytes that this process takes on the device, now and at most so far."""
+    if device.type == 'cuda':
+        return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    status = Path('/proc/self/status').read_text()
+    now, most = (int(status.split(f'{name}:')[1].split()[0]) << 10 for name in ('VmRSS', 'VmHWM'))
+    return now, most
+
+
+if __name__ == '__main__':
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,93 @@
+"""What a model takes is found out in a process of its own, which it may end, and no other."""
+
+import json
+import threading
+
+import pytest
+import torch
+from lopinfer_node.errors import ModelError, ProfileError
+from lopinfer_node.model.files import save
+from lopinfer_node.model.traced import trace
+from lopinfer_node.runtime.trial import Trial, Trier
+
+MIB = 1 << 20
+LIMIT = 120
+
+
+class Squares(torch.nn.Module):
+    """Makes a matrix of `size` by `size` and multiplies it with itself."""
+
+    def __init__(self, size, times):
+        super().__init__()
+        self.size, self.times = size, times
+
+    def forward(self, x):
+        y = x.reshape(-1, 1) * x.reshape(1, -1)
+        for _ in range(self.times):
+            y = y @ y
+        return y.mean(1)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """Models as a robot sends them, by size and times."""
+    store = tmp_path_factory.mktemp('store')
+
+    def stored(size, times=0):
+        traced = trace(Squares(size, times).eval(), torch.ones(size))
+        save(traced, store / traced.digest)
+        return store / traced.digest
+    return stored
+
+
+def test_a_trial_says_what_a_model_takes_and_can_be_kept(folder, tmp_path):
+    found = Trier('cpu', 512 * MIB, 30.0)(folder(2048, 1))
+    assert 32 * MIB < found.request < 256 * MIB and found.loaded < 32 * MIB
+    assert found.profile.whole.sum() > 0
+    found.save(tmp_path / 'trial.json')
+    kept = Trial.load(tmp_path / 'trial.json')
+    assert (kept.loaded, kept.request, kept.profile.as_json()) == (
+        found.loaded, found.request, found.profile.as_json())
+
+
+@pytest.mark.parametrize('damage', [{'loaded': -1}, {'request': 1.5}, {'profile': {}},
+                                    {'profile': None}])
+def test_what_is_damaged_on_disk_is_not_believed(damage, tmp_path):
+    path = tmp_path / 'trial.json'
+    path.write_text(json.dumps({'loaded': 1, 'request': 1, 'profile': {}} | damage))
+    with pytest.raises(ProfileError):
+        Trial.load(path)
+
+
+def test_a_model_that_takes_too_much_memory_is_refused(folder):
+    with pytest.raises(ModelError, match='take more than the 64 MiB that the server has'):
+        Trier('cpu', 64 * MIB, 30.0)(folder(8192))
+
+
+def test_a_model_that_computes_for_too_long_is_refused(folder):
+    with pytest.raises(ModelError, match='one inference takes more than 0.02 s'):
+        Trier('cpu', 512 * MIB, 0.02)(folder(1536, 8))
+
+
+def test_a_model_that_is_not_what_its_digest_says_is_refused(folder, tmp_path):
+    path = folder(16)
+    path.rename(tmp_path / ('e' * 64))
+    with pytest.raises(ModelError, match=f'its files are those of {path.name}'):
+        Trier('cpu', 512 * MIB, 30.0)(tmp_path / ('e' * 64))
+
+
+def test_the_end_of_the_process_is_the_models_and_close_ends_it(folder, monkeypatch):
+    trier = Trier('cpu', 512 * MIB, 30.0)
+    path, said = folder(1536, 8), []
+
+    def run():
+        with pytest.raises(ModelError) as error:
+            trier(path)
+        said.append(str(error.value))
+    thread = threading.Thread(target=run)
+    thread.start()
+    trier.close()
+    thread.join(LIMIT)
+    assert said == ['it ended the process that tried it (status -9)']
+    run()
+    assert said[1] == said[0]
