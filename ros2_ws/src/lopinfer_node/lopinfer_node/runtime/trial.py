@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> int:
     warm_up(device)
     shadow = torch.empty(1, 2, 2, device='meta')
     warm_up(shadow.device)     # these two load what computes shapes, 70 MB that are not the model's
-    torch.matmul(shadow, shadow)
+    torch.mul(shadow, shadow)
     limit_memory(device, memory + max(ROOM, memory // 4))
     try:
         result = _try(folder, device, memory, longest)
