@@ -76,6 +76,14 @@ def test_no_service(bench):
         client.call_async(SetBool.Response())
 
 
+def test_names_as_given_and_in_full(bench):
+    node = bench.node("named", namespace="/place")
+    client = node.create_client(Empty, "answer")
+    service = node.create_service(Empty, "~/answer", answer)
+    assert (client.srv_name, client.service_name) == ("answer", "/place/answer")
+    assert (service.srv_name, service.service_name) == ("~/answer", "/place/named/answer")
+
+
 def test_removed_request_never_completes(bench):
     node = bench.node()
     node.create_service(SetBool, "switch", answer)

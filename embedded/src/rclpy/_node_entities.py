@@ -247,6 +247,7 @@ class NodeEntities:
         service = Service(
             self._context._participant, srv_type, name, callback, callback_group, qos_profile
         )
+        service.srv_name = srv_name
         self._context.graph.add(self._entry, [service._gids[0]], [service._gids[1]])
         self._adopt(service, callback_group, self._services)
         return service
@@ -270,6 +271,7 @@ class NodeEntities:
             qos_profile,
             callback_group,
         )
+        client.srv_name = srv_name
         self._context.graph.add(self._entry, [client._gids[0]], [client._gids[1]])
         self._adopt(client, callback_group, self._clients)
         return client

@@ -36,7 +36,8 @@ class Client(ServicePair):
         )
         self.context = context
         self.srv_type = srv_type
-        self.srv_name = srv_name
+        self.srv_name = srv_name  # as it was given, once the node has made it
+        self.service_name = srv_name
         self.callback_group = callback_group
         self._guid = _dds.instance_handle(self._writer)
         self._prefix = HEADER.pack(self._guid, 0)[:8]
@@ -49,11 +50,6 @@ class Client(ServicePair):
     def handle(self) -> Client:
         """The client itself: there is no other handle."""
         return self
-
-    @property
-    def service_name(self) -> str:
-        """The service's fully qualified name."""
-        return self.srv_name
 
     def call(self, request: Any, timeout_sec: float | None = None) -> Any:
         """Send a request and wait for the answer; None after the timeout.
@@ -84,7 +80,7 @@ class Client(ServicePair):
         code = self._send(self._guid, sequence, request)
         if code < 0:
             self.remove_pending_request(future)
-            raise _dds.DdsError(f"cannot call {self.srv_name}: {_dds.error_text(code)}")
+            raise _dds.DdsError(f"cannot call {self.service_name}: {_dds.error_text(code)}")
         return future
 
     def get_pending_request(self, sequence_number: int) -> Future:
@@ -104,7 +100,7 @@ class Client(ServicePair):
         start = len(HEADER_LE)
         if sample[0][start : start + 8] != self._prefix:
             return  # the answer to another client
-        _, sequence, response = self._split(self.srv_type.Response, sample[0], self.srv_name)
+        _, sequence, response = self._split(self.srv_type.Response, sample[0], self.service_name)
         with self._lock:
             future = self._pending_requests.pop(sequence, None)
         if future is not None and response is not None:

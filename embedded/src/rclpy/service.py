@@ -107,7 +107,8 @@ class Service(ServicePair):
             _dds.DATA_AVAILABLE,
         )
         self.srv_type = srv_type
-        self.srv_name = srv_name
+        self.srv_name = srv_name  # as it was given, once the node has made it
+        self.service_name = srv_name
         self.callback = callback
         self.callback_group = callback_group
         self._matched_clients: set[bytes] = set()
@@ -117,14 +118,9 @@ class Service(ServicePair):
         """The service itself: there is no other handle."""
         return self
 
-    @property
-    def service_name(self) -> str:
-        """The service's fully qualified name."""
-        return self.srv_name
-
     def _invoke(self, sample: tuple[bytes, Any]) -> Any:
         data, info = sample
-        guid, sequence, request = self._split(self.srv_type.Request, data, self.srv_name)
+        guid, sequence, request = self._split(self.srv_type.Request, data, self.service_name)
         if request is None:
             return None
         header = (guid, sequence, info.publication_handle)
@@ -141,7 +137,7 @@ class Service(ServicePair):
         """Answer the request with this header."""
         if not isinstance(response, self.srv_type.Response):
             raise TypeError(
-                f"the callback of service {self.srv_name} returned {type(response).__name__}, "
+                f"the callback of service {self.service_name} returned {type(response).__name__}, "
                 f"not {self.srv_type.__name__}.Response"
             )
         guid, sequence, publication = header

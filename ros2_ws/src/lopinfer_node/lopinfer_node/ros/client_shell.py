@@ -109,7 +109,8 @@ class Client:
         node.create_subscription(msg.Piece, 'lopinfer/down', self._on_piece, qos.PIECE)
         node.create_subscription(msg.Ack, 'lopinfer/up_ack', self._on_ack, qos.PIECE)
         self._open = node.create_client(srv.Open, options.server + '/open')
-        self.machine.reason = f'not connected yet to {self._open.srv_name}'
+        place = node.resolve_service_name(options.server + '/open')
+        self.machine.reason = f'not connected yet to {place}'
         self._upload = node.create_client(srv.Upload, options.server + '/upload')
         self._set_plans = node.create_client(srv.SetPlans, options.server + '/set_plans')
         self._alarm = Alarm(self._on_time, node)
