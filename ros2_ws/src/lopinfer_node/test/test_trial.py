@@ -46,17 +46,30 @@ def test_a_trial_says_what_a_model_takes_and_can_be_kept(folder, tmp_path):
     assert found.profile.whole.sum() > 0
     found.save(tmp_path / 'trial.json')
     kept = Trial.load(tmp_path / 'trial.json')
-    assert (kept.loaded, kept.request, kept.profile.as_json()) == (
-        found.loaded, found.request, found.profile.as_json())
+    assert (kept.loaded, kept.request, kept.plan, kept.profile.as_json()) == (
+        found.loaded, found.request, found.plan, found.profile.as_json())
 
 
-@pytest.mark.parametrize('damage', [{'loaded': -1}, {'request': 1.5}, {'profile': {}},
-                                    {'profile': None}])
+@pytest.mark.parametrize('damage', [{'loaded': -1}, {'request': 1.5}, {'plan': '1'},
+                                    {'profile': {}}, {'profile': None}])
 def test_what_is_damaged_on_disk_is_not_believed(damage, tmp_path):
     path = tmp_path / 'trial.json'
-    path.write_text(json.dumps({'loaded': 1, 'request': 1, 'profile': {}} | damage))
+    path.write_text(json.dumps({'loaded': 1, 'request': 1, 'plan': 1, 'profile': {}} | damage))
     with pytest.raises(ProfileError):
         Trial.load(path)
+
+
+def test_what_a_plan_takes_grows_with_the_operators(folder):
+    few, many = (Trier('cpu', 512 * MIB, 30.0)(folder(4, times)).plan for times in (1, 200))
+    assert 0 < few < 200 * 300 < many
+
+
+def test_a_large_part_that_takes_more_than_the_whole_counts(tmp_path):
+    step = 1 << 24   # a convolution does not write its padding down; one of a part of it does
+    traced = trace(torch.nn.Conv1d(1, 1, 1, step, 2 * step, bias=False).eval(), torch.ones(1, 1, 2))
+    save(traced, tmp_path / traced.digest)
+    found = Trier('cpu', 1024 * MIB, 30.0)(tmp_path / traced.digest)
+    assert found.request > 3 * 4 * step
 
 
 def test_a_model_that_takes_too_much_memory_is_refused(folder):

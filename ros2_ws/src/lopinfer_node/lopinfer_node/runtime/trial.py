@@ -5,7 +5,8 @@ computes it. Here that costs the trial alone; what it took there is what the ser
 
     python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST
 
-prints one JSON object: {"loaded": bytes, "request": bytes, "profile": {...}}, or {"error": text}.
+prints one JSON object: {"loaded": bytes, "request": bytes, "plan": bytes, "profile": {...}}, or
+{"error": text}.
 """
 
 from __future__ import annotations
@@ -16,37 +17,44 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fleet_ros.device import limit_memory, warm_up
 
 from ..errors import ModelError, ProfileError
 from ..model.files import load
+from ..model.traced import Traced
+from ..planning.plan import SERVER, Plan
 from ..planning.profile import Profile
-from .measure import SHARES, measure
+from .measure import SHARES, all_but_one, measure
+from .program import Program
 
 LOADING = 300.0    # seconds in which a model is read and checked, however busy the machine is
 MEASURING = 30.0   # seconds that measuring should take; a slow model is measured fewer times
 TURNS = 9          # passes of a fast model at each share
 ROOM = 64 << 20    # least bytes for what is not the model's
+MAX_TEXT = 1000    # characters of a reason; names in it are the robot's
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a model takes here: bytes once it is ``loaded``, and besides for each ``request``."""
+    """Bytes that a model takes when it is ``loaded``, and for each ``request`` and ``plan``."""
 
     profile: Profile
     loaded: int
     request: int
+    plan: int
 
     def save(self, path: Path) -> None:
         """Write the JSON object that this module describes."""
         path.write_text(json.dumps({'loaded': self.loaded, 'request': self.request,
-                                    'profile': self.profile.as_json()}) + '\n')
+                                    'plan': self.plan, 'profile': self.profile.as_json()}) + '\n')
 
     @classmethod
     def load(cls, path: Path) -> Trial:
@@ -59,7 +67,7 @@ class Trial:
     @classmethod
     def _of(cls, state: Any) -> Trial:
         try:
-            sizes = [state['loaded'], state['request']]
+            sizes = [state['loaded'], state['request'], state['plan']]
             profile = Profile.from_json(state['profile'])
         except (KeyError, TypeError) as error:
             raise ProfileError(f'no result of a trial: {error}') from error
@@ -125,7 +133,7 @@ def main(arguments: list[str]) -> int:
         result = {'error': _too_large(memory)}
     except Exception as error:   # whatever is wrong with it is the model's fault
         text = str(error)
-        result = {'error': _too_large(memory) if 'memory' in text else text}
+        result = {'error': _too_large(memory) if 'memory' in text else text[:MAX_TEXT]}
     print(json.dumps(result), flush=True)
     return 0
 
@@ -145,11 +153,26 @@ def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dic
     turns = min(TURNS, max(turns, 1))
     signal.setitimer(signal.ITIMER_REAL, 4 * len(SHARES) * turns * longest)
     profile = measure(traced, max(turns - 2, 1), min(2, turns - 1))
+    all_but_one(traced)
     signal.setitimer(signal.ITIMER_REAL, 0)
     model, request = max(0, loaded - before), max(0, _memory(device)[1] - loaded)
     if model + request > memory:
         raise ModelError(_too_large(memory))
-    return {'loaded': model, 'request': request, 'profile': profile.as_json()}
+    return {'loaded': model, 'request': request, 'plan': _plan_bytes(traced),
+            'profile': profile.as_json()}
+
+
+def _plan_bytes(traced: Traced) -> int:
+    """What a server keeps of a plan: here the lower half of what can be divided, and the rest."""
+    whole = [n.is_global or n.extent == 1 for n in traced.graph.nodes]
+    cuts = np.where(whole, 0, traced.graph.extents // 2)
+    tracemalloc.start()
+    plan = Plan.of_cuts(traced.graph, cuts, cuts)
+    kept = Program(traced, plan, SERVER)
+    nbytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    del kept
+    return nbytes
 
 
 def _too_large(memory: int) -> str:
