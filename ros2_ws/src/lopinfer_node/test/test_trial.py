@@ -1,6 +1,8 @@
 """What a model takes is found out in a process of its own, which it may end, and no other."""
 
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -87,6 +89,13 @@ def test_a_model_that_is_not_what_its_digest_says_is_refused(folder, tmp_path):
     path.rename(tmp_path / ('e' * 64))
     with pytest.raises(ModelError, match=f'its files are those of {path.name}'):
         Trier('cpu', 512 * MIB, 30.0)(tmp_path / ('e' * 64))
+
+
+def test_a_trial_does_not_go_on_without_its_server(folder):
+    command = [sys.executable, '-m', 'lopinfer_node.runtime.trial', str(folder(16)), 'cpu', '1',
+               str(512 * MIB), '30', '1']   # process 1 stands for a server that has ended
+    ended = subprocess.run(command, capture_output=True, timeout=LIMIT, check=False)
+    assert (ended.returncode, ended.stdout) == (1, b'')
 
 
 def test_the_end_of_the_process_is_the_models_and_close_ends_it(folder, monkeypatch):

@@ -3,7 +3,7 @@
 A robot may send a model that takes any amount of memory or time, or that ends the process that
 computes it. Here that costs the trial alone; what it took there is what the server sets aside.
 
-    python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST
+    python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 
 prints one JSON object: {"loaded": bytes, "request": bytes, "plan": bytes, "profile": {...}}, or
 {"error": text}.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -91,9 +92,10 @@ class Trier:
     def __call__(self, folder: Path) -> Trial:
         """Raises ModelError: it can't be read, or takes too much."""
         command = [sys.executable, '-m', __name__, str(folder), self.device,
-                   str(torch.get_num_threads()), str(self.memory), str(self.longest)]
+                   str(torch.get_num_threads()), str(self.memory), str(self.longest),
+                   str(os.getpid())]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              text=True) as process:
+                              text=True, start_new_session=True) as process:   # without Ctrl+C
             self._process = process
             if self._closed:
                 process.kill()
@@ -120,7 +122,8 @@ class Trier:
 def main(arguments: list[str]) -> int:
     """Be the process of a trial."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)   # the server ends it
+    if os.getppid() != int(arguments[5]):
+        return 1   # the server ended before it could take this process with it
     folder, device = Path(arguments[0]), torch.device(arguments[1])
     memory, longest = int(arguments[3]), float(arguments[4])
     torch.set_num_threads(int(arguments[2]))
