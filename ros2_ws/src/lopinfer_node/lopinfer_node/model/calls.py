@@ -179,7 +179,11 @@ WHOLE = frozenset((
     'roll', 'rot90', 'scatter', 'scatter_add', 'select_scatter', 'slice_scatter', 'sort', 'take',
     'topk', 'tril', 'triu', 'upsample_bicubic2d', 'affine_grid_generator', 'im2col', 'col2im',
     'unfold', 'repeat', 'tile', 'cross', 'linalg_vector_norm',
-    '_adaptive_avg_pool3d', '_upsample_bicubic2d_aa', '_upsample_bilinear2d_aa', 'lstm', 'gru'))
+    '_adaptive_avg_pool3d', '_upsample_bicubic2d_aa', '_upsample_bilinear2d_aa', 'lstm', 'gru',
+    'rnn_tanh', 'rnn_relu', 'lstm_cell', 'gru_cell', 'rnn_tanh_cell', 'mv', 'dot', 'outer',
+    'bilinear', 'one_hot', 'cummin', 'bucketize', 'scatter_reduce', 'stft', 'fft_fft', 'fft_ifft',
+    'fft_rfft', 'fft_irfft', 'fft_ifft2', 'fft_rfft2', 'fft_irfft2', 'fft_fftn', 'fft_ifftn',
+    'real', 'imag', 'view_as_real', 'view_as_complex'))
 
 
 def divide(call: Call) -> Division:

@@ -174,7 +174,8 @@ def embedding(call: Call) -> Division:
     return same_axis(call, value)
 
 
-@rule('mean', 'sum', 'amax', 'amin', 'var', 'std', 'prod', 'any', 'all', 'logsumexp', 'argmax')
+@rule('mean', 'sum', 'amax', 'amin', 'var', 'std', 'prod', 'any', 'all', 'logsumexp', 'argmax',
+      'var_mean', 'std_mean', 'aminmax')
 def reduction(call: Call) -> Division:
     """Over some axes: global if the divided one is among them, else local."""
     value = call.values[0]
