@@ -17,6 +17,7 @@ from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT, environment, eventually, free_domain
 from lopinfer_node import api
 from lopinfer_node.api import offload, offloaded
+from lopinfer_node.errors import ModelError
 from lopinfer_node.planning.plan import Plan
 from lopinfer_node.planning.profile import Profile
 from lopinfer_node.ros import client_shell, server_shell
@@ -138,6 +139,20 @@ def test_a_result_that_can_not_be_read_back_costs_its_request_alone(tmp_path):
         assert shared.report.fallbacks == 1
         eventually(lambda: shared(x) is not None and shared.report.offloaded > 0)
         same(shared(x), model(x))
+
+
+@pytest.mark.parametrize(('error', 'kept'), [(OSError('Too many open files'), True),
+                                             (ModelError('it is none'), False)])
+def test_a_model_is_removed_for_its_own_fault_alone(error, kept, tmp_path, monkeypatch):
+    def fails(digest):
+        raise error
+    digest = 'a' * 64
+    (tmp_path / digest).mkdir()
+    with server_here(tmp_path) as server:
+        monkeypatch.setattr(server, '_try', fails)
+        server.machine.add('mine', digest, [], [])
+        server._prepare(digest)
+        assert (server.store.digests() == {digest}) == kept
 
 
 def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from lopinfer_msgs import msg, srv
 from rclpy.node import Node
 
 from .. import qos
-from ..errors import LopinferError, ProfileError
+from ..errors import LopinferError, ModelError, ProfileError
 from ..model.files import load
 from ..model.traced import Traced
 from ..planning.plan import SERVER, Plan
@@ -255,7 +255,8 @@ class Server:
                 costs = trial.profile.fixed, trial.profile.per_share
         except Exception as error:  # whatever is wrong with the model concerns its clients alone
             reason = f'the model can not be served: {error}'
-            self.store.remove(digest)
+            if isinstance(error, ModelError):   # else it is this machine's: no file or process more
+                self.store.remove(digest)
         if reason:
             self.node.get_logger().error(reason)
         with self._changed:
