@@ -49,14 +49,6 @@ def measure(traced: Traced, repeats: int = 7, warm_up: int = 2, shares: Sequence
                    tuple(n.name for n in traced.graph.nodes), fixed, per_share)
 
 
-def all_but_one(traced: Traced) -> None:
-    """Run the model with all but one index of each operator.
-
-    So it is seen what a large part takes, which some operators compute otherwise than the whole.
-    """
-    _Pass(traced, [max(1, n.extent - 1) for n in traced.graph.nodes], 1.0).run()
-
-
 def machine() -> str:
     """Name of the machine, for people."""
     if torch.cuda.is_available():

@@ -32,7 +32,7 @@ from ..model.files import load
 from ..model.traced import Traced
 from ..planning.plan import SERVER, Plan
 from ..planning.profile import Profile
-from .measure import SHARES, all_but_one, measure
+from .measure import SHARES, measure
 from .program import Program
 
 LOADING = 300.0    # seconds in which a model is read and checked, however busy the machine is
@@ -156,7 +156,6 @@ def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dic
     turns = min(TURNS, max(turns, 1))
     signal.setitimer(signal.ITIMER_REAL, 4 * len(SHARES) * turns * longest)
     profile = measure(traced, max(turns - 2, 1), min(2, turns - 1))
-    all_but_one(traced)
     signal.setitimer(signal.ITIMER_REAL, 0)
     model, request = max(0, loaded - before), max(0, _memory(device)[1] - loaded)
     if model + request > memory:
