@@ -32,6 +32,7 @@ def warm_up(device: Any) -> None:
     image = torch.ones(1, 8, 64, 64, device=device)
     torch.nn.functional.conv2d(image, torch.ones(8, 8, 3, 3, device=device))
     image.view(64, 512) @ image.view(512, 64)
+    image * image   # on `meta` this loads 40 MiB of Python
 
 
 def limit_memory(device: Any, nbytes: int) -> None:

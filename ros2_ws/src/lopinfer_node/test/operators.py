@@ -138,6 +138,18 @@ def cases() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
         'nearest double': fn(lambda x: F.interpolate(x.double(), (66, 69))),
         'constants made and written': fn(_with_constants),
         'rows written': fn(_with_rows_written),
+        'swapped dimensions': fn(lambda x: x.mT + x.swapdims(2, 3)),
+        'variance and mean': fn(lambda x: torch.add(*torch.var_mean(x, (1, 3)))),
+        'deviation and mean': fn(lambda x: torch.add(*torch.std_mean(x, 3, keepdim=True))),
+        'least and most': fn(lambda x: torch.sub(*torch.aminmax(x, dim=1))),
+        'more functions': fn(lambda x: x.exp2().log10().sinh().asinh().cosh().frac().clip(-1, 1)
+                             + x.erfc().absolute().negative() * x.sinc()),
+        'functions of two': fn(lambda x: torch.logaddexp(x, x * 2) + torch.hypot(x, x + 1)
+                               + torch.copysign(x, x - 1) + torch.fmax(x, -x)
+                               + torch.xlogy(x.abs(), x.abs() + 1)),
+        'spectrum': fn(lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * 2, s=(17, 19))),
+        'least so far': fn(lambda x: x.cummin(3).values),
+        'buckets': Apply(lambda s, x: torch.bucketize(x, s.b) * x, b=torch.linspace(-1, 1, 5)),
     }
     found: dict[str, tuple[nn.Module, list[tuple[int, ...]]]] = {
         name: (module, [IMAGE]) for name, module in one.items()}
@@ -193,6 +205,16 @@ def _more() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
                       [(1, 2, 5, 4, 3)]),
         'lstm': (Apply(lambda s, x: s.r(x.relu())[0], r=nn.LSTM(6, 5, batch_first=True)),
                  [(1, 12, 6)]),
+        'rnn': (Apply(lambda s, x: s.r(x.relu())[0], r=nn.RNN(6, 5, batch_first=True)),
+                [(1, 12, 6)]),
+        'cells': (Apply(lambda s, x: s.a(x, s.b(x)[0]) + s.c(x), a=nn.GRUCell(6, 5),
+                        b=nn.LSTMCell(6, 5), c=nn.RNNCell(6, 5)), [(4, 6)]),
+        'matrix and vector': (Apply(lambda s, x: x.T.mv(s.v) @ torch.outer(s.v, s.v)[:5]
+                                    + x[0].dot(x[1]), v=torch.randn(7)), [(7, 5)]),
+        'bilinear layer': (nn.Bilinear(5, 4, 3), [(7, 5), (7, 4)]),
+        'sound': (Apply(lambda s, x: torch.view_as_real(torch.stft(
+            x, 16, window=s.w, return_complex=True)).square().sum(-1), w=torch.ones(16)),
+            [(2, 120)]),
         'gru': (Apply(lambda s, x: s.r(x.relu())[0], r=nn.GRU(6, 5, 2, dropout=0.5)),
                 [(12, 1, 6)]),
         'unbatched conv': (nn.Conv2d(3, 4, 3, padding=1), [(3, 9, 8)]),

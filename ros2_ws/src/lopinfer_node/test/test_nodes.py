@@ -17,13 +17,16 @@ from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT, environment, eventually, free_domain
 from lopinfer_node import api
 from lopinfer_node.api import offload, offloaded
+from lopinfer_node.errors import ModelError
 from lopinfer_node.planning.plan import Plan
 from lopinfer_node.planning.profile import Profile
-from lopinfer_node.ros import client_shell
+from lopinfer_node.ros import client_shell, server_shell
 from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.ros.server_shell import Server, ServerOptions
 from lopinfer_node.runtime.client import PlannedTable
 from lopinfer_node.runtime.recording import Recording
+from lopinfer_node.runtime.server import PreparePlans
+from lopinfer_node.runtime.services import PlansRequest
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -136,6 +139,46 @@ def test_a_result_that_can_not_be_read_back_costs_its_request_alone(tmp_path):
         assert shared.report.fallbacks == 1
         eventually(lambda: shared(x) is not None and shared.report.offloaded > 0)
         same(shared(x), model(x))
+
+
+@pytest.mark.parametrize(('error', 'kept'), [(OSError('Too many open files'), True),
+                                             (ModelError('it is none'), False)])
+def test_a_model_is_removed_for_its_own_fault_alone(error, kept, tmp_path, monkeypatch):
+    def fails(digest):
+        raise error
+    digest = 'a' * 64
+    (tmp_path / digest).mkdir()
+    with server_here(tmp_path) as server:
+        monkeypatch.setattr(server, '_try', fails)
+        server.machine.add('mine', digest, [], [])
+        server._prepare(digest)
+        assert (server.store.digests() == {digest}) == kept
+
+
+def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeypatch):
+    made, begun, go_on = [], threading.Event(), threading.Event()
+
+    def slow(traced, request, recording):
+        made.append(request.client)
+        begun.set()
+        assert go_on.wait(LIMIT)
+        return []
+    monkeypatch.setattr(server_shell, 'prepare_plans', slow)
+    with server_here(tmp_path) as server:
+        server._models['a'] = None
+
+        def ask(client):
+            request = PlansRequest(client, 1, 'a', b'', np.empty(0))
+            with server._changed:
+                server._act([PreparePlans(request)])
+        ask('first')
+        assert begun.wait(LIMIT)
+        for _ in range(100):
+            ask('again')
+        ask('last')
+        go_on.set()
+        eventually(lambda: made[-1] == 'last')
+    assert made == ['first', 'again', 'last']
 
 
 def test_a_disk_that_takes_nothing_is_the_reason_and_a_profile_is_not_needed_there(

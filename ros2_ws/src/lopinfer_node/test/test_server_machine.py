@@ -5,6 +5,7 @@ import pytest
 from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
 from lopinfer_node.runtime.outbox import Outbox, Route
 from lopinfer_node.runtime.server import (
+    REFUSALS,
     Join,
     Leave,
     Limits,
@@ -299,7 +300,7 @@ def test_a_model_that_the_memory_does_not_hold_is_refused_and_hurts_no_other():
                       'for models and requests (its parameter memory), 700 are in use')
     assert not actions
     server.on_model('b' * 64, COSTS, COSTS, reason)
-    assert server.used == 700 * MIB + sum(t.bytes for t in PLAN.transfers)
+    assert server.used == 700 * MIB + sum(t.bytes for t in PLAN.transfers) + 4 * PLAN.own.size
     assert server.admit('a' * 64, 0, 0)[0] == ''
 
 
@@ -332,3 +333,44 @@ def test_requests_make_room_by_unloading_models_that_nobody_uses():
     server = having(1000, ('a', 200, 300), ('b', 600, 1))
     (status, _), actions = join(server, 'robot1', 'a')
     assert status == READY and actions == [Unload('b' * 64)]
+
+
+def test_plans_take_memory_before_they_are_made():
+    server = ServerMachine(9, limits=Limits(memory=100))
+    server.add('a', 'a' * 64, [], [])
+    assert server.admit('a' * 64, MIB, MIB, 40 * MIB) == ('', [])
+    server.on_model('a' * 64, COSTS, COSTS)
+    request = OpenRequest(PROTOCOL, 'robot1', 5, 'a', 'a' * 64, [], [])
+    server.on_open(request, 0.0)
+    for count, wanted in (3, REFUSED), (2, PREPARING):
+        own = np.tile(encode_plans([PLAN.own])[1], count)
+        status, reason, actions = server.on_set_plans(
+            PlansRequest('robot1', 5, 'a' * 64, bytes(count), own), 0.0)
+        assert status == wanted and bool(actions) == (wanted == PREPARING)
+        assert ('the plans take 120 MiB' in reason) == (wanted == REFUSED)
+    server.on_plans(actions[0].request, [], 'no plan')
+    assert server.used == MIB
+
+
+def test_models_that_are_refused_are_not_remembered_for_ever():
+    server = ServerMachine(9)
+    for number in range(300):
+        digest = f'{number:064x}'
+        server.on_stored({digest})
+        reply, _ = server.on_open(open_request(digest=digest), 0.0)
+        assert reply.status == PREPARING
+        server.on_model(digest, COSTS, COSTS, 'it is none')
+    assert len(server.models) <= REFUSALS
+    assert server.on_open(open_request(digest=digest), 0.0)[0].reason == 'it is none'
+
+
+def test_names_that_take_much_memory_are_refused():
+    request = OpenRequest(PROTOCOL, 'robot1', 5, 'small', DIGEST, ['w' * MIB], [1])
+    reply, actions = ServerMachine(9, {DIGEST}).on_open(request, 0.0)
+    assert reply.status == REFUSED and 'names of the parameters' in reply.reason and not actions
+
+
+def test_a_model_whose_files_made_room_for_another_is_asked_for_again():
+    server = ServerMachine(9, {DIGEST})
+    server.on_stored({'b' * 64})
+    assert server.on_open(open_request(), 0.0)[0].status == MISSING

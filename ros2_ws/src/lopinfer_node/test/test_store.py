@@ -3,6 +3,7 @@
 import os
 import random
 import resource
+import tracemalloc
 from hashlib import sha256
 
 import pytest
@@ -46,6 +47,18 @@ def test_an_upload_survives_lost_calls_and_a_restart(model, tmp_path):
     sent = []
     send_model(model, DIGEST, lambda r: sent.append(r.data) or stores[0].take(r))
     assert sent == [b'', b'']             # a second robot only asks
+
+
+def test_what_has_arrived_before_a_restart_is_not_read_into_memory_at_once(tmp_path):
+    size = 64 << 20
+    path = tmp_path / f'{DIGEST}.part' / (FILES[1] + '.part')
+    path.parent.mkdir()
+    path.write_bytes(bytes(size))
+    tracemalloc.start()
+    reply = Store(tmp_path).take(UploadRequest(DIGEST, FILES[1], '', size + 1, 0, b''))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert reply.received == size and most < size / 8
 
 
 def test_a_file_that_arrives_damaged_is_refused_and_can_be_sent_again(model, tmp_path):

@@ -1,6 +1,8 @@
 """What a model takes is found out in a process of its own, which it may end, and no other."""
 
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -46,17 +48,22 @@ def test_a_trial_says_what_a_model_takes_and_can_be_kept(folder, tmp_path):
     assert found.profile.whole.sum() > 0
     found.save(tmp_path / 'trial.json')
     kept = Trial.load(tmp_path / 'trial.json')
-    assert (kept.loaded, kept.request, kept.profile.as_json()) == (
-        found.loaded, found.request, found.profile.as_json())
+    assert (kept.loaded, kept.request, kept.plan, kept.profile.as_json()) == (
+        found.loaded, found.request, found.plan, found.profile.as_json())
 
 
-@pytest.mark.parametrize('damage', [{'loaded': -1}, {'request': 1.5}, {'profile': {}},
-                                    {'profile': None}])
+@pytest.mark.parametrize('damage', [{'loaded': -1}, {'request': 1.5}, {'plan': '1'},
+                                    {'profile': {}}, {'profile': None}])
 def test_what_is_damaged_on_disk_is_not_believed(damage, tmp_path):
     path = tmp_path / 'trial.json'
-    path.write_text(json.dumps({'loaded': 1, 'request': 1, 'profile': {}} | damage))
+    path.write_text(json.dumps({'loaded': 1, 'request': 1, 'plan': 1, 'profile': {}} | damage))
     with pytest.raises(ProfileError):
         Trial.load(path)
+
+
+def test_what_a_plan_takes_grows_with_the_operators(folder):
+    few, many = (Trier('cpu', 512 * MIB, 30.0)(folder(4, times)).plan for times in (1, 200))
+    assert 0 < few < 200 * 300 < many
 
 
 def test_a_model_that_takes_too_much_memory_is_refused(folder):
@@ -74,6 +81,13 @@ def test_a_model_that_is_not_what_its_digest_says_is_refused(folder, tmp_path):
     path.rename(tmp_path / ('e' * 64))
     with pytest.raises(ModelError, match=f'its files are those of {path.name}'):
         Trier('cpu', 512 * MIB, 30.0)(tmp_path / ('e' * 64))
+
+
+def test_a_trial_does_not_go_on_without_its_server(folder):
+    command = [sys.executable, '-m', 'lopinfer_node.runtime.trial', str(folder(16)), 'cpu', '1',
+               str(512 * MIB), '30', '1']   # process 1 stands for a server that has ended
+    ended = subprocess.run(command, capture_output=True, timeout=LIMIT, check=False)
+    assert (ended.returncode, ended.stdout) == (1, b'')
 
 
 def test_the_end_of_the_process_is_the_models_and_close_ends_it(folder, monkeypatch):

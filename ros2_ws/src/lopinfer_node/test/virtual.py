@@ -252,7 +252,7 @@ class Client:
     def uploaded(self):
         if self.world.server is not None:
             self.world.stored.add(DIGEST)
-            self.world.server.on_stored(DIGEST)
+            self.world.server.on_stored({DIGEST})
         reason = '' if self.world.server else 'no server'
         self.act(self.machine.on_uploaded(reason, self.world.now))
 

@@ -15,6 +15,7 @@ import torch
 
 from ..errors import ModelError
 from .footprint import Footprint, Interval, identity, whole
+from .unchecked import check_arguments, quotients
 
 Arithmetic = Callable[..., torch.Tensor]
 
@@ -116,8 +117,8 @@ class Call:
                lists: list[tuple[int, list[Any]]]) -> Arithmetic:
         target: Callable[..., Any] = self.overload
         pick = self.pick
-        if self.op == 'div' and self.dtype in (torch.int32, torch.int64):
-            target = _quotients(target)
+        if self.op in ('div', 'divide') and self.dtype in (torch.int32, torch.int64):
+            target = quotients(target)
 
         def run(*tensors: torch.Tensor) -> Any:
             arguments = list(plain)
@@ -129,16 +130,6 @@ class Call:
             return result if pick is None else result[pick]
 
         return run
-
-
-def _quotients(divide: Callable[..., Any]) -> Callable[..., Any]:
-    """Division of integers; the one quotient that they do not have would end the process."""
-    def call(dividend: torch.Tensor, divisor: Any, **keywords: Any) -> Any:
-        least = torch.iinfo(torch.result_type(dividend, divisor)).min
-        if torch.any((dividend == least) & (divisor == -1)):
-            raise ModelError(f'{least} / -1 is no number of its type')
-        return divide(dividend, divisor, **keywords)
-    return call
 
 
 def _constant(argument: Any) -> Any:
@@ -181,14 +172,18 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 # Without a rule of their own: always whole. Pure functions of tensors, safe to run for a client.
 WHOLE = frozenset((
-    'argmin', 'argsort', 'bincount', 'cdist', 'cummax', 'cumprod', 'diag_embed',
+    'argmin', 'argsort', 'cdist', 'cummax', 'cumprod', 'diag_embed',
     'diagonal', 'einsum', 'fft_fft2', 'flip', 'gather', 'grid_sampler', 'grid_sampler_2d',
     'index', 'index_add', 'index_put', 'index_select', 'kthvalue', 'max_unpool2d', 'median',
     'native_group_norm', 'group_norm', 'instance_norm', 'nonzero_static', 'repeat_interleave',
     'roll', 'rot90', 'scatter', 'scatter_add', 'select_scatter', 'slice_scatter', 'sort', 'take',
     'topk', 'tril', 'triu', 'upsample_bicubic2d', 'affine_grid_generator', 'im2col', 'col2im',
     'unfold', 'repeat', 'tile', 'cross', 'linalg_vector_norm',
-    '_adaptive_avg_pool3d', '_upsample_bicubic2d_aa', '_upsample_bilinear2d_aa', 'lstm', 'gru'))
+    '_adaptive_avg_pool3d', '_upsample_bicubic2d_aa', '_upsample_bilinear2d_aa', 'lstm', 'gru',
+    'rnn_tanh', 'rnn_relu', 'lstm_cell', 'gru_cell', 'rnn_tanh_cell', 'mv', 'dot', 'outer',
+    'bilinear', 'one_hot', 'cummin', 'bucketize', 'scatter_reduce', 'stft', 'fft_fft', 'fft_ifft',
+    'fft_rfft', 'fft_irfft', 'fft_ifft2', 'fft_rfft2', 'fft_irfft2', 'fft_fftn', 'fft_ifftn',
+    'real', 'imag', 'view_as_real', 'view_as_complex'))
 
 
 def divide(call: Call) -> Division:
@@ -197,6 +192,7 @@ def divide(call: Call) -> Division:
         raise ModelError(f'operator {call.overload} is not a pure ATen operator')
     if random(call.overload, call.arguments):
         raise ModelError(f'operator {call.overload} is random: robot and server would differ')
+    check_arguments(call.op, call.arguments, call.dtype)
     found = RULES.get(call.op)
     if found is None:
         if call.op not in WHOLE:

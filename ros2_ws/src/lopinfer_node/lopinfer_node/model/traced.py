@@ -23,6 +23,7 @@ from .state import untouched
 from .tape import Record, Ref, Tape
 from .text import as_json
 from .trace import place_of, record
+from .unchecked import check_type
 
 MAX_CHOICES = 64
 
@@ -76,6 +77,7 @@ class Traced:
             if 0 in made.shape:
                 raise ModelError(f'{self.name}: {made.place}: a tensor of shape '
                                  f'{list(made.shape)} has no elements to divide')
+            check_type(made.dtype)
             if made.overload is None:
                 axis = next(axes)
                 nodes.append(Node(index, made.place or f'input{index}', Kind.INPUT, 'input', (), (),

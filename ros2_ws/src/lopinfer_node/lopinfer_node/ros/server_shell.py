@@ -23,7 +23,7 @@ from lopinfer_msgs import msg, srv
 from rclpy.node import Node
 
 from .. import qos
-from ..errors import LopinferError, ProfileError
+from ..errors import LopinferError, ModelError, ProfileError
 from ..model.files import load
 from ..model.traced import Traced
 from ..planning.plan import SERVER, Plan
@@ -104,6 +104,7 @@ class Server:
         self._changed = threading.Condition()   # guards machine and topics
         self._models: dict[str, Traced] = {}
         self._topics: dict[str, _Topics] = {}
+        self._tables: dict[str, PlansRequest] = {}   # by client, to be prepared
         self._ready: list[tuple[_Topics, Piece | Ack]] = []  # has left its link, to be published
         self._closing = False
         self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
@@ -163,9 +164,9 @@ class Server:
         reply = self.store.take(UploadRequest(request.digest, request.file, request.sha256,
                                               request.size, request.offset, bytes(request.data)),
                                 served)
-        if reply.complete:
+        if reply.complete or not request.offset:   # the first part makes room for a model
             with self._changed:
-                self.machine.on_stored(request.digest)
+                self.machine.on_stored(self.store.digests())
         response.accepted, response.reason = reply.accepted, reply.reason
         response.received, response.complete = reply.received, reply.complete
         return response
@@ -217,11 +218,15 @@ class Server:
                 self.node.get_logger().info(f'{action.client} joins')
             elif isinstance(action, Leave):
                 self._topics.pop(action.client).remove(self.node)
+                self._tables.pop(action.client, None)
                 self.node.get_logger().info(f'{action.client} has gone')
             elif isinstance(action, Prepare):
                 self._models_jobs.submit(self._prepare, action.digest)
             elif isinstance(action, PreparePlans):
-                self._plans_jobs.submit(self._prepare_plans, action.request)
+                client = action.request.client   # who asks again has one job that waits, not two
+                if client not in self._tables:
+                    self._plans_jobs.submit(self._prepare_plans, client)
+                self._tables[client] = action.request
             elif isinstance(action, Unload):
                 self._models.pop(action.digest, None)
         for topics in self._topics.values():
@@ -242,14 +247,16 @@ class Server:
         try:
             trial = self._try(digest)
             with self._changed:
-                reason, actions = self.machine.admit(digest, trial.loaded, trial.request)
+                reason, actions = self.machine.admit(digest, trial.loaded, trial.request,
+                                                     trial.plan)
                 self._act(actions)
             if not reason:
                 self._models[digest] = load(self.store.path(digest), self.options.device)
                 costs = trial.profile.fixed, trial.profile.per_share
         except Exception as error:  # whatever is wrong with the model concerns its clients alone
             reason = f'the model can not be served: {error}'
-            self.store.remove(digest)
+            if isinstance(error, ModelError):   # else it is this machine's: no file or process more
+                self.store.remove(digest)
         if reason:
             self.node.get_logger().error(reason)
         with self._changed:
@@ -261,7 +268,8 @@ class Server:
         path = folder / 'trial.json'
         try:
             trial = Trial.load(path)
-            if trial.profile.machine == machine():
+            if trial.profile.machine == machine() \
+                    and trial.profile.whole.sum() <= self.options.limits.longest:
                 return trial
         except ProfileError:
             pass  # there is none yet, or it is damaged
@@ -272,7 +280,11 @@ class Server:
             self.node.get_logger().warning(f'what the model takes can not be kept: {error}')
         return trial
 
-    def _prepare_plans(self, request: PlansRequest) -> None:
+    def _prepare_plans(self, client: str) -> None:
+        with self._changed:
+            request = self._tables.pop(client, None)
+        if request is None:
+            return   # the client has gone
         table, reason = [], ''
         try:
             table = prepare_plans(self._models[request.digest], request,

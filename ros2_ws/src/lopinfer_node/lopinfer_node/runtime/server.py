@@ -48,6 +48,8 @@ from .wire import (
 
 NAME = re.compile(r'([A-Za-z]\w*(/[A-Za-z]\w*)*)?', re.ASCII)
 MAX_NAME = 200   # characters; a topic of a longer name can't be made
+MAX_NAMES = 1 << 20   # bytes that the names of a model's parameters may take, with their hashes
+REFUSALS = 64    # refused models whose reason is kept until somebody asks again
 TAKE_OVER = 2.0  # seconds of silence after which a name may be used by another life of a client
 
 
@@ -136,6 +138,7 @@ class _Model:
     kept: bool = False       # is not unloaded
     loaded: int = 0          # bytes
     request: int = 0         # bytes besides for each request
+    plan: int = 0            # bytes besides for each plan
     fixed: np.ndarray = field(default_factory=lambda: np.empty(0))
     per_share: np.ndarray = field(default_factory=lambda: np.empty(0))
 
@@ -153,7 +156,8 @@ class _Session:
     plans: Sequence[Prepared] = ()
     asked: PlansRequest | None = None   # the table that is being prepared, or was refused
     refusal: str = ''
-    reserved: int = 0                   # bytes for a request
+    plans_bytes: int = 0                # set aside for the plans
+    reserved: int = 0                   # and for a request
     number: int = 0                     # of the newest request
     execution: Execution | None = None
 
@@ -226,17 +230,21 @@ class ServerMachine:
     def used(self) -> int:
         """Bytes that are set aside for models and requests."""
         return sum(m.loaded for m in self._models.values()) + \
-            sum(s.reserved for s in self._sessions.values())
+            sum(s.plans_bytes + s.reserved for s in self._sessions.values())
 
     def add(self, name: str, digest: str, names: Sequence[str], hashes: Sequence[int],
             kept: bool = False) -> list[Action]:
         """Have a stored model prepared; ``kept``: it stays in memory when nobody uses it."""
         self._stored.add(digest)
+        refused = [d for d, m in self._models.items() if m.status == REFUSED]
+        for old in refused[:len(refused) - REFUSALS + 1]:
+            del self._models[old]
         self._models[digest] = _Model(name, names, hashes, kept=kept)
         return [Prepare(digest)]
 
-    def admit(self, digest: str, loaded: int, request: int) -> tuple[str, list[Action]]:
-        """Set memory aside for a model that takes so many bytes, and for each request so many.
+    def admit(self, digest: str, loaded: int, request: int, plan: int = 0
+              ) -> tuple[str, list[Action]]:
+        """Set memory aside for a model that takes so many bytes, each request and plan so many.
 
         Returns why there is none, or '', and models to unload first.
         """
@@ -244,7 +252,7 @@ class ServerMachine:
         actions = self._make_room(loaded + request)
         if self.used + loaded + request > self.limits.memory << 20:
             return self._full(f'{model.name} and one request of it', loaded + request), actions
-        model.loaded, model.request = loaded, request
+        model.loaded, model.request, model.plan = loaded, request, plan
         return '', actions
 
     def _make_room(self, nbytes: int) -> list[Action]:
@@ -277,6 +285,8 @@ class ServerMachine:
                     'install the same release on both')
         if len(request.names) != len(request.hashes):
             return f'{len(request.names)} parameters come with {len(request.hashes)} hashes'
+        if len(request.model) + sum(len(name) + 8 for name in request.names) > MAX_NAMES:
+            return f'the names of the parameters take more than {MAX_NAMES} bytes'
         if session is None and len(self._sessions) >= self.limits.clients:
             return f'the server has its {self.limits.clients} clients already'
         if session is not None and session.incarnation != request.incarnation \
@@ -309,9 +319,9 @@ class ServerMachine:
         self._sessions[request.client] = fresh
         return fresh, [] if session is not None else [Join(request.client)]
 
-    def on_stored(self, digest: str) -> None:
-        """All files of a model have arrived."""
-        self._stored.add(digest)
+    def on_stored(self, digests: Collection[str]) -> None:
+        """Which models' files are there now: one has arrived, or made room for another."""
+        self._stored = set(digests)
 
     def on_model(self, digest: str, fixed: np.ndarray, per_share: np.ndarray, reason: str = ''
                  ) -> None:
@@ -320,7 +330,8 @@ class ServerMachine:
         model.status, model.reason = (REFUSED if reason else READY), reason
         model.fixed, model.per_share = fixed, per_share
         if reason:
-            model.loaded = model.request = 0
+            model.loaded = 0
+            model.names, model.hashes = (), ()
             self._stored.discard(digest)
 
     def on_set_plans(self, request: PlansRequest, now: float) -> tuple[int, str, list[Action]]:
@@ -333,14 +344,29 @@ class ServerMachine:
         busy = session.asked is not None and not session.plans and not session.refusal
         if not busy and (session.asked is None or session.asked.bins != request.bins
                 or not np.array_equal(session.asked.own, request.own)):
-            session.asked, session.plans, session.refusal = request, (), ''
-            return PREPARING, 'the plans are being checked and compiled', [PreparePlans(request)]
+            return self._prepare_plans(session, request)
         if session.refusal:
             session.asked = None
             return REFUSED, session.refusal, []
         if not session.plans:
             return PREPARING, 'the plans are being checked and compiled', []
         return READY, '', []
+
+    def _prepare_plans(self, session: _Session, request: PlansRequest
+                       ) -> tuple[int, str, list[Action]]:
+        """Have a table checked and compiled, if there is memory for its plans."""
+        model = self._models[request.digest]
+        numbers = 4 * max(1, len(model.fixed))   # of one plan
+        nbytes = request.own.nbytes + model.plan * -(-len(request.own) // numbers)
+        session.asked, session.plans, session.refusal = request, (), ''
+        session.plans_bytes = session.reserved = 0
+        actions = self._make_room(nbytes)
+        if self.used + nbytes > self.limits.memory << 20:
+            session.asked = None
+            return REFUSED, self._full('the plans', nbytes), actions
+        session.plans_bytes = nbytes
+        return (PREPARING, 'the plans are being checked and compiled',
+                [*actions, PreparePlans(request)])
 
     def on_plans(self, request: PlansRequest, table: Sequence[Prepared], reason: str = ''
                  ) -> list[Action]:
@@ -364,6 +390,8 @@ class ServerMachine:
         session.refusal = reason
         session.plans = () if reason else tuple(table)
         session.reserved = 0 if reason else needed
+        if reason:
+            session.plans_bytes = 0
         return actions
 
     # -- requests --------------------------------------------------------------------------------

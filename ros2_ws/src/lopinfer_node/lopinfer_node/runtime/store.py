@@ -142,7 +142,8 @@ class Store:
         os.utime(path.parent)
         received = path.stat().st_size
         if path not in self._hashes:
-            self._hashes[path] = hashlib.sha256(path.read_bytes() if received else b'')
+            with path.open('rb') as file:
+                self._hashes[path] = _hash(file)
         if request.offset == received and request.data:
             with path.open('ab') as file:
                 file.write(request.data)
@@ -165,7 +166,7 @@ def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], Upload
     for name in FILES:
         path = folder / name
         with path.open('rb') as file:
-            sha256 = _sha256(file)
+            sha256 = _hash(file).hexdigest()
             size, offset, data = path.stat().st_size, 0, b''
             while True:
                 reply = call(UploadRequest(digest, name, sha256, size, offset, data))
@@ -178,8 +179,8 @@ def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], Upload
                 data = file.read(PART_BYTES)
 
 
-def _sha256(file: Any) -> str:
+def _hash(file: Any) -> Any:
     state = hashlib.sha256()  # hashlib.file_digest needs Python 3.11
     while block := file.read(1 << 20):
         state.update(block)
-    return state.hexdigest()
+    return state

@@ -3,50 +3,59 @@
 A robot may send a model that takes any amount of memory or time, or that ends the process that
 computes it. Here that costs the trial alone; what it took there is what the server sets aside.
 
-    python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST
+    python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 
-prints one JSON object: {"loaded": bytes, "request": bytes, "profile": {...}}, or {"error": text}.
+prints one JSON object: {"loaded": bytes, "request": bytes, "plan": bytes, "profile": {...}}, or
+{"error": text}.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fleet_ros.device import limit_memory, warm_up
 
 from ..errors import ModelError, ProfileError
 from ..model.files import load
+from ..model.traced import Traced
+from ..planning.plan import SERVER, Plan
 from ..planning.profile import Profile
 from .measure import SHARES, measure
+from .program import Program
 
 LOADING = 300.0    # seconds in which a model is read and checked, however busy the machine is
 MEASURING = 30.0   # seconds that measuring should take; a slow model is measured fewer times
 TURNS = 9          # passes of a fast model at each share
 ROOM = 64 << 20    # least bytes for what is not the model's
+MAX_TEXT = 1000    # characters of a reason; names in it are the robot's
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a model takes here: bytes once it is ``loaded``, and besides for each ``request``."""
+    """Bytes that a model takes when it is ``loaded``, and for each ``request`` and ``plan``."""
 
     profile: Profile
     loaded: int
     request: int
+    plan: int
 
     def save(self, path: Path) -> None:
         """Write the JSON object that this module describes."""
         path.write_text(json.dumps({'loaded': self.loaded, 'request': self.request,
-                                    'profile': self.profile.as_json()}) + '\n')
+                                    'plan': self.plan, 'profile': self.profile.as_json()}) + '\n')
 
     @classmethod
     def load(cls, path: Path) -> Trial:
@@ -59,7 +68,7 @@ class Trial:
     @classmethod
     def _of(cls, state: Any) -> Trial:
         try:
-            sizes = [state['loaded'], state['request']]
+            sizes = [state['loaded'], state['request'], state['plan']]
             profile = Profile.from_json(state['profile'])
         except (KeyError, TypeError) as error:
             raise ProfileError(f'no result of a trial: {error}') from error
@@ -83,9 +92,10 @@ class Trier:
     def __call__(self, folder: Path) -> Trial:
         """Raises ModelError: it can't be read, or takes too much."""
         command = [sys.executable, '-m', __name__, str(folder), self.device,
-                   str(torch.get_num_threads()), str(self.memory), str(self.longest)]
+                   str(torch.get_num_threads()), str(self.memory), str(self.longest),
+                   str(os.getpid())]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              text=True) as process:
+                              text=True, start_new_session=True) as process:   # without Ctrl+C
             self._process = process
             if self._closed:
                 process.kill()
@@ -112,7 +122,8 @@ class Trier:
 def main(arguments: list[str]) -> int:
     """Be the process of a trial."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)   # the server ends it
+    if os.getppid() != int(arguments[5]):
+        return 1   # the server ended before it could take this process with it
     folder, device = Path(arguments[0]), torch.device(arguments[1])
     memory, longest = int(arguments[3]), float(arguments[4])
     torch.set_num_threads(int(arguments[2]))
@@ -127,7 +138,7 @@ def main(arguments: list[str]) -> int:
         result = {'error': _too_large(memory)}
     except Exception as error:   # whatever is wrong with it is the model's fault
         text = str(error)
-        result = {'error': _too_large(memory) if 'memory' in text else text}
+        result = {'error': _too_large(memory) if 'memory' in text else text[:MAX_TEXT]}
     print(json.dumps(result), flush=True)
     return 0
 
@@ -151,7 +162,21 @@ def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dic
     model, request = max(0, loaded - before), max(0, _memory(device)[1] - loaded)
     if model + request > memory:
         raise ModelError(_too_large(memory))
-    return {'loaded': model, 'request': request, 'profile': profile.as_json()}
+    return {'loaded': model, 'request': request, 'plan': _plan_bytes(traced),
+            'profile': profile.as_json()}
+
+
+def _plan_bytes(traced: Traced) -> int:
+    """What a server keeps of a plan: here the lower half of what can be divided, and the rest."""
+    whole = [n.is_global or n.extent == 1 for n in traced.graph.nodes]
+    cuts = np.where(whole, 0, traced.graph.extents // 2)
+    tracemalloc.start()
+    plan = Plan.of_cuts(traced.graph, cuts, cuts)
+    kept = Program(traced, plan, SERVER)
+    nbytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    del kept
+    return nbytes
 
 
 def _too_large(memory: int) -> str:

@@ -16,13 +16,15 @@ UNARY = (
     'to', '_to_copy', 'detach', 'alias', 'lift_fresh_copy', 'dropout', 'feature_dropout',
     'alpha_dropout', 'clamp', 'clamp_min', 'clamp_max', 'nan_to_num', 'logical_not', 'bitwise_not',
     'isnan', 'isinf', 'threshold', 'hardshrink', 'softshrink', 'zeros_like', 'ones_like',
-    'full_like')
+    'full_like', 'exp2', 'log10', 'asin', 'acos', 'sinh', 'cosh', 'asinh', 'acosh', 'atanh', 'erfc',
+    'frac', 'negative', 'absolute', 'clip', 'sinc')
 BINARY = (
     'add', 'sub', 'rsub', 'mul', 'div', 'pow', 'maximum', 'minimum', 'atan2',
     'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'logical_and', 'logical_or', 'logical_xor', 'bitwise_and',
     'bitwise_or', 'fmod', 'remainder', 'floor_divide', 'where', 'masked_fill', 'addcmul',
     'addcdiv', 'lerp', 'true_divide', 'multiply', 'subtract', 'divide', 'copy', 'fill', '__and__',
-    '__or__', '__xor__')
+    '__or__', '__xor__', 'bitwise_xor', 'logaddexp', 'hypot', 'xlogy', 'copysign', 'fmax', 'fmin',
+    'float_power')
 
 
 def placed(shape: Sequence[int], rank: int, axis: int) -> int | None:

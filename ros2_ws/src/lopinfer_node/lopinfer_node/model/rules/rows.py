@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,12 +124,12 @@ def attention(call: Call) -> Division:
         if causal:
             end = max(n[1] for v, n in zip(call.values, needs, strict=True) if v != query)
             visible = end if any(v.axis == rank - 2 for v in call.values if v != query) else keys
-            past = torch.arange(visible)[None, :] <= torch.arange(lo, hi)[:, None]
 
-            @functools.cache
-            def bound(device: torch.device) -> Arithmetic:
-                return call.bind(attn_mask=Weight('causal', past.to(device)), is_causal=False)
-            return lambda *tensors: bound(tensors[0].device)(*tensors)
+            def on_slices(*tensors: torch.Tensor) -> torch.Tensor:   # the mask lives no longer
+                at = torch.arange(max(visible, hi), device=tensors[0].device)
+                past = at[None, :visible] <= at[lo:hi, None]
+                return call.bind(attn_mask=Weight('causal', past), is_causal=False)(*tensors)
+            return on_slices
         if isinstance(mask, Weight):
             return call.bind(attn_mask=narrowed(mask, rank, rank - 2, lo, hi))
         return call.bind()
@@ -175,7 +174,8 @@ def embedding(call: Call) -> Division:
     return same_axis(call, value)
 
 
-@rule('mean', 'sum', 'amax', 'amin', 'var', 'std', 'prod', 'any', 'all', 'logsumexp', 'argmax')
+@rule('mean', 'sum', 'amax', 'amin', 'var', 'std', 'prod', 'any', 'all', 'logsumexp', 'argmax',
+      'var_mean', 'std_mean', 'aminmax')
 def reduction(call: Call) -> Division:
     """Over some axes: global if the divided one is among them, else local."""
     value = call.values[0]

@@ -13,7 +13,7 @@ from ..footprint import Interval, divided, fixed, identity, merged, ranges, shif
 from .pointwise import same_axis
 
 
-@rule('permute', 'transpose', 't', 'swapaxes', 'movedim')
+@rule('permute', 'transpose', 't', 'numpy_T', 'mT', 'swapaxes', 'swapdims', 'movedim')
 def permute(call: Call) -> Division:
     """The axis moves."""
     value = call.values[0]
@@ -21,12 +21,14 @@ def permute(call: Call) -> Division:
     order = list(range(rank))
     if call.op == 'permute':
         order = [d % rank for d in call.arguments['dims']]
-    elif call.op == 't':
+    elif call.op in ('t', 'numpy_T'):
         order.reverse()
+    elif call.op == 'mT':
+        order[-2:] = order[:-3:-1]
     elif call.op == 'movedim':
         return indivisible(call)
     else:
-        names = ('dim0', 'dim1') if call.op == 'transpose' else ('axis0', 'axis1')
+        names = ('axis0', 'axis1') if call.op == 'swapaxes' else ('dim0', 'dim1')
         i, j = (call.arguments[n] % rank for n in names)
         order[i], order[j] = order[j], order[i]
     assert value.axis is not None

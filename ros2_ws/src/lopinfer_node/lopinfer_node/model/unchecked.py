@@ -1,0 +1,50 @@
+"""What PyTorch's kernels take on trust, and a server may not.
+
+With these arguments a kernel ends its process, or gives back what other memory held. Some of it
+shows only with certain numbers in a request, so that a trial of the model would not find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import ModelError
+
+_INTEGERS = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8,
+             torch.int16, torch.int32, torch.int64)
+
+
+def check_type(dtype: torch.dtype) -> None:
+    """Raise ModelError unless tensors of this type can be made of bytes.
+
+    torch.frombuffer ends the process for quantized ones.
+    """
+    if not (dtype.is_floating_point or dtype.is_complex or dtype in _INTEGERS):
+        raise ModelError(f'tensors of type {dtype} can not be sent')
+
+
+def check_arguments(op: str, arguments: dict[str, Any], dtype: torch.dtype) -> None:
+    """Raise ModelError for a call whose kernel would believe what is wrong."""
+    if op in ('_native_batch_norm_legit_no_training', 'native_batch_norm'):
+        channels = arguments['input'].shape[1]
+        for name in ('weight', 'bias', 'running_mean', 'running_var'):
+            given = arguments.get(name)
+            if given is not None and tuple(given.shape) != (channels,):
+                raise ModelError(f'{op}: {name} has shape {list(given.shape)} for {channels} '
+                                 'channels')
+    elif op.startswith('avg_pool') and not dtype.is_floating_point \
+            and (arguments.get('divisor_override') or 1) < 1:
+        raise ModelError(f'{op}: integers are not divided by {arguments["divisor_override"]}')
+
+
+def quotients(divide: Callable[..., Any]) -> Callable[..., Any]:
+    """Division of integers; the one quotient that they do not have would end the process."""
+    def call(dividend: torch.Tensor, divisor: Any, **keywords: Any) -> Any:
+        least = torch.iinfo(torch.result_type(dividend, divisor)).min
+        if torch.any((dividend == least) & (divisor == -1)):
+            raise ModelError(f'{least} / -1 is no number of its type')
+        return divide(dividend, divisor, **keywords)
+    return call

@@ -1,0 +1,19 @@
+"""Models as somebody writes them who means no good: graph.json and weights.safetensors by hand."""
+
+import json
+
+from lopinfer_node.model.files import GRAPH, WEIGHTS
+from safetensors.torch import save_file
+
+
+def written(folder, shape, *calls, weights=None, dtype='float32', axis=None):
+    """A folder with a model of one input; each call is (op, arguments, shape[, dtype])."""
+    records = [{'op': op, 'arguments': arguments, 'shape': list(made), 'dtype': (*kind, dtype)[0],
+                'place': op, 'pick': 0 if 'native' in op else None}
+               for op, arguments, made, *kind in calls]
+    folder.mkdir(parents=True)
+    (folder / GRAPH).write_text(json.dumps({
+        'version': 1, 'name': 'written', 'calls': records, 'outputs': [{'v': len(calls)}],
+        'inputs': [{'shape': list(shape), 'dtype': dtype, 'axis': axis, 'place': 'x'}]}))
+    save_file(weights or {}, str(folder / WEIGHTS))
+    return folder
