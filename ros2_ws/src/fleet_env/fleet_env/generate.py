@@ -77,7 +77,8 @@ def generate(profile: str | LinkProfile, seed: int = SEED, duration: float = DUR
     """Generate a trace of ``duration`` seconds in steps of ``step`` seconds.
 
     :param profile: a key of :data:`PROFILES`, or a profile.
-    :raises TraceError: for an unknown name, or a duration of fewer than 100 steps, or of more than fit in memory.
+    :raises TraceError: for an unknown name, a duration of fewer than 100 steps, or of more than
+        fit in memory.
     """
     if isinstance(profile, str):
         if profile not in PROFILES:

@@ -22,6 +22,7 @@ from rog_core.errors import ConfigError
 from .emulated_fleet import EmulatedFleet
 from .emulated_network import EmulatedNetwork, check_rights
 from .fleet_options import add_fleet_options, chosen_fleet
+from .places import place
 from .processes import LINGER, FleetProcesses, how_it_ended
 from .view import outcome, watch
 
@@ -33,7 +34,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     up = sub.add_parser('up', help='start server and robots as processes here, and watch')
     add_fleet_options(up, virtual=False)
     up.add_argument('--sync', help='synchronisation method, for example rsp:4')
-    up.add_argument('--out', type=Path, help='directory for the results (default: runs/...)')
+    up.add_argument('--out', type=place, help='directory for the results (default: runs/...)')
     up.add_argument('--only', metavar='NAMES', help='start only these, separated by commas: '
                     'server, or names of robots; the others run on other machines, or already')
     up.add_argument('--plain', action='store_true', help='one line per report, no live table')

@@ -56,9 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads has had enough, as `head`; nobody is there to be told
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
         return 128 + signal.SIGPIPE
-    except (SettingError, TraceError, RecordError, TaskError, RogError,
-            OSError) as error:  # of a file or directory that the user named
+    except (SettingError, TraceError, RecordError, TaskError, RogError) as error:
         print(f'rog: {error}', file=sys.stderr)
+        return 2
+    except OSError as error:  # of a file or directory that the user named
+        said = f'{error.filename}: {error.strerror}' if error.filename and error.strerror else error
+        print(f'rog: {said}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -75,7 +78,7 @@ def _open_what_is_closed() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, 'r' if name == 'stdin' else 'w', closefd=False))
+            setattr(sys, name, os.fdopen(number, 'r' if name == 'stdin' else 'w', closefd=False))
 
 
 def _run(options: argparse.Namespace) -> int:

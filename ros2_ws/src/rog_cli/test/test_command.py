@@ -54,6 +54,26 @@ def test_a_bad_choice_is_refused_before_anything_starts(capsys, tmp_path, argume
     assert not out.exists()
 
 
+@pytest.mark.parametrize('arguments', [
+    ['fleet', 'up', 'indoor'], ['sim', 'indoor'], ['compare', 'indoor', '--sync', 'bsp,asp'],
+    ['plot', '.'], ['trace', 'generate', 'indoor'], ['key', 'fleet.key', '--robot', 'robot1'],
+    ['chaos', 'indoor']])
+def test_an_out_that_is_empty_is_not_where_the_user_is(
+        capsys, monkeypatch, tmp_path, arguments):
+    """A script gave --out "$OUT", which it had not set, and the run went into its directory."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, '--out', ''])
+    assert ended.value.code == 2 and 'argument --out: it is empty' in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_place_of_a_directory_is_named(capsys, tmp_path):
+    (tmp_path / 'out').write_text('')
+    code, _, error = run(capsys, 'fleet', 'up', 'indoor', '--out', str(tmp_path / 'out'))
+    assert code == 2 and error == f'rog: {tmp_path}/out: File exists\n'
+
+
 def test_ctrl_c_while_a_verb_is_loaded_is_no_traceback(capsys, monkeypatch):
     def interrupted(name):
         raise KeyboardInterrupt
