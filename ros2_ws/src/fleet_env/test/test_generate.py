@@ -103,6 +103,8 @@ def test_impossible_requests_are_refused():
         generate('indoor', duration=1)
     with pytest.raises(TraceError, match='more than 10000000 steps'):
         generate('indoor', duration=1e15)
+    with pytest.raises(TraceError, match='seed is -1'):
+        generate('indoor', seed=-1)
 
 
 def test_times_that_can_be_no_seconds_are_refused():

@@ -29,7 +29,7 @@ from .chaos_watch import Seen, Watch, checksums, grew, growth, mirrored, offered
 from .emulated_network import SERVER, EmulatedNetwork, check_rights, own_mounts
 from .fleet_options import add_fleet_options, chosen_fleet
 from .nursery import kill
-from .places import place
+from .option_types import place
 from .processes import LINGER
 
 ROBOTS = '5'

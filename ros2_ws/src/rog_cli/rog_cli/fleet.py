@@ -22,7 +22,7 @@ from rog_core.errors import ConfigError
 from .emulated_fleet import EmulatedFleet
 from .emulated_network import EmulatedNetwork, check_rights
 from .fleet_options import add_fleet_options, chosen_fleet
-from .places import place
+from .option_types import place
 from .processes import LINGER, FleetProcesses, how_it_ended
 from .view import outcome, watch
 

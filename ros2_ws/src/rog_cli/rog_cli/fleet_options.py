@@ -12,7 +12,7 @@ from fleet_env.fleet_file import find_tasks, load_fleet, with_overrides, with_ro
 from fleet_env.generate import PROFILES
 from rog_bringup import FLEETS
 
-from .places import place
+from .option_types import place
 
 
 def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rog_ros.parameters import robot_name
 from rog_ros.seal import new_key, read_key, write_key
 
-from .places import place
+from .option_types import place
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .places import place
+from .option_types import place
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:

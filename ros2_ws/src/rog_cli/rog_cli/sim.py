@@ -11,7 +11,7 @@ from pathlib import Path
 from fleet_env.fleet_file import fleets_below
 
 from .fleet_options import add_fleet_options, chosen_fleet
-from .places import place
+from .option_types import place
 from .progress import progress_bar
 from .view import outcome
 

@@ -17,7 +17,7 @@ from fleet_env.statistics import PERCENTILES, TraceStatistics, describe
 from fleet_env.trace import LinkTrace, format_trace, read_trace, write_trace
 from fleet_env.trace_recorder import TraceRecorder, parse_iw
 
-from .places import place
+from .option_types import place
 
 _BYTES_PER_MBIT = 125_000
 

@@ -68,6 +68,14 @@ def test_an_out_that_is_empty_is_not_where_the_user_is(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize('text', ['nan', '-1', 'inf', 'soon'])
+@pytest.mark.parametrize('verb', [['status', '--once'], ['control', 'stop']])
+def test_nobody_waits_for_a_time_that_is_none(capsys, verb, text):
+    with pytest.raises(SystemExit) as ended:
+        main([*verb, f'--timeout={text}'])
+    assert ended.value.code == 2 and 'is no time; give seconds' in capsys.readouterr().err
+
+
 def test_a_file_in_place_of_a_directory_is_named(capsys, tmp_path):
     (tmp_path / 'out').write_text('')
     code, _, error = run(capsys, 'fleet', 'up', 'indoor', '--out', str(tmp_path / 'out'))

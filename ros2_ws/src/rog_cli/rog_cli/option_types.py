@@ -1,8 +1,9 @@
-"""Paths that options give."""
+"""What options of several verbs may be."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 
@@ -14,3 +15,14 @@ def place(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError('it is empty; give a path, or leave the option out')
     return Path(text)
+
+
+def seconds(text: str) -> float:
+    """Return a time to wait; NaN would be for ever, as nothing is later than it."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f'{text!r} is no time; give seconds, at least 0')
+    return value
