@@ -7,6 +7,7 @@ import rclpy
 import tiny_task
 import torch
 from fleet_under_test import Fleet
+from rog_core.errors import ConfigError
 from rog_worker.connect import connect
 
 
@@ -34,6 +35,13 @@ def test_replacing_the_optimizer_trains_with_the_fleet(fleet, monkeypatch):
             optimizer.zero_grad()
             task.loss(model, next(batches)).backward()
             optimizer.step()
+        with pytest.raises(ConfigError, match='from 0 to 1'):
+            fleet_connection.report(accuracy=92)
+        fleet_connection.report(loss=0.25, accuracy=0.5)
+        fleet.until(lambda: 'robot1' in fleet.robots and fleet.robots['robot1'].accuracy == 0.5,
+                    'its own word is heard')
+        heard = fleet.robots['robot1']
+        assert (heard.loss, heard.evaluated_at) == (0.25, 20)
         assert not optimizer.stopped
         assert task.evaluate(model) > joined
     assert not rclpy.ok()

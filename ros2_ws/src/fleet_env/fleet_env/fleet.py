@@ -31,7 +31,8 @@ class TrainingConfig(Settings):
         'row', 'unit of transmission and staleness')
     device: str = _('cpu', "device that computes the gradients and holds the robot's rows",
                     **DEVICE)
-    learning_rate: float = _(0.005, 'learning rate of the averaged gradient', gt=0.0)
+    learning_rate: float = _(0.005, 'learning rate of the averaged gradient', gt=0.0,
+                             le=1e6)
     momentum: float = _(0.9, 'momentum; the method decides whether robots or server apply it',
                         ge=0.0, lt=1.0)
     nesterov: bool = _(True, 'Nesterov momentum; false: standard (heavy-ball) momentum, as in the '

@@ -21,6 +21,10 @@ from fleet_env.trace import LinkTrace, read_trace
 
 PATH_VARIABLE = 'ROG_FLEET_PATH'
 
+_MOST = 100_000  # values in a file: with aliases (*name) a few lines can stand for billions
+_TAKEN = {'rog': 'the namespace of the parameter server',
+          'server': 'what the process of the parameter server is called'}
+
 
 def load_fleet(name_or_path: str | PathLike[str],
                search_path: Iterable[str | PathLike[str]] = ()) -> FleetConfig:
@@ -235,9 +239,9 @@ class _Document:
             section = isinstance(usual.get(key), Settings) and isinstance(value, dict | None)
             usual[key] = {**dict(usual[key]), **(value or {})} if section else value
         robot: RobotConfig = self._checked(RobotConfig, usual, path)
-        if robot.name == 'rog':
-            raise self._error("'rog' is the namespace of the parameter server; give the robot "
-                              'another name', (*path, 'name'))
+        if robot.name in _TAKEN:
+            raise self._error(f'{robot.name!r} is {_TAKEN[robot.name]}; give the robot another '
+                              'name', (*path, 'name'))
         if robot.fleet:
             file = Path(os.path.abspath(self._file)).parent / robot.fleet
             if not file.is_file():
@@ -301,6 +305,9 @@ def _parse(text: str, file: str) -> tuple[Any, str, dict[_Path, int]]:
 def _plain(node: yaml.Node, file: str, lines: dict[_Path, int], path: _Path) -> Any:
     """Return what the node holds, and fill in the lines on which that stands."""
     line = lines.setdefault(path, node.start_mark.line + 1)
+    if len(lines) > _MOST:
+        raise FleetFileError(f'holds more than {_MOST} values; do aliases (*name) repeat a part '
+                             'that repeats another?', file, line)
     if isinstance(node, yaml.MappingNode):
         entries: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -315,5 +322,6 @@ def _plain(node: yaml.Node, file: str, lines: dict[_Path, int], path: _Path) -> 
                 for index, item in enumerate(node.value)]
     try:
         return yaml.constructor.SafeConstructor().construct_object(node)
-    except (yaml.YAMLError, ValueError) as error:
-        raise FleetFileError(f'{node.value!r} cannot be read: {error}', file, line) from error
+    except Exception as error:  # PyYAML raises anything for a tag that does not fit: !!bool 7
+        raise FleetFileError(f'{node.value!r} cannot be read as {node.tag.rpartition(":")[2]}: '
+                             f'{error}', file, line) from error

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from fleet_env.errors import TraceError
-from fleet_env.trace import LinkTrace
+from fleet_env.trace import MOST_SAMPLES, LinkTrace
 
 SEED = 0
 STEP = 0.1
@@ -77,7 +77,8 @@ def generate(profile: str | LinkProfile, seed: int = SEED, duration: float = DUR
     """Generate a trace of ``duration`` seconds in steps of ``step`` seconds.
 
     :param profile: a key of :data:`PROFILES`, or a profile.
-    :raises TraceError: for an unknown name, or a duration of fewer than 100 steps.
+    :raises TraceError: for an unknown name, a negative seed, a duration of fewer than 100 steps,
+        or of more than fit in memory.
     """
     if isinstance(profile, str):
         if profile not in PROFILES:
@@ -85,6 +86,10 @@ def generate(profile: str | LinkProfile, seed: int = SEED, duration: float = DUR
         profile = PROFILES[profile]
     if not (step > 0 and duration >= 100 * step):
         raise TraceError(f'duration {duration} s must be at least 100 steps of {step} s')
+    if seed < 0:
+        raise TraceError(f'seed is {seed}; it must be at least 0')
+    if duration / step > MOST_SAMPLES:
+        raise TraceError(f'duration {duration:g} s is more than {MOST_SAMPLES} steps of {step:g} s')
     n = round(duration / step)
     rng = np.random.default_rng(seed)
     place = _shares(_process(rng, n, step, profile.slow_time))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet_env.trace import LinkTrace
+from fleet_env.errors import TraceError
+from fleet_env.trace import MOST_SAMPLES, LinkTrace
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
@@ -37,7 +38,12 @@ def describe(trace: LinkTrace, step: float = 0.1,
     """Measure one period of ``trace``, sampled every ``step`` seconds.
 
     Change intervals and spells depend on the step: compare traces at the same one.
+
+    :raises TraceError: the trace is so long that its times can hardly be seconds.
     """
+    if trace.period / step > MOST_SAMPLES:
+        raise TraceError(f'the trace lasts {trace.period:g} s, more than {MOST_SAMPLES} steps of '
+                         f'{step:g} s; are its times in seconds? Else choose longer steps')
     rates = trace.rate_at((np.arange(max(round(trace.period / step), 1)) + 0.5) * step)
     starts, ends = _runs(rates < 10)
     spells = (ends - starts) * step

@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fleet_env.errors import TraceError
 
+MOST_SAMPLES = 10_000_000  # that fit in memory; eleven days at a tenth of a second
+
 Floats = NDArray[np.float64]
 
 
@@ -133,7 +135,7 @@ def read_trace(path: str | PathLike[str]) -> LinkTrace:
     """
     name = fspath(path)
     try:
-        text = Path(path).read_text(encoding='utf-8')
+        text = Path(path).read_text(encoding='utf-8-sig')  # some editors begin with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f'cannot be read: {error}', name) from error
     times: list[float] = []

@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from fleet_env.errors import TraceError
-from fleet_env.trace import LinkTrace
+from fleet_env.trace import MOST_SAMPLES, LinkTrace
 
 _MBIT_PER_BYTE = 8e-6
 
@@ -61,6 +61,9 @@ class TraceRecorder:
         busy = np.cumsum(count)[:-1] > 0.5
         carried = np.concatenate(([0.0], np.cumsum(np.cumsum(speed)[:-1] * spans * busy)))
         under_way = np.concatenate(([0.0], np.cumsum(spans * busy)))
+        if (edges[-1] - edges[0]) / self.step > MOST_SAMPLES:
+            raise TraceError(f'step is {self.step:g} s: the trace would have more than '
+                             f'{MOST_SAMPLES} samples; choose longer steps')
         n = max(math.ceil((edges[-1] - edges[0]) / self.step - 1e-9), 1)
         grid = edges[0] + np.arange(n + 1) * self.step
         moved = np.diff(np.interp(grid, edges, carried))

@@ -176,6 +176,9 @@ def test_every_setting_says_what_it_is():
     ('minutes: 2', 'minutes: [', 5, 'not valid YAML'),
     ('name: garden', 'x: 1', 1, 'unknown key'),
     ('link: {trace: indoor', 'link: &a {x: *a, trace: indoor', 0, 'nested too deeply'),
+    ('name: garden', 'name: !!timestamp soon', 1, "'soon' cannot be read as timestamp"),
+    ('name: garden', 'name: !!bool 7', 1, "'7' cannot be read as bool"),
+    ('- name: robot1', '- name: server', 12, "'server' is what the process of the parameter"),
 ])
 def test_a_wrong_file_is_refused_with_line_and_key(path, old, new, line, words):
     assert old in GOOD
@@ -192,6 +195,15 @@ def test_a_wrong_file_is_refused_with_line_and_key(path, old, new, line, words):
 def test_a_file_that_is_no_fleet_is_refused(path, text, words):
     path.write_text(text)
     with pytest.raises(FleetFileError, match=words):
+        read_fleet(path)
+
+
+def test_a_few_lines_that_stand_for_billions_of_values_are_refused(path):
+    lines = ['a: &a [1, 1, 1, 1, 1, 1, 1, 1]']
+    lines += [f'{name}: &{name} [{", ".join([f"*{of}"] * 8)}]'
+              for of, name in zip('abcdefghij', 'bcdefghijk', strict=True)]
+    path.write_text('\n'.join(lines))
+    with pytest.raises(FleetFileError, match='more than 100000 values; do aliases'):
         read_fleet(path)
 
 

@@ -101,6 +101,16 @@ def test_impossible_requests_are_refused():
         generate('garage')
     with pytest.raises(TraceError, match='duration'):
         generate('indoor', duration=1)
+    with pytest.raises(TraceError, match='more than 10000000 steps'):
+        generate('indoor', duration=1e15)
+    with pytest.raises(TraceError, match='seed is -1'):
+        generate('indoor', seed=-1)
+
+
+def test_times_that_can_be_no_seconds_are_refused():
+    """A record in nanoseconds filled the memory."""
+    with pytest.raises(TraceError, match='are its times in seconds'):
+        describe(LinkTrace([0, 10**15], [5, 6]))
 
 
 def test_change_interval_counts_from_the_last_change():

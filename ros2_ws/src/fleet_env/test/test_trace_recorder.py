@@ -67,6 +67,13 @@ def test_no_more_is_found_than_was_carried_where_the_link_was_busy(transfers, st
     assert trace.rates.max() <= peak * (1 + 1e-6) + 1e-6
 
 
+def test_steps_that_would_fill_the_memory_are_refused():
+    recorder = TraceRecorder(1e-9)
+    recorder.add(0, 60, 1000)
+    with pytest.raises(TraceError, match='choose longer steps'):
+        recorder.trace()
+
+
 def test_nothing_is_no_trace():
     recorder = TraceRecorder()
     recorder.add(3, 3, 10)

@@ -29,6 +29,7 @@ from .chaos_watch import Seen, Watch, checksums, grew, growth, mirrored, offered
 from .emulated_network import SERVER, EmulatedNetwork, check_rights, own_mounts
 from .fleet_options import add_fleet_options, chosen_fleet
 from .nursery import kill
+from .option_types import place
 from .processes import LINGER
 
 ROBOTS = '5'
@@ -57,7 +58,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                              '(default: 60)')
     parser.add_argument('--calm', action='store_true', help='disturb nothing: the run to compare '
                         'with')
-    parser.add_argument('--out', type=Path, help='directory for the results (default: runs/...)')
+    parser.add_argument('--out', type=place, help='directory for the results (default: runs/...)')
     parser.set_defaults(run=_run)
 
 

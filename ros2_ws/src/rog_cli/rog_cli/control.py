@@ -13,6 +13,7 @@ from rog_msgs.srv import SaveCheckpoint, SetSync, Stop
 from rog_ros.parameters import SERVER
 from rog_ros.seal import Key, read_key, sealed
 
+from .option_types import seconds
 from .view import Monitor
 
 SERVICES: dict[str, Any] = {'stop': Stop, 'save_checkpoint': SaveCheckpoint, 'set_sync': SetSync}
@@ -38,7 +39,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     sync.set_defaults(call=lambda options: ('set_sync', {'sync': options.method}))
     for one in (stop, save, sync):
         one.add_argument('--key', type=Path, metavar='FILE', help="the fleet's key, if it has one")
-        one.add_argument('--timeout', type=float, default=10.0, metavar='S',
+        one.add_argument('--timeout', type=seconds, default=10.0, metavar='S',
                          help='seconds to wait for the server (default: %(default)s)')
         add_network_options(one)
     parser.set_defaults(run=_run)

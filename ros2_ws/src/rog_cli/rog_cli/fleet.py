@@ -22,7 +22,8 @@ from rog_core.errors import ConfigError
 from .emulated_fleet import EmulatedFleet
 from .emulated_network import EmulatedNetwork, check_rights
 from .fleet_options import add_fleet_options, chosen_fleet
-from .processes import LINGER, FleetProcesses
+from .option_types import place
+from .processes import LINGER, FleetProcesses, how_it_ended
 from .view import outcome, watch
 
 
@@ -33,7 +34,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     up = sub.add_parser('up', help='start server and robots as processes here, and watch')
     add_fleet_options(up, virtual=False)
     up.add_argument('--sync', help='synchronisation method, for example rsp:4')
-    up.add_argument('--out', type=Path, help='directory for the results (default: runs/...)')
+    up.add_argument('--out', type=place, help='directory for the results (default: runs/...)')
     up.add_argument('--only', metavar='NAMES', help='start only these, separated by commas: '
                     'server, or names of robots; the others run on other machines, or already')
     up.add_argument('--plain', action='store_true', help='one line per report, no live table')
@@ -142,6 +143,7 @@ def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Int
     :param emulate: in an emulated network.
     """
     below = fleets_below(fleet)
+    former = _version(out)
     for one, folder in ((fleet, out), *((one, out / name) for name, one in below.items())):
         folder.mkdir(exist_ok=True)
         (folder / 'fleet.yaml').write_text(dump_fleet(one))
@@ -158,7 +160,7 @@ def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Int
             pass
         finally:
             _end(processes, interruption)
-    return _result(processes, interruption)
+    return _result(processes, interruption, former)
 
 
 def _end(processes: FleetProcesses, interruption: Interruption) -> None:
@@ -172,20 +174,33 @@ def _end(processes: FleetProcesses, interruption: Interruption) -> None:
     processes.end(ORDERLY, hurry=lambda: interruption.at_once)
 
 
-def _result(processes: FleetProcesses, interruption: Interruption) -> int:
-    """Say how it ended, and return the exit code: 128 + n if signal n left something undone."""
+def _version(out: Path) -> tuple[int, int] | None:
+    """Return what tells one summary of a directory from the next, None if there is none."""
+    try:
+        found = (out / SUMMARY_FILE).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _result(processes: FleetProcesses, interruption: Interruption,
+            former: tuple[int, int] | None) -> int:
+    """Say how it ended, and return the exit code: 128 + n if signal n left something undone.
+
+    :param former: version of the summary that was there before: it says nothing of this run.
+    """
     failed, out = processes.failures(), processes.out
     for name, code in failed.items():
-        how = 'had to be killed' if name in processes.killed else f'ended with exit code {code}'
+        how = 'had to be killed' if name in processes.killed else how_it_ended(code)
         print(f'rog: {name} {how}: {processes.said(name)}\n'
               f'rog: its log: {processes.log(name)}', file=sys.stderr)
     undone = 128 + interruption.number if interruption else 1
     code = undone if failed or interruption.at_once else 0
     if 'server' not in processes.names:
         return code
-    if not (out / SUMMARY_FILE).exists():
+    if _version(out) in (None, former):
         if not failed:
-            print(f'rog: the run left no {SUMMARY_FILE}; see {processes.log("server")}',
+            print(f'rog: the run left no new {SUMMARY_FILE}; see {processes.log("server")}',
                   file=sys.stderr)
         return undone
     outcome(read_summary(out), processes.fleet)
@@ -194,9 +209,15 @@ def _result(processes: FleetProcesses, interruption: Interruption) -> int:
     pictures = []
     if not interruption:
         from rog_sim.figures import draw_run
-        pictures = [picture.name for picture in draw_run(out)]
-    print(f'\nResults in {out}: {", ".join(["run.jsonl", SUMMARY_FILE, *pictures])}, '
-          'checkpoint-*.safetensors' + bool(interruption) * f'; `rog plot {out}` draws them')
+        try:
+            pictures = [picture.name for picture in draw_run(out)]
+        except OSError as error:  # a full disk costs the pictures, not the word on the results
+            print(f'rog: no pictures: {error.strerror}; `rog plot {out}` draws them later',
+                  file=sys.stderr)
+            code = code or 1
+    saves = ['checkpoint-*.safetensors'] * any(out.glob('checkpoint-*.safetensors'))
+    print(f'\nResults in {out}: {", ".join(["run.jsonl", SUMMARY_FILE, *pictures, *saves])}'
+          + bool(interruption) * f'; `rog plot {out}` draws them')
     return code
 
 

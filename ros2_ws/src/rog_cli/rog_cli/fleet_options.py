@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from fleet_env.errors import FleetFileError
@@ -12,6 +11,8 @@ from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import find_tasks, load_fleet, with_overrides, with_robots
 from fleet_env.generate import PROFILES
 from rog_bringup import FLEETS
+
+from .option_types import place
 
 
 def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
@@ -35,7 +36,7 @@ def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> 
 
 def add_runs(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add options for many runs: their directory, how many at a time, whether to resume."""
-    parser.add_argument('--out', type=Path, metavar='DIR',
+    parser.add_argument('--out', type=place, metavar='DIR',
                         help=f'directory for the results (default: runs/{verb}-...)')
     add_workers(parser)
     parser.add_argument('--resume', action='store_true',

@@ -8,6 +8,8 @@ from pathlib import Path
 from rog_ros.parameters import robot_name
 from rog_ros.seal import new_key, read_key, write_key
 
+from .option_types import place
+
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
@@ -16,7 +18,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help="the fleet's key; made, unless --robot is given")
     parser.add_argument('--robot', metavar='NAME', help='write the key of this robot only, which '
                         'reveals no other')
-    parser.add_argument('--out', type=Path, metavar='FILE',
+    parser.add_argument('--out', type=place, metavar='FILE',
                         help="file for the robot's key (default: NAME.key beside the fleet's)")
     parser.set_defaults(run=_run)
 

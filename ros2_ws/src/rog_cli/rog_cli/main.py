@@ -41,6 +41,7 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; errors of the user are one line and exit code 2."""
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names may have what a terminal cannot show
             stream.reconfigure(errors='backslashreplace')
@@ -51,16 +52,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         options = make_parser(name).parse_args(arguments)
-        return options.run(options)
+        return _run(options)
     except BrokenPipeError:  # whoever reads has had enough, as `head`; nobody is there to be told
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
         return 128 + signal.SIGPIPE
-    except (SettingError, TraceError, RecordError, TaskError, RogError,
-            OSError) as error:  # of a file or directory that the user named
+    except (SettingError, TraceError, RecordError, TaskError, RogError) as error:
         print(f'rog: {error}', file=sys.stderr)
+        return 2
+    except OSError as error:  # of a file or directory that the user named
+        said = f'{error.filename}: {error.strerror}' if error.filename and error.strerror else error
+        print(f'rog: {said}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _open_what_is_closed() -> None:
+    """Give a process that was started without stdin, stdout or stderr a place for them.
+
+    Else the next file or socket that it opens becomes its output, and `sys.stdout` is None.
+    """
+    for number, name in enumerate(('stdin', 'stdout', 'stderr')):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, 'r' if name == 'stdin' else 'w', closefd=False))
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        code: int = options.run(options)
+    except SystemExit as error:  # of a task or method: without a word, it would look like success
+        print(f'rog: what is trained called sys.exit({error.code}); it must not end the program',
+              file=sys.stderr)
+        return 1
+    return code
 
 
 if __name__ == '__main__':

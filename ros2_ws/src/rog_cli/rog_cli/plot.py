@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from .option_types import place
+
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
@@ -19,7 +21,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument('directories', type=Path, nargs='+', metavar='DIR',
                         help='directory of run.jsonl and summary.json, or of comparison.json; or a '
                              'recording: its folder, or its .mcap or .db3 file')
-    parser.add_argument('--out', type=Path, metavar='DIR',
+    parser.add_argument('--out', type=place, metavar='DIR',
                         help='where the figures go (default: where the records are)')
     parser.add_argument('--namespace', default='', metavar='NS',
                         help='of the fleet, for a recording that holds several')

@@ -25,6 +25,17 @@ LINGER = 10.0  # s that a robot may take to evaluate the final model when the ru
 _STEP = 0.05   # s between two looks at whether a process has ended
 
 
+def how_it_ended(code: int) -> str:
+    """Say in words what the exit code of a process means."""
+    if code >= 0:
+        return f'ended with exit code {code}'
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # of real time, which have no names
+        name = f'signal {-code}'
+    return f'was ended by {name}' + ', as when memory runs out' * (-code == signal.SIGKILL)
+
+
 def _all(fleet: FleetConfig) -> list[str]:
     """Return the names of all processes of a fleet."""
     return ['server', *(robot.name for robot in fleet.robots)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from fleet_env.fleet_file import fleets_below
 
 from .fleet_options import add_fleet_options, chosen_fleet
+from .option_types import place
 from .progress import progress_bar
 from .view import outcome
 
@@ -21,7 +22,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     add_fleet_options(parser)
     parser.add_argument('--sync', metavar='S', help='synchronisation method, for example rsp:4; '
                         'docs/methods.md describes them all')
-    parser.add_argument('--out', type=Path, metavar='DIR',
+    parser.add_argument('--out', type=place, metavar='DIR',
                         help='directory for the results (default: runs/sim-...)')
     parser.set_defaults(run=_run)
 

@@ -6,6 +6,7 @@ import argparse
 
 from fleet_ros.network_options import add_network_options, join_network
 
+from .option_types import seconds
 from .view import Monitor, show
 
 
@@ -14,7 +15,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser = verbs.add_parser('status', help='a live table of the fleet, on any machine')
     parser.add_argument('--once', action='store_true',
                         help='print the table once, as soon as there is something to show')
-    parser.add_argument('--timeout', type=float, default=10.0, metavar='S',
+    parser.add_argument('--timeout', type=seconds, default=10.0, metavar='S',
                         help='seconds to wait for a fleet (default: 10)')
     add_network_options(parser)
     parser.set_defaults(run=_run)

@@ -17,6 +17,8 @@ from fleet_env.statistics import PERCENTILES, TraceStatistics, describe
 from fleet_env.trace import LinkTrace, format_trace, read_trace, write_trace
 from fleet_env.trace_recorder import TraceRecorder, parse_iw
 
+from .option_types import place
+
 _BYTES_PER_MBIT = 125_000
 
 
@@ -36,7 +38,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     new.add_argument('--seed', type=int, default=SEED, help='default: %(default)s')
     new.add_argument('--minutes', type=float, default=DURATION / 60, help='default: %(default)s')
     new.add_argument('--step', type=float, default=STEP, metavar='S', help='default: %(default)s')
-    new.add_argument('--out', type=Path, metavar='FILE', help='default: to the terminal')
+    new.add_argument('--out', type=place, metavar='FILE', help='default: to the terminal')
     new.set_defaults(run=_generate)
     record = sub.add_parser('record', help='write the trace of a real link, or of a run')
     source = record.add_mutually_exclusive_group(required=True)
@@ -44,7 +46,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='directory of a run.jsonl; needs --robot')
     source.add_argument('--iface', metavar='NAME', help='Wi-Fi interface, asked through iw')
     record.add_argument('--robot', metavar='NAME', help='whose link, with --run')
-    record.add_argument('--out', type=Path, required=True, metavar='FILE')
+    record.add_argument('--out', type=place, required=True, metavar='FILE')
     record.add_argument('--seconds', type=float, default=math.inf, metavar='S',
                         help='length of the trace (default: all of the run; until Ctrl+C)')
     record.add_argument('--step', type=float, default=0.5, metavar='S',

@@ -1,13 +1,19 @@
 """The rog command as a person uses it: exit codes, messages, files."""
 
+import errno
 import subprocess
 import sys
 
 import pytest
+from fleet_env.fleet_file import load_fleet
 from fleet_env.records import Evaluation, Fault, Iteration, RunWriter, Start
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
+from rog_bringup import FLEETS
+from rog_cli import fleet as fleet_module
 from rog_cli import main as main_module
 from rog_cli.main import main
+from rog_cli.processes import how_it_ended
+from rog_sim import figures
 
 
 def run(capsys, *arguments):
@@ -48,6 +54,34 @@ def test_a_bad_choice_is_refused_before_anything_starts(capsys, tmp_path, argume
     assert not out.exists()
 
 
+@pytest.mark.parametrize('arguments', [
+    ['fleet', 'up', 'indoor'], ['sim', 'indoor'], ['compare', 'indoor', '--sync', 'bsp,asp'],
+    ['plot', '.'], ['trace', 'generate', 'indoor'], ['key', 'fleet.key', '--robot', 'robot1'],
+    ['chaos', 'indoor']])
+def test_an_out_that_is_empty_is_not_where_the_user_is(
+        capsys, monkeypatch, tmp_path, arguments):
+    """A script gave --out "$OUT", which it had not set, and the run went into its directory."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, '--out', ''])
+    assert ended.value.code == 2 and 'argument --out: it is empty' in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('text', ['nan', '-1', 'inf', 'soon'])
+@pytest.mark.parametrize('verb', [['status', '--once'], ['control', 'stop']])
+def test_nobody_waits_for_a_time_that_is_none(capsys, verb, text):
+    with pytest.raises(SystemExit) as ended:
+        main([*verb, f'--timeout={text}'])
+    assert ended.value.code == 2 and 'is no time; give seconds' in capsys.readouterr().err
+
+
+def test_a_file_in_place_of_a_directory_is_named(capsys, tmp_path):
+    (tmp_path / 'out').write_text('')
+    code, _, error = run(capsys, 'fleet', 'up', 'indoor', '--out', str(tmp_path / 'out'))
+    assert code == 2 and error == f'rog: {tmp_path}/out: File exists\n'
+
+
 def test_ctrl_c_while_a_verb_is_loaded_is_no_traceback(capsys, monkeypatch):
     def interrupted(name):
         raise KeyboardInterrupt
@@ -85,6 +119,67 @@ def record(directory):
                          [(1.0, 1, .6)])
     robots = {'robot1': robot, 'robot2': robot}
     write_summary(directory, Summary('rsp:4', 'a:B', 1, 5.0, robots, 'toy'))
+
+
+class Ended:
+    """The processes of a fleet that has ended; the server with this exit code."""
+
+    names, killed, fleet = ['server'], (), load_fleet('indoor', [FLEETS])
+
+    def __init__(self, out, code):
+        self.out, self.code = out, code
+
+    def failures(self):
+        return {'server': self.code} if self.code else {}
+
+    def said(self, name):
+        return 'its own words'
+
+    def log(self, name):
+        return self.out / 'logs/server.log'
+
+
+class Undisturbed:
+    """What `Interruption` is when no signal has come."""
+
+    number, at_once = 0, False
+
+    def __bool__(self):
+        return False
+
+
+def ended(capsys, out, code, former=None):
+    result = fleet_module._result(Ended(out, code), Undisturbed(), former)
+    captured = capsys.readouterr()
+    return result, captured.out, captured.err
+
+
+def test_the_table_of_a_former_run_is_not_taken_for_that_of_one_that_failed(capsys, tmp_path):
+    record(tmp_path)
+    former = fleet_module._version(tmp_path)
+    code, text, error = ended(capsys, tmp_path, 1, former)
+    assert (code, text) == (1, '') and 'its own words' in error
+    record(tmp_path)  # this time it came to an end
+    assert 'robot2' in ended(capsys, tmp_path, 1, former)[1]
+
+
+def test_a_full_disk_costs_the_pictures_and_no_checkpoint_is_promised(
+        capsys, monkeypatch, tmp_path):
+    def full(out):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(figures, 'draw_run', full)
+    record(tmp_path)
+    code, text, error = ended(capsys, tmp_path, 0)
+    assert code == 1 and 'no pictures: No space left on device' in error
+    assert 'run.jsonl, summary.json' in text and 'checkpoint' not in text
+
+
+@pytest.mark.parametrize('code, words', [
+    (3, 'ended with exit code 3'), (-9, 'was ended by SIGKILL, as when memory runs out'),
+    (-11, 'was ended by SIGSEGV'), (-40, 'was ended by signal 40')])
+def test_how_a_process_has_ended_is_said_in_words(code, words):
+    assert how_it_ended(code) == words
 
 
 def test_plot_draws_a_run_from_its_records(capsys, tmp_path):

@@ -48,6 +48,13 @@ class Dying(Line):
         os._exit(9)
 
 
+class Leaving(Line):
+    """Ends the program, before the first gradient."""
+
+    def evaluate(self, model):
+        raise SystemExit(0)
+
+
 class Talking(Line):
     """Each of its processes says once that it is under way."""
 
@@ -204,6 +211,20 @@ def test_a_process_that_is_killed_is_named_without_a_traceback(capsys, mine, tmp
     code, _, error = sim(capsys, mine, '--out', str(tmp_path / 'out'), '--set',
                          'training.task=a_line:Dying')
     assert code == 1 and 'was killed' in error and 'Traceback' not in error
+
+
+def test_a_task_that_calls_sys_exit_does_not_end_the_program_as_if_all_were_well(
+        capsys, mine, tmp_path):
+    code, _, error = sim(capsys, mine, '--out', str(tmp_path / 'out'), '--set',
+                         'training.task=a_line:Leaving')
+    assert code == 1 and 'called sys.exit(0)' in error
+
+
+def test_who_has_closed_the_output_still_gets_the_files(mine, tmp_path):
+    script = f'"{sys.executable}" -m rog_cli.main sim mine.yaml --minutes 0.05 --out out'
+    done = subprocess.run(['bash', '-c', f'{script} <&- >&- 2>&-'], cwd=tmp_path, timeout=120,
+                          check=False)
+    assert done.returncode == 0 and (tmp_path / 'out/summary.json').exists()
 
 
 def test_a_directory_that_the_terminal_cannot_write_is_no_error(mine, tmp_path):

@@ -14,6 +14,8 @@ from .codecs import RAW, Codec, Part, in_model_order
 from .errors import GradientError
 from .partition import RowPartition
 
+FARTHEST = 10.0  # times the norm of the model, or of 1: so far a prediction may lead from it
+
 
 class Accumulator:
     """Flat float32 arrays (elements,) on one device, see `rog_core.arrays`.
@@ -50,12 +52,18 @@ class Accumulator:
         """Copy ``weights`` to ``model``; call it only while no gradient is computed.
 
         ``ahead``: number of own steps that are under way and not yet in the weights. Each is
-        predicted from the momentum (SpecTrain's weight prediction).
+        predicted from the momentum (SpecTrain's weight prediction). Steps that lead far away from
+        the model are not: they are those of a gradient that the server refuses, and the gradients
+        of such a model would be as absurd, or NaN.
         """
         if self.model is not self.weights:
             self.model[:] = self.weights
             if ahead:
-                self.model -= np.float32(ahead * self.rate) * self.momentum
+                with np.errstate(over='ignore'):  # infinity is too far as well
+                    step = np.float32(ahead * self.rate) * self.momentum
+                    far = float(step @ step)
+                if far <= FARTHEST ** 2 * (1 + float(self.weights @ self.weights)):
+                    self.model -= step
 
     def publish_own(self) -> None:
         """As `publish`, but of ``weights`` less ``drift``; ``model`` gets memory of its own."""
@@ -84,12 +92,15 @@ class Accumulator:
         """Add one step: m = mu m + g; pending += lr (g + mu m + decay w), w of `model`.
 
         Without ``nesterov`` the step is that of standard momentum, lr (m + decay w). The gradient
-        must be finite: see `check`.
+        must be finite: see `check`. Where the step is beyond float32 all that is pending is
+        dropped: no server takes it, and a worker would send it for ever.
         """
         self.rate = learning_rate
         self.magnitude = accumulate(
             gradient, self.model, self.momentum, self.pending, learning_rate, momentum,
             weight_decay, self.partition.offsets, nesterov)
+        if not np.isfinite(self.magnitude).all():
+            self.reset()
 
     def clear(self) -> None:
         """Drop what the server has not taken; it cannot be added to what comes next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import warnings
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ class FlatModel:
             parameter.grad = view
             self._views.append((parameter, view))
             at = part.stop
+        self._versions = self._counted()
 
     def partition(self, granularity: str, codec: str) -> RowPartition:
         """Rows of this model."""
@@ -60,6 +62,25 @@ class FlatModel:
                     'trained; move or convert a model, and load weights with assign=True, before '
                     'its optimizer is made, and make one optimizer for a model')
             at += parameter.numel() * parameter.element_size()
+
+    def tell_changes(self) -> None:
+        """Warn if the program has changed weights in place since the last time; we never do so.
+
+        It is no error, as a program may put back what it has changed, to evaluate an average. What
+        it changes through ``parameter.data`` is not seen.
+        """
+        former, self._versions = self._versions, self._counted()
+        for (name, _), before, now in zip(self.named, former, self._versions, strict=True):
+            if before != now:
+                warnings.warn(
+                    f'the program has changed parameter {name} in place: unless it has put back '
+                    'what was there, this robot now trains another model than the fleet, which '
+                    'is not told; change weights before the optimizer is made', stacklevel=4)
+                return
+
+    def _counted(self) -> list[int]:
+        # PyTorch counts changes of a parameter; ours go to `weights`, which is another tensor.
+        return [parameter._version for _, parameter in self.named]
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place: they are views."""

@@ -33,6 +33,7 @@ class Learner:
         """Return the gradient that was computed, flat; `GradientError` if it is not finite."""
         self.flat.collect()
         self.flat.require_views()
+        self.flat.tell_changes()
         gradient = as_array(self.flat.gradient)
         try:
             self.store.check(gradient)

@@ -1,5 +1,6 @@
 """RogOptimizer is SGD with Nesterov momentum, whatever the program does with its gradients."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -118,6 +119,46 @@ def test_pipelining_moves_the_model_between_steps_only():
     assert (flatten(network) == store.model).all()
     # What the last step brought is there already, and the model follows at the next.
     assert (store.weights != store.model).any()
+
+
+@pytest.mark.parametrize('method', ['rsp:4', 'rsp:8+pipeline'])
+def test_a_program_that_changes_weights_itself_is_warned_and_only_then(method):
+    network = model()
+    optim = optimizer(network, InProcessLink(method))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        train(network, optim)
+        kept = {name: values.clone() for name, values in network.state_dict().items()}
+    network.load_state_dict(kept)
+    with pytest.warns(UserWarning, match='changed parameter 0.weight in place'):
+        optim.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        optim.step()
+
+
+@pytest.mark.parametrize('method', ['rsp:8', 'rsp:8+pipeline'])
+@pytest.mark.parametrize('size, rate', [(1e12, 0.05), (1e30, 0.05), (3e38, 0.05), (3e38, 50.0)])
+def test_a_gradient_that_is_finite_but_absurd_is_of_no_consequence(method, size, rate):
+    """With pipelining the model was predicted from it, and all that followed were as absurd.
+
+    Beyond float32 the worker sent NaN for ever, and the server dropped it.
+    """
+    network = model()
+    network[1] = torch.nn.ReLU()  # which bounds nothing
+    optim = optimizer(network, InProcessLink(method, codec='onebit'), codec='onebit')
+    for number, (inputs, targets) in enumerate(batches(30)):
+        optim.zero_grad()
+        loss = torch.nn.functional.cross_entropy(network(inputs), targets)
+        loss.backward()
+        absurd = number == 15
+        optim.param_groups[0]['lr'] = rate if absurd else SGD.learning_rate
+        if absurd:
+            network[0].weight.grad[:] = size
+        optim.step()
+    assert loss.item() < 2 and optim.machine.statistics.refused <= 1
+    assert np.isfinite(optim.accumulator.weights).all()
+    assert np.isfinite(optim.accumulator.pending).all()
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_names_its_row():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from fleet_ros.exposure import look_before
 from fleet_ros.spinning import Spinning
 from rclpy.parameter import Parameter
 from rog_core.config import SgdConfig, TransferConfig
+from rog_core.errors import ConfigError
 from rog_core.optimizer import RogOptimizer
 
 from .node import WorkerNode
@@ -38,6 +40,25 @@ class Connection:
         settings = changed(node.settings, training=options)
         return RogOptimizer(model, node, robot=node.robot, incarnation=node.incarnation, data=data,
                             config=TransferConfig.of(settings), sgd=SgdConfig.of(settings))
+
+    def report(self, loss: float = math.nan, accuracy: float = math.nan) -> None:
+        """Say how the training goes; what is left out stays as it was said last.
+
+        Statuses carry it from the next on, to `rog status` and to the records of the run.
+
+        :param loss: of the last batch.
+        :param accuracy: of the model as it is now, 0 to 1.
+        :raises ConfigError: the accuracy is none.
+        """
+        node, loss, accuracy = self.node, float(loss), float(accuracy)
+        if not (math.isnan(accuracy) or 0 <= accuracy <= 1):
+            raise ConfigError(f'accuracy is {accuracy:g}; it must be from 0 to 1, such as 0.92 for '
+                              '92 %')
+        if not math.isnan(loss):
+            node.loss = loss
+        if not math.isnan(accuracy):
+            node.accuracy = accuracy
+            node.evaluated_at = node.machine.finished if node.machine else 0
 
     def close(self) -> None:
         """Leave the fleet and release the node."""

@@ -1,0 +1,22 @@
+"""A node as a process: what ends it has words and an exit code."""
+
+import subprocess
+import sys
+
+from fleet_testing import LIMIT, environment, free_domain
+
+PROGRAM = '''
+import sys
+from fleet_ros.process import run
+
+def build():
+    sys.exit(0)
+
+sys.exit(run(build, None, [], ()))
+'''
+
+
+def test_what_a_node_loads_cannot_end_its_process_as_if_all_were_well():
+    done = subprocess.run([sys.executable, '-c', PROGRAM], env=environment(free_domain()),
+                          capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 1 and 'error: what this node runs called sys.exit(0)' in done.stderr

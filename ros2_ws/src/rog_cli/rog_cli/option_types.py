@@ -1,0 +1,28 @@
+"""What options of several verbs may be."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+
+def place(text: str) -> Path:
+    """Return the path of an option, such as --out.
+
+    An empty text, of a variable that is not set, would be the directory in which the user is.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError('it is empty; give a path, or leave the option out')
+    return Path(text)
+
+
+def seconds(text: str) -> float:
+    """Return a time to wait; NaN would be for ever, as nothing is later than it."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f'{text!r} is no time; give seconds, at least 0')
+    return value
