@@ -128,9 +128,7 @@ def main(arguments: list[str]) -> int:
     memory, longest = int(arguments[3]), float(arguments[4])
     torch.set_num_threads(int(arguments[2]))
     warm_up(device)
-    shadow = torch.empty(1, 2, 2, device='meta')
-    warm_up(shadow.device)     # these two load what computes shapes, 70 MB that are not the model's
-    torch.mul(shadow, shadow)
+    warm_up(torch.device('meta'))     # loads what computes shapes, 70 MB that are not the model's
     limit_memory(device, memory + max(ROOM, memory // 4))
     try:
         result = _try(folder, device, memory, longest)
