@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from torch import get_default_dtype
 
 from .allow import resolve
 from .client import ClientMachine
@@ -151,7 +152,7 @@ class Device:
         with self.lock:
             follower = self.follower
             step = follower.expected
-            if step is not None and torch.get_default_dtype() is USUAL:
+            if step is not None and get_default_dtype() is USUAL:
                 match = step.compiled or compiled(step)
                 result = match(function, args, kwargs, follower.base)
                 if result is not MISS:
@@ -193,7 +194,7 @@ class Device:
 
     def _call(self, facts: Operator, name: str, arguments: Any, keywords: Any,
               given: list[RemoteTensor]) -> Result:
-        default = torch.get_default_dtype()
+        default = get_default_dtype()
         if default is not USUAL:
             keywords = (*keywords, (DEFAULT, special(default)))
         masked = facts.index and any(t.dtype in (torch.bool, torch.uint8) for t in given[1:])
