@@ -30,6 +30,13 @@ def fn(function: Callable[..., Any], **parts: Any) -> nn.Module:
 IMAGE = (1, 6, 17, 19)
 
 
+def _inverse_functions(x):
+    y = x.tanh() * 0.9
+    whole = (y * 9).long().bitwise_xor(torch.tensor(3)).float()
+    return (y.asin() + y.acos() + y.atanh() + (y + 2).acosh() + torch.fmin(y, -y) + whole
+            + torch.float_power(y + 2, 2).float())
+
+
 def cases() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
     """Name -> (module, shapes of its inputs)."""
     one: dict[str, nn.Module] = {
@@ -147,6 +154,14 @@ def cases() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
         'functions of two': fn(lambda x: torch.logaddexp(x, x * 2) + torch.hypot(x, x + 1)
                                + torch.copysign(x, x - 1) + torch.fmax(x, -x)
                                + torch.xlogy(x.abs(), x.abs() + 1)),
+        'inverse functions': fn(_inverse_functions),
+        'spectra': fn(lambda x: torch.fft.ifft(torch.fft.fft(x)).real
+                      + torch.fft.irfft(torch.fft.rfft(x), n=x.shape[3])
+                      + torch.fft.ifft2(torch.fft.fft2(x)).real
+                      + torch.fft.ifftn(torch.fft.fftn(x)).imag),
+        'one hot': fn(lambda x: F.one_hot(x.abs().mul(3).long().clamp(max=3), 4).float()),
+        'scatter reduce': fn(lambda x: x.scatter_reduce(
+            3, x[..., :4].abs().mul(3).long().clamp(max=9), x[..., :4], 'amax')),
         'spectrum': fn(lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * 2, s=(17, 19))),
         'least so far': fn(lambda x: x.cummin(3).values),
         'buckets': Apply(lambda s, x: torch.bucketize(x, s.b) * x, b=torch.linspace(-1, 1, 5)),
@@ -207,6 +222,8 @@ def _more() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
                  [(1, 12, 6)]),
         'rnn': (Apply(lambda s, x: s.r(x.relu())[0], r=nn.RNN(6, 5, batch_first=True)),
                 [(1, 12, 6)]),
+        'rnn of relu': (Apply(lambda s, x: s.r(x)[0], r=nn.RNN(
+            6, 5, nonlinearity='relu', batch_first=True)), [(1, 12, 6)]),
         'cells': (Apply(lambda s, x: s.a(x, s.b(x)[0]) + s.c(x), a=nn.GRUCell(6, 5),
                         b=nn.LSTMCell(6, 5), c=nn.RNNCell(6, 5)), [(4, 6)]),
         'matrix and vector': (Apply(lambda s, x: x.T.mv(s.v) @ torch.outer(s.v, s.v)[:5]

@@ -255,7 +255,8 @@ class Server:
                 costs = trial.profile.fixed, trial.profile.per_share
         except Exception as error:  # whatever is wrong with the model concerns its clients alone
             reason = f'the model can not be served: {error}'
-            if isinstance(error, ModelError):   # else it is this machine's: no file or process more
+            # Else it is this machine's: no file or process more, or the server that ends.
+            if isinstance(error, ModelError) and not self._closing:
                 self.store.remove(digest)
         if reason:
             self.node.get_logger().error(reason)
