@@ -249,27 +249,31 @@ class ServerMachine:
         Returns why there is none, or '', and models to unload first.
         """
         model = self._models[digest]
-        actions = self._make_room(loaded + request)
-        if self.used + loaded + request > self.limits.memory << 20:
-            return self._full(f'{model.name} and one request of it', loaded + request), actions
-        model.loaded, model.request, model.plan = loaded, request, plan
-        return '', actions
+        reason, actions = self._make_room(f'{model.name} and one request of it', loaded + request)
+        if not reason:
+            model.loaded, model.request, model.plan = loaded, request, plan
+        return reason, actions
 
-    def _make_room(self, nbytes: int) -> list[Action]:
-        """Unload models that nobody uses, the oldest first, until so many bytes are free."""
+    def _make_room(self, what: str, nbytes: int) -> tuple[str, list[Action]]:
+        """Unload models that nobody uses, the oldest first, until so many bytes are free.
+
+        Returns why they are not, or '', and the models to unload.
+        """
         actions: list[Action] = []
         in_use = {s.digest for s in self._sessions.values()}
         for digest, model in list(self._models.items()):
-            if self.used + nbytes <= self.limits.memory << 20:
+            if self._fits(nbytes):
                 break
             if model.status == READY and not model.kept and digest not in in_use:
                 del self._models[digest]
                 actions.append(Unload(digest))
-        return actions
+        reason = '' if self._fits(nbytes) else (
+            f'{what} take {nbytes >> 20} MiB; of the {self.limits.memory} MiB that the server '
+            f'has for models and requests (its parameter memory), {self.used >> 20} are in use')
+        return reason, actions
 
-    def _full(self, what: str, nbytes: int) -> str:
-        return (f'{what} take {nbytes >> 20} MiB; of the {self.limits.memory} MiB that the server '
-                f'has for models and requests (its parameter memory), {self.used >> 20} are in use')
+    def _fits(self, nbytes: int) -> bool:
+        return self.used + nbytes <= self.limits.memory << 20
 
     def _refusal(self, request: OpenRequest, now: float) -> str:
         session = self._sessions.get(request.client)
@@ -360,10 +364,10 @@ class ServerMachine:
         nbytes = request.own.nbytes + model.plan * -(-len(request.own) // numbers)
         session.asked, session.plans, session.refusal = request, (), ''
         session.plans_bytes = session.reserved = 0
-        actions = self._make_room(nbytes)
-        if self.used + nbytes > self.limits.memory << 20:
+        reason, actions = self._make_room('the plans', nbytes)
+        if reason:
             session.asked = None
-            return REFUSED, self._full('the plans', nbytes), actions
+            return REFUSED, reason, actions
         session.plans_bytes = nbytes
         return (PREPARING, 'the plans are being checked and compiled',
                 [*actions, PreparePlans(request)])
@@ -384,10 +388,8 @@ class ServerMachine:
                           f'{self.limits.request_bytes}')
         session.reserved = 0
         needed = self._models[request.digest].request + crossing
-        actions = self._make_room(needed)
-        if self.used + needed > self.limits.memory << 20:
-            reason = reason or self._full('a request', needed)
-        session.refusal = reason
+        lack, actions = self._make_room('a request', needed)
+        session.refusal = reason = reason or lack
         session.plans = () if reason else tuple(table)
         session.reserved = 0 if reason else needed
         if reason:
