@@ -87,6 +87,16 @@ def end_with_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def die_with(parent: int) -> None:
+    """From now on this process is killed when ``parent``, which has started it, ends; Linux only.
+
+    More exactly: when the parent's thread that started it does.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it ended before
+
+
 def _launcher_is_gone() -> bool:
     launcher = os.environ.get(LAUNCHER, '')
     if not launcher.isdigit():

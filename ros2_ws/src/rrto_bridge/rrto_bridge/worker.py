@@ -5,7 +5,6 @@ The zygote forks it. The main thread computes, a thread of the node takes what c
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ import rclpy
 import torch
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import limit_memory, warm_up
+from fleet_ros.ending import die_with
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context as RosContext
 from rclpy.node import Node
@@ -42,7 +42,6 @@ from .weights import Weights
 
 PATIENCE = 10.0       # seconds in which the program has to be found
 ROOM = 64 << 20       # least bytes beside the tensors: messages, and what operators need meanwhile
-_PR_SET_PDEATHSIG = 1
 
 
 class _ServerHasEnded(BaseException):
@@ -69,9 +68,7 @@ def serve(task: Task, parent: int) -> NoReturn:
     """Be the process of a program; `parent` is the zygote's id."""
     code = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        die_with(parent)
         page = Page(task.folder / task.program)
         worker = _Worker(task, page)
         worker.run()

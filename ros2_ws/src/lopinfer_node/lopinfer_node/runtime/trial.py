@@ -11,7 +11,6 @@ prints one JSON object: {"loaded": bytes, "request": bytes, "plan": bytes, "prof
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from fleet_ros.device import limit_memory, warm_up
+from fleet_ros.ending import die_with
 
 from ..errors import ModelError, ProfileError
 from ..model.files import load
@@ -40,7 +40,6 @@ MEASURING = 30.0   # seconds that measuring should take; a slow model is measure
 TURNS = 9          # passes of a fast model at each share
 ROOM = 64 << 20    # least bytes for what is not the model's
 MAX_TEXT = 1000    # characters of a reason; names in it are the robot's
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -121,9 +120,7 @@ class Trier:
 
 def main(arguments: list[str]) -> int:
     """Be the process of a trial."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(arguments[5]):
-        return 1   # the server ended before it could take this process with it
+    die_with(int(arguments[5]))
     folder, device = Path(arguments[0]), torch.device(arguments[1])
     memory, longest = int(arguments[3]), float(arguments[4])
     torch.set_num_threads(int(arguments[2]))
