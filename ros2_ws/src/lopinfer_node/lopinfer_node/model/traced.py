@@ -167,7 +167,8 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     try:
         # As they come out of messages, and each for itself: the tracer takes one tensor that is
         # given twice, or is a weight of the model, for one value.
-        own = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves]
+        own = [leaf.detach().resolve_conj().resolve_neg().clone(
+            memory_format=torch.contiguous_format) for leaf in leaves]
         with untouched(model):
             traced = divided(type(model).__name__, record(model, own, structure))
         if verify:
@@ -192,9 +193,9 @@ def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
     _verify_results(traced, mine, wanted)
     others = _others(leaves)
     try:
-        differing = _run(model, others, structure)[0]
+        differing, _ = _run(model, others, structure)
     except Exception:   # these are no inputs for this model, or it can take no second ones
-        differing = None
+        pass
     else:
         _verify_results(traced, _calls(traced, others), differing)
     again = _run(model, leaves, structure)[0]

@@ -109,7 +109,10 @@ class Settings(fleet_env.settings.Settings):
 
 @dataclass
 class Report:
-    """Counts since the start; times in s, of the last request."""
+    """Counts since the start; times in s, of the last request.
+
+    ``check``: to see whether the model was changed, in ``latency`` and ``estimate``.
+    """
 
     requests: int = 0
     offloaded: int = 0
@@ -117,6 +120,7 @@ class Report:
     bin: int = 0
     estimate: float = math.nan
     latency: float = math.nan
+    check: float = 0.0
     device: float = 0.0
     server: float = 0.0
     transfer: float = 0.0
@@ -233,13 +237,17 @@ class ClientMachine:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def choose(self, now: float) -> int | None:
-        """Position of the plan for a request that begins now; None: the robot alone."""
+    def choose(self, now: float, check: float = 0.0) -> int | None:
+        """Position of the plan for a request that begins now; None: the robot alone.
+
+        ``check``: seconds that it took before.
+        """
         self.report.requests += 1
+        self.report.check = check
         self.alone = self._why_alone(now)
         if self.alone:
             return None
-        self._expected = float(self.table.estimates[self._bins()])
+        self._expected = float(self.table.estimates[self._bins()]) + check
         return self._position()
 
     @property
