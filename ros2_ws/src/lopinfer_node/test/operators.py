@@ -100,6 +100,8 @@ def cases() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
         'cat with pooled': fn(lambda x: torch.cat(
             [x, F.interpolate(F.adaptive_avg_pool2d(x, 1), (17, 19))], 1)),
         'stack': fn(lambda x: torch.stack([x, x.tanh()], 2)),
+        'broadcast_tensors': fn(lambda x: sum(torch.broadcast_tensors(
+            x, x.mean(1, keepdim=True), torch.arange(6.0).view(6, 1, 1)))),
         'pad': fn(lambda x: F.pad(x, (1, 0, 3, 2), value=2.5)),
         'crop by pad': fn(lambda x: F.pad(x, (0, 0, -3, -2))),
         'pad reflect': fn(lambda x: F.pad(x, (1, 1, 2, 2), mode='reflect')),
