@@ -10,7 +10,6 @@ import hashlib
 import os
 import socket
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from fleet_env.errors import FleetFileError

@@ -14,8 +14,8 @@ from pathlib import Path
 from fleet_env.fleet import FleetConfig, ReachConfig
 from fleet_env.fleet_file import dump_fleet, explained_fleet, fleets_below, load_fleet
 from fleet_env.summary import SUMMARY_FILE, read_summary
-from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
 from fleet_ros.dds_profiles import cyclone_profile, fastdds_profile
+from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
 from fleet_ros.environment import dds_environment, domain_of, where_traffic_goes
 from rog_bringup import FLEETS
 from rog_core.errors import ConfigError
