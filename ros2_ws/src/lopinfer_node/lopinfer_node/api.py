@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import rclpy
@@ -129,7 +130,7 @@ class OffloadedModel:
         try:
             with _tracing:
                 traced = trace(self.model, *args, **kwargs)
-                self._traced = Snapshot(self.model)
+                self._traced = Snapshot(self.model, partial(self._run_once, args, kwargs))
         except ModelError as error:
             self._reason = str(error)
             self._warn(self._reason)
@@ -146,6 +147,11 @@ class OffloadedModel:
         self._client = Client(self._node, traced, self._options)
         self._spinning = Spinning(self._node)
         threading.Thread(target=self._watch, name='weights', daemon=True).start()
+
+    def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))   # it may write into them
+        with torch.no_grad():
+            self.model(*args, **kwargs)
 
     def _watch(self) -> None:
         """Look for changes of the model that a call does not see."""

@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from lopinfer_node.errors import ModelError
 from lopinfer_node.model.contents import PART, Contents
 from lopinfer_node.model.snapshot import Snapshot
 from torch import nn
@@ -237,3 +238,72 @@ def test_any_element_of_a_weight_counts(shape, layout):
         weight[index] += 1
         assert [found for _ in range(8) if (found := contents.look(PART))][0] == 'w'
         weight[index] = before
+
+
+class Answers:
+    """Answers to every name, with itself."""
+
+    def __getattr__(self, name):
+        return self
+
+
+class Refuses:
+    """Answers to no name, with an error of its own."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def test_modules_that_import_each_other_and_objects_that_answer_to_all_names_are_followed(model):
+    one, other = types.ModuleType('one'), types.ModuleType('other')
+    one.other, other.one, one.scale = other, one, 2.0
+    namespace = {'one': one}
+    exec('def act(x):\n    return x * one.other.one.scale', namespace)
+    model.act, model.options = namespace['act'], {'a': Answers(), 'b': Refuses()}
+    model.loop = [model.options]
+    model.options['loop'] = model.loop
+    snapshot = Snapshot(model)
+    assert not seen(snapshot)
+    one.scale = 3.0
+    assert snapshot.change() == 'one.scale'
+
+
+def test_what_can_not_be_followed_is_refused_with_a_reason(model):
+    class Breaks(dict):
+        def items(self):
+            raise KeyError('mine')
+    model.options = Breaks(add=1.0)
+    with pytest.raises(ModelError, match="can not be watched: KeyError: 'mine'"):
+        Snapshot(model)
+
+
+CACHE = {}
+LAST = types.SimpleNamespace(shape=None, calls=0, gain=1.0)
+
+
+class Caches(nn.Module):
+    """Keeps shapes in a global cache, counts its calls in an object, and logs in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.log = []
+
+    def forward(self, x):
+        CACHE[len(CACHE)] = x.shape
+        LAST.shape, LAST.calls = x.shape, LAST.calls + 1
+        self.log.append(x.shape)
+        return x * LAST.gain
+
+
+def test_what_the_code_itself_changes_when_it_runs_is_what_it_keeps(monkeypatch):
+    monkeypatch.setitem(vars(LAST), 'gain', 1.0)
+    model, x = Caches().eval(), torch.ones(2)
+    snapshot = Snapshot(model, lambda: model(x))
+    assert model.log == []
+    for _ in range(3):
+        model(x)         # elsewhere in the program
+        assert not seen(snapshot)
+    model.log.clear()
+    assert not seen(snapshot)
+    LAST.gain = 2.0
+    assert snapshot.change() == 'test_changes.LAST.gain'

@@ -191,6 +191,7 @@ WHOLE = frozenset((
     'rnn_tanh', 'rnn_relu', 'lstm_cell', 'gru_cell', 'rnn_tanh_cell', 'mv', 'dot', 'outer',
     'bilinear', 'one_hot', 'cummin', 'bucketize', 'scatter_reduce', 'stft', 'fft_fft', 'fft_ifft',
     'fft_rfft', 'fft_irfft', 'fft_ifft2', 'fft_rfft2', 'fft_irfft2', 'fft_fftn', 'fft_ifftn',
+    'fft_rfftn', 'fft_irfftn', 'fft_hfft', 'fft_ihfft', 'fft_fftshift', 'fft_ifftshift',
     'real', 'imag', 'view_as_real', 'view_as_complex'))
 
 

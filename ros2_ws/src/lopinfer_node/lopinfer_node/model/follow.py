@@ -6,7 +6,7 @@ objects in attributes, globals, closures and attributes of classes, and what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -33,6 +33,10 @@ class Picked:
     def items(self) -> list[tuple[str, Any]]:
         """Names and values, `MISSING` where there is none."""
         return [(name, self._get(name, MISSING)) for name in self._names]
+
+    def without(self, names: Collection[str]) -> Picked:
+        """The others."""
+        return Picked(self._get, [name for name in self._names if name not in names])
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self._get(name, MISSING) for name in self._names])
@@ -102,7 +106,7 @@ class Followed:
         elif isinstance(value, (tuple, frozenset)):
             self._todo += [(f'{path}[{at}]', v) for at, v in enumerate(value)]
         elif isinstance(value, (FunctionType, MethodType, staticmethod, classmethod, property,
-                                partial)) or hasattr(value, '__wrapped__'):
+                                partial)) or _wrapped(value) is not None:
             self._function(path, value)
         elif isinstance(value, type):
             self._class(value)
@@ -161,33 +165,40 @@ class Followed:
             self._todo += [(path, value.__func__), (path, value.__self__)]
         elif isinstance(value, FunctionType) and follows(value):
             self._code(value)
-        if hasattr(value, '__wrapped__'):
-            self._todo += [(path, value.__wrapped__)]
+        self._todo += [(path, _wrapped(value))]
 
     def _code(self, function: FunctionType) -> None:
         path = f'{function.__module__}.{function.__qualname__}'
         names = set(_names(function.__code__))
         self._names |= names
         self._dynamic |= not names.isdisjoint(_DYNAMIC)
-        self._read(function.__module__, function.__globals__, names)
+        self._read(function.__module__, function.__globals__, names, set())
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
         self._owners.append(_Owner(path, partial(_cell, cells), lambda: cells))
         self._todo += [(path, function.__defaults__), (path, function.__kwdefaults__)]
 
-    def _read(self, path: str, items: dict[str, Any], names: set[str]) -> None:
-        """Follow these globals of a module, and of the modules among them."""
+    def _read(self, path: str, items: dict[str, Any], names: set[str], passed: set[int]) -> None:
+        """Follow these globals of a module, and of the modules among them, each once."""
+        passed.add(id(items))
         known = self._globals.get(id(items))
         if known is None:
             known = self._globals[id(items)] = set()
             self._owners.append(_Owner(path, items.get, lambda: sorted(known)))
         for name in names & items.keys() - known:
             value = items[name]
-            if isinstance(value, ModuleType):
-                if value.__name__.partition('.')[0] not in NO_STATE \
-                        and id(vars(value)) != id(items):
-                    self._read(value.__name__, vars(value), names)
-            elif name != '__name__':
+            if not isinstance(value, ModuleType):
                 known.add(name)
+            elif value.__name__.partition('.')[0] not in NO_STATE \
+                    and id(vars(value)) not in passed:
+                self._read(value.__name__, vars(value), names, passed)
+
+
+def _wrapped(value: Any) -> Any:
+    """What a decorator has wrapped; None if it is none, or an object that answers otherwise."""
+    try:
+        return getattr(value, '__wrapped__', None)
+    except Exception:
+        return None
 
 
 def _cell(cells: dict[str, Any], name: str, default: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -22,7 +22,7 @@ import torch
 from ..errors import ModelError
 from .contents import Contents
 from .follow import ITEMS, MISSING, MODULE, Followed, Picked, join
-from .state import CONTAINERS, hooks_of
+from .state import CONTAINERS, hooks_of, untouched
 
 LOOK = 8 << 20     # bytes of weights that one look in the background reads
 TURNS = 16         # looks after which every item was compared without short cuts
@@ -36,12 +36,23 @@ _address = torch.Tensor.data_ptr
 class Snapshot:
     """What a model computes with: modules, weights, mode, hooks, and what their code reads.
 
-    Raises ModelError for weights in which a write could not be seen.
+    ``run()`` runs the model: what its code changes then outside of its modules' attributes, such as
+    the cache of a library, is what it keeps, and no change later. Raises ModelError for weights in
+    which a write could not be seen.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, run: Callable[[], Any] | None = None) -> None:
         self._model = model
-        self._taken = _Taken(model)
+        try:
+            self._taken = _Taken(model)
+            if run is not None:
+                with untouched(model):
+                    run()
+                    kept = self._taken.kept()
+                self._taken = _Taken(model, kept)
+        except Exception as error:   # an object that nobody has thought of
+            raise ModelError(f'{type(model).__name__}: what its code reads can not be watched: '
+                             f'{type(error).__name__}: {error}') from error
         self._lock = threading.Lock()
         self._running = 0    # calls of the model itself, which may store results
         self._turn = 0
@@ -68,15 +79,15 @@ class Snapshot:
     def settle(self) -> None:
         """Take what the model is now for what it was."""
         if not self._taken.unchanged():
-            self._taken = _Taken(self._model)
+            self._taken = _Taken(self._model, self._taken.ignored)
 
     def change(self) -> str:
         """What is another than it was, in words; '' if nothing is."""
         if self._seen or self._taken.unchanged():
             return self._seen
         found = self._taken.change(self._model)
-        if not found:
-            self._taken = _Taken(self._model)   # the same by other objects, such as a new 1.0
+        if not found:   # the same by other objects, such as a new 1.0
+            self._taken = _Taken(self._model, self._taken.ignored)
         return found
 
     def look(self) -> str:
@@ -102,9 +113,13 @@ class _Held:
     def change(self, followed: Followed) -> str:
         """The path of an item that is another; '' if none is."""
         try:
-            now = _contents(self.live)
+            return next((self._words(key) for key in self.changes(followed)), '')
         except RuntimeError:   # another thread writes into it
             return self.path
+
+    def changes(self, followed: Followed) -> Iterator[Any]:
+        """Keys of items that are others."""
+        now = _contents(self.live)
         for key in {**self.before, **now}:
             old, new = self.before.get(key, MISSING), now.get(key, MISSING)
             if old is new or self.kind == MODULE and key in _NOT_ATTRIBUTES or _same(old, new):
@@ -112,18 +127,24 @@ class _Held:
             if self.kind == MODULE and type(old) is type(new) and _keeps(new) \
                     and not followed.reads(key):
                 continue   # results, which only the program reads
-            if self.kind == MODULE and key == 'training':
-                return f'the mode of {self.path or "the model"}'
-            return f'{self.path}[{key!r}]' if self.kind == ITEMS else join(self.path, key)
-        return ''
+            yield key
+
+    def _words(self, key: Any) -> str:
+        if self.kind == MODULE and key == 'training':
+            return f'the mode of {self.path or "the model"}'
+        return f'{self.path}[{key!r}]' if self.kind == ITEMS else join(self.path, key)
 
 
 class _Taken:
-    """All that was found, and the lists by which it is compared."""
+    """All that was found but what is ``ignored``, and the lists by which it is compared."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module,
+                 ignored: Mapping[str, Collection[Any]] | None = None) -> None:
+        self.ignored = ignored or {}
         self.followed = Followed(model)
-        self.held = [_Held(*held, _contents(held[1])) for held in self.followed.held]
+        self.held = [_Held(path, live, kind, _contents(live))
+                     for path, found, kind in self.followed.held
+                     if (live := self._not_ignored(path, found, kind)) is not None]
         self._hooks = _hooks(model)
         self._tensors = [(path, t, _mark(t)) for path, t in self.followed.tensors.items()]
         hooks = [of for m in model.modules() for of in (m._forward_hooks, m._forward_pre_hooks)]
@@ -143,6 +164,17 @@ class _Taken:
         self._addressed = [t for _, t, _ in self._tensors if t.layout is torch.strided]
         self._counted = [t for _, t, _ in self._tensors if not t.is_inference()]
         self._marks = self._mark()
+
+    def _not_ignored(self, path: str, live: Any, kind: str) -> Any:
+        if isinstance(live, Picked):
+            return live.without(self.ignored.get(path, ()))
+        return None if kind == ITEMS and path in self.ignored else live
+
+    def kept(self) -> dict[str, Collection[Any]]:
+        """Keys that are others now, of what is no module's, by path."""
+        found = {h.path: list(h.changes(self.followed)) for h in self.held
+                 if h.kind == ITEMS or isinstance(h.live, Picked)}
+        return {path: keys for path, keys in found.items() if keys}
 
     def _mark(self) -> tuple[list[int], list[int]]:
         return list(map(_address, self._addressed)), [t._version for t in self._counted]
