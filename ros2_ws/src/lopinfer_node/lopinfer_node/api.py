@@ -68,27 +68,27 @@ class OffloadedModel:
                 self.connect(*args, **kwargs)
         began = time.perf_counter()
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        self._whole_reason = '' if self._current() else self._reason
-        if not self._whole_reason and (why := self._misfit(leaves, structure)):
-            self._whole_reason = why
-            self._warn(why)
         client = self._client
-        if client is None or self._whole_reason:
-            return self._whole(args, kwargs)
+        if client is None or not self._current():
+            return self._whole(client, self._reason, args, kwargs)
+        self._whole_reason = why = self._misfit(client, leaves, structure)
+        if why:
+            self._warn(why)
+            return self._whole(client, why, args, kwargs)
         results = client.infer(leaves, time.perf_counter() - began)
         return pytree.tree_unflatten(list(results), self._outputs)
 
-    def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        client = self._client
+    def _whole(self, client: Client | None, why: str, args: tuple[Any, ...],
+               kwargs: dict[str, Any]) -> Any:
         if client is not None:
-            client.note_whole(self._whole_reason)
+            client.note_whole(why)
         current = client is not None and not self._reason
         with torch.no_grad(), self._traced.running() if current else contextlib.nullcontext():
             return self.model(*args, **kwargs)
 
     def _current(self) -> bool:
         """Whether what was traced is the model as it is now."""
-        if self._client is None or self._reason:
+        if self._reason:
             return False
         changed = self._traced.change()
         if changed:
@@ -102,16 +102,15 @@ class OffloadedModel:
             self._warned.add(why)
             warnings.warn(f'{why}; it runs whole on this machine', stacklevel=4)
 
-    def _misfit(self, leaves: list[Any], structure: Any) -> str:
+    def _misfit(self, client: Client, leaves: list[Any], structure: Any) -> str:
         """Why a plan for the first call's inputs does not serve these; '' if it does."""
-        assert self._client is not None
         if structure != self._inputs:
             return (f'{type(self.model).__name__}: the inputs are nested, named or ordered in '
                     'another way than those that were traced')
         if other := _no_plain_tensor(leaves):
             return f'{type(self.model).__name__}: an input is {other}, not a plain tensor'
         try:
-            self._client.traced.check_inputs(leaves)
+            client.traced.check_inputs(leaves)
         except ModelError as error:
             return str(error)
         devices = [leaf.device for leaf in leaves]

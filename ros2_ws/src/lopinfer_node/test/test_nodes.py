@@ -264,6 +264,27 @@ def test_other_inputs_than_the_first_run_whole_with_a_reason_and_a_warning(kind)
         assert why not in shared.reason and shared.report.requests == 3
 
 
+def test_threads_with_inputs_that_fit_and_others_get_the_models_results():
+    model, failed = Pair().eval(), []
+
+    def drive(size):
+        left, right = torch.full((size, size), 3.0), torch.ones(size, size)
+        try:
+            for _ in range(50):
+                assert torch.equal(shared({'left': left, 'right': right}), left - right)
+        except Exception as error:
+            failed.append(error)
+    with warnings.catch_warnings(), offload(model, example={'left': ONES, 'right': ONES * 2}
+                                            ) as shared:
+        warnings.simplefilter('ignore')
+        threads = [threading.Thread(target=drive, args=(size,)) for size in (4, 4, 5, 6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT)
+    assert not failed
+
+
 def test_a_mode_of_pytorch_and_a_transform_see_the_models_operators():
     from torch.utils.flop_counter import FlopCounterMode
     model = torch.nn.Linear(4, 4).eval()

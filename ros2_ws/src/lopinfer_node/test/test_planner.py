@@ -5,6 +5,7 @@ import pytest
 import torch
 from lopinfer_node.model.graph import Kind
 from lopinfer_node.model.traced import trace
+from lopinfer_node.planning.objective import Objective
 from lopinfer_node.planning.plan import Plan
 from lopinfer_node.planning.profile import Profile
 from lopinfer_node.planning.table import PlanTable
@@ -85,3 +86,12 @@ def test_a_plan_must_gain_more_than_a_margin_over_the_robot_and_the_server_alone
             assert least - made.estimates[i, i] > MARGIN * least + TRANSFER * max(more, 0)
         assert [made.plans[k] for k in made.others[-2:, i, i]] == simple
     assert {made.plans[k] for k in made.chosen.ravel()} - set(simple)   # some do gain that
+
+
+def test_where_energy_counts_a_plan_is_not_left_for_a_faster_one():
+    traced = trace(Small().eval(), torch.rand(1, 3, 32, 40))
+    costs = np.full(len(traced.graph), 1e-4)
+    profile = measure(traced, 1, 0, (0.5, 1.0))
+    (made,) = TablePlanner(profile=profile, objective=Objective(deadline=0.5))(
+        traced, costs, costs)
+    assert not len(made.others) and len(made.ways(20, 20)) == 1

@@ -382,7 +382,7 @@ class ClientMachine:
         report = self.report
         report.latency = now - started
         plan, estimate = self._way
-        self._feedback.note(plan, (report.latency - report.check) / estimate, now)
+        self._feedback.note(plan, report.latency - report.check, estimate, now)
         if self._request is None:      # the robot alone
             report.bin, report.estimate = 0, math.nan
             report.device, report.server, report.transfer = report.latency, 0.0, 0.0

@@ -20,10 +20,10 @@ class Feedback:
         self._ratios: defaultdict[int, deque[tuple[float, float]]] = defaultdict(
             lambda: deque(maxlen=LATEST))
 
-    def note(self, plan: int, ratio: float, now: float) -> None:
-        """Take a request that was over at ``now``."""
-        if 0 < ratio < math.inf:
-            self._ratios[plan].append((now, ratio))
+    def note(self, plan: int, seconds: float, estimate: float, now: float) -> None:
+        """Take a request that was over at ``now``; one of which nothing was expected is passed."""
+        if 0 < estimate < math.inf:
+            self._ratios[plan].append((now, seconds / estimate))
 
     def factor(self, plan: int, now: float) -> float:
         """By what to multiply an estimate; 1 until enough is known."""

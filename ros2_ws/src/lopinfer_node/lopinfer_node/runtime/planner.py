@@ -112,17 +112,24 @@ class TablePlanner:
                 _at(score, chosen), sent[other] - sent[chosen])), other, chosen)
         others = np.stack([np.where(kinds[chosen] == 2, best[1], chosen),
                            *(np.full((bins, bins), k) for k in range(len(simple)))])
+        if not self._fastest:       # of what was measured only the latency is known
+            others = others[:0]
         used, positions = np.unique(np.stack([chosen, *others]), return_inverse=True)
         position = positions.reshape(1 + len(others), bins, bins)
         return PlannedTable(
             table.bandwidths, [plans[k] for k in used], position[0], _at(seconds, chosen),
-            position[1:], np.stack([_at(seconds, other) for other in others]))
+            position[1:], np.take_along_axis(seconds, others, 0))
 
     def _margin(self, score: np.ndarray, more: np.ndarray) -> np.ndarray:
         """What a plan must gain over one of this score that sends so many transfers fewer."""
-        if self.objective is not None and self.objective != Objective():
+        if not self._fastest:
             return np.zeros_like(score)
         return MARGIN * score + TRANSFER * np.maximum(more, 0)
+
+    @property
+    def _fastest(self) -> bool:
+        """Whether the least latency is the aim, and nothing else."""
+        return self.objective in (None, Objective())
 
     def _grids(self, graph: Graph, plans: Sequence[Plan], costs: Costs, rates: Sequence[float]
                ) -> tuple[np.ndarray, np.ndarray]:
