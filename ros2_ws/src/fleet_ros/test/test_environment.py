@@ -147,3 +147,11 @@ def test_what_cannot_be_is_refused(changes, says):
 def test_a_name_cannot_break_the_profile():
     assert '<evil' not in cyclone_profile(on('"/><evil a="'))
     assert '<evil' not in fastdds_profile(on('</interface><evil>'))
+
+
+@pytest.mark.parametrize('text', ['233', 'seven', '-1', '٣'])
+def test_a_domain_that_cannot_be_is_refused(text, monkeypatch):
+    monkeypatch.setenv('ROS_DOMAIN_ID', text)
+    with pytest.raises(FleetFileError, match=f"from 0 to 232, got '{text}'"):
+        dds_environment(HERE)
+    assert dds_environment(on('lo', domain_id=3))['ROS_DOMAIN_ID'] == '3'
