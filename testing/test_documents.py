@@ -204,7 +204,6 @@ NOT_RUN = {
     'pip install torch numba': 'make setup does it',
     'make wheels': 'testing/test_package.py builds and installs them',
     'pip install dist/': 'testing/test_package.py builds and installs them',
-    'pip install --no-deps': 'needs GitHub',
     'rog trace record --iface': 'needs a radio',
     'sudo timedatectl': 'changes this machine',
     'docker ': IMAGE, 'pixi ': BUILT, 'echo "yaml': ROS, 'rosdep update': ROS, 'PIP_BREAK': ROS,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from fleet_env.fleet import ReachConfig
 from .dds_profiles import LOOPBACK, cyclone_profile, fastdds_profile, is_loopback
 
 LAST_DOMAIN = 232  # the ports of a higher one do not exist
-# The variable in which each version of Fast DDS looks for the file with its profile.
-FASTDDS_FILES = {2: 'FASTRTPS_DEFAULT_PROFILES_FILE', 3: 'FASTDDS_DEFAULT_PROFILES_FILE'}
+# The variables in which Fast DDS looks for its profile: version 2 in the first, 3 in both.
+FASTDDS_FILES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 
 def domain_of(network: ReachConfig) -> int:
@@ -45,6 +46,7 @@ def dds_environment(network: ReachConfig) -> dict[str, str]:
     if network.interface not in known:
         raise FleetFileError(f"network.interface is '{network.interface}', which this machine does "
                              f'not have; it has {", ".join(known)}')
+    profile = str(_kept(fastdds_profile(network, fastdds_version())))
     return {
         'ROS_DOMAIN_ID': str(domain_of(network)),
         # The profiles say all of it. Any other range would add to them: with Fast DDS, LOCALHOST
@@ -53,11 +55,16 @@ def dds_environment(network: ReachConfig) -> dict[str, str]:
         'ROS_LOCALHOST_ONLY': '',  # where it is 1 it wins over the range
         'ROS_STATIC_PEERS': '',
         'CYCLONEDDS_URI': cyclone_profile(network),
-        **{name: str(_kept(fastdds_profile(network, version)))
-           for version, name in FASTDDS_FILES.items()},
+        **dict.fromkeys(FASTDDS_FILES, profile),
         'SKIP_DEFAULT_XML_FILE': '1',      # a profile in the working directory would be merged
         'ROS_DISCOVERY_SERVER': '', 'RMW_FASTRTPS_USE_QOS_FROM_XML': '',
         'RMW_FASTRTPS_PUBLICATION_MODE': ''}
+
+
+def fastdds_version() -> int:
+    """Return the major version of Fast DDS of this ROS 2: 2 up to Jazzy, 3 since Kilted."""
+    prefixes = [sys.prefix, *os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep)]
+    return 3 if any((Path(prefix) / 'share' / 'fastdds').is_dir() for prefix in prefixes) else 2
 
 
 def _kept(profile: str) -> Path:

@@ -43,7 +43,7 @@ def leaves_machine(environment: Mapping[str, str]) -> bool:
 def _fastdds_interfaces(environment: Mapping[str, str]) -> list[str]:
     """Return the interfaces that the profile of each version confines Fast DDS to; none: all."""
     found: list[str] = []
-    for name in FASTDDS_FILES.values():
+    for name in FASTDDS_FILES:
         try:
             root = ElementTree.parse(environment.get(name, '')).getroot()
         except (OSError, ElementTree.ParseError):

@@ -151,7 +151,7 @@ def domain(network: ReachConfig, environ: Any) -> Finding:
         return Finding('domain', WARN, f'the UDP ports of domain {number} may be in use: Linux '
                        'hands them out', 'choose a network.domain_id from 0 to 101')
     theirs = {name: environ[name] for name in (
-        'ROS_DOMAIN_ID', 'CYCLONEDDS_URI', *FASTDDS_FILES.values(), 'ROS_DISCOVERY_SERVER',
+        'ROS_DOMAIN_ID', 'CYCLONEDDS_URI', *FASTDDS_FILES, 'ROS_DISCOVERY_SERVER',
         'ROS_AUTOMATIC_DISCOVERY_RANGE', 'ROS_STATIC_PEERS') if environ.get(name)}
     if str(number) != environ.get('ROS_DOMAIN_ID', str(number)):
         return Finding('domain', WARN, f'the fleet is in domain {number}, this shell in '
