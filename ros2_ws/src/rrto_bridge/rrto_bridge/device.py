@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import get_default_dtype
 
+from . import placement
 from .allow import resolve
 from .client import ClientMachine
 from .errors import LinkError, OutOfMemory, Refused, RrtoError, Unsendable
@@ -26,7 +27,7 @@ from .match import MISS, compiled
 from .moving import carry
 from .operators import COMPOSITE, DEFAULT, USUAL, Operator, operator, overload
 from .percall import PerCall, Result, Unknowing
-from .ragged import Ragged, refuse
+from .placement import Strayed
 from .record import Call, Meta, Ref
 from .remote import CUDA, NOTHING, RemoteTensor, alias_kind, make, make_view, move, released
 from .tensors import check_device, meta_of, ordinary, pack, special, unpack
@@ -188,6 +189,8 @@ class Device:
             if facts.moves:
                 return self._move(facts, args[0], given, arguments, keywords)
             result = self._call(facts, facts.name, arguments, keywords, given)
+        except Strayed:
+            return placement.execute(self, function, facts, args, kwargs)
         except (Refused, Unsendable) as error:   # these arguments; others it may execute
             return self._run_here(function, facts, args, kwargs, error)
         return self._tensors(result, facts, given)
@@ -208,22 +211,12 @@ class Device:
         if kind is list or kind is tuple or kind is torch.Size:
             return tuple([self._argument(item, given, facts) for item in value])
         if isinstance(value, torch.Tensor):
-            remote = self._remote(value, facts)
-            self._bear(remote)
-            given.append(remote)
-            return Ref(remote.handle)
+            if not isinstance(value, RemoteTensor):
+                raise Strayed
+            self._bear(value)
+            given.append(value)
+            return Ref(value.handle)
         return special(value)
-
-    def _remote(self, tensor: torch.Tensor, facts: Operator) -> RemoteTensor:
-        if isinstance(tensor, RemoteTensor):
-            return tensor
-        if isinstance(tensor, Ragged):
-            refuse(facts.name)
-        if tensor.dim() and not facts.index and 'index_put' not in facts.name \
-                and not facts.name.endswith('.data'):   # batch sizes of a packed sequence
-            raise RuntimeError('Expected all tensors to be on the same device, but found at least '
-                               f'two devices, cuda:0 and {tensor.device}! (in {facts.name})')
-        return self.upload(tensor)
 
     def _tensors(self, result: Result, facts: Operator, given: list[RemoteTensor]) -> Any:
         if not result.handles:
@@ -323,6 +316,11 @@ class Device:
 
     def set_to(self, target: RemoteTensor, source: RemoteTensor) -> RemoteTensor:
         """`target` becomes another wrapper of what `source` is."""
+        if target.device != source.device:
+            raise RuntimeError('Attempted to set the storage of a tensor on device '
+                               f'"{target.device}" to a storage on different device '
+                               f'"{source.device}".  This is no longer allowed; the devices must '
+                               'match.')
         if target.dtype != source.dtype:
             raise RuntimeError(f'Could not set tensor of type {source.dtype} to a tensor of type '
                                f'{target.dtype}')
@@ -497,6 +495,8 @@ class Device:
         """Fetch the arguments, run the operator on the CPU, bring back what it changed and made."""
         if facts.view:
             raise why
+        if facts.name.startswith('aten.') and placement.writes_here(function, facts, args, kwargs):
+            return placement.execute(self, function, facts, args, kwargs)
         wanted = kwargs.get('device')      # where the program wants the result
         stays = isinstance(wanted, torch.device) and wanted.type == 'cpu'
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
