@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import accelerator, legacy, remote
+from . import accelerator, files, legacy, remote
 from .device import Device
 from .remote import CUDA
 
@@ -112,7 +112,7 @@ def install(device: Device) -> None:
         if name in vars(torch.cuda.memory):   # where programs also look
             setattr(torch.cuda.memory, name, value)
     _tensors(device)
-    _loading(device)
+    files.install(device)
     _no_gradients()
     accelerator.install(device)
     legacy.install()
@@ -254,87 +254,6 @@ def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
             kwargs['device'] = f"cuda:{kwargs['device']}"
         return method(self, *args, **kwargs)
     return call
-
-
-def _loading(device: Device) -> None:
-    """Weights that go through a module or `torch.load` are looked for on the server first."""
-    apply = torch.nn.Module._apply
-
-    @functools.wraps(apply)
-    def _apply(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        with device.loading_weights():
-            if isinstance(self, torch.jit.ScriptModule):
-                return _apply_to_script(self, function)
-            return apply(self, function, *args, **kwargs)
-
-    torch.nn.Module._apply = _apply  # type: ignore[method-assign,assignment]
-    load = torch.load
-
-    @functools.wraps(load)
-    def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        moved: set[int] = set()
-
-        def locate(storage: Any, location: str) -> Any:
-            target = location
-            if callable(map_location):
-                placed = map_location(storage, location)
-                target = location if placed is None else str(placed.device)
-            elif isinstance(map_location, dict):
-                target = map_location.get(location, location)
-            elif map_location is not None:
-                target = str(map_location)
-            if str(target).startswith('cuda'):
-                moved.add(storage.data_ptr())
-            return storage
-
-        loaded = load(f, locate, *args, **kwargs)
-        with device.loading_weights():
-            return _moved(loaded, moved) if moved else loaded
-
-    torch.load = _load
-    save = torch.save
-
-    @functools.wraps(save)
-    def _save(*args: Any, **kwargs: Any) -> Any:
-        remote.Hook.saving.copied = {}
-        try:
-            return save(*args, **kwargs)
-        finally:
-            del remote.Hook.saving.copied
-
-    torch.save = _save
-
-
-def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
-    """As `Module._apply`: tensors of a script module live in C++, where they can be replaced."""
-    for child in module.children():
-        child._apply(function)
-    for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-        if tensor is not None:
-            with torch.no_grad():
-                module._c.setattr(name, function(tensor).requires_grad_(tensor.requires_grad))
-    return module
-
-
-def _moved(value: Any, storages: set[int]) -> Any:
-    """`value` with the tensors on these storages moved to the device, in containers and modules."""
-    if isinstance(value, torch.nn.Module):
-        return value._apply(lambda t: _moved(t, storages))
-    if isinstance(value, torch.Tensor):
-        on = value.untyped_storage().data_ptr() in storages
-        moved = value.detach().cuda().requires_grad_(value.requires_grad) if on else value
-        return torch.nn.Parameter(moved, value.requires_grad) \
-            if on and isinstance(value, torch.nn.Parameter) else moved
-    if isinstance(value, dict):
-        for key in value:
-            value[key] = _moved(value[key], storages)
-        return value
-    if isinstance(value, list):
-        value[:] = [_moved(item, storages) for item in value]
-        return value
-    if type(value) is tuple:
-        return tuple(_moved(item, storages) for item in value)
-    return value
 
 
 def _no_compile(model: Any = None, **kwargs: Any) -> Any:
