@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import accelerator, files, legacy, remote
+from . import accelerator, files, legacy, remote, seen, tracing
 from .device import Device
 from .remote import CUDA
 
@@ -116,6 +116,8 @@ def install(device: Device) -> None:
     _no_gradients()
     accelerator.install(device)
     legacy.install()
+    seen.install()
+    tracing.install(device)
     torch.device = _DeviceName  # type: ignore[misc,assignment]
     torch.jit._builtins._register_builtin(_DeviceName, 'aten::device')
     _staging()
@@ -218,6 +220,8 @@ def _tensors(device: Device) -> None:
                         ('_make_subclass', staticmethod(remote.make_subclass)),
                         ('data', property(remote.get_data, remote.set_data))):
         setattr(torch.Tensor, name, value)
+    for name in ('is_conj', 'is_neg', 'resolve_conj', 'resolve_neg'):
+        setattr(torch, name, lambda input, name=name: getattr(input, name)())
     torch.nn.Parameter.__new__ = remote.new_parameter  # type: ignore[method-assign]
     for owner, name in ((torch.Tensor, 'to'), (torch.Tensor, 'cuda'), (torch.nn.Module, 'to'),
                         (torch.nn.Module, 'cuda')):

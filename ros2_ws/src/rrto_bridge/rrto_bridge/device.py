@@ -422,12 +422,22 @@ class Device:
         with self.lock:
             return self._ask('query', name)
 
+    def ask(self, function: Any, tensor: RemoteTensor) -> Any:
+        """What an operator says of a tensor that PyTorch itself would answer on this machine."""
+        with self.lock:
+            return self.run(function, (tensor,), {})
+
     def seed(self, seed: int) -> None:
         """Seed of the random operators; a server is not looked for because of it."""
         with self.lock:
             self._seed = seed
             if 'engine' in self.__dict__:
                 self._ask('seed', seed)
+
+    @property
+    def next_handle(self) -> int:
+        """Tensors that are made from now on have this handle, or a later one."""
+        return self.engine.machine.allocate(1) if 'engine' in self.__dict__ else 0
 
     @property
     def first_seed(self) -> int:

@@ -27,7 +27,8 @@ _OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided', '_local_scalar_de
 def install(device: Device) -> None:
     """Make `device` the CUDA device of this process. Raises ConfigError; once per process."""
     guard.install()
-    Hook.dispatch, Hook.copy, Hook.memory = device.dispatch, device.copy, device.memory
+    Hook.dispatch, Hook.copy = device.dispatch, device.copy
+    Hook.memory, Hook.ask = device.memory, device.ask
     backend = torch.library.Library('_', 'IMPL')
     backend.fallback(_from_backend, 'CUDA')
     kernels = torch.library.Library('aten', 'IMPL')

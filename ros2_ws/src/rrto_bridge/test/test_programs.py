@@ -47,3 +47,10 @@ def test_output_is_that_of_plain_pytorch(domain, expected, mode, names):
     assert code == 0, err
     assert out == expected(names)
     assert err == ''
+
+
+def test_a_program_sees_the_types_of_pytorch(domain):
+    program = str(PROGRAMS / 'kinds.py')
+    code, out, err = domain.run('--server', 'tested', '--', sys.executable, program)
+    assert (code, err) == (0, '')
+    assert out == domain.plain(program)
