@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from fleet_env.errors import FleetEnvError
@@ -20,6 +19,7 @@ from fleet_env.settings import Text, changed, from_flat, knobs
 from fleet_ros.ending import launched
 from fleet_ros.network_options import add_network_options, join_network
 
+from .. import children
 from ..settings import Settings
 
 STOP_LIMIT = 30.0    # seconds in which it ends in order; then it is killed
@@ -49,9 +49,6 @@ def call(options: Any) -> int:
         print(f'rrto: {command[0]}: there is no such program, or it may not be executed',
               file=sys.stderr)
         return 127
-    if isolated(command):
-        print('rrto: python -E and -I do not read PYTHONPATH, by which a program gets the device; '
-              'it will see none', file=sys.stderr)
     try:
         settings = from_flat(Settings, {key: Text(text) for key, text in vars(options).items()
                                         if isinstance(text, str)}, '--')
@@ -61,7 +58,7 @@ def call(options: Any) -> int:
         print(f'rrto: {error}', file=sys.stderr)
         return 2
     if settings.server or find(1.0):
-        environment = program_environment(settings)
+        command, environment = for_program(command, settings)
         try:
             os.execvpe(command[0], command, environment)
         except OSError as error:
@@ -69,28 +66,13 @@ def call(options: Any) -> int:
             return 127
     with own_server() as name:
         print(f'rrto: no server was found; {name} was started on this machine', file=sys.stderr)
-        return run(command, program_environment(changed(settings, server=name)))
+        return run(*for_program(command, changed(settings, server=name)))
 
 
-def isolated(command: list[str]) -> bool:
-    """Whether this is Python with an option that has it look at no variable of the environment."""
-    if not Path(command[0]).name.startswith('python'):
-        return False
-    for option in command[1:]:
-        if not re.match('-[a-zA-Z]', option):
-            return False
-        telling = re.search('[cmEI]', re.split('[WX]', option)[0])   # -c and -m end the options
-        if telling:
-            return telling[0] in 'EI'
-    return False
-
-
-def program_environment(settings: Settings) -> dict[str, str]:
-    """The environment in which a program gets the device."""
-    ours = str(Path(__file__).parents[1] / 'bootstrap')
-    rest = os.environ.get('PYTHONPATH')
-    return {**os.environ, **settings.to_environment(), 'CUDA_VISIBLE_DEVICES': '',
-            'PYTHONPATH': ours + (os.pathsep + rest if rest else '')}
+def for_program(command: list[str], settings: Settings) -> tuple[list[str], dict[str, str]]:
+    """A command, and the environment in which it gets the device."""
+    environment = {**os.environ, **settings.to_environment(), 'CUDA_VISIBLE_DEVICES': ''}
+    return children.adapted(command, environment, environment)
 
 
 def find(limit: float, wanted: str = '') -> str:
