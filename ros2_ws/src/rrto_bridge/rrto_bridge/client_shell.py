@@ -49,6 +49,7 @@ ASKED = 4             # times that a server is asked, in twice `LIMIT` seconds
 GRACE = 0.5           # seconds in which the Ctrl+C that has ended the server may come here, too
 LOOK = 2.0            # seconds between looks for a server that is back
 MESSAGE = 1 << 32     # most bytes of a reply
+ENDS = 'the program ends'
 
 
 @dataclass
@@ -81,7 +82,8 @@ class Link(Port):
         self._inbox: deque[bytes] = deque()
         self._arrived: SimpleQueue[None] = SimpleQueue()   # something was put there, or all is lost
         self._changed = threading.RLock()      # guards streams and link
-        self._heard = self._flushed = time.monotonic()
+        self._heard = self._flushed = self._looked = time.monotonic()
+        self._stood = 0.0                    # longest that this process stood still, s
         self._context = Context()
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
@@ -148,7 +150,7 @@ class Link(Port):
         if not self.lost:
             end = SendAck('', self._incarnation, self.receiver.next, 'it ends')
             self._acks.publish(to_ros(end))
-        self._fail('the program ends')
+        self._fail(ENDS)
         self._release()
 
     def _forked(self) -> None:
@@ -172,8 +174,10 @@ class Link(Port):
         """The next message of the server."""
         while not self._inbox:
             if self.lost:
+                if self.lost == ENDS and threading.current_thread() is not threading.main_thread():
+                    raise SystemExit   # a daemon thread ends with the program, and says nothing
                 self._let_signals_come()
-                raise LinkError(f'server {self.server!r} is lost: {self.lost}')
+                raise LinkError(self._why())
             self.idle = True
             try:
                 self._arrived.get(timeout=self.lease / 4)
@@ -267,6 +271,8 @@ class Link(Port):
             self._alarm.set(self._link.deadline)
 
     def _on_timer(self) -> None:
+        now = time.monotonic()
+        self._stood, self._looked = max(self._stood, now - self._looked), now
         self._look_at_silence()
         with self._changed:
             if not self.lost:
@@ -277,6 +283,15 @@ class Link(Port):
         silent = time.monotonic() - self._heard
         if silent > self.lease:
             self._fail(f'nothing was heard of it for {silent:.1f} s')
+
+    def _why(self) -> str:
+        """What a program is told whose link is over."""
+        stood = max(self._stood, time.monotonic() - self._looked)
+        if stood > self.lease and self.lost != ENDS:
+            return (f'this program stood still for {stood:.1f} s (SIGSTOP, a debugger, a machine '
+                    f'asleep?), and server {self.server!r} waits for {self.lease:g} s: raise its '
+                    'parameter lease')
+        return f'server {self.server!r} is lost: {self.lost}'
 
     def _report(self) -> None:
         engine, machine = self.engine, self.machine

@@ -11,7 +11,8 @@ import torch
 
 from . import accelerator, files, legacy, remote, seen, tracing
 from .device import Device
-from .remote import CUDA
+from .remote import CUDA, RemoteTensor
+from .tensors import check_device
 
 
 class Properties(NamedTuple):
@@ -74,6 +75,7 @@ class Stream:
     cuda_stream = device_index = 0
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        _check(device)
         self.priority = priority
 
     def synchronize(self) -> None:
@@ -94,6 +96,10 @@ class Stream:
     def query(self) -> bool:
         """Whether all calls are done."""
         return True
+
+    def is_capturing(self) -> bool:
+        """No: there are no CUDA graphs."""
+        return False
 
     def __enter__(self) -> Stream:
         return self
@@ -168,16 +174,24 @@ class _DeviceScope:
         pass
 
 
-def _check(device: Any) -> None:
-    index = device if isinstance(device, int) else torch.device(device or 'cuda').index or 0
-    if index > 0:
-        raise RuntimeError(f'CUDA error: invalid device ordinal {index}: there is one, cuda:0')
+def _check(device: Any = None) -> None:
+    if isinstance(device, int):
+        device = f'cuda:{device}' if device >= 0 else None
+    check_device(torch.device(device or 'cuda'))
+
+
+def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """What may be asked of a device, which has to be there."""
+    def call(device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        _check(device)
+        return answer(device, *args, **kwargs)
+    return call
 
 
 def _queries(device: Device) -> dict[str, Callable[..., Any]]:
     """Replacements by name; each an object of its own, which `torch._dynamo` insists on."""
     def ask(name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: device.query(name)
+        return _checked(lambda of=None: device.query(name))
 
     def constant(value: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: value
@@ -191,7 +205,7 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
         device.seed(int(value))
 
     memory = ('memory_allocated', 'max_memory_allocated', 'memory_reserved', 'max_memory_reserved')
-    nothing = ('empty_cache', 'ipc_collect', 'set_device', 'set_stream', 'init', '_sleep',
+    nothing = ('empty_cache', 'ipc_collect', 'set_stream', 'init', '_sleep',
                'reset_peak_memory_stats', 'reset_max_memory_allocated', 'set_sync_debug_mode',
                'set_per_process_memory_fraction')
     stream = Stream()
@@ -199,13 +213,16 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
         'is_available': constant(True), 'is_initialized': constant(True),
         '_is_in_bad_fork': lambda: device.forked, 'is_bf16_supported': constant(True),
         'device_count': ask('device_count'), 'current_device': ask('current_device'),
+        'set_device': _checked(lambda of=None: None),
         'get_device_name': ask('name'), 'get_device_capability': ask('capability'),
         'get_device_properties': properties, 'get_arch_list': constant([]),
-        'mem_get_info': lambda *a: (device.query('free'), device.query('total')),
-        'memory_stats': lambda *a: {'allocated_bytes.all.current': device.query('used')},
-        'synchronize': lambda *a: device.synchronize(),
+        'mem_get_info': _checked(lambda of=None: (device.query('free'), device.query('total'))),
+        'memory_stats': _checked(lambda of=None: {
+            'allocated_bytes.all.current': device.query('used')}),
+        'synchronize': _checked(lambda of=None: device.synchronize()),
         'manual_seed': seed, 'manual_seed_all': lambda value: seed(value),
-        'current_stream': constant(stream), 'default_stream': constant(stream),
+        'current_stream': _checked(lambda of=None: stream),
+        'default_stream': _checked(lambda of=None: stream),
         'stream': lambda s=None: nullcontext(s), 'is_current_stream_capturing': constant(False),
         **{name: ask('used') for name in memory}, **{name: constant(None) for name in nothing},
     }
@@ -213,8 +230,7 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
 
 def _tensors(device: Device) -> None:
     """Pinned memory is ordinary memory, `.data =` may cross devices, devices may be numbers."""
-    for name, value in (('pin_memory', lambda self, device=None: self),
-                        ('is_pinned', lambda self, device=None: False),
+    for name, value in (('pin_memory', _pin), ('is_pinned', _is_pinned),
                         ('record_stream', lambda self, stream: None),
                         ('as_subclass', remote.as_subclass),
                         ('_make_subclass', staticmethod(remote.make_subclass)),
@@ -228,6 +244,19 @@ def _tensors(device: Device) -> None:
         setattr(owner, name, _numbered(getattr(owner, name)))
 
 
+def _pin(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """`pin_memory()`: a copy in ordinary memory, which says that it is pinned."""
+    if isinstance(self, RemoteTensor):
+        raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+    pinned = self if _is_pinned(self) else self.clone()
+    pinned._rrto_pinned = True  # type: ignore[attr-defined]
+    return pinned
+
+
+def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    return any(hasattr(tensor, '_rrto_pinned') for tensor in (self, self._base))
+
+
 def _staging() -> None:
     """`torch.empty(..., pin_memory=True)`, as safetensors has it, gives ordinary memory."""
     empty = torch.empty
@@ -236,10 +265,13 @@ def _staging() -> None:
 
     @functools.wraps(empty)
     def call(*args: Any, **kwargs: Any) -> Any:
-        kwargs.pop('pin_memory', None)
+        pinned = kwargs.pop('pin_memory', None)
         if type(kwargs.get('device')) is int:
             kwargs['device'] = f"cuda:{kwargs['device']}"
-        return empty(*args, **kwargs)
+        made = empty(*args, **kwargs)
+        if pinned:
+            made._rrto_pinned = True  # type: ignore[attr-defined]
+        return made
 
     call.__module__, call.__qualname__ = 'torch', 'empty'
     torch.empty = call

@@ -30,7 +30,7 @@ from .percall import PerCall, Result, Unknowing
 from .placement import Strayed
 from .record import Call, Meta, Ref
 from .remote import CUDA, NOTHING, RemoteTensor, alias_kind, make, make_view, move, released
-from .tensors import check_device, meta_of, ordinary, pack, special, unpack
+from .tensors import check_dense, check_device, meta_of, ordinary, pack, special, unpack
 
 OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
 ROOM = 60    # frames of Python that a call takes at most
@@ -249,6 +249,7 @@ class Device:
 
     def upload(self, tensor: torch.Tensor) -> RemoteTensor:
         """Host to device."""
+        check_dense(tensor)
         meta, data = pack(tensor)
         with self.lock:
             if self._next is not None:
@@ -503,17 +504,15 @@ class Device:
     def _run_here(self, function: Any, facts: Operator, args: Any, kwargs: Any, why: Exception
                   ) -> Any:
         """Fetch the arguments, run the operator on the CPU, bring back what it changed and made."""
+        if placement.others(placement.given(function, args, kwargs)):
+            return NotImplemented
         if facts.view:
-            raise why
+            raise RuntimeError(f'rrto: {why}; a view can not be made on this machine: use .cpu()')
         if facts.name.startswith('aten.') and placement.writes_here(function, facts, args, kwargs):
             return placement.execute(self, function, facts, args, kwargs)
         wanted = kwargs.get('device')      # where the program wants the result
         stays = isinstance(wanted, torch.device) and wanted.type == 'cpu'
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
-        if facts.name not in self._announced and not drawn and not stays:
-            self._announced.add(facts.name)
-            print(f'rrto: {facts.name} runs on this machine, not on the server ({why}); '
-                  f'first used at {users_line()}', file=sys.stderr)
         here = Here(self, (*args, *kwargs.values()))
         with ordinary():
             result = function(*[here.fetched(a) for a in args],
@@ -523,6 +522,10 @@ class Device:
                             *kwargs.items()]:
             if name in facts.writes:
                 here.write(value)
+        if facts.name not in self._announced and not drawn and not stays:
+            self._announced.add(facts.name)
+            print(f'rrto: {facts.name} runs on this machine, not on the server ({why}); '
+                  f'first used at {users_line()}', file=sys.stderr)
         return returned
 
 

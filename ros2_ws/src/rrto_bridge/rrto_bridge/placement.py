@@ -14,6 +14,7 @@ import torch
 from .operators import COMPOSITE, Operator
 from .ragged import Ragged, refuse
 from .remote import CUDA, RemoteTensor
+from .tensors import check_dense
 
 if TYPE_CHECKING:
     from .device import Device
@@ -29,22 +30,29 @@ _READ_BY_ITEM = {'aten.fill_.Tensor': 'value', 'aten.index_fill_.int_Tensor': 'v
 _WORDS = {'aten.masked_fill_.Tensor': 'masked_fill_: Expected inputs to be on same device'}
 
 
+_PLAIN = torch.Tensor.__torch_dispatch__
+
+
 class Strayed(Exception):
     """An operator was given a tensor that is not on the device."""
 
 
 def execute(device: Device, function: Any, facts: Operator, args: Any, kwargs: Any) -> Any:
     """Run an operator with tensors of both sides; raises what CUDA raises for what it refuses."""
-    given = _given(function, args, kwargs)
-    for _, tensor in _strays(given):
+    tensors = given(function, args, kwargs)
+    if facts.composite and not any(_remote(tensors)):   # fake tensors, which have no values
+        return function._op_dk(COMPOSITE, *args, **kwargs)
+    if others(tensors):
+        return NotImplemented
+    for _, tensor in _strays(tensors):
         if isinstance(tensor, Ragged):
             refuse(facts.name)
-        if tensor.device.type == 'cuda' and facts.composite:   # a fake tensor, which has no values
-            return function._op_dk(COMPOSITE, *args, **kwargs)
+        if tensor.device.type == 'cuda':
+            check_dense(tensor)
         if tensor.device.type != 'cpu':
             raise _mismatch(facts, tensor)
-    written = [t for a, t in _strays(given) if a.name in facts.writes]
-    if not written and all(_crosses(facts, a, t, args) for a, t in _strays(given)):
+    written = [t for a, t in _strays(tensors) if a.name in facts.writes]
+    if not written and all(_crosses(facts, a, t, args) for a, t in _strays(tensors)):
         args, kwargs = _sent(device, args), {k: _sent(device, v) for k, v in kwargs.items()}
         return device.run(function, args, kwargs)
     for key in (EXPLICIT, NON_FUNCTIONAL):
@@ -52,19 +60,25 @@ def execute(device: Device, function: Any, facts: Operator, args: Any, kwargs: A
                 and facts.name not in _READ_BY_ITEM and not facts.index:
             return function._op_dk(key, *args, **kwargs)   # what it is made of comes here again
     if written and all(isinstance(v, torch.Tensor) and not isinstance(v, RemoteTensor)
-                       for a, v in given if a.name in facts.writes) \
-            and all(_is_read(facts, a, t) for a, t in _remote(given)):
+                       for a, v in tensors if a.name in facts.writes) \
+            and all(_is_read(facts, a, t) for a, t in _remote(tensors)):
         return function(*[_fetched(device, v) for v in args],
                         **{k: _fetched(device, v) for k, v in kwargs.items()})
-    raise _mismatch(facts, next(t for _, t in _strays(given)))
+    raise _mismatch(facts, next(t for _, t in _strays(tensors)))
+
+
+def others(tensors: Any) -> bool:
+    """Whether there are tensors whose class takes operators itself, such as jagged ones."""
+    return any(type(t).__torch_dispatch__ is not _PLAIN and not isinstance(t, Ragged)
+               for _, t in _strays(tensors))
 
 
 def writes_here(function: Any, facts: Operator, args: Any, kwargs: Any) -> bool:
     """Whether an operator is to write a tensor that is not on the device."""
-    return any(a.name in facts.writes for a, _ in _strays(_given(function, args, kwargs)))
+    return any(a.name in facts.writes for a, _ in _strays(given(function, args, kwargs)))
 
 
-def _given(function: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
+def given(function: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
     """The values that an operator is given, each with its argument of the schema."""
     arguments = function._schema.arguments
     return [*zip(arguments, args, strict=False),

@@ -8,6 +8,10 @@ from typing import Literal
 from fleet_env.settings import setting
 from fleet_ros.link import LinkSettings
 
+VISIBLE = 'CUDA_VISIBLE_DEVICES'
+HIDES_ALL = ('', '-1')   # a program that sets one of these wants no device
+NONE_HERE = 'rrto'       # no GPU of this machine has that name
+
 _VARIABLE = 'RRTO_SETTINGS'  # the program's sitecustomize looks for it
 
 

@@ -1,4 +1,4 @@
-"""What records the operators of a function: it is right on the device, or it is refused.
+"""What records or takes apart a function: it is right on the device, or it is refused.
 
 PyTorch follows tensors through a recording by their objects, which autograd and views replace for
 tensors of a class of their own. What it lost is in the recording as a constant.
@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .device import Device
 from .remote import NOTHING, RemoteTensor
@@ -41,6 +42,7 @@ def install(device: Device) -> None:
 
     tracer: Any = proxy_tensor._MakefxTracer
     tracer.trace = checked
+    _higher_order()
     linearize = torch.func.linearize
 
     @functools.wraps(linearize)
@@ -52,6 +54,25 @@ def install(device: Device) -> None:
     places: tuple[Any, ...] = torch.func, torch._functorch.eager_transforms
     for place in places:
         place.linearize = linearized
+
+
+def _higher_order() -> None:
+    """`torch.cond`, `while_loop`, `flex_attention` and their like run as without a compiler."""
+    operator: Any = torch._ops.HigherOrderOperator
+    plain, explicit = operator.dispatch, torch._C.DispatchKey.CompositeExplicitAutograd
+
+    @functools.wraps(plain)
+    def dispatch(self: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if key != torch._C.DispatchKey.Python or _get_current_dispatch_mode() is not None \
+                or not _remote((args, kwargs)):
+            return plain(self, key, *args, **kwargs)
+        kernel = self.py_kernels.get(explicit)
+        if kernel is None:
+            raise RuntimeError(f'rrto: {self._name} is not possible with tensors of the device; '
+                               'write it in Python, or call it with tensors of the CPU')
+        return kernel(*args, **kwargs)
+
+    operator.dispatch = dispatch
 
 
 def _remote(values: Any) -> bool:

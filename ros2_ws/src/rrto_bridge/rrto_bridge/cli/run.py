@@ -20,7 +20,7 @@ from fleet_ros.ending import launched
 from fleet_ros.network_options import add_network_options, join_network
 
 from .. import children
-from ..settings import Settings
+from ..settings import HIDES_ALL, NONE_HERE, VISIBLE, Settings
 
 STOP_LIMIT = 30.0    # seconds in which it ends in order; then it is killed
 START_LIMIT = 300.0  # seconds in which a server on this machine has to be there, busy as it may be
@@ -71,7 +71,10 @@ def call(options: Any) -> int:
 
 def for_program(command: list[str], settings: Settings) -> tuple[list[str], dict[str, str]]:
     """A command, and the environment in which it gets the device."""
-    environment = {**os.environ, **settings.to_environment(), 'CUDA_VISIBLE_DEVICES': ''}
+    if os.environ.get(VISIBLE) in HIDES_ALL:
+        print(f'rrto: {VISIBLE}={os.environ[VISIBLE]} hides no device of a server; without '
+              '`rrto run` the program computes on the CPU', file=sys.stderr)
+    environment = {**os.environ, **settings.to_environment(), VISIBLE: NONE_HERE}
     return children.adapted(command, environment, environment)
 
 
