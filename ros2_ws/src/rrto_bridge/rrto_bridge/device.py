@@ -31,8 +31,10 @@ from .placement import Strayed
 from .record import Call, Meta, Ref
 from .remote import CUDA, NOTHING, RemoteTensor, alias_kind, make, make_view, move, released
 from .tensors import check_dense, check_device, meta_of, ordinary, pack, special, unpack
+from .turns import Turns
 
 OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
+_TO_COPY = torch.ops.aten._to_copy.default
 ROOM = 60    # frames of Python that a call takes at most
 aten = torch.ops.aten
 
@@ -58,6 +60,7 @@ class Device:
         self._next: PerCall | None = None       # the engine of a server that is there again
         self.follower: Any = Unknowing()
         self.lock = threading.RLock()
+        self.turns = Turns(self.lock)
         self.forked = False                     # a child of a process that used the device
         self._parents: PerCall | None = None    # kept in such a child: to end is for the parent
         self._seed: int | None = None           # for when the device is used
@@ -72,6 +75,7 @@ class Device:
     def _after_fork(self) -> None:
         """A child has neither the threads nor the turn at the link: nothing runs on it there."""
         self.lock, self.follower = threading.RLock(), Unknowing()
+        self.turns = Turns(self.lock)
         engine = self.__dict__.pop('engine', None)
         if engine is not None:
             self.forked, self._parents = True, engine
@@ -158,7 +162,11 @@ class Device:
                 result = match(function, args, kwargs, follower.base)
                 if result is not MISS:
                     follower.advance()
+                    if self.turns.contended:
+                        self.turns.taken()
                     return result
+            if self.turns.enter(function is _TO_COPY and not isinstance(args[0], RemoteTensor)):
+                return self.dispatch(function, args, kwargs)   # others have gone on meanwhile
             if operator(function).decomposes:
                 # Not function.decompose(): it prefers decompositions in Python, rounding otherwise.
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
@@ -202,7 +210,10 @@ class Device:
             keywords = (*keywords, (DEFAULT, special(default)))
         masked = facts.index and any(t.dtype in (torch.bool, torch.uint8) for t in given[1:])
         call = Call(name, arguments, keywords, wanted=facts.wanted or masked)
-        return self._ask('execute', call, tuple([meta_of(t) for t in given]), facts.view)
+        result: Result = self._ask('execute', call, tuple([meta_of(t) for t in given]), facts.view)
+        if call.wanted:
+            self.turns.has_value()
+        return result
 
     def _argument(self, value: Any, given: list[RemoteTensor], facts: Operator) -> Any:
         kind = type(value)
@@ -269,6 +280,7 @@ class Device:
             for tensor in tensors:
                 self._bear(tensor)
             found = self._ask('downloads', [(t.handle, meta_of(t)) for t in tensors])
+            self.turns.has_value()
         return [unpack(meta, data) for meta, data in found]
 
     @contextmanager
