@@ -66,7 +66,7 @@ def fragments(space: str) -> int:
 def measure(profile: str) -> None:
     """Print the figures of one profile."""
     from fleet_env.fleet import ReachConfig
-    from fleet_ros.environment import cyclone_profile
+    from fleet_ros.dds_profiles import cyclone_profile
 
     plain = ('<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="air0"/></Interfaces>'
              '</General></Domain></CycloneDDS>')
