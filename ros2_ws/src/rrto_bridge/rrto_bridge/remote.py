@@ -211,6 +211,10 @@ class Place(RemoteTensor):
         return torch.nn.Parameter(data, requires_grad)
 
 
+class Held(Place):
+    """A parameter."""
+
+
 class Guest(RemoteTensor):
     """What has a class of the program's, too; attributes that it copies leave the handle alone."""
 
@@ -233,11 +237,22 @@ def of_program(kind: type) -> type | None:
     return getattr(kind, '_of_program', None)
 
 
+def _named_as(kind: type, ours: tuple[type, ...]) -> None:
+    """Libraries choose what to do by the name of a class, and of its module."""
+    for one in ours:
+        one.__module__, one.__name__ = kind.__module__, kind.__name__
+        one.__qualname__ = kind.__qualname__
+
+
+_named_as(torch.Tensor, (Value, Place, Guest))
+_named_as(torch.nn.Parameter, (Held,))
+
+
 @lru_cache(None)
 def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
     """A class of the program's as one of tensors on the device."""
     if kind is torch.Tensor or kind is torch.nn.Parameter:
-        return ours
+        return Held if ours is Place and kind is torch.nn.Parameter else ours
     body = {'__module__': kind.__module__, '__qualname__': kind.__qualname__, '_of_program': kind}
     if ours is Guest:
         body['__slots__'] = ()

@@ -1,19 +1,16 @@
 """`type(x)` as a program sees it: on CUDA a tensor is a `torch.Tensor`, a parameter a `Parameter`.
 
 Ours are of classes of their own, which PyTorch calls. So a module that compares, keeps or looks up
-types gets a `type` among its globals that answers as on CUDA. One that uses `type` otherwise too,
-as a base class or in `isinstance`, keeps Python's, and is named once on stderr.
+types gets a `type` among its globals that answers as on CUDA, and is Python's in all else.
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -29,10 +26,46 @@ _OURS = (os.path.dirname(__file__) + os.sep, os.path.dirname(torch.__file__) + o
 _PYTHONS = sysconfig.get_path('stdlib') + os.sep
 
 
-def type_of(value: Any) -> Any:
-    """`type(value)`, as on CUDA."""
-    kind = builtins.type(value)
-    return seen_as(value) if issubclass(kind, RemoteTensor) else kind
+class _Type:
+    """`type` for modules of a program."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kind = builtins.type(*args, **kwargs)
+        if len(args) > 1:
+            return kind
+        if issubclass(kind, RemoteTensor):
+            return seen_as(args[0])
+        return self if kind is builtins.type or kind is _Type else kind   # `type(A) is type`
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, builtins.type)
+
+    def __subclasscheck__(self, kind: Any) -> bool:
+        return issubclass(kind, builtins.type)
+
+    def __mro_entries__(self, bases: Any) -> tuple[type]:
+        return (builtins.type,)
+
+    def __getitem__(self, item: Any) -> Any:
+        return builtins.type[item]
+
+    def __or__(self, other: Any) -> Any:
+        return builtins.type | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | builtins.type
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is builtins.type
+
+    def __hash__(self) -> int:
+        return hash(builtins.type)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(builtins.type, name)
+
+
+TYPE = _Type()
 
 
 def install() -> None:
@@ -56,36 +89,7 @@ def _look(names: dict[str, Any], path: str) -> None:
         return
     try:
         source = Path(path).read_bytes()
-        if not (_USES.search(source) and _TENSORS.search(source)):
-            return
-        tree = ast.parse(source)
-    except (OSError, SyntaxError, ValueError):   # Python says it better
+    except OSError:   # it is not from a file
         return
-    calls = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)
-             and len(node.args) == 1 and not node.keywords}
-    if all(node in calls for node in ast.walk(tree) if _is_type(node)):
-        names['type'] = type_of
-        return
-    for line in _comparisons(tree, calls):
-        print(f'rrto: {path}:{line}: type(x) of a tensor on the device is a class of its own, not '
-              'torch.Tensor; write isinstance(x, torch.Tensor)', file=sys.stderr)
-
-
-def _is_type(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id == 'type' or \
-        isinstance(node, ast.arg) and node.arg == 'type'
-
-
-def _comparisons(tree: ast.AST, calls: set[Any]) -> Iterator[int]:
-    """Lines on which `type(x)` is compared with a class of PyTorch's."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators]
-            if any(isinstance(side, ast.Call) and side.func in calls and _is_type(side.func)
-                   for side in sides) and any(_names_tensors(side) for side in sides):
-                yield node.lineno
-
-
-def _names_tensors(node: ast.AST) -> bool:
-    return any(getattr(part, 'attr', getattr(part, 'id', '')) in ('Tensor', 'Parameter')
-               for part in ast.walk(node))
+    if _USES.search(source) and _TENSORS.search(source):
+        names['type'] = TYPE
