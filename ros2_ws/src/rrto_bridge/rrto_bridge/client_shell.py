@@ -9,6 +9,7 @@ import atexit
 import ctypes
 import os
 import secrets
+import select
 import socket
 import sys
 import threading
@@ -41,6 +42,7 @@ from .errors import ConfigError, LinkError, RrtoError
 from .names import MAX_NAME, graph_name
 from .port import Port
 from .server import ENDED, PROTOCOL, SendAck, SendFrame
+from .settings import START_LIMIT, STARTING
 from .stream import Frame, Receiver, Sender
 
 SWITCH = 0.0005       # seconds after which a busy program lets the node's thread run
@@ -115,7 +117,7 @@ class Link(Port):
 
     def _open(self) -> float:
         client = self.node.create_client(srv.Open, f'/rrto/{self.server}/open')
-        if not client.wait_for_service(LIMIT):
+        if not self._is_there(client):
             raise ConfigError(f'there is no server {self.server!r} in DDS domain '
                               f'{self._context.get_domain_id()}; start one with `rrto serve`')
         request = srv.Open.Request(protocol=PROTOCOL, program=self.program, torch=torch.__version__,
@@ -143,6 +145,24 @@ class Link(Port):
                 raise ConfigError(f'the topics of server {self.server!r} are not found')
             time.sleep(0.005)
         return float(response.lease)
+
+    def _is_there(self, client: Any) -> bool:
+        """Wait for the server; one that was started for this program may take long."""
+        started = os.environ.get(STARTING)
+        if client.wait_for_service(LIMIT) or not started or not self._wanted:
+            return bool(client.service_is_ready())
+        try:
+            process = os.pidfd_open(int(started))
+        except OSError:
+            return False
+        end = time.monotonic() + START_LIMIT
+        try:
+            while not client.wait_for_service(0.1):
+                if select.select([process], [], [], 0)[0] or time.monotonic() > end:
+                    return False
+        finally:
+            os.close(process)
+        return True
 
     def close(self) -> None:
         """Tell the server that this program ends."""

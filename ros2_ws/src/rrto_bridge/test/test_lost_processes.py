@@ -59,6 +59,22 @@ def test_a_killed_program_leaves_nothing_on_the_server(domain, server):
 
 
 @pytest.mark.long
+def test_a_program_starts_beside_its_own_server():
+    """It waits for the server where it needs it, and is told of one that does not come up."""
+    alone = Domain()
+    code = 'import torch; print(torch.ones(3).cuda().sum().item())'
+    try:
+        done, out, err = alone.run('--', sys.executable, '-c', code)
+        assert (done, out) == (0, '3.0\n') and err.count('\n') == 1, err
+        assert 'no server was found; local_' in err
+        ends = "import os, signal; os.kill(int(os.environ['RRTO_STARTING']), signal.SIGKILL); "
+        done, out, err = alone.run('--', sys.executable, '-c', ends + code)
+        assert (done, out) == (1, '') and 'rrto: there is no server' in err, err
+    finally:
+        alone.close()
+
+
+@pytest.mark.long
 def test_a_program_that_stood_still_is_told_so(domain, server):
     program = loop(domain, 's')
     worker = next(p for p in (program.process.pid, *children(program.process.pid)))
