@@ -76,8 +76,8 @@ def udp(size: int, seconds: float) -> tuple[float, float]:
     """Do the same with datagrams, without DDS."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
         here.bind(('127.0.0.1', 0))
-        code = ('import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n'
-                f'd = bytes({size})\nwhile True: s.sendto(d, ("127.0.0.1", {here.getsockname()[1]}))')
+        code = ('import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n'
+                f'data = bytes({size})\nwhile True: s.sendto(data, {here.getsockname()})')
         with subprocess.Popen([sys.executable, '-c', code]) as process:
             here.recv(65536)
             count, began, used = 0, time.monotonic(), time.process_time()

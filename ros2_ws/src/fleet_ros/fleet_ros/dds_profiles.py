@@ -1,4 +1,4 @@
-"""What each DDS is told of a fleet's network: docs/network.md has the measurement of each setting."""
+"""What each DDS is told of a fleet's network; docs/network.md has a measurement of each setting."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from fleet_env.errors import FleetFileError
 from fleet_env.fleet import ReachConfig
 
 LOOPBACK = 'lo'
-DATAGRAM = 1400          # B; a larger datagram is cut by IP on the air, and one lost piece loses all
+DATAGRAM = 1400  # B; a larger datagram is cut by IP on the air, and one lost piece loses all of it
 RECEIVE_BUFFER = 10_000_000  # B; the kernel gives no more than net.core.rmem_max
-ANNOUNCED = 5            # s between announcements of a process
-LEASE = 150              # s without an announcement after which a process is forgotten, off `lo`
-HEARTBEAT = 0.2          # s between a reliable writer's questions for what is not acknowledged
-LAST_WORDS = 0.2         # s that a Cyclone writer waits for the acknowledgement of its last messages
-INDICES = {True: 119, False: 32}  # highest index of a process per machine that is met: on lo, off it
+ANNOUNCED = 5    # s between announcements of a process of Cyclone
+# The same of Fast DDS, on `lo` and off it. It answers an announcement at most once, and where that
+# is lost two processes meet with the next announcement only; so it is more frequent here.
+ANNOUNCED_FAST = {True: 1, False: 2}
+LEASE = {True: 20, False: 150}  # s without an announcement after which a process is forgotten
+HEARTBEAT = 0.2  # s between a reliable writer's questions for what is not acknowledged
+LAST_WORDS = 0.2  # s that a writer of Cyclone waits for its last messages to be acknowledged
+INDICES = {True: 119, False: 32}  # highest index of a process that is met: on `lo`, off it
 
 
 def is_loopback(network: ReachConfig) -> bool:
@@ -30,7 +33,7 @@ def cyclone_profile(network: ReachConfig) -> str:
     index = ('<ParticipantIndex>auto</ParticipantIndex>'
              f'<MaxAutoParticipantIndex>{INDICES[here]}</MaxAutoParticipantIndex>')
     discovery = (f'<SPDPInterval>{ANNOUNCED}s</SPDPInterval>'
-                 + f'<LeaseDuration>{LEASE}s</LeaseDuration>' * (not here)
+                 + f'<LeaseDuration>{LEASE[here]}s</LeaseDuration>'
                  + (index + '<Peers>' + ''.join(f'<Peer address={quoteattr(peer)}/>'
                                                 for peer in peers) + '</Peers>') * bool(peers))
     multicast = ' multicast="false"' * here
@@ -61,7 +64,6 @@ def fastdds_profile(network: ReachConfig, version: int = 2) -> str:
         peers.append('239.255.0.1')  # with peers in its list, multicast must be in it, too
     locators = ''.join(f'<locator><udpv4><address>{peer}</address></udpv4></locator>'
                        for peer in peers)
-    lease = LEASE if not here else 20
     period = 'heartbeatPeriod' if version == 2 else 'heartbeat_period'
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -77,8 +79,8 @@ def fastdds_profile(network: ReachConfig, version: int = 2) -> str:
         '<participant profile_name="fleet" is_default_profile="true"><rtps>'
         '<userTransports><transport_id>fleet</transport_id></userTransports>'
         '<useBuiltinTransports>false</useBuiltinTransports><builtin><discovery_config>'
-        f'<leaseDuration><sec>{lease}</sec></leaseDuration>'
-        f'<leaseAnnouncement><sec>{ANNOUNCED}</sec></leaseAnnouncement></discovery_config>'
+        f'<leaseDuration><sec>{LEASE[here]}</sec></leaseDuration>'
+        f'<leaseAnnouncement><sec>{ANNOUNCED_FAST[here]}</sec></leaseAnnouncement></discovery_config>'
         # A unicast locator of our own keeps Fast DDS from listening to multicast.
         + ('<metatrafficUnicastLocatorList><locator><udpv4/></locator>'
            '</metatrafficUnicastLocatorList>') * here

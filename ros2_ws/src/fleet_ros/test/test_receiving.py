@@ -1,4 +1,4 @@
-"""A subscription passes on what has arrived, in order, and lets the node's others have their turn."""
+"""A subscription passes on what has arrived, in order, and leaves its node's others a turn."""
 
 import pytest
 import rclpy
