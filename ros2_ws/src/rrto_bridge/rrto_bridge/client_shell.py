@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import os
 import secrets
 import select
@@ -73,6 +74,9 @@ class Link(Port):
     was heard of the server for its lease.
     """
 
+    _stood = 0.0           # longest that this process stood still, s
+    _looked = math.inf     # when its timer ran
+
     def __init__(self, options: LinkOptions) -> None:
         super().__init__(ClientMachine('async' if options.mode == 'replay' else options.mode))
         self.mode = options.mode
@@ -87,7 +91,6 @@ class Link(Port):
         self._arrived: SimpleQueue[None] = SimpleQueue()   # something was put there, or all is lost
         self._changed = threading.RLock()      # guards streams and link
         self._heard = self._flushed = self._looked = time.monotonic()
-        self._stood = 0.0                    # longest that this process stood still, s
         self._context = Context()
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
@@ -311,7 +314,7 @@ class Link(Port):
     def _why(self) -> str:
         """What a program is told whose link is over."""
         stood = max(self._stood, time.monotonic() - self._looked)
-        if stood > self.lease and self.lost != ENDS:
+        if self.lost not in (ENDS, ENDED) and stood > self.lease:
             return (f'this program stood still for {stood:.1f} s (SIGSTOP, a debugger, a machine '
                     f'asleep?), and server {self.server!r} waits for {self.lease:g} s: raise its '
                     'parameter lease')
