@@ -93,7 +93,7 @@ def fastdds_profile(network: ReachConfig, version: int = 2) -> str:
 
 def _resolved(peer: str) -> str:
     try:
-        return socket.getaddrinfo(peer, None, socket.AF_INET)[0][4][0]
+        return str(socket.getaddrinfo(peer, None, socket.AF_INET)[0][4][0])
     except (OSError, UnicodeError) as error:
         raise FleetFileError(f"network.peers names '{peer}', which this machine cannot resolve: "
                              f'{error}; give its IPv4 address') from None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import itertools
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import rclpy
@@ -17,15 +19,22 @@ from fleet_ros.spinning import Spinning
 from rclpy.context import Context
 from rclpy.node import Node
 from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
 
 from .errors import ModelError
-from .model.state import Snapshot
+from .model.snapshot import Snapshot
+from .model.state import every_hook
 from .model.traced import trace
 from .ros.client_shell import Client, ClientOptions
 from .runtime.client import OPEN, Report
 from .runtime.planner import TablePlanner
 
+LOOK_PERIOD = 0.25     # seconds between looks for changes that a call does not see
+MOST_WARNINGS = 16     # of calls that run whole, each for another reason
+
 _tracing = threading.Lock()  # torch patches itself while it traces
+_names: set[str] = set()     # of robots, as this process uses them
+_names_lock = threading.Lock()
 
 
 class OffloadedModel:
@@ -37,13 +46,19 @@ class OffloadedModel:
 
     def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:
         self.model = model
-        self._reason = ''
-        self._robot, self._options = robot, options
+        self._reason = ''           # why no call is shared any more
+        self._whole_reason = ''     # why the last one ran whole
+        self._warned: set[str] = set()
+        self._name, self._options = robot, options
         self._client: Client | None = None
         self._opening = threading.Lock()   # threads may make the first call at once
+        self._closed = threading.Event()
         self._traced: Snapshot      # of the model, as it was traced
         self._inputs: Any = None    # how tensors are nested in arguments and results
         self._outputs: Any = None
+        self._devices: list[torch.device] = []   # of the inputs
+        self._default = torch.get_default_dtype()
+        self._repeats = False       # whether the example gave one tensor twice
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One inference."""
@@ -51,35 +66,62 @@ class OffloadedModel:
         with self._opening:
             if self._client is None and not self._reason:
                 self.connect(*args, **kwargs)
+        began = time.perf_counter()
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        if not self._current() or structure != self._inputs or not self._fits(leaves):
-            return self._whole(args, kwargs)
-        assert self._client is not None
-        return pytree.tree_unflatten(list(self._client.infer(leaves)), self._outputs)
+        client = self._client
+        if client is None or not self._current():
+            return self._whole(client, self._reason, args, kwargs)
+        self._whole_reason = why = self._misfit(client, leaves, structure)
+        if why:
+            self._warn(why)
+            return self._whole(client, why, args, kwargs)
+        results = client.infer(leaves, time.perf_counter() - began)
+        return pytree.tree_unflatten(list(results), self._outputs)
 
-    def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with torch.no_grad():
-            result = self.model(*args, **kwargs)
-        if self._client is not None and not self._reason:
-            self._traced.settle()
-        return result
+    def _whole(self, client: Client | None, why: str, args: tuple[Any, ...],
+               kwargs: dict[str, Any]) -> Any:
+        if client is not None:
+            client.note_whole(why)
+        current = client is not None and not self._reason
+        with torch.no_grad(), self._traced.running() if current else contextlib.nullcontext():
+            return self.model(*args, **kwargs)
 
     def _current(self) -> bool:
         """Whether what was traced is the model as it is now."""
-        if self._client is None or self._reason:
+        if self._reason:
             return False
         changed = self._traced.change()
         if changed:
             self._reason = f'{changed} was changed after the model was traced: open it again'
-            warnings.warn(f'{self._reason}; it runs whole on this machine', stacklevel=3)
+            self._warn(self._reason)
         return not changed
 
-    def _fits(self, leaves: list[Any]) -> bool:
-        assert self._client is not None
-        inputs = self._client.traced.inputs
-        return not torch.is_autocast_enabled('cpu') and len(leaves) == len(inputs) and all(
-            isinstance(given, torch.Tensor) and tuple(given.shape) == wanted.shape
-            and given.dtype == wanted.dtype for given, wanted in zip(leaves, inputs, strict=True))
+    def _warn(self, why: str) -> None:
+        """Warn of each reason once; of many shapes a few."""
+        if why not in self._warned and len(self._warned) < MOST_WARNINGS:
+            self._warned.add(why)
+            warnings.warn(f'{why}; it runs whole on this machine', stacklevel=4)
+
+    def _misfit(self, client: Client, leaves: list[Any], structure: Any) -> str:
+        """Why a plan for the first call's inputs does not serve these; '' if it does."""
+        if structure != self._inputs:
+            return (f'{type(self.model).__name__}: the inputs are nested, named or ordered in '
+                    'another way than those that were traced')
+        if other := _no_plain_tensor(leaves):
+            return f'{type(self.model).__name__}: an input is {other}, not a plain tensor'
+        try:
+            client.traced.check_inputs(leaves)
+        except ModelError as error:
+            return str(error)
+        devices = [leaf.device for leaf in leaves]
+        if devices != self._devices:
+            return f'the inputs are on {devices}, those that were traced on {self._devices}'
+        if not self._repeats and len(set(map(id, leaves))) < len(leaves):
+            return ('two inputs are the same tensor, which a model may ask for: give an example '
+                    'where they are')
+        if torch.get_default_dtype() is not self._default:
+            return 'the default type of PyTorch is another than while the model was traced'
+        return _modes()
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
         """Trace the model with these example inputs and look for the server, in the background."""
@@ -87,18 +129,33 @@ class OffloadedModel:
         try:
             with _tracing:
                 traced = trace(self.model, *args, **kwargs)
-                self._traced = Snapshot(self.model)
+                self._traced = Snapshot(self.model, partial(self._run_once, args, kwargs))
         except ModelError as error:
             self._reason = str(error)
-            warnings.warn(f'{error}; it runs whole on this machine', stacklevel=3)
+            self._warn(self._reason)
             return
-        self._inputs = pytree.tree_flatten((args, kwargs))[1]
+        leaves, self._inputs = pytree.tree_flatten((args, kwargs))
         self._outputs = traced.structure
+        self._devices = [leaf.device for leaf in leaves]
+        self._default = torch.get_default_dtype()
+        self._repeats = len(set(map(id, leaves))) < len(leaves)
         self._context = Context()  # our own: the program may use rclpy or not, before and after
         rclpy.init(context=self._context)
+        self._robot = _claimed(self._name)
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)
         self._client = Client(self._node, traced, self._options)
         self._spinning = Spinning(self._node)
+        threading.Thread(target=self._watch, name='weights', daemon=True).start()
+
+    def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))   # it may write into them
+        with torch.no_grad():
+            self.model(*args, **kwargs)
+
+    def _watch(self) -> None:
+        """Look for changes of the model that a call does not see."""
+        while not self._closed.wait(LOOK_PERIOD) and not self._traced.look():
+            pass
 
     @property
     def shared(self) -> bool:
@@ -108,7 +165,8 @@ class OffloadedModel:
     @property
     def reason(self) -> str:
         """Why inferences run whole on this machine, or why the server refused; '' if nothing is."""
-        return self._reason or ('' if self._client is None else self._client.machine.reason)
+        return self._reason or self._whole_reason or (
+            '' if self._client is None else self._client.machine.reason)
 
     @property
     def report(self) -> Report | None:
@@ -124,14 +182,17 @@ class OffloadedModel:
         """Leave the server alone; the model goes on here."""
         if self._client is None:
             return
+        self._closed.set()
         self._spinning.close()
         self._client.close()
         self._node.destroy_node()
         self._client, self._reason = None, 'closed'
+        with _names_lock:
+            _names.discard(self._robot)
         self._context.try_shutdown()
 
 
-@contextmanager
+@contextlib.contextmanager
 def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = None,
             robot: str = 'robot', options: ClientOptions | None = None
             ) -> Iterator[OffloadedModel]:
@@ -139,13 +200,15 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
 
     :param server: namespace of the server.
     :param example: input, or tuple of inputs, to trace the model with; else the first call's.
-    :param robot: namespace of this robot; each one its own.
+    :param robot: namespace of this robot; each one its own. A second model of the same process
+        gets `robot/model2`.
     :param options: everything else; ``server`` is then that of the options.
     """
     shared = OffloadedModel(model, robot, options or ClientOptions(TablePlanner(), server))
     try:
         if example is not None:
-            shared.connect(*(example if isinstance(example, tuple) else (example,)))
+            several = isinstance(example, tuple) and not hasattr(example, '_fields')
+            shared.connect(*(example if several else (example,)))
         yield shared
     finally:
         shared.close()
@@ -171,3 +234,35 @@ def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[...,
             return function(opened[0], *args, **kwargs)
         return wrapper
     return decorate
+
+
+def _claimed(robot: str) -> str:
+    """A name for one more client of this robot; a server knows each client by its namespace."""
+    with _names_lock:
+        others = (f'{robot}/model{k}' for k in itertools.count(2))
+        name = next(name for name in itertools.chain([robot], others) if name not in _names)
+        _names.add(name)
+        return name
+
+
+def _no_plain_tensor(leaves: list[Any]) -> str:
+    """The class of an input that stands for more than its values; '' if there is none."""
+    for leaf in leaves:
+        if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+            return f'of class {type(leaf).__name__}'
+        if leaf.layout is not torch.strided:
+            return f'of layout {leaf.layout}'
+        if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+            return 'of a transform of torch.func'
+    return ''
+
+
+def _modes() -> str:
+    """Why PyTorch computes otherwise here than where the model was traced; '' if it does not."""
+    if torch.is_autocast_enabled('cpu') or torch.is_autocast_enabled('cuda'):
+        return 'torch.autocast is on'
+    modes = [torch._C._get_function_stack_at(k) for k in range(
+        torch._C._len_torch_function_stack())]
+    if torch._C._len_torch_dispatch_stack() or any(not isinstance(m, DeviceContext) for m in modes):
+        return 'a mode of PyTorch is on, such as a profiler of operators'
+    return 'there is a forward hook of all modules' if any(every_hook()) else ''

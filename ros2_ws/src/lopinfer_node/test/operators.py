@@ -100,6 +100,8 @@ def cases() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
         'cat with pooled': fn(lambda x: torch.cat(
             [x, F.interpolate(F.adaptive_avg_pool2d(x, 1), (17, 19))], 1)),
         'stack': fn(lambda x: torch.stack([x, x.tanh()], 2)),
+        'broadcast_tensors': fn(lambda x: sum(torch.broadcast_tensors(
+            x, x.mean(1, keepdim=True), torch.arange(6.0).view(6, 1, 1)))),
         'pad': fn(lambda x: F.pad(x, (1, 0, 3, 2), value=2.5)),
         'crop by pad': fn(lambda x: F.pad(x, (0, 0, -3, -2))),
         'pad reflect': fn(lambda x: F.pad(x, (1, 1, 2, 2), mode='reflect')),
@@ -158,7 +160,9 @@ def cases() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
         'spectra': fn(lambda x: torch.fft.ifft(torch.fft.fft(x)).real
                       + torch.fft.irfft(torch.fft.rfft(x), n=x.shape[3])
                       + torch.fft.ifft2(torch.fft.fft2(x)).real
-                      + torch.fft.ifftn(torch.fft.fftn(x)).imag),
+                      + torch.fft.ifftn(torch.fft.fftn(x)).imag
+                      + torch.fft.irfftn(torch.fft.ifftshift(torch.fft.fftshift(
+                          torch.fft.rfftn(x, dim=(2, 3)), dim=2), dim=2), s=x.shape[2:])),
         'one hot': fn(lambda x: F.one_hot(x.abs().mul(3).long().clamp(max=3), 4).float()),
         'scatter reduce': fn(lambda x: x.scatter_reduce(
             3, x[..., :4].abs().mul(3).long().clamp(max=9), x[..., :4], 'amax')),

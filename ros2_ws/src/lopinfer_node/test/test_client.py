@@ -229,3 +229,80 @@ def test_foreign_and_damaged_pieces_are_dropped_without_an_answer(other):
     good = Piece(5, NUMBER, 0, 1, 1, 0, 1, 2, 0.0, bytes(8)).sealed()
     assert machine.on_piece(replace(good, **other), 1.01) == []
     assert sum(machine.dropped.values()) == 1
+
+
+HERE, THERE = Plan.device_only(GRAPH), Plan.server_only(GRAPH)
+
+
+def with_others(here, there):
+    """A machine whose plan shares, in 0.1 s; it may go over to the robot or to the server."""
+    machine = opened()
+    machine.on_plans_made(PlannedTable(
+        [0.0, 1e6], [HERE, THERE, THERE], np.array([[0, 0], [0, 2]]),
+        np.array([[here, here], [here, 0.1]]), np.array([[[0, 0], [0, 0]], [[0, 0], [0, 1]]]),
+        np.array([np.full((2, 2), here), [[here, here], [here, there]]])), 0.9)
+    answer(machine, machine.on_plans_set(READY, '', 0.9), 0.9)
+    return machine
+
+
+def ask(machine, now, taken):
+    """The plan of a request, which takes what stands in ``taken`` for it."""
+    plan = machine.choose(float(now))
+    if plan is not None:
+        program = Program(machine.table.plans[plan], DEVICE)
+        machine.begin(plan, program.steps, program.start(INPUT), float(now))
+    machine.end(now + taken[plan], float(now))
+    return plan
+
+
+def test_a_plan_that_takes_longer_than_another_is_left_after_a_few_requests():
+    machine = with_others(0.14, 0.12)
+    taken = {2: 0.2, 1: 0.125, None: 0.14}
+    plans = [ask(machine, now, taken) for now in range(1, 20)]
+    assert plans[:4] == [2] * 4 and plans[4:] == [1] * 15
+    assert machine.report.estimate == pytest.approx(0.125)     # what was measured of it
+
+
+def test_where_every_shared_plan_takes_longer_the_robot_is_alone_and_says_why():
+    machine = with_others(0.14, 0.12)
+    plans = [ask(machine, now, {2: 0.2, 1: 0.3, None: 0.14}) for now in range(1, 20)]
+    assert plans[-1] is None and plans.count(2) == plans.count(1) == 4
+    assert 'took longer than that lately' in machine.alone
+
+
+def test_what_the_robot_alone_takes_is_measured_too():
+    machine = with_others(0.09, 0.12)
+    plans = [ask(machine, now, {2: 0.1, 1: 0.12, None: 0.3}) for now in range(1, 20)]
+    assert plans[:4] == [None] * 4 and set(plans[4:]) == {2}
+
+
+def test_a_plan_that_was_left_is_tried_again_later():
+    machine = with_others(0.14, 0.12)
+    taken = {2: 0.2, 1: 0.125, None: 0.14}
+    assert [ask(machine, now, taken) for now in range(1, 9)][-1] == 1
+    assert ask(machine, 90, {**taken, 2: 0.1}) == 2
+
+
+def test_one_slow_request_changes_nothing():
+    machine = with_others(0.14, 0.12)
+    taken = [0.1, 0.9, 0.1, 0.8, 0.1, 0.1, 0.1]
+    assert [ask(machine, now, {2: seconds})
+            for now, seconds in enumerate(taken, 1)] == [2] * 7
+
+
+def test_a_request_waits_no_longer_than_the_latest_ones_took():
+    machine = with_others(0.5, 0.4)
+    for now in range(1, 20):
+        ask(machine, now, {2: 0.11})
+    machine.choose(30.0)
+    program = Program(machine.table.plans[2], DEVICE)
+    machine.begin(2, program.steps, program.start(INPUT), 30.0)
+    assert machine.limit == pytest.approx(30 + 1.25 * 0.11)
+
+
+def test_the_time_of_the_check_is_in_what_is_expected_and_in_no_plans_record():
+    machine = with_others(0.14, 0.12)
+    assert machine.choose(1.0, 0.03) == 2
+    program = Program(machine.table.plans[2], DEVICE)
+    machine.begin(2, program.steps, program.start(INPUT), 1.0)
+    assert machine.report.estimate == pytest.approx(0.13) and machine.report.check == 0.03

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from fleet_testing import LIMIT, environment, eventually, free_domain
 from lopinfer_node import api
 from lopinfer_node.api import offload, offloaded
 from lopinfer_node.errors import ModelError
+from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.plan import Plan
 from lopinfer_node.planning.profile import Profile
 from lopinfer_node.ros import client_shell, server_shell
@@ -155,6 +159,21 @@ def test_a_model_is_removed_for_its_own_fault_alone(error, kept, tmp_path, monke
         assert (server.store.digests() == {digest}) == kept
 
 
+def test_weights_that_the_disk_damages_after_their_trial_are_not_served(tmp_path, monkeypatch):
+    traced = trace(Small().eval(), torch.rand(SHAPE))
+    with server_here(tmp_path) as server:
+        server.add(traced)
+        eventually(lambda: traced.digest in server._models)
+        server._models.clear()
+        weights = server.store.path(traced.digest) / 'weights.safetensors'
+        data = bytearray(weights.read_bytes())
+        data[-7] ^= 0x40
+        weights.write_bytes(data)
+        server._prepare(traced.digest)
+        assert 'damaged' in server.machine._models[traced.digest].reason
+        assert not server._models and not server.store.digests()   # a robot may send it again
+
+
 def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeypatch):
     made, begun, go_on = [], threading.Event(), threading.Event()
 
@@ -210,6 +229,117 @@ def test_a_planner_that_fails_and_a_server_that_is_not_there_are_the_reason(tmp_
             offload(model, example=x, options=ClientOptions(fails)) as shared:
         eventually(lambda: shared.reason == "no plans: KeyError: 'mine'")
         same(shared(x), model(x))
+
+
+class Pair(torch.nn.Module):
+    def forward(self, pair, scale=None):
+        return pair['left'] - pair['right'] * (1 if scale is None else scale)
+
+
+ONES = torch.ones(4, 4)
+OTHERS = {
+    'another shape': (lambda m: ({'left': ONES[:2], 'right': ONES[:2] * 3},), '[4, 4], got'),
+    'another type': (lambda m: ({'left': ONES.double(), 'right': ONES.double() * 3},), 'float64'),
+    'another order': (lambda m: ({'right': ONES * 3, 'left': ONES},), 'nested, named or ordered'),
+    'one more input': (lambda m: ({'left': ONES, 'right': ONES * 3}, ONES), 'nested, named'),
+    'a number': (lambda m: ({'left': ONES, 'right': 3.0},), 'of class float'),
+    'a class of tensors': (lambda m: ({'left': ONES, 'right': (ONES * 3).as_subclass(
+        type('Mine', (torch.Tensor,), {}))},), 'of class Mine'),
+    'one tensor twice': (lambda m: ({'left': ONES, 'right': ONES},), 'same tensor')}
+
+
+@pytest.mark.parametrize('kind', OTHERS)
+def test_other_inputs_than_the_first_run_whole_with_a_reason_and_a_warning(kind):
+    make, why = OTHERS[kind]
+    model = Pair().eval()
+    with offload(model, example={'left': ONES, 'right': ONES * 2}) as shared:
+        args = make(model)
+        with pytest.warns(UserWarning, match=re.escape(why)):
+            result = shared(*args)
+        assert torch.equal(result, model(*args)) and why in shared.reason
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')     # each reason once
+            shared(*args)
+            assert torch.equal(shared({'left': ONES, 'right': ONES * 2}), -ONES)
+        assert why not in shared.reason and shared.report.requests == 3
+
+
+def test_threads_with_inputs_that_fit_and_others_get_the_models_results():
+    model, failed = Pair().eval(), []
+
+    def drive(size):
+        left, right = torch.full((size, size), 3.0), torch.ones(size, size)
+        try:
+            for _ in range(50):
+                assert torch.equal(shared({'left': left, 'right': right}), left - right)
+        except Exception as error:
+            failed.append(error)
+    with warnings.catch_warnings(), offload(model, example={'left': ONES, 'right': ONES * 2}
+                                            ) as shared:
+        warnings.simplefilter('ignore')
+        threads = [threading.Thread(target=drive, args=(size,)) for size in (4, 4, 5, 6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT)
+    assert not failed
+
+
+def test_a_mode_of_pytorch_and_a_transform_see_the_models_operators():
+    from torch.utils.flop_counter import FlopCounterMode
+    model = torch.nn.Linear(4, 4).eval()
+    with offload(model, example=ONES) as shared:
+        with FlopCounterMode(display=False) as counter:
+            shared(ONES)
+        assert counter.get_total_flops() > 0 and 'a mode of PyTorch' in shared.reason
+        batch = torch.rand(3, 4, 4)
+        torch.testing.assert_close(torch.vmap(shared)(batch), model(batch))
+        with torch.device('cpu'):
+            shared(ONES)
+        assert 'mode' not in shared.reason
+        torch.set_default_dtype(torch.float64)
+        try:
+            shared(ONES)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert 'default type' in shared.reason
+
+
+def test_two_models_of_one_process_are_both_shared(tmp_path):
+    models = [Small().eval(), Small().eval()]
+    with torch.no_grad():
+        models[1].head.weight.mul_(-3.0)
+    x = torch.rand(SHAPE)
+    options = ClientOptions(halves)
+    with server_here(tmp_path), offload(models[0], example=x, options=options) as one, \
+            offload(models[1], example=x, options=options) as two:
+        assert one.wait(LIMIT) and two.wait(LIMIT)
+        for model, shared in zip(models, (one, two), strict=True):
+            same(shared(x), model(x))
+            assert shared.report.offloaded == 1
+
+
+def test_a_named_tuple_is_one_input():
+    class Batch(NamedTuple):
+        left: torch.Tensor
+        right: torch.Tensor
+
+    class Takes(torch.nn.Module):
+        def forward(self, batch, scale=2.0):
+            return batch.left - batch.right * scale
+    with offload(Takes().eval(), example=Batch(ONES, ONES * 2)) as shared:
+        assert torch.equal(shared(Batch(ONES, ONES * 2)), -3 * ONES)
+        assert 'nested' not in shared.reason and shared.report.requests == 1
+
+
+def test_a_write_that_pytorch_does_not_count_ends_the_sharing_of_a_model():
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with offload(model, example=x) as shared:
+        same(shared(x), model(x))
+        model.first.weight.detach().numpy()[:] = 0
+        eventually(shared._traced.look)
+        with pytest.warns(UserWarning, match='first.weight was changed'):
+            same(shared(x), model(x))
 
 
 @pytest.mark.parametrize('names', [('left', 'right'), ('right', 'left')])

@@ -5,12 +5,13 @@ import pytest
 import torch
 from lopinfer_node.model.graph import Kind
 from lopinfer_node.model.traced import trace
+from lopinfer_node.planning.objective import Objective
 from lopinfer_node.planning.plan import Plan
 from lopinfer_node.planning.profile import Profile
 from lopinfer_node.planning.table import PlanTable
 from lopinfer_node.planning.timeline import Costs, Link, estimate
 from lopinfer_node.runtime.measure import measure
-from lopinfer_node.runtime.planner import MESSAGE, TablePlanner
+from lopinfer_node.runtime.planner import MARGIN, MESSAGE, TRANSFER, TablePlanner
 from runtime_models import Small
 
 
@@ -22,7 +23,7 @@ def test_without_a_profile_a_first_table_needs_no_search_and_a_searched_one_foll
     first, final = TablePlanner()(traced, server, server)
     assert set(first.plans) <= {Plan.device_only(graph), Plan.server_only(graph)}
     assert first.plans[0] == Plan.device_only(graph)         # over a link that carries nothing
-    assert len(final.plans) > len(first.plans)
+    assert len(final.bandwidths) > len(first.bandwidths)
     assert np.isfinite(first.estimates).all()
 
 
@@ -60,3 +61,37 @@ def test_a_baselines_plan_is_that_of_the_up_link():
     costs = np.full(len(traced.graph), 1e-4)
     (made,) = TablePlanner('server-only', measure(traced, 1, 0, (0.5, 1.0)))(traced, costs, costs)
     assert (made.chosen == made.chosen[:, :1]).all()
+
+
+def test_a_plan_must_gain_more_than_a_margin_over_the_robot_and_the_server_alone():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(layer for _ in range(6) for layer in (
+        torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.ReLU()))).eval()
+    traced = trace(model, torch.rand(1, 3, 64, 64))
+    graph = traced.graph
+    operators = np.array([n.kind is Kind.OPERATOR for n in graph.nodes])
+    profile = Profile(graph.digest, 'convs', 'robot', torch.__version__,
+                      tuple(n.name for n in graph.nodes), np.zeros(len(graph)), 0.01 * operators)
+    made = list(TablePlanner(profile=profile, latency=0.001)(
+        traced, np.zeros(len(graph)), 0.004 * operators))[0]
+    simple = [Plan.device_only(graph), Plan.server_only(graph)]
+    costs = Costs(np.zeros((2, len(graph))), np.stack([0.01 * operators, 0.004 * operators]))
+    for i, up in enumerate(made.bandwidths):
+        link = Link(up, up, 0.001, MESSAGE)
+        plan = made.plans[made.chosen[i, i]]
+        best = min(simple, key=lambda p, link=link: estimate(graph, p, costs, link).latency)
+        if plan not in simple:
+            least = estimate(graph, best, costs, link).latency
+            more = len(plan.transfers) - len(best.transfers)
+            assert least - made.estimates[i, i] > MARGIN * least + TRANSFER * max(more, 0)
+        assert [made.plans[k] for k in made.others[-2:, i, i]] == simple
+    assert {made.plans[k] for k in made.chosen.ravel()} - set(simple)   # some do gain that
+
+
+def test_where_energy_counts_a_plan_is_not_left_for_a_faster_one():
+    traced = trace(Small().eval(), torch.rand(1, 3, 32, 40))
+    costs = np.full(len(traced.graph), 1e-4)
+    profile = measure(traced, 1, 0, (0.5, 1.0))
+    (made,) = TablePlanner(profile=profile, objective=Objective(deadline=0.5))(
+        traced, costs, costs)
+    assert not len(made.others) and len(made.ways(20, 20)) == 1

@@ -1,9 +1,12 @@
 """Profiles: files that can be exchanged, and costs fitted as a + b * share."""
 
 import json
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,3 +133,37 @@ def test_a_node_measured_at_one_share_is_all_fixed():
 def test_samples_that_make_no_sense_are_refused(shares, seconds):
     with pytest.raises(ValueError, match='shares'):
         fit(shares, seconds)
+
+
+def test_a_slowed_robot_pauses_for_what_it_computed_and_not_for_what_others_did(monkeypatch):
+    from lopinfer_node.runtime import slow
+    clocks = {'thread_time': 0.0, 'perf_counter': 0.0}
+    slept = []
+
+    class Run:
+        deliver = piece = outputs = finish_alone = None
+
+        def compute(self, position):
+            clocks['thread_time'] += 0.01
+            clocks['perf_counter'] += 0.5      # another process had the processor
+
+    class Program:
+        steps = [SimpleNamespace(sends=())] * 3
+
+        def start(self, inputs):
+            return Run()
+
+    def sleep(seconds):
+        slept.append(seconds)
+        clocks['perf_counter'] += seconds
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(slow, 'time', SimpleNamespace(
+        sleep=sleep, **{name: partial(clocks.get, name) for name in clocks}))
+    try:
+        run = slow.slowed(Program(), 3.0).start(None)
+        for position in range(3):
+            run.compute(position)
+    finally:
+        torch.set_num_threads(threads)
+    assert sum(slept) == pytest.approx(3 * 0.01 * 2)

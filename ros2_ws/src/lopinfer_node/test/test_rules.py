@@ -188,3 +188,39 @@ def compute_a_part(traced, at):
                  for axis, n in enumerate(records[source].shape)]
         tensors.append(torch.empty(shape, dtype=records[source].dtype, device='meta'))
     assert arithmetic(traced, at, lo, hi, needs)(*tensors).device.type == 'meta'
+
+
+ATEN = torch.ops.aten
+LEFT_OUT = {   # calls without arguments that have a default, and with them
+    'pad': (lambda m, x: ATEN.pad(x, [1, 1, 2, 0]),
+            lambda m, x: ATEN.pad(x, [1, 1, 2, 0], 'constant')),
+    'pad without a value': (lambda m, x: ATEN.constant_pad_nd(x, [1, 1, 2, 0]),
+                            lambda m, x: ATEN.constant_pad_nd(x, [1, 1, 2, 0], 0)),
+    'glu': (lambda m, x: ATEN.glu(x), lambda m, x: ATEN.glu(x, -1)),
+    'max_pool2d': (lambda m, x: ATEN.max_pool2d(x, [2, 2]),
+                   lambda m, x: ATEN.max_pool2d(x, [2, 2], [2, 2], [0, 0], [1, 1], False)),
+    'avg_pool2d': (lambda m, x: ATEN.avg_pool2d(x, [3, 3], [2, 2], [1, 1]),
+                   lambda m, x: ATEN.avg_pool2d(x, [3, 3], [2, 2], [1, 1], False, True, None)),
+    'cat': (lambda m, x: ATEN.cat([x, x]), lambda m, x: ATEN.cat([x, x], 0)),
+    'stack': (lambda m, x: ATEN.stack([x, x]), lambda m, x: ATEN.stack([x, x], 0)),
+    'slice': (lambda m, x: ATEN.slice(x, 2), lambda m, x: ATEN.slice(x, 2, 0, 1 << 40, 1)),
+    'amax': (lambda m, x: ATEN.amax(x), lambda m, x: ATEN.amax(x, [], False)),
+    'flatten': (lambda m, x: ATEN.flatten(x), lambda m, x: ATEN.flatten(x, 0, -1)),
+    'unflatten': (lambda m, x: ATEN.squeeze(x), lambda m, x: ATEN.squeeze.dim(x, 0)),
+    'sum': (lambda m, x: ATEN.sum(x, [1]), lambda m, x: ATEN.sum(x, [1], False)),
+    'softmax': (lambda m, x: ATEN.softmax(x, 1), lambda m, x: ATEN.softmax(x, 1, None))}
+
+
+@pytest.mark.parametrize('name', LEFT_OUT)
+def test_arguments_that_are_left_out_count_as_their_defaults(name):
+    x = torch.rand(1, 4, 8, 6)
+    short, full = (trace(Apply(function).eval(), x) for function in LEFT_OUT[name])
+    assert short.graph.counts() == full.graph.counts()
+    assert [n.axis for n in short.graph.nodes] == [n.axis for n in full.graph.nodes]
+
+
+def test_what_follows_a_padding_by_default_is_divided():
+    module = Apply(lambda m, x: m.conv(torch.nn.functional.pad(x, (1, 1, 1, 1))),
+                   conv=torch.nn.Conv2d(3, 4, 3))
+    traced = trace(module.eval(), torch.rand(1, 3, 16, 16))
+    assert [n.axis for n in traced.graph.nodes] == [2, 2, 2, None]

@@ -7,8 +7,18 @@ import tracemalloc
 from hashlib import sha256
 
 import pytest
-from lopinfer_node.errors import RemoteError
-from lopinfer_node.runtime.store import FILES, PART_BYTES, Store, UploadRequest, send_model
+import torch
+from lopinfer_node.errors import ModelError, RemoteError
+from lopinfer_node.model.files import WEIGHTS, save
+from lopinfer_node.model.traced import trace
+from lopinfer_node.runtime.store import (
+    FILES,
+    PART_BYTES,
+    Store,
+    UploadRequest,
+    announce,
+    send_model,
+)
 
 DIGEST = 'c' * 64
 
@@ -140,3 +150,71 @@ def test_a_part_that_was_not_asked_for_changes_nothing(tmp_path):
     assert store.take(UploadRequest(DIGEST, 'graph.json', '', 9, 0, b'abc')).received == 3
     assert store.take(UploadRequest(DIGEST, 'graph.json', '', 9, 0, b'xyz')).received == 3
     assert store.take(UploadRequest(DIGEST, 'graph.json', '', 9, 6, b'xyz')).received == 3
+
+
+@pytest.fixture
+def traced():
+    torch.manual_seed(1)
+    return trace(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval(),
+                 torch.rand(1, 3, 8, 8))
+
+
+def damage(path):
+    with path.open('r+b') as file:
+        file.seek(-5, os.SEEK_END)
+        file.write(b'\x7f')
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_a_model_whose_files_were_damaged_on_the_disk_is_not_read(traced, tmp_path, name):
+    store = Store(tmp_path)
+    store.add(traced)
+    assert store.load(traced.digest).digest == traced.digest
+    damage(store.path(traced.digest) / name)
+    with pytest.raises(ModelError):
+        store.load(traced.digest)
+
+
+def test_weights_that_were_read_do_not_follow_the_file(traced, tmp_path):
+    store = Store(tmp_path)
+    store.add(traced)
+    read = store.load(traced.digest)
+    before = {name: tensor.clone() for name, tensor in read.parameters.items()}
+    damage(store.path(traced.digest) / WEIGHTS)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in read.parameters.items())
+
+
+def test_a_model_of_this_machines_own_is_there_whole_or_not_at_all(traced, tmp_path, monkeypatch):
+    def half(made, folder):
+        save(made, folder)
+        (folder / WEIGHTS).write_bytes(b'')
+        raise KeyboardInterrupt
+    store = Store(tmp_path)
+    monkeypatch.setattr('lopinfer_node.runtime.store.save', half)
+    with pytest.raises(KeyboardInterrupt):
+        store.add(traced)
+    assert not store.digests()
+    monkeypatch.undo()
+    store.add(traced)
+    assert store.load(traced.digest).digest == traced.digest
+
+
+def test_what_has_arrived_is_on_the_disk_before_it_counts_as_there(model, tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, 'fsync', lambda file: synced.append(os.readlink(
+        f'/proc/self/fd/{file}')) or fsync(file))
+    send_model(model, DIGEST, Store(tmp_path / 'store').take)
+    assert all(any(path.endswith(name + '.part') for path in synced) for name in FILES)
+
+
+def test_weights_beyond_the_servers_memory_are_refused_before_anything_is_sent(tmp_path):
+    store, asked = Store(tmp_path, memory=1 << 20), []
+
+    def call(request):
+        asked.append(request)
+        return store.take(request)
+    with pytest.raises(RemoteError, match='parameter memory'):
+        announce(DIGEST, 2 << 20, call)
+    assert [request.data for request in asked] == [b''] and not list(tmp_path.iterdir())
+    announce(DIGEST, 1 << 19, call)

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 import pytest
 import torch
 from lopinfer_node.errors import ModelError
-from lopinfer_node.model.state import Snapshot
+from lopinfer_node.model.snapshot import Snapshot
 from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.plan import DEVICE, Plan
 from lopinfer_node.runtime.program import Program

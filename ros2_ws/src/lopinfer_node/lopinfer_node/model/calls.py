@@ -64,13 +64,21 @@ class Division:
 
 @dataclass(frozen=True)
 class Call:
-    """`overload(**arguments)`; `pick` selects one of several results, None for a single one."""
+    """`overload(**arguments)`; `pick` selects one of several results, None for a single one.
+
+    An argument that is left out is there by its default, so a rule need not know it.
+    """
 
     overload: torch._ops.OpOverload
     arguments: dict[str, Any]
     shape: tuple[int, ...]
     dtype: torch.dtype
     pick: int | None = None
+
+    def __post_init__(self) -> None:
+        defaults = {a.name: a.default_value for a in self.overload._schema.arguments
+                    if a.has_default_value() and a.default_value is not None}
+        object.__setattr__(self, 'arguments', defaults | self.arguments)
 
     @property
     def op(self) -> str:
@@ -183,6 +191,7 @@ WHOLE = frozenset((
     'rnn_tanh', 'rnn_relu', 'lstm_cell', 'gru_cell', 'rnn_tanh_cell', 'mv', 'dot', 'outer',
     'bilinear', 'one_hot', 'cummin', 'bucketize', 'scatter_reduce', 'stft', 'fft_fft', 'fft_ifft',
     'fft_rfft', 'fft_irfft', 'fft_ifft2', 'fft_rfft2', 'fft_irfft2', 'fft_fftn', 'fft_ifftn',
+    'fft_rfftn', 'fft_irfftn', 'fft_hfft', 'fft_ihfft', 'fft_fftshift', 'fft_ifftshift',
     'real', 'imag', 'view_as_real', 'view_as_complex'))
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from ..errors import ModelError
 from . import rules  # noqa: F401 - registers the rules
@@ -39,8 +39,8 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
     """Read and check both files, weights to `device`. ModelError says what does not fit."""
     try:
         document = json.loads((directory / GRAPH).read_text())
-        weights = load_file(str(directory / WEIGHTS), device)
-    except (OSError, ValueError, SafetensorError) as error:
+        weights = _weights(directory / WEIGHTS, device)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelError(f'{directory}: this is not a traced model: {error}') from error
     try:
         return _read(document, weights, torch.device(device))
@@ -48,6 +48,23 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
         raise ModelError(f'{directory / GRAPH}: {error}') from None
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
         raise ModelError(f'{directory / GRAPH}: {type(error).__name__}: {error}') from error
+
+
+def _weights(path: Path, device: str) -> dict[str, torch.Tensor]:
+    """Read tensors into memory of their own; those of safetensors would change with the file."""
+    with safe_open(str(path), 'pt') as file:   # checks the header
+        kinds = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        kinds = {name: torch.empty_like(tensor) for name, tensor in kinds.items()}
+    with path.open('rb') as file:
+        size = int.from_bytes(file.read(8), 'little')
+        header = json.loads(file.read(size))
+        for name, tensor in kinds.items():
+            begin, end = header[name]['data_offsets']
+            file.seek(8 + size + begin)
+            if end > begin and file.readinto(
+                    tensor.reshape(-1).view(torch.uint8).numpy().data) != end - begin:
+                raise ValueError(f'{path.name} ends within {name}')
+    return {name: tensor.to(device) for name, tensor in kinds.items()}
 
 
 def _read(document: dict[str, Any], weights: dict[str, torch.Tensor],

@@ -328,6 +328,13 @@ class _Reader:
             one = {'self': value, 'dim': bound.get('dim', 0), 'index': index}
             return self._add(Record(torch.ops.aten.select.int, one, shape, dtype, place),
                              value.index)
+        if name == 'broadcast_tensors':
+            value = bound['tensors'][index]
+            if isinstance(value, Ref):
+                wide = {'self': value, 'size': list(shape)}
+                return self._add(Record(torch.ops.aten.expand.default, wide, shape, dtype, place),
+                                 value.index)
+            return Weight(f'broadcast.{node.name}', value.tensor.expand(shape).contiguous())
         return self._add(Record(target, bound, shape, dtype, place, index))
 
     def _in_place(self, node: torch.fx.Node, target: torch._ops.OpOverload,

@@ -156,18 +156,26 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     """Trace `model` as called with these example inputs; shapes are fixed from here on.
 
     The axes of the inputs are chosen so that most operators can be divided. With `verify` the
-    traced calls are run once and compared with the model, each one also in two parts. The model is
-    left as it was, whatever its code does. Raises ModelError with the reason and the place in it.
+    traced calls are compared with the model, on these inputs and on others, and each one with
+    itself in two parts; the model must give the same again for the same inputs, bit by bit. The
+    model is left as it was, whatever its code does. Raises ModelError with the reason and the
+    place in it.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise ModelError(f'{type(model).__name__}: all inputs have to be tensors')
     try:
-        leaves = [leaf.contiguous() for leaf in leaves]   # as they come out of messages
+        # As they come out of messages, and each for itself: the tracer takes one tensor that is
+        # given twice, or is a weight of the model, for one value.
+        own = [leaf.detach().resolve_conj().resolve_neg().clone(
+            memory_format=torch.contiguous_format) for leaf in leaves]
         with untouched(model):
-            traced = divided(type(model).__name__, record(model, leaves, structure))
-            if verify:
-                _verify(model, traced, args, kwargs, leaves)
+            traced = divided(type(model).__name__, record(model, own, structure))
+        if verify:
+            with untouched(model), torch.no_grad():
+                _verify(model, traced, own, structure)
+            with untouched(model), torch.no_grad():
+                _verify_sharing(model, traced, leaves, own, structure)
     except ModelError:
         raise
     except Exception as error:   # a type or an operator that nobody has thought of
@@ -175,21 +183,83 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     return traced
 
 
-def _verify(model: torch.nn.Module, traced: Traced, args: Any, kwargs: Any,
-            leaves: list[torch.Tensor]) -> None:
-    with torch.no_grad():
-        known = dict(zip(traced.graph.inputs, leaves, strict=True))
-        results = traced.run(known)
-        _verify_parts(traced, known)
-        for _ in range(2):   # the second time it may remember the first
-            copies = pytree.tree_map(torch.clone, (args, kwargs))   # the model may write into them
-            wanted, traced.structure = pytree.tree_flatten(model(*copies[0], **copies[1]))
-            for got, want in zip(results, wanted, strict=True):
-                if got.shape != want.shape or got.dtype != want.dtype or not torch.allclose(
-                        got, want, 1e-3, 1e-4, equal_nan=True):
-                    raise ModelError(f'{traced.name}: the traced operators do not give the '
-                                     "model's result; does it depend on something beside its "
-                                     'inputs?')
+def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
+            structure: pytree.TreeSpec) -> None:
+    """Compare with the model, which runs three times: with these inputs, others, these again."""
+    known = dict(zip(traced.graph.inputs, leaves, strict=True))
+    mine = traced.run(known)
+    _verify_parts(traced, known)
+    wanted, traced.structure = _run(model, leaves, structure)
+    _verify_results(traced, mine, wanted)
+    others = _others(leaves)
+    try:
+        differing, _ = _run(model, others, structure)
+    except Exception:   # these are no inputs for this model, or it can take no second ones
+        pass
+    else:
+        _verify_results(traced, _calls(traced, others), differing)
+    again = _run(model, leaves, structure)[0]
+    rounding = 0.0 if _equal(_calls(traced, leaves), mine) else 1e-5   # kernels that are not exact
+    if not _equal(again, wanted, rounding):
+        raise ModelError(f'{traced.name}: it gives another result for the same inputs; does it '
+                         'depend on something beside its inputs, such as a call before?')
+
+
+def _verify_sharing(model: torch.nn.Module, traced: Traced, given: list[torch.Tensor],
+                    leaves: list[torch.Tensor], structure: pytree.TreeSpec) -> None:
+    """Raise ModelError if it matters that two inputs of the example are one tensor."""
+    if len(set(map(id, given))) == len(given):
+        return
+    copies: dict[int, torch.Tensor] = {id(tensor): tensor.clone() for tensor in given}
+    args, kwargs = pytree.tree_unflatten([copies[id(tensor)] for tensor in given], structure)
+    results = pytree.tree_leaves(model(*args, **kwargs))
+    _verify_results(traced, _calls(traced, leaves), results,
+                    'it gives another result where two inputs are the same tensor: give an '
+                    'example of different tensors')
+
+
+def _run(model: torch.nn.Module, leaves: list[torch.Tensor], structure: pytree.TreeSpec
+         ) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
+    """Results of the model, and how it nests them; it may write into its inputs."""
+    args, kwargs = pytree.tree_unflatten([leaf.clone() for leaf in leaves], structure)
+    results, nested = pytree.tree_flatten(model(*args, **kwargs))
+    return [result.detach().clone() for result in results], nested
+
+
+def _calls(traced: Traced, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return traced.run(dict(zip(traced.graph.inputs, leaves, strict=True)))
+
+
+def _others(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Other inputs in the same range: each tensor's elements in an order of its own, smaller."""
+    draw = torch.Generator().manual_seed(0)
+    return [_other(leaf.cpu(), draw).to(leaf.device) for leaf in leaves]
+
+
+def _other(leaf: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+    flat, real = leaf.reshape(-1), leaf.dtype.is_floating_point or leaf.dtype.is_complex
+    if len(flat) and bool((flat != flat[0]).any()):
+        mixed = flat[torch.randperm(len(flat), generator=draw)].view(leaf.shape)
+        return mixed * 0.75 if real else mixed
+    if real:
+        return leaf + torch.rand(leaf.shape, generator=draw).to(leaf.dtype)
+    most = int(flat.max()) if len(flat) else 0
+    return torch.randint(0, max(most, 0) + 1, leaf.shape, generator=draw).to(leaf.dtype)
+
+
+def _verify_results(traced: Traced, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor],
+                    why: str = "the traced operators do not give the model's result; does it "
+                               'depend on something beside its inputs?') -> None:
+    for mine, its in zip(got, want, strict=True):
+        if not _alike(mine, its, 1e-5):
+            raise ModelError(f'{traced.name}: {why}')
+
+
+def _equal(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], rounding: float = 0.0
+           ) -> bool:
+    return all(a.shape == b.shape and a.dtype == b.dtype and (
+        bool(((a == b) | (a != a) & (b != b)).all()) or rounding > 0 and _alike(a, b, rounding))
+        for a, b in zip(got, want, strict=True))
 
 
 def _verify_parts(traced: Traced, known: Mapping[int, torch.Tensor]) -> None:
@@ -214,15 +284,18 @@ def _verify_parts(traced: Traced, known: Mapping[int, torch.Tensor]) -> None:
                                      f'result in parts along axis {axis} than whole')
 
 
-def _alike(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Whether two tensors are the same to rounding, for what the larger elements are."""
+def _alike(got: torch.Tensor, want: torch.Tensor, share: float = 1e-3) -> bool:
+    """Whether two tensors are the same to 1e-3 of an element, or to ``share`` of the largest.
+
+    Types with fewer digits may differ by four steps of theirs.
+    """
     if got.dtype != want.dtype or got.shape != want.shape:
         return False
     if not want.dtype.is_floating_point and not want.dtype.is_complex:
         return torch.equal(got, want)
-    rounding = max(1e-3, 4 * torch.finfo(want.dtype).eps)
-    scale = float(want.abs().nan_to_num(0, 0, 0).max())
-    return torch.allclose(got, want, rounding, rounding * scale, equal_nan=True)
+    least = 4 * torch.finfo(want.dtype).eps
+    scale = float(want.abs().nan_to_num(0, 0, 0).max()) if want.numel() else 0.0
+    return torch.allclose(got, want, max(1e-3, least), max(share, least) * scale, equal_nan=True)
 
 
 def divided(name: str, tape: Tape) -> Traced:

@@ -49,7 +49,7 @@ from ..runtime.program import Program
 from ..runtime.recording import Recording, recorded
 from ..runtime.services import PROTOCOL, OpenRequest, PlansRequest, encode_plans, number
 from ..runtime.slow import slowed
-from ..runtime.store import UploadReply, UploadRequest, send_model
+from ..runtime.store import UploadReply, UploadRequest, announce, send_model
 from ..runtime.wire import Ack, Piece
 from .convert import (
     ack_of,
@@ -131,12 +131,15 @@ class Client:
 
     # -- one inference ---------------------------------------------------------------------------
 
-    def infer(self, inputs: Sequence[torch.Tensor]) -> Tensors:
-        """Outputs of the model; from any thread but the executor's."""
+    def infer(self, inputs: Sequence[torch.Tensor], check: float = 0.0) -> Tensors:
+        """Outputs of the model; from any thread but the executor's.
+
+        ``check``: seconds that the request took before, to see whether the model was changed.
+        """
         with self._turn:
-            started = time.monotonic()
+            started = time.monotonic() - check
             with self._changed:
-                bin_ = self.machine.choose(started)
+                bin_ = self.machine.choose(started + check, check)
                 begun = None if bin_ is None else self._begin(bin_, inputs)
             try:
                 if begun is not None:
@@ -147,6 +150,12 @@ class Client:
             finally:
                 self._step(lambda now: self.machine.end(now, started))
                 self._meter.enter('stalled', time.monotonic())
+
+    def note_whole(self, reason: str) -> None:
+        """Count a request that the model itself computes on the robot, and say why."""
+        with self._changed:
+            self.machine.report.requests += 1
+            self.machine.alone = reason
 
     def _run_alone(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         self._meter.enter('computing', time.monotonic())
@@ -279,6 +288,8 @@ class Client:
     def _send_model(self) -> None:
         reason = ''
         try:
+            nbytes = sum(w.numel() * w.element_size() for w in self.traced.parameters.values())
+            announce(self._digest, nbytes, self._send_part)   # before all of it is written down
             with tempfile.TemporaryDirectory() as folder:
                 save(self.traced, Path(folder))
                 send_model(Path(folder), self.traced.digest, self._send_part)

@@ -25,7 +25,6 @@ from rclpy.node import Node
 
 from .. import qos
 from ..errors import LopinferError, ModelError, ProfileError
-from ..model.files import load
 from ..model.traced import Traced
 from ..planning.plan import SERVER, Plan
 from ..runtime.measure import machine
@@ -98,7 +97,7 @@ class Server:
     def __init__(self, node: Node, options: ServerOptions) -> None:
         self.node = node
         self.options = options
-        self.store = Store(options.directory)
+        self.store = Store(options.directory, options.limits.memory << 20)
         self.machine = ServerMachine(secrets.randbits(63), self.store.digests(), options.limits)
         self._changed = threading.Condition()   # guards machine and topics
         self._models: dict[str, Traced] = {}
@@ -250,7 +249,7 @@ class Server:
                                                      trial.plan)
                 self._act(actions)
             if not reason:
-                self._models[digest] = load(self.store.path(digest), self.options.device)
+                self._models[digest] = self.store.load(digest, self.options.device)
                 costs = trial.profile.fixed, trial.profile.per_share
         except Exception as error:  # whatever is wrong with the model concerns its clients alone
             reason = f'the model can not be served: {error}'

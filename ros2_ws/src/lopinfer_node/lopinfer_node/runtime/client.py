@@ -14,7 +14,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import fleet_env.settings
 import numpy as np
@@ -23,6 +23,7 @@ from fleet_env.settings import setting
 from ..errors import RemoteError
 from ..planning.plan import DEVICE, Plan
 from .execution import AnyProgram, AnyRun, AnyStep, Execution
+from .feedback import Feedback
 from .outbox import Outbox, Route
 from .services import MISSING, PREPARING, READY, REFUSED, OpenReply
 from .wire import (
@@ -48,6 +49,9 @@ PREPARING_WAIT = 0.2   # seconds until a call is repeated whose answer was to as
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the server is opened again
 BIN_SLACK = 0.25e6     # bytes/s; a link at the edge of a bin is measured a little below it
+HYSTERESIS = 0.02      # share by which another plan must be faster than the chosen one
+LATER = 1.25           # times the longest of the latest requests, when an answer is late
+LEAST_WAIT = 0.02      # seconds that an answer may be late whatever was measured
 MAX_PENALTY = 30.0     # seconds for which the server is not used after many fallbacks in a row
 
 
@@ -82,14 +86,29 @@ class PlannedTable:
     """Which of ``plans`` serves best, by the bandwidths of the up link and the down link.
 
     ``bandwidths``: bytes/s, ascending, of both. ``chosen``: int (up, down), position of the plan;
-    ``estimates``: float (up, down), latency that is expected of it, s (NaN: unknown).
+    ``estimates``: float (up, down), latency that is expected of it, s (NaN: unknown). ``others``
+    and ``other_estimates`` (ways, up, down): what to go over to where the chosen plan takes longer
+    than that.
     """
 
     bandwidths: Sequence[float]
     plans: Sequence[Plan]
     chosen: np.ndarray
     estimates: np.ndarray
+    others: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0), np.int64))
+    other_estimates: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
     programs: Sequence[AnyProgram] = ()  # of the plans, for the device; for the shell
+
+    def ways(self, up: int, down: int) -> list[tuple[int, float]]:
+        """Positions of plans and their estimates for a pair of bandwidths, the chosen one first."""
+        others = zip(self.others[:, up, down], self.other_estimates[:, up, down], strict=True) \
+            if len(self.others) else ()
+        return [(int(plan), float(seconds)) for plan, seconds in (
+            (self.chosen[up, down], self.estimates[up, down]), *others)]
+
+    def shares(self, plan: int) -> bool:
+        """Whether the server computes anything of a plan."""
+        return any(t.source == DEVICE for t in self.plans[plan].transfers)
 
 
 class Settings(fleet_env.settings.Settings):
@@ -109,7 +128,10 @@ class Settings(fleet_env.settings.Settings):
 
 @dataclass
 class Report:
-    """Counts since the start; times in s, of the last request."""
+    """Counts since the start; times in s, of the last request.
+
+    ``check``: to see whether the model was changed, in ``latency`` and ``estimate``.
+    """
 
     requests: int = 0
     offloaded: int = 0
@@ -117,6 +139,7 @@ class Report:
     bin: int = 0
     estimate: float = math.nan
     latency: float = math.nan
+    check: float = 0.0
     device: float = 0.0
     server: float = 0.0
     transfer: float = 0.0
@@ -156,7 +179,9 @@ class ClientMachine:
         self._request: Execution | None = None
         self.changed = False               # `work` or `state` may have; whoever looks resets it
         self._abandoned = False
-        self._expected = math.nan          # of the request that `choose` was asked for, s
+        self._feedback = Feedback()        # of the plans of the present table
+        self._way = 0, math.nan            # plan that `choose` gave, and its estimate
+        self._expected = math.nan          # that, by what was measured and with the check, s
         self._limit = math.inf             # time at which the request stops waiting
         self._sending_since = math.inf
         self._bytes_down = 0               # of the present request
@@ -202,7 +227,7 @@ class ClientMachine:
         if self._request is not None:
             self._next_table = table
             return []
-        self.table, self._next_table = table, None
+        self.table, self._next_table, self._feedback = table, None, Feedback()
         self._numbers = [plan_number(p.digest) for p in table.plans]
         if self.state in (CHECKING, OPEN):
             self._enter(PLANNING, 'the server gets better plans')
@@ -233,14 +258,21 @@ class ClientMachine:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def choose(self, now: float) -> int | None:
-        """Position of the plan for a request that begins now; None: the robot alone."""
+    def choose(self, now: float, check: float = 0.0) -> int | None:
+        """Position of the plan for a request that begins now; None: the robot alone.
+
+        ``check``: seconds that it took before.
+        """
         self.report.requests += 1
+        self.report.check = check
+        self._way, expected = self._alone_way(), math.nan
         self.alone = self._why_alone(now)
-        if self.alone:
-            return None
-        self._expected = float(self.table.estimates[self._bins()])
-        return self._position()
+        if not self.alone:
+            self._way, expected = self._best_way(now)
+            if not self.table.shares(self._way[0]):
+                self.alone = self._why_here()
+        self._expected = expected + check
+        return None if self.alone else self._way[0]
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -253,21 +285,40 @@ class ClientMachine:
                     for rate in self.rates)
         return up, down
 
-    def _position(self) -> int:
-        return int(self.table.chosen[self._bins()])
+    def _best_way(self, now: float) -> tuple[tuple[int, float], float]:
+        """The plan that is the fastest by estimates and measurements, and what is expected of it.
+
+        What the table chose stays unless another is faster by `HYSTERESIS`.
+        """
+        ways = self.table.ways(*self._bins())
+        expected = [way[1] * self._feedback.factor(way[0], now) for way in ways]
+        best = min(range(len(ways)), key=lambda k: expected[k])
+        if not expected[best] < expected[0] * (1 - HYSTERESIS):
+            best = 0
+        return ways[best], expected[best]
+
+    def _alone_way(self) -> tuple[int, float]:
+        """The plan that leaves all to the robot, as over a link that carries nothing."""
+        if not len(self.table.plans) or self.table.shares(int(self.table.chosen[0, 0])):
+            return 0, math.nan
+        return self.table.ways(0, 0)[0]
 
     def _why_alone(self, now: float) -> str:
-        """Why a request that begins now runs on the robot alone, empty if it is shared."""
+        """Why the server is not used now, empty if it can be."""
         if self.state != OPEN:
             return f'{self.state}: {self.reason}' if self.reason else self.state
         if now < self._not_before:
             return (f'the server was late {self._penalties} times in a row; it is used again in '
                     f'{self._not_before - now:.1f} s')
-        if any(t.source == DEVICE for t in self.table.plans[self._position()].transfers):
-            return ''
+        return ''
+
+    def _why_here(self) -> str:
         up, down = self.rates
+        chosen = self.table.ways(*self._bins())[0][0]
+        why = 'that is the fastest by the measured profiles' if chosen == self._way[0] else \
+            'the plans that share it took longer than that lately'
         return (f'at {up / 1e6:.1f} MB/s up and {down / 1e6:.1f} MB/s down the plan computes '
-                'everything on the robot: that is the fastest by the measured profiles')
+                f'everything on the robot: {why}')
 
     def begin(self, bin_: int, steps: Sequence[AnyStep], run: AnyRun, now: float) -> Execution:
         """Begin a request with the plan that `choose` gave; a former one is forgotten.
@@ -282,12 +333,24 @@ class ClientMachine:
         self._abandoned = False
         estimate = self._expected
         known = estimate if math.isfinite(estimate) else 1.0
-        self._limit = now + max(2 * known, known + self.settings.deadline)
+        self._limit = now + self._patience(known, now)
         self._bytes_down = 0
         report = self.report
         report.bin, report.estimate = bin_, estimate
         report.device = report.server = report.transfer = 0.0
         return self._request
+
+    def _patience(self, known: float, now: float) -> float:
+        """Seconds that a request waits for the server; fewer once it is known how long they take.
+
+        Whoever waits twice as long as was expected and then computes alone takes three times as
+        long; most answers that are not there after the longest of many do not come soon.
+        """
+        most = max(2 * known, known + self.settings.deadline)
+        plan, estimate = self._way
+        longest = estimate * self._feedback.longest(plan, now)
+        return most if not math.isfinite(longest) else min(most, max(
+            LATER * longest, known + LEAST_WAIT))
 
     def work(self, now: float) -> range | None:
         """Steps to compute now, empty when the request must wait; None: finish it alone."""
@@ -318,6 +381,8 @@ class ClientMachine:
         """The result is there; ``started``: when the request came."""
         report = self.report
         report.latency = now - started
+        plan, estimate = self._way
+        self._feedback.note(plan, report.latency - report.check, estimate, now)
         if self._request is None:      # the robot alone
             report.bin, report.estimate = 0, math.nan
             report.device, report.server, report.transfer = report.latency, 0.0, 0.0

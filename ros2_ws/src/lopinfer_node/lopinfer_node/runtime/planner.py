@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from fleet_env.power import PowerModel
 from ..errors import ProfileError
 from ..model.graph import Graph
 from ..model.traced import Traced
-from ..planning.baselines import BASELINES
+from ..planning.baselines import BASELINES, dsccs, neurosurgeon
 from ..planning.evaluate import estimates
 from ..planning.objective import Objective
 from ..planning.plan import Plan
@@ -24,6 +24,8 @@ from .measure import measure
 LOSS = 'lopinfer'
 METHODS = (LOSS, *BASELINES)
 MESSAGE = 0.001   # s: threads that wake each other at both ends; measured on loopback
+MARGIN = 0.05     # share of a plan's latency that a less simple one must gain,
+TRANSFER = 0.5e-3   # and s for each transfer that it sends more
 FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s: bins of the first table
 
 
@@ -79,25 +81,64 @@ class TablePlanner:
         return self._by_rates(table, costs)
 
     def _by_rates(self, table: PlanTable, costs: Costs) -> PlannedTable:
-        """The plan for each pair of bandwidths, up and down.
+        """The plan for each pair of bandwidths, up and down, and what to go over to from there.
 
         Plans are searched for links that are as fast in both directions. Where they are not, a plan
-        made for another bandwidth may be better than that for the up link's.
+        made for another bandwidth may be better than that for the up link's. A plan of layers takes
+        the place of the robot alone and the server alone, and a plan of LOSS that of all three,
+        where it gains a margin: estimates are not better than that.
         """
-        bins = len(table)
-        pairs = np.stack(np.meshgrid(table.bandwidths, table.bandwidths, indexing='ij'), -1)
-        first = [table.plans.index(plan) for plan in table.plans]
-        found = {k: np.stack(estimates(table.graph, table.plans[k], costs, pairs.reshape(-1, 2),
-                                       self.latency, self.message, self.power))
-                 for k in set(first)}
-        seconds, joules = np.stack([found[k].reshape(2, bins, bins) for k in first], 1)
-        chosen = np.repeat(first, bins).reshape(bins, bins)
-        if self.method == LOSS:                      # a baseline's plan is the baseline's
-            score = (self.objective or Objective()).score(seconds, joules)
-            own = np.take_along_axis(score, chosen[None], 0)[0]
-            chosen = np.where(score.min(0) < own, score.argmin(0), chosen)
-        return PlannedTable(table.bandwidths, table.plans, chosen,
-                            np.take_along_axis(seconds, chosen[None], 0)[0])
+        graph, bins = table.graph, len(table)
+        searched = list(dict.fromkeys(table.plans))
+        if self.method != LOSS:      # a baseline's plan is the baseline's
+            plans = searched
+            seconds, _ = self._grids(graph, plans, costs, table.bandwidths)
+            chosen = np.repeat([plans.index(p) for p in table.plans], bins).reshape(bins, bins)
+            return PlannedTable(table.bandwidths, plans, chosen, _at(seconds, chosen))
+        simple = [Plan.device_only(graph), Plan.server_only(graph)]
+        links = [self._link(rate) for rate in table.bandwidths if rate > 0]
+        layers = [plan(graph, costs, link) for plan in (dsccs, neurosurgeon) for link in links]
+        plans = list(dict.fromkeys([*simple, *layers, *searched]))
+        kinds = np.array([0 if p in simple else 1 if p in layers else 2 for p in plans])
+        seconds, joules = self._grids(graph, plans, costs, table.bandwidths)
+        score = (self.objective or Objective()).score(seconds, joules)
+        sent = np.array([len(plan.transfers) for plan in plans])
+        best = [np.where((kinds == k)[:, None, None], score, np.inf).argmin(0) for k in range(3)]
+        chosen = best[0]
+        for other in best[1:]:
+            with np.errstate(invalid='ignore'):   # neither crosses a link that carries nothing
+                gain = _at(score, chosen) - _at(score, other)
+            chosen = np.where((kinds[other] > 0) & (gain > self._margin(
+                _at(score, chosen), sent[other] - sent[chosen])), other, chosen)
+        others = np.stack([np.where(kinds[chosen] == 2, best[1], chosen),
+                           *(np.full((bins, bins), k) for k in range(len(simple)))])
+        if not self._fastest:       # of what was measured only the latency is known
+            others = others[:0]
+        used, positions = np.unique(np.stack([chosen, *others]), return_inverse=True)
+        position = positions.reshape(1 + len(others), bins, bins)
+        return PlannedTable(
+            table.bandwidths, [plans[k] for k in used], position[0], _at(seconds, chosen),
+            position[1:], np.take_along_axis(seconds, others, 0))
+
+    def _margin(self, score: np.ndarray, more: np.ndarray) -> np.ndarray:
+        """What a plan must gain over one of this score that sends so many transfers fewer."""
+        if not self._fastest:
+            return np.zeros_like(score)
+        return MARGIN * score + TRANSFER * np.maximum(more, 0)
+
+    @property
+    def _fastest(self) -> bool:
+        """Whether the least latency is the aim, and nothing else."""
+        return self.objective in (None, Objective())
+
+    def _grids(self, graph: Graph, plans: Sequence[Plan], costs: Costs, rates: Sequence[float]
+               ) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds and joules of each plan for each pair of bandwidths, (plans, up, down)."""
+        pairs = np.stack(np.meshgrid(rates, rates, indexing='ij'), -1).reshape(-1, 2)
+        found = [estimates(graph, plan, costs, pairs, self.latency, self.message, self.power)
+                 for plan in plans]
+        seconds, joules = np.array(found).reshape(len(plans), 2, len(rates), -1).swapaxes(0, 1)
+        return seconds, joules
 
     def _link(self, rate: float) -> Link:
         return Link(rate, rate, self.latency, self.message)
@@ -108,3 +149,8 @@ class TablePlanner:
                               power=self.power, message=self.message)
         plans = [BASELINES[self.method](graph, costs, self._link(rate)) for rate in BANDWIDTHS]
         return PlanTable(graph, BANDWIDTHS, self.latency, plans)
+
+
+def _at(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Of each pair of bandwidths the value of the plan that is chosen there."""
+    return np.take_along_axis(values, chosen[None], 0)[0]

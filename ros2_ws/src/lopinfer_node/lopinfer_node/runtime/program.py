@@ -127,7 +127,8 @@ class Run:
         if program.side == DEVICE:
             for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
                 extent = self.graph.nodes[index].extent
-                self._stretches[index] = [(0, extent, tensor.detach().contiguous())]
+                own = tensor.detach().resolve_conj().resolve_neg()   # in memory, not in name
+                self._stretches[index] = [(0, extent, own.contiguous())]
         self._inputs = dict(self._stretches)
 
     def compute(self, at: int) -> None:

@@ -6,9 +6,20 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from .execution import AnyProgram, AnyRun, AnyStep
 
 SHORTEST = 1e-3   # s; shorter pauses cost more than they last
+
+
+def computing_time() -> float:
+    """Seconds that this thread has computed, for differences.
+
+    The time for which another process has the processor is none of a robot's: a pause would make
+    more of it. Where several threads compute, the one that calls waits for the others.
+    """
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 class Pause:
@@ -53,10 +64,10 @@ class _SlowRun:
         self._pause = Pause(factor)
 
     def compute(self, position: int) -> None:
-        start = time.perf_counter()
+        start = computing_time()
         self._run.compute(position)
         last = position == len(self._steps) - 1 or bool(self._steps[position].sends)
-        self._pause.after(time.perf_counter() - start, last)
+        self._pause.after(computing_time() - start, last)
 
 
 def slowed(program: AnyProgram, factor: float) -> AnyProgram:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RemoteError
-from ..model.files import GRAPH, WEIGHTS, save
+from ..errors import ModelError, RemoteError
+from ..model.files import GRAPH, WEIGHTS, load, save
 
 if TYPE_CHECKING:
     from ..model.traced import Traced
@@ -52,15 +52,15 @@ class UploadReply:
 
 
 class Store:
-    """At most ``models`` under ``directory``, no file of which is above ``model_bytes``.
+    """At most ``models`` under ``directory``, no file of which is above ``memory``, bytes.
 
     When another one comes, the one goes that was not used for longest.
     """
 
-    def __init__(self, directory: Path, model_bytes: int = 4 << 30, models: int = 64) -> None:
+    def __init__(self, directory: Path, memory: int = 4 << 30, models: int = 64) -> None:
         self.directory = directory
         self.models = models
-        self.model_bytes = model_bytes
+        self.memory = memory
         self._hashes: dict[Path, Any] = {}  # of files that are arriving, so far
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -78,10 +78,22 @@ class Store:
             os.utime(self.path(digest))
         return self.path(digest)
 
+    def load(self, digest: str, device: str = 'cpu') -> Traced:
+        """Read a complete model; ModelError if it is not what its digest says, on a bad disk."""
+        traced = load(self.path(digest), device)
+        if traced.digest != digest:
+            raise ModelError(f'{self.path(digest)}: the files were damaged on the disk')
+        return traced
+
     def add(self, traced: Traced) -> None:
         """Keep a model of this machine's own."""
         if traced.digest not in self.digests():
-            save(traced, self.path(traced.digest))
+            folder = self.directory / f'{traced.digest}.part'
+            shutil.rmtree(folder, ignore_errors=True)
+            save(traced, folder)
+            for file in FILES:
+                _sync(folder / file)
+            self._complete(folder)
 
     def remove(self, digest: str) -> None:
         """Forget a model, which turned out not to be what its digest says."""
@@ -95,9 +107,9 @@ class Store:
         if not re.fullmatch('[0-9a-f]{64}', request.digest) or request.file not in FILES:
             return UploadReply(False, f"'{request.file}' of model '{request.digest}' is no file "
                                       'of a model')
-        if request.size > self.model_bytes:
-            return UploadReply(False, f'{request.file} has {request.size} bytes; the server takes '
-                                      f'{self.model_bytes}')
+        if request.size > self.memory:
+            return UploadReply(False, f'{request.file} has {request.size >> 20} MiB; the server '
+                                      f'takes {self.memory >> 20} MiB, see its parameter memory')
         if self.path(request.digest).exists():
             return UploadReply(True, '', request.size, True)
         folder = self.directory / f'{request.digest}.part'
@@ -121,6 +133,7 @@ class Store:
         if self._hashes.pop(path).hexdigest() != request.sha256 or received > request.size:
             path.unlink()
             return UploadReply(False, f'{request.file} arrived damaged; send it again')
+        _sync(path)   # else a machine that loses power may keep the name and no bytes
         path.rename(folder / request.file)
         return UploadReply(True, '', received, self._complete(folder))
 
@@ -154,8 +167,17 @@ class Store:
     def _complete(self, folder: Path) -> bool:
         if not all((folder / file).exists() for file in FILES):
             return False
+        _sync(folder)
         folder.rename(self.path(folder.stem))
+        _sync(self.directory)
         return True
+
+
+def announce(digest: str, nbytes: int, call: Callable[[UploadRequest], UploadReply]) -> None:
+    """Ask whether weights of this size may be sent. Raises RemoteError when the server refuses."""
+    reply = call(UploadRequest(digest, WEIGHTS, '', nbytes, 0, b''))
+    if not reply.accepted:
+        raise RemoteError(f'the server refuses the model: {reply.reason}')
 
 
 def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], UploadReply]) -> None:
@@ -177,6 +199,15 @@ def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], Upload
                 offset = reply.received
                 file.seek(offset)
                 data = file.read(PART_BYTES)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _hash(file: Any) -> Any:

@@ -1,0 +1,228 @@
+"""What the code of a model reads beside its arguments: found from its modules and functions.
+
+A module's attributes, weights and submodules; where the code names them, lists, dictionaries and
+objects in attributes, globals, closures and attributes of classes, and what is in those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from .state import CONTAINERS, NO_STATE
+
+MISSING = object()
+MODULE, NAMED, ITEMS = 'attributes of a module', 'things by name', 'items'
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+_DYNAMIC = {'getattr', 'vars', '__dict__', '__getattribute__', 'attrgetter'}
+_NOT_READ = {'__init__', '__new__', '__del__', '__repr__', '__reduce__', '__getstate__',
+             '__setstate__', '__deepcopy__', '__copy__', '__init_subclass__', '__eq__', '__hash__'}
+
+
+class Picked:
+    """Some items of what has no list of them: ``get(name, default)``, such as globals."""
+
+    def __init__(self, get: Callable[[str, Any], Any], names: Iterable[str]) -> None:
+        self._get, self._names = get, tuple(names)
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Names and values, `MISSING` where there is none."""
+        return [(name, self._get(name, MISSING)) for name in self._names]
+
+    def without(self, names: Collection[str]) -> Picked:
+        """The others."""
+        return Picked(self._get, [name for name in self._names if name not in names])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self._get(name, MISSING) for name in self._names])
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class _Owner:
+    """Of whose items those are followed whose names the code reads."""
+
+    def __init__(self, path: str, get: Callable[[str, Any], Any],
+                 wanted: Callable[[], Iterable[str]], held: bool = True) -> None:
+        self.path, self.get, self.held = path, get, held
+        self._wanted = wanted
+        self.names: dict[str, None] = {}
+
+    def more(self) -> list[tuple[str, Any]]:
+        """Items that are wanted since the last call."""
+        new = [name for name in self._wanted() if name not in self.names]
+        self.names.update(dict.fromkeys(new))
+        return [(join(self.path, name), self.get(name, None)) for name in new]
+
+
+class Followed:
+    """``held``: path, container, and which of the three kinds it is; ``tensors``, ``arrays``."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.held: list[tuple[str, Any, str]] = []
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.arrays: dict[str, np.ndarray] = {}
+        self._names: set[str] = {'forward'}
+        self._dynamic = False
+        self._owners: list[_Owner] = []
+        self._globals: dict[int, set[str]] = {}
+        self._classes: set[type] = set()
+        self._seen: dict[int, Any] = {}
+        self._todo: list[tuple[str, Any]] = [('', model)]
+        while self._todo:
+            while self._todo:
+                self._visit(*self._todo.pop())
+            for owner in list(self._owners):
+                self._todo += owner.more()
+        self.held += [(owner.path, Picked(owner.get, owner.names), NAMED)
+                      for owner in self._owners if owner.held and owner.names]
+
+    def reads(self, name: str) -> bool:
+        """Whether the code reads an attribute of this name, as far as can be seen."""
+        return self._dynamic or name in self._names
+
+    def _visit(self, path: str, value: Any) -> None:
+        if value is None or isinstance(value, (bool, int, float, str)) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            self.tensors[path] = value
+        elif isinstance(value, np.ndarray):
+            self.arrays[path] = value
+        elif isinstance(value, torch.nn.Module):
+            for name, module in value.named_modules():
+                self._seen[id(module)] = module
+                self._module(join(path, name), module)
+        elif type(value) in CONTAINERS:
+            self.held.append((path, value, ITEMS))
+            self._todo += [(f'{path}[{key!r}]', v) for key, v in (
+                value.items() if isinstance(value, dict) else enumerate(value))]
+        elif isinstance(value, (tuple, frozenset)):
+            self._todo += [(f'{path}[{at}]', v) for at, v in enumerate(value)]
+        elif isinstance(value, (FunctionType, MethodType, staticmethod, classmethod, property,
+                                partial)) or _wrapped(value) is not None:
+            self._function(path, value)
+        elif isinstance(value, type):
+            self._class(value)
+        elif not isinstance(value, ModuleType):
+            self._object(path, value)
+
+    def _module(self, path: str, module: torch.nn.Module) -> None:
+        own = vars(module)
+        self.held.append((path, own, MODULE))
+        self.held += [(path, own[kind], NAMED) for kind in ('_parameters', '_buffers', '_modules')]
+        for weights in module._parameters, module._buffers:
+            self._todo += [(join(path, name), tensor) for name, tensor in weights.items()]
+        self._owners.append(_Owner(path, own.get, lambda: [
+            name for name, value in own.items() if name not in _OF_EVERY_MODULE and (
+                self.reads(name) or isinstance(value, (torch.Tensor, np.ndarray)))], held=False))
+        self._class(type(module))
+
+    def _object(self, path: str, value: Any) -> None:
+        if follows(type(value)) or isinstance(value, SimpleNamespace):
+            own = getattr(value, '__dict__', {})
+            slots = [name for kind in type(value).__mro__
+                     for name in vars(kind).get('__slots__', ()) if hasattr(value, name)]
+            self._owners.append(_Owner(path, partial(getattr, value), lambda: [
+                name for name in (*own, *slots) if self.reads(name)]))
+            if isinstance(value, (dict, list, set)):   # a class of one's own
+                self.held.append((path, value, ITEMS))
+                self._todo += [(f'{path}[{key!r}]', v) for key, v in (
+                    value.items() if isinstance(value, dict) else enumerate(value))]
+            self._class(type(value))
+
+    def _class(self, kind: type) -> None:
+        for base in kind.__mro__[:-1]:
+            if base is torch.nn.Module or base in self._classes:
+                continue
+            self._classes.add(base)
+            own: Mapping[str, Any] = vars(base)
+            ours = follows(base)
+            self._owners.append(_Owner(base.__qualname__, own.get, partial(self._of, own, ours)))
+
+    def _of(self, own: Mapping[str, Any], ours: bool) -> list[str]:
+        """Attributes of a class that are read; of a library's own its computation alone."""
+        if not ours:
+            return ['forward'] if 'forward' in own else []
+        return [name for name, value in own.items() if name in self._names
+                or name.startswith('__') and isinstance(value, FunctionType)
+                and name not in _NOT_READ]
+
+    def _function(self, path: str, value: Any) -> None:
+        if isinstance(value, (staticmethod, classmethod)):
+            value = value.__func__
+        if isinstance(value, property):
+            self._todo += [(path, value.fget)]
+        elif isinstance(value, partial):
+            self._todo += [(path, value.func), (path, value.args), (path, value.keywords)]
+        elif isinstance(value, MethodType):
+            self._todo += [(path, value.__func__), (path, value.__self__)]
+        elif isinstance(value, FunctionType) and follows(value):
+            self._code(value)
+        self._todo += [(path, _wrapped(value))]
+
+    def _code(self, function: FunctionType) -> None:
+        path = f'{function.__module__}.{function.__qualname__}'
+        names = set(_names(function.__code__))
+        self._names |= names
+        self._dynamic |= not names.isdisjoint(_DYNAMIC)
+        self._read(function.__module__, function.__globals__, names, set())
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+        self._owners.append(_Owner(path, partial(_cell, cells), lambda: cells))
+        self._todo += [(path, function.__defaults__), (path, function.__kwdefaults__)]
+
+    def _read(self, path: str, items: dict[str, Any], names: set[str], passed: set[int]) -> None:
+        """Follow these globals of a module, and of the modules among them, each once."""
+        passed.add(id(items))
+        known = self._globals.get(id(items))
+        if known is None:
+            known = self._globals[id(items)] = set()
+            self._owners.append(_Owner(path, items.get, lambda: sorted(known)))
+        for name in names & items.keys() - known:
+            value = items[name]
+            if not isinstance(value, ModuleType):
+                known.add(name)
+            elif value.__name__.partition('.')[0] not in NO_STATE \
+                    and id(vars(value)) not in passed:
+                self._read(value.__name__, vars(value), names, passed)
+
+
+def _wrapped(value: Any) -> Any:
+    """What a decorator has wrapped; None if it is none, or an object that answers otherwise."""
+    try:
+        return getattr(value, '__wrapped__', None)
+    except Exception:
+        return None
+
+
+def _cell(cells: dict[str, Any], name: str, default: Any) -> Any:
+    try:
+        return cells[name].cell_contents
+    except ValueError:   # it is empty yet
+        return default
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names that code uses, and texts that may be one."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            yield constant
+
+
+def follows(value: Any) -> bool:
+    """Whether a class or function is neither Python's nor of a library that keeps no state."""
+    return str(getattr(value, '__module__', '')).partition('.')[0] not in NO_STATE
+
+
+def join(path: str, name: Any) -> str:
+    """The path of an item."""
+    return f'{path}.{name}' if path and name != '' else f'{path}{name}'

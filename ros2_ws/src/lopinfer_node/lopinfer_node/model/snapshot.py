@@ -1,0 +1,256 @@
+"""A model as it was traced, and whether that is still the same.
+
+Looking again compares flat lists of all that `follow` finds, in C: below a millisecond for a
+thousand modules. What has no version, such as a write of another process, is looked for in the
+background, a part at a time.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import ModelError
+from .contents import Contents
+from .follow import ITEMS, MISSING, MODULE, Followed, Picked, join
+from .state import CONTAINERS, hooks_of, untouched
+
+LOOK = 8 << 20     # bytes of weights that one look in the background reads
+TURNS = 16         # looks after which every item was compared without short cuts
+LARGE = 4096       # items from which on a container is compared in these looks alone
+_NOT_ATTRIBUTES = frozenset(vars(torch.nn.Module())) - {'training'}
+_VALUES = (type(None), bool, int, str, bytes, range, slice, torch.Size, torch.dtype, torch.device,
+           FunctionType, BuiltinFunctionType, MethodType)
+_address = torch.Tensor.data_ptr
+
+
+class Snapshot:
+    """What a model computes with: modules, weights, mode, hooks, and what their code reads.
+
+    ``run()`` runs the model: what its code changes then outside of its modules' attributes, such as
+    the cache of a library, is what it keeps, and no change later. Raises ModelError for weights in
+    which a write could not be seen.
+    """
+
+    def __init__(self, model: torch.nn.Module, run: Callable[[], Any] | None = None) -> None:
+        self._model = model
+        try:
+            self._taken = _Taken(model)
+            if run is not None:
+                with untouched(model):
+                    run()
+                    kept = self._taken.kept()
+                self._taken = _Taken(model, kept)
+        except Exception as error:   # an object that nobody has thought of
+            raise ModelError(f'{type(model).__name__}: what its code reads can not be watched: '
+                             f'{type(error).__name__}: {error}') from error
+        self._lock = threading.Lock()
+        self._running = 0    # calls of the model itself, which may store results
+        self._turn = 0
+        self._seen = ''      # in the background
+        found = self._taken.followed
+        for path, tensor in found.tensors.items():
+            if tensor.is_inference() and tensor.device.type != 'cpu':
+                raise ModelError(f'{path} was made in torch.inference_mode, where PyTorch does not '
+                                 'count what is written into it; make the model outside')
+        self._contents = Contents({**found.tensors, **found.arrays})
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The model itself runs: what its code stores is no change, as while it is traced."""
+        with self._lock:
+            self._running += 1
+        try:
+            yield
+        finally:
+            self.settle()
+            with self._lock:
+                self._running -= 1
+
+    def settle(self) -> None:
+        """Take what the model is now for what it was."""
+        if not self._taken.unchanged():
+            self._taken = _Taken(self._model, self._taken.ignored)
+
+    def change(self) -> str:
+        """What is another than it was, in words; '' if nothing is."""
+        if self._seen or self._taken.unchanged():
+            return self._seen
+        found = self._taken.change(self._model)
+        if not found:   # the same by other objects, such as a new 1.0
+            self._taken = _Taken(self._model, self._taken.ignored)
+        return found
+
+    def look(self) -> str:
+        """Look in the background for what `change` can not see, a part of it; then it says so."""
+        with self._lock:
+            if not self._running and not self._seen:
+                self._turn = (self._turn + 1) % TURNS
+                held = self._taken.held[self._turn::TURNS]
+                self._seen = self._contents.look(LOOK) or next(
+                    (path for h in held if (path := h.change(self._taken.followed))), '')
+        return self._seen
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A container, and what was in it."""
+
+    path: str
+    live: Any
+    kind: str
+    before: dict[Any, Any]
+
+    def change(self, followed: Followed) -> str:
+        """The path of an item that is another; '' if none is."""
+        try:
+            return next((self._words(key) for key in self.changes(followed)), '')
+        except RuntimeError:   # another thread writes into it
+            return self.path
+
+    def changes(self, followed: Followed) -> Iterator[Any]:
+        """Keys of items that are others."""
+        now = _contents(self.live)
+        for key in {**self.before, **now}:
+            old, new = self.before.get(key, MISSING), now.get(key, MISSING)
+            if old is new or self.kind == MODULE and key in _NOT_ATTRIBUTES or _same(old, new):
+                continue
+            if self.kind == MODULE and type(old) is type(new) and _keeps(new) \
+                    and not followed.reads(key):
+                continue   # results, which only the program reads
+            yield key
+
+    def _words(self, key: Any) -> str:
+        if self.kind == MODULE and key == 'training':
+            return f'the mode of {self.path or "the model"}'
+        return f'{self.path}[{key!r}]' if self.kind == ITEMS else join(self.path, key)
+
+
+class _Taken:
+    """All that was found but what is ``ignored``, and the lists by which it is compared."""
+
+    def __init__(self, model: torch.nn.Module,
+                 ignored: Mapping[str, Collection[Any]] | None = None) -> None:
+        self.ignored = ignored or {}
+        self.followed = Followed(model)
+        self.held = [_Held(path, live, kind, _contents(live))
+                     for path, found, kind in self.followed.held
+                     if (live := self._not_ignored(path, found, kind)) is not None]
+        self._hooks = _hooks(model)
+        self._tensors = [(path, t, _mark(t)) for path, t in self.followed.tensors.items()]
+        hooks = [of for m in model.modules() for of in (m._forward_hooks, m._forward_pre_hooks)]
+        self._empty = [of for of in (*hooks, *(h.live for h in self.held)) if not len(of)]
+        self._large = [(h.live, len(h.live)) for h in self.held if len(h.live) > LARGE]
+        # Attributes of modules are many and mostly numbers, where equal is enough; all else is
+        # compared by identity.
+        small = [h for h in self.held if 0 < len(h.live) <= LARGE]
+        self._equal, self._same = ([_views(h.live) for h in small if of(h)] for of in (
+            lambda h: h.kind == MODULE, lambda h: h.kind != MODULE))
+        self._same += [Picked(h.live.get, names) for h in small if h.kind == MODULE and (names := [
+            name for name, value in h.before.items() if name not in _NOT_ATTRIBUTES
+            and not _plain(value) and (not _keeps(value) or self.followed.reads(name))])]
+        self._same += [_views(of) for of in hooks if of]
+        self._equals, self._sames = (list(chain.from_iterable(views))
+                                     for views in (self._equal, self._same))
+        self._addressed = [t for _, t, _ in self._tensors if t.layout is torch.strided]
+        self._counted = [t for _, t, _ in self._tensors if not t.is_inference()]
+        self._marks = self._mark()
+
+    def _not_ignored(self, path: str, live: Any, kind: str) -> Any:
+        if isinstance(live, Picked):
+            return live.without(self.ignored.get(path, ()))
+        return None if kind == ITEMS and path in self.ignored else live
+
+    def kept(self) -> dict[str, Collection[Any]]:
+        """Keys that are others now, of what is no module's, by path."""
+        found = {h.path: list(h.changes(self.followed)) for h in self.held
+                 if h.kind == ITEMS or isinstance(h.live, Picked)}
+        return {path: keys for path, keys in found.items() if keys}
+
+    def _mark(self) -> tuple[list[int], list[int]]:
+        return list(map(_address, self._addressed)), [t._version for t in self._counted]
+
+    def unchanged(self) -> bool:
+        """Whether nothing is another than it was; False also where that takes a closer look."""
+        try:
+            if any(self._empty) or self._mark() != self._marks \
+                    or any(len(live) != size for live, size in self._large) \
+                    or list(chain.from_iterable(self._equal)) != self._equals:
+                return False
+            now = list(chain.from_iterable(self._same))
+        except Exception:   # what can not be compared, or another thread writes into it
+            return False
+        return len(now) == len(self._sames) and all(map(operator.is_, now, self._sames))
+
+    def change(self, model: torch.nn.Module) -> str:
+        """What is another, in words; '' if nothing is."""
+        hooks = _hooks(model)
+        return next(chain(
+            (path for held in self.held if (path := held.change(self.followed))),
+            (path for path, tensor, mark in self._tensors if _mark(tensor) != mark),
+            (path for path in {**self._hooks, **hooks}
+             if self._hooks.get(path) != hooks.get(path))), '')
+
+
+def _hooks(model: torch.nn.Module) -> dict[str, Any]:
+    return {f'the hooks of {path or "the model"}': tuple(hooks_of(module))
+            for path, module in model.named_modules()}
+
+
+def _views(container: Any) -> Iterable[Any]:
+    """Its items, without keys, as they are when somebody goes through them."""
+    return container.values() if isinstance(container, dict) else container
+
+
+def _contents(container: Any) -> dict[Any, Any]:
+    """Its items by key or place; a set's by themselves."""
+    if isinstance(container, (set, frozenset)):
+        return dict.fromkeys(container, True)
+    return dict(container.items() if hasattr(container, 'items') else enumerate(container))
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    """Other memory, or a write that PyTorch counts, makes another mark."""
+    return (tensor.data_ptr() if tensor.layout is torch.strided else 0,
+            0 if tensor.is_inference() else tensor._version)
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Whether the code of a model computes the same with either."""
+    if old is new:
+        return True
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, _VALUES):
+        return bool(old == new)
+    if isinstance(old, (float, complex)):
+        return str(old) == str(new)   # a NaN is equal to itself, and 0.0 is not -0.0
+    if isinstance(old, tuple):
+        return len(old) == len(new) and all(map(_same, old, new))
+    if type(old) in CONTAINERS and len(old) == len(new):
+        before, now = _contents(old), _contents(new)
+        return before.keys() == now.keys() and all(
+            before[k] is now[k] or type(now[k]) not in CONTAINERS and _same(before[k], now[k])
+            for k in now)
+    return False
+
+
+def _plain(value: Any) -> bool:
+    """Whether another value that is equal may stand in its place."""
+    return isinstance(value, (float, complex, torch.nn.Module, type, *_VALUES)) \
+        or isinstance(value, tuple) and all(map(_plain, value))
+
+
+def _keeps(value: Any) -> bool:
+    """Whether it is of a kind in which a model keeps results, and not what it computes with."""
+    return not isinstance(value, (torch.Tensor, np.ndarray, torch.nn.Module, type, tuple, float,
+                                  complex, *_VALUES))
