@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from contextlib import nullcontext
 from typing import Any, NoReturn
 
@@ -10,6 +11,7 @@ import torch
 
 from .device import Device
 from .remote import CUDA, RemoteTensor
+from .tensors import check_device
 
 
 class _Kind(type(torch.Generator)):  # type: ignore[misc]
@@ -28,6 +30,7 @@ class Generator(_Plain, metaclass=_Kind):
         wanted = torch.device(device)
         if wanted.type != 'cuda':
             return _Plain(device)
+        check_device(wanted)
         return _Plain.__new__(cls, 'cpu')  # type: ignore[call-arg]
 
     @property
@@ -82,7 +85,8 @@ def _accelerator() -> None:
         'is_available': lambda: True, 'device_count': lambda: cuda.device_count(),
         'current_accelerator': lambda check_available=False: torch.device('cuda'),
         'current_device_index': lambda: 0, 'current_device_idx': lambda: 0,
-        'set_device_index': _nothing, 'set_device_idx': _nothing, 'set_stream': _nothing,
+        'set_device_index': cuda.set_device, 'set_device_idx': cuda.set_device,
+        'set_stream': _nothing,
         'synchronize': lambda of=None: cuda.synchronize(),
         'current_stream': lambda of=None: cuda.current_stream(),
         'device_index': lambda index: nullcontext(),
@@ -158,13 +162,17 @@ def _impossible() -> None:
 
 def _profiler() -> None:
     """A profile of this process holds no kernels of the device: it is made without them."""
-    module: Any = torch.autograd.profiler
-    for name in ('_prepare_profiler', '_enable_profiler'):
-        setattr(module, name, _without_cuda(getattr(module, name)))
+    profile: Any = torch.autograd.profiler.profile
+    begin = profile.__init__
 
+    @functools.wraps(begin)
+    def __init__(self: Any, enabled: bool = True, *, use_cuda: bool = False, use_device: Any = None,
+                 use_cpu: bool = True, **more: Any) -> None:
+        cuda = enabled and (use_cuda or use_device == 'cuda')
+        if cuda:
+            print('rrto: a profile holds what the program does, and no kernels of the device: they '
+                  'run on the server', file=sys.stderr)
+        begin(self, enabled, use_device=None if cuda else use_device, use_cpu=use_cpu or cuda,
+              **more)
 
-def _without_cuda(function: Any) -> Any:
-    @functools.wraps(function)
-    def call(config: Any, activities: Any, *rest: Any, **more: Any) -> Any:
-        return function(config, {a for a in activities if 'CUDA' not in str(a)}, *rest, **more)
-    return call
+    profile.__init__ = __init__

@@ -46,7 +46,8 @@ fft_rfftfreq fill flip floor floor_divide fmax fmin fmod frac fractional_max_poo
 fractional_max_pool3d frexp full full_like gather gcd ge gelu geometric geqrf glu grid_sampler_2d
 grid_sampler_3d gt hamming_window hann_window hardshrink hardsigmoid hardswish hardtanh heaviside
 histc histogram huber_loss hypot i0 igamma igammac im2col index index_add index_copy index_fill
-index_put index_reduce index_select is_same_size isin isinf isnan isneginf isposinf kaiser_window
+index_put index_reduce index_select is_conj is_neg is_same_size isin isinf isnan isneginf isposinf
+kaiser_window
 kthvalue lcm ldexp le leaky_relu lerp lgamma linear linspace log log10 log1p log2 log_normal
 log_sigmoid_forward log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not
 logical_or logical_xor logit logspace logsumexp lt lu_unpack masked_fill masked_scatter

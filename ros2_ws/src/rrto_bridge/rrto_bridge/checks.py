@@ -22,6 +22,9 @@ aten = torch.ops.aten
 UNINITIALISED = frozenset(('empty', 'empty_strided', 'empty_like', 'empty_permuted', 'new_empty',
                             'new_empty_strided'))
 
+# What a tensor says itself: as operators they are asked of its values.
+_ASKED: dict[str, Call] = {'is_conj': torch.Tensor.is_conj, 'is_neg': torch.Tensor.is_neg}
+
 
 def prepared(operator: Any, device: torch.device) -> Call:
     """What is called for an operator: itself if it is safe as it is, else with what makes it so."""
@@ -31,6 +34,7 @@ def prepared(operator: Any, device: torch.device) -> Call:
             if a.kwarg_only and a.alias_info and a.alias_info.is_write]
     if device.type != 'cuda' and base in _ELSEWHERE:
         function = _ELSEWHERE[base]
+    function = _ASKED.get(base, function)
     if base in RECURRENT:
         function = _recurrent(function, device)
     if base == '_transformer_encoder_layer_fwd':

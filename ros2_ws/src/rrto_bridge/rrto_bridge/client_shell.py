@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import os
 import secrets
+import select
 import socket
 import sys
 import threading
@@ -42,6 +44,7 @@ from .errors import ConfigError, LinkError, RrtoError
 from .names import MAX_NAME, graph_name
 from .port import Port
 from .server import ENDED, PROTOCOL, SendAck, SendFrame
+from .settings import START_LIMIT, STARTING
 from .stream import Frame, Receiver, Sender
 
 SWITCH = 0.0005       # seconds after which a busy program lets the node's thread run
@@ -51,6 +54,7 @@ ASKED = 4             # times that a server is asked, in twice `LIMIT` seconds
 GRACE = 0.5           # seconds in which the Ctrl+C that has ended the server may come here, too
 LOOK = 2.0            # seconds between looks for a server that is back
 MESSAGE = 1 << 32     # most bytes of a reply
+ENDS = 'the program ends'
 
 
 @dataclass
@@ -70,6 +74,9 @@ class Link(Port):
     was heard of the server for its lease.
     """
 
+    _stood = 0.0           # longest that this process stood still, s
+    _looked = math.inf     # when its timer ran
+
     def __init__(self, options: LinkOptions) -> None:
         super().__init__(ClientMachine('async' if options.mode == 'replay' else options.mode))
         self.mode = options.mode
@@ -83,7 +90,7 @@ class Link(Port):
         self._inbox: deque[bytes] = deque()
         self._arrived: SimpleQueue[None] = SimpleQueue()   # something was put there, or all is lost
         self._changed = threading.RLock()      # guards streams and link
-        self._heard = self._flushed = time.monotonic()
+        self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
@@ -114,7 +121,7 @@ class Link(Port):
 
     def _open(self) -> float:
         client = self.node.create_client(srv.Open, f'/rrto/{self.server}/open')
-        if not client.wait_for_service(LIMIT):
+        if not self._is_there(client):
             if strange := other_middleware(self.node, f'/rrto/{self.server}/open'):
                 raise ConfigError(strange)
             raise ConfigError(f'there is no server {self.server!r} in DDS domain '
@@ -145,6 +152,24 @@ class Link(Port):
             time.sleep(0.005)
         return float(response.lease)
 
+    def _is_there(self, client: Any) -> bool:
+        """Wait for the server; one that was started for this program may take long."""
+        started = os.environ.get(STARTING)
+        if client.wait_for_service(LIMIT) or not started or not self._wanted:
+            return bool(client.service_is_ready())
+        try:
+            process = os.pidfd_open(int(started))
+        except OSError:
+            return False
+        end = time.monotonic() + START_LIMIT
+        try:
+            while not client.wait_for_service(0.1):
+                if select.select([process], [], [], 0)[0] or time.monotonic() > end:
+                    return False
+        finally:
+            os.close(process)
+        return True
+
     def close(self) -> None:
         """Tell the server that this program ends."""
         if not self._context.ok():
@@ -152,7 +177,7 @@ class Link(Port):
         if not self.lost:
             end = SendAck('', self._incarnation, self.receiver.next, 'it ends')
             self._acks.publish(to_ros(end))
-        self._fail('the program ends')
+        self._fail(ENDS)
         self._release()
 
     def _forked(self) -> None:
@@ -176,8 +201,10 @@ class Link(Port):
         """The next message of the server."""
         while not self._inbox:
             if self.lost:
+                if self.lost == ENDS and threading.current_thread() is not threading.main_thread():
+                    raise SystemExit   # a daemon thread ends with the program, and says nothing
                 self._let_signals_come()
-                raise LinkError(f'server {self.server!r} is lost: {self.lost}')
+                raise LinkError(self._why())
             self.idle = True
             try:
                 self._arrived.get(timeout=self.lease / 4)
@@ -271,6 +298,8 @@ class Link(Port):
             self._alarm.set(self._link.deadline)
 
     def _on_timer(self) -> None:
+        now = time.monotonic()
+        self._stood, self._looked = max(self._stood, now - self._looked), now
         self._look_at_silence()
         with self._changed:
             if not self.lost:
@@ -281,6 +310,15 @@ class Link(Port):
         silent = time.monotonic() - self._heard
         if silent > self.lease:
             self._fail(f'nothing was heard of it for {silent:.1f} s')
+
+    def _why(self) -> str:
+        """What a program is told whose link is over."""
+        stood = max(self._stood, time.monotonic() - self._looked)
+        if self.lost not in (ENDS, ENDED) and stood > self.lease:
+            return (f'this program stood still for {stood:.1f} s (SIGSTOP, a debugger, a machine '
+                    f'asleep?), and server {self.server!r} waits for {self.lease:g} s: raise its '
+                    'parameter lease')
+        return f'server {self.server!r} is lost: {self.lost}'
 
     def _report(self) -> None:
         engine, machine = self.engine, self.machine

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import accelerator, legacy, remote
+from . import accelerator, files, legacy, remote, seen, tracing
 from .device import Device
-from .remote import CUDA
+from .remote import CUDA, RemoteTensor
+from .tensors import check_device
 
 
 class Properties(NamedTuple):
@@ -74,6 +75,7 @@ class Stream:
     cuda_stream = device_index = 0
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        _check(device)
         self.priority = priority
 
     def synchronize(self) -> None:
@@ -95,6 +97,10 @@ class Stream:
         """Whether all calls are done."""
         return True
 
+    def is_capturing(self) -> bool:
+        """No: there are no CUDA graphs."""
+        return False
+
     def __enter__(self) -> Stream:
         return self
 
@@ -112,10 +118,12 @@ def install(device: Device) -> None:
         if name in vars(torch.cuda.memory):   # where programs also look
             setattr(torch.cuda.memory, name, value)
     _tensors(device)
-    _loading(device)
+    files.install(device)
     _no_gradients()
     accelerator.install(device)
     legacy.install()
+    seen.install()
+    tracing.install(device)
     torch.device = _DeviceName  # type: ignore[misc,assignment]
     torch.jit._builtins._register_builtin(_DeviceName, 'aten::device')
     _staging()
@@ -166,16 +174,24 @@ class _DeviceScope:
         pass
 
 
-def _check(device: Any) -> None:
-    index = device if isinstance(device, int) else torch.device(device or 'cuda').index or 0
-    if index > 0:
-        raise RuntimeError(f'CUDA error: invalid device ordinal {index}: there is one, cuda:0')
+def _check(device: Any = None) -> None:
+    if isinstance(device, int):
+        device = f'cuda:{device}' if device >= 0 else None
+    check_device(torch.device(device or 'cuda'))
+
+
+def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """What may be asked of a device, which has to be there."""
+    def call(device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        _check(device)
+        return answer(device, *args, **kwargs)
+    return call
 
 
 def _queries(device: Device) -> dict[str, Callable[..., Any]]:
     """Replacements by name; each an object of its own, which `torch._dynamo` insists on."""
     def ask(name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: device.query(name)
+        return _checked(lambda of=None: device.query(name))
 
     def constant(value: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: value
@@ -189,7 +205,7 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
         device.seed(int(value))
 
     memory = ('memory_allocated', 'max_memory_allocated', 'memory_reserved', 'max_memory_reserved')
-    nothing = ('empty_cache', 'ipc_collect', 'set_device', 'set_stream', 'init', '_sleep',
+    nothing = ('empty_cache', 'ipc_collect', 'set_stream', 'init', '_sleep',
                'reset_peak_memory_stats', 'reset_max_memory_allocated', 'set_sync_debug_mode',
                'set_per_process_memory_fraction')
     stream = Stream()
@@ -197,13 +213,16 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
         'is_available': constant(True), 'is_initialized': constant(True),
         '_is_in_bad_fork': lambda: device.forked, 'is_bf16_supported': constant(True),
         'device_count': ask('device_count'), 'current_device': ask('current_device'),
+        'set_device': _checked(lambda of=None: None),
         'get_device_name': ask('name'), 'get_device_capability': ask('capability'),
         'get_device_properties': properties, 'get_arch_list': constant([]),
-        'mem_get_info': lambda *a: (device.query('free'), device.query('total')),
-        'memory_stats': lambda *a: {'allocated_bytes.all.current': device.query('used')},
-        'synchronize': lambda *a: device.synchronize(),
+        'mem_get_info': _checked(lambda of=None: (device.query('free'), device.query('total'))),
+        'memory_stats': _checked(lambda of=None: {
+            'allocated_bytes.all.current': device.query('used')}),
+        'synchronize': _checked(lambda of=None: device.synchronize()),
         'manual_seed': seed, 'manual_seed_all': lambda value: seed(value),
-        'current_stream': constant(stream), 'default_stream': constant(stream),
+        'current_stream': _checked(lambda of=None: stream),
+        'default_stream': _checked(lambda of=None: stream),
         'stream': lambda s=None: nullcontext(s), 'is_current_stream_capturing': constant(False),
         **{name: ask('used') for name in memory}, **{name: constant(None) for name in nothing},
     }
@@ -211,17 +230,31 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
 
 def _tensors(device: Device) -> None:
     """Pinned memory is ordinary memory, `.data =` may cross devices, devices may be numbers."""
-    for name, value in (('pin_memory', lambda self, device=None: self),
-                        ('is_pinned', lambda self, device=None: False),
+    for name, value in (('pin_memory', _pin), ('is_pinned', _is_pinned),
                         ('record_stream', lambda self, stream: None),
                         ('as_subclass', remote.as_subclass),
                         ('_make_subclass', staticmethod(remote.make_subclass)),
                         ('data', property(remote.get_data, remote.set_data))):
         setattr(torch.Tensor, name, value)
+    for name in ('is_conj', 'is_neg', 'resolve_conj', 'resolve_neg'):
+        setattr(torch, name, lambda input, name=name: getattr(input, name)())
     torch.nn.Parameter.__new__ = remote.new_parameter  # type: ignore[method-assign]
     for owner, name in ((torch.Tensor, 'to'), (torch.Tensor, 'cuda'), (torch.nn.Module, 'to'),
                         (torch.nn.Module, 'cuda')):
         setattr(owner, name, _numbered(getattr(owner, name)))
+
+
+def _pin(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """`pin_memory()`: a copy in ordinary memory, which says that it is pinned."""
+    if isinstance(self, RemoteTensor):
+        raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+    pinned = self if _is_pinned(self) else self.clone()
+    pinned._rrto_pinned = True  # type: ignore[attr-defined]
+    return pinned
+
+
+def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    return any(hasattr(tensor, '_rrto_pinned') for tensor in (self, self._base))
 
 
 def _staging() -> None:
@@ -232,10 +265,13 @@ def _staging() -> None:
 
     @functools.wraps(empty)
     def call(*args: Any, **kwargs: Any) -> Any:
-        kwargs.pop('pin_memory', None)
+        pinned = kwargs.pop('pin_memory', None)
         if type(kwargs.get('device')) is int:
             kwargs['device'] = f"cuda:{kwargs['device']}"
-        return empty(*args, **kwargs)
+        made = empty(*args, **kwargs)
+        if pinned:
+            made._rrto_pinned = True  # type: ignore[attr-defined]
+        return made
 
     call.__module__, call.__qualname__ = 'torch', 'empty'
     torch.empty = call
@@ -254,87 +290,6 @@ def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
             kwargs['device'] = f"cuda:{kwargs['device']}"
         return method(self, *args, **kwargs)
     return call
-
-
-def _loading(device: Device) -> None:
-    """Weights that go through a module or `torch.load` are looked for on the server first."""
-    apply = torch.nn.Module._apply
-
-    @functools.wraps(apply)
-    def _apply(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        with device.loading_weights():
-            if isinstance(self, torch.jit.ScriptModule):
-                return _apply_to_script(self, function)
-            return apply(self, function, *args, **kwargs)
-
-    torch.nn.Module._apply = _apply  # type: ignore[method-assign,assignment]
-    load = torch.load
-
-    @functools.wraps(load)
-    def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        moved: set[int] = set()
-
-        def locate(storage: Any, location: str) -> Any:
-            target = location
-            if callable(map_location):
-                placed = map_location(storage, location)
-                target = location if placed is None else str(placed.device)
-            elif isinstance(map_location, dict):
-                target = map_location.get(location, location)
-            elif map_location is not None:
-                target = str(map_location)
-            if str(target).startswith('cuda'):
-                moved.add(storage.data_ptr())
-            return storage
-
-        loaded = load(f, locate, *args, **kwargs)
-        with device.loading_weights():
-            return _moved(loaded, moved) if moved else loaded
-
-    torch.load = _load
-    save = torch.save
-
-    @functools.wraps(save)
-    def _save(*args: Any, **kwargs: Any) -> Any:
-        remote.Hook.saving.copied = {}
-        try:
-            return save(*args, **kwargs)
-        finally:
-            del remote.Hook.saving.copied
-
-    torch.save = _save
-
-
-def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
-    """As `Module._apply`: tensors of a script module live in C++, where they can be replaced."""
-    for child in module.children():
-        child._apply(function)
-    for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-        if tensor is not None:
-            with torch.no_grad():
-                module._c.setattr(name, function(tensor).requires_grad_(tensor.requires_grad))
-    return module
-
-
-def _moved(value: Any, storages: set[int]) -> Any:
-    """`value` with the tensors on these storages moved to the device, in containers and modules."""
-    if isinstance(value, torch.nn.Module):
-        return value._apply(lambda t: _moved(t, storages))
-    if isinstance(value, torch.Tensor):
-        on = value.untyped_storage().data_ptr() in storages
-        moved = value.detach().cuda().requires_grad_(value.requires_grad) if on else value
-        return torch.nn.Parameter(moved, value.requires_grad) \
-            if on and isinstance(value, torch.nn.Parameter) else moved
-    if isinstance(value, dict):
-        for key in value:
-            value[key] = _moved(value[key], storages)
-        return value
-    if isinstance(value, list):
-        value[:] = [_moved(item, storages) for item in value]
-        return value
-    if type(value) is tuple:
-        return tuple(_moved(item, storages) for item in value)
-    return value
 
 
 def _no_compile(model: Any = None, **kwargs: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import get_default_dtype
 
+from . import placement
 from .allow import resolve
 from .client import ClientMachine
 from .errors import LinkError, OutOfMemory, Refused, RrtoError, Unsendable
@@ -26,12 +27,14 @@ from .match import MISS, compiled
 from .moving import carry
 from .operators import COMPOSITE, DEFAULT, USUAL, Operator, operator, overload
 from .percall import PerCall, Result, Unknowing
-from .ragged import Ragged, refuse
+from .placement import Strayed
 from .record import Call, Meta, Ref
 from .remote import CUDA, NOTHING, RemoteTensor, alias_kind, make, make_view, move, released
-from .tensors import check_device, meta_of, ordinary, pack, special, unpack
+from .tensors import check_dense, check_device, meta_of, ordinary, pack, special, unpack
+from .turns import Turns
 
 OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
+_TO_COPY = torch.ops.aten._to_copy.default
 ROOM = 60    # frames of Python that a call takes at most
 aten = torch.ops.aten
 
@@ -57,6 +60,7 @@ class Device:
         self._next: PerCall | None = None       # the engine of a server that is there again
         self.follower: Any = Unknowing()
         self.lock = threading.RLock()
+        self.turns = Turns(self.lock)
         self.forked = False                     # a child of a process that used the device
         self._parents: PerCall | None = None    # kept in such a child: to end is for the parent
         self._seed: int | None = None           # for when the device is used
@@ -71,6 +75,7 @@ class Device:
     def _after_fork(self) -> None:
         """A child has neither the threads nor the turn at the link: nothing runs on it there."""
         self.lock, self.follower = threading.RLock(), Unknowing()
+        self.turns = Turns(self.lock)
         engine = self.__dict__.pop('engine', None)
         if engine is not None:
             self.forked, self._parents = True, engine
@@ -157,7 +162,11 @@ class Device:
                 result = match(function, args, kwargs, follower.base)
                 if result is not MISS:
                     follower.advance()
+                    if self.turns.contended:
+                        self.turns.taken()
                     return result
+            if self.turns.enter(function is _TO_COPY and not isinstance(args[0], RemoteTensor)):
+                return self.dispatch(function, args, kwargs)   # others have gone on meanwhile
             if operator(function).decomposes:
                 # Not function.decompose(): it prefers decompositions in Python, rounding otherwise.
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
@@ -188,6 +197,8 @@ class Device:
             if facts.moves:
                 return self._move(facts, args[0], given, arguments, keywords)
             result = self._call(facts, facts.name, arguments, keywords, given)
+        except Strayed:
+            return placement.execute(self, function, facts, args, kwargs)
         except (Refused, Unsendable) as error:   # these arguments; others it may execute
             return self._run_here(function, facts, args, kwargs, error)
         return self._tensors(result, facts, given)
@@ -199,7 +210,10 @@ class Device:
             keywords = (*keywords, (DEFAULT, special(default)))
         masked = facts.index and any(t.dtype in (torch.bool, torch.uint8) for t in given[1:])
         call = Call(name, arguments, keywords, wanted=facts.wanted or masked)
-        return self._ask('execute', call, tuple([meta_of(t) for t in given]), facts.view)
+        result: Result = self._ask('execute', call, tuple([meta_of(t) for t in given]), facts.view)
+        if call.wanted:
+            self.turns.has_value()
+        return result
 
     def _argument(self, value: Any, given: list[RemoteTensor], facts: Operator) -> Any:
         kind = type(value)
@@ -208,22 +222,12 @@ class Device:
         if kind is list or kind is tuple or kind is torch.Size:
             return tuple([self._argument(item, given, facts) for item in value])
         if isinstance(value, torch.Tensor):
-            remote = self._remote(value, facts)
-            self._bear(remote)
-            given.append(remote)
-            return Ref(remote.handle)
+            if not isinstance(value, RemoteTensor):
+                raise Strayed
+            self._bear(value)
+            given.append(value)
+            return Ref(value.handle)
         return special(value)
-
-    def _remote(self, tensor: torch.Tensor, facts: Operator) -> RemoteTensor:
-        if isinstance(tensor, RemoteTensor):
-            return tensor
-        if isinstance(tensor, Ragged):
-            refuse(facts.name)
-        if tensor.dim() and not facts.index and 'index_put' not in facts.name \
-                and not facts.name.endswith('.data'):   # batch sizes of a packed sequence
-            raise RuntimeError('Expected all tensors to be on the same device, but found at least '
-                               f'two devices, cuda:0 and {tensor.device}! (in {facts.name})')
-        return self.upload(tensor)
 
     def _tensors(self, result: Result, facts: Operator, given: list[RemoteTensor]) -> Any:
         if not result.handles:
@@ -256,6 +260,7 @@ class Device:
 
     def upload(self, tensor: torch.Tensor) -> RemoteTensor:
         """Host to device."""
+        check_dense(tensor)
         meta, data = pack(tensor)
         with self.lock:
             if self._next is not None:
@@ -275,6 +280,7 @@ class Device:
             for tensor in tensors:
                 self._bear(tensor)
             found = self._ask('downloads', [(t.handle, meta_of(t)) for t in tensors])
+            self.turns.has_value()
         return [unpack(meta, data) for meta, data in found]
 
     @contextmanager
@@ -323,6 +329,11 @@ class Device:
 
     def set_to(self, target: RemoteTensor, source: RemoteTensor) -> RemoteTensor:
         """`target` becomes another wrapper of what `source` is."""
+        if target.device != source.device:
+            raise RuntimeError('Attempted to set the storage of a tensor on device '
+                               f'"{target.device}" to a storage on different device '
+                               f'"{source.device}".  This is no longer allowed; the devices must '
+                               'match.')
         if target.dtype != source.dtype:
             raise RuntimeError(f'Could not set tensor of type {source.dtype} to a tensor of type '
                                f'{target.dtype}')
@@ -424,12 +435,22 @@ class Device:
         with self.lock:
             return self._ask('query', name)
 
+    def ask(self, function: Any, tensor: RemoteTensor) -> Any:
+        """What an operator says of a tensor that PyTorch itself would answer on this machine."""
+        with self.lock:
+            return self.run(function, (tensor,), {})
+
     def seed(self, seed: int) -> None:
         """Seed of the random operators; a server is not looked for because of it."""
         with self.lock:
             self._seed = seed
             if 'engine' in self.__dict__:
                 self._ask('seed', seed)
+
+    @property
+    def next_handle(self) -> int:
+        """Tensors that are made from now on have this handle, or a later one."""
+        return self.engine.machine.allocate(1) if 'engine' in self.__dict__ else 0
 
     @property
     def first_seed(self) -> int:
@@ -495,15 +516,15 @@ class Device:
     def _run_here(self, function: Any, facts: Operator, args: Any, kwargs: Any, why: Exception
                   ) -> Any:
         """Fetch the arguments, run the operator on the CPU, bring back what it changed and made."""
+        if placement.others(placement.given(function, args, kwargs)):
+            return NotImplemented
         if facts.view:
-            raise why
+            raise RuntimeError(f'rrto: {why}; a view can not be made on this machine: use .cpu()')
+        if facts.name.startswith('aten.') and placement.writes_here(function, facts, args, kwargs):
+            return placement.execute(self, function, facts, args, kwargs)
         wanted = kwargs.get('device')      # where the program wants the result
         stays = isinstance(wanted, torch.device) and wanted.type == 'cpu'
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
-        if facts.name not in self._announced and not drawn and not stays:
-            self._announced.add(facts.name)
-            print(f'rrto: {facts.name} runs on this machine, not on the server ({why}); '
-                  f'first used at {users_line()}', file=sys.stderr)
         here = Here(self, (*args, *kwargs.values()))
         with ordinary():
             result = function(*[here.fetched(a) for a in args],
@@ -513,6 +534,10 @@ class Device:
                             *kwargs.items()]:
             if name in facts.writes:
                 here.write(value)
+        if facts.name not in self._announced and not drawn and not stays:
+            self._announced.add(facts.name)
+            print(f'rrto: {facts.name} runs on this machine, not on the server ({why}); '
+                  f'first used at {users_line()}', file=sys.stderr)
         return returned
 
 

@@ -21,20 +21,24 @@ def servers(node: Node) -> list[str]:
                   if found and node.count_publishers(f'/rrto/{found[1]}/status'))
 
 
-def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '') -> list[str]:
+def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '', without: str = ''
+                     ) -> list[str]:
     """Names of the servers as soon as there is one (or `wanted`), at the latest after `limit` s."""
     end = time.monotonic() + limit
     while True:
-        names = servers(node)
+        names = [name for name in servers(node) if name != without]
         if (names if not wanted else wanted in names) or time.monotonic() > end:
             return names
         time.sleep(0.02)
 
 
-def find_server(node: Node, limit: float = LIMIT, wanted: str = '') -> str:
-    """Name of a server in the DDS domain, of any or of one; raises ConfigError if none is found."""
+def find_server(node: Node, limit: float = LIMIT, wanted: str = '', without: str = '') -> str:
+    """Name of a server in the DDS domain, of any or of one; raises ConfigError if none is found.
+
+    ``without``: a name that does not count.
+    """
     wanted = graph_name(wanted) if wanted else ''
-    names = [n for n in wait_for_servers(node, limit, wanted) if wanted in ('', n)]
+    names = [n for n in wait_for_servers(node, limit, wanted, without) if wanted in ('', n)]
     if names:
         return names[0]
     name = f' {wanted!r}' if wanted else ''

@@ -67,8 +67,10 @@ def _set_storage(on: Device, /, *args: Any) -> Any:
     raise RuntimeError('rrto: no storage of a tensor on the device is here; use set_(tensor)')
 
 
-def _resize_as(on: Device, /, tensor: RemoteTensor, like: torch.Tensor, *,
-               memory_format: Any = None) -> RemoteTensor:
+def _resize_as(on: Device, /, tensor: torch.Tensor, like: torch.Tensor, *,
+               memory_format: Any = None) -> torch.Tensor:
+    if not isinstance(tensor, RemoteTensor):
+        return tensor.resize_(like.shape, memory_format=memory_format)
     return on.resize(tensor, like.shape, memory_format=memory_format)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,8 @@ class Here:
             given.setdefault(tensor.handle, tensor)
         values = device.downloads([*given.values()]) if given else []
         self._values = dict(zip(given, values, strict=True))                        # by handle
-        self._given = dict(zip(map(id, values), given.values(), strict=True))
+        self._given: dict[int, torch.Tensor] = {id(t): t for t in _tensors(arguments)}
+        self._given.update(zip(map(id, values), given.values(), strict=True))
 
     def fetched(self, value: Any) -> Any:
         """An argument, with tensors and devices of this machine."""
@@ -48,3 +50,11 @@ class Here:
         elif isinstance(value, (list, tuple)):
             for item in value:
                 self.write(item)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

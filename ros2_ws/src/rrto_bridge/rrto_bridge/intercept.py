@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -16,6 +16,7 @@ from . import cuda_api, guard, signals
 from .device import Device
 from .operators import COMPOSITE, WHOLE, overload
 from .remote import Hook, RemoteTensor
+from .tensors import refuse_kind
 
 _KEPT: list[Any] = []   # registrations end with their library object
 
@@ -27,10 +28,15 @@ _OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided', '_local_scalar_de
 def install(device: Device) -> None:
     """Make `device` the CUDA device of this process. Raises ConfigError; once per process."""
     guard.install()
-    Hook.dispatch, Hook.copy, Hook.memory = device.dispatch, device.copy, device.memory
+    Hook.dispatch, Hook.copy = device.dispatch, device.copy
+    Hook.memory, Hook.ask = device.memory, device.ask
     backend = torch.library.Library('_', 'IMPL')
     backend.fallback(_from_backend, 'CUDA')
+    for kind, key in (('nested', 'NestedTensorCUDA'), ('sparse_csr', 'SparseCsrCUDA'),
+                      ('sparse_coo', 'SparseCUDA'), ('quantised', 'QuantizedCUDA')):
+        backend.fallback(partial(_not_dense, kind), key)
     kernels = torch.library.Library('aten', 'IMPL')
+    kernels.impl('ctc_loss.Tensor', _ctc_loss, 'AutogradCUDA')
     for names, key in ((_OVERRIDES, 'CUDA'), (WHOLE, 'AutogradCUDA')):
         for name in names:
             kernels.impl(name, partial(_from_backend, overload(name)), key)
@@ -44,6 +50,16 @@ def install(device: Device) -> None:
 
 def _from_backend(function: Any, *args: Any, **kwargs: Any) -> Any:
     return Hook.dispatch(function, args, kwargs)
+
+
+def _not_dense(kind: str, function: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    refuse_kind(kind)
+
+
+def _ctc_loss(log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, *more: Any) -> Any:
+    """On CUDA lengths may be the CPU's; a class of tensors would have them on one device."""
+    return torch.ops.aten.ctc_loss.IntList(log_probs, targets, lengths.tolist(),
+                                           target_lengths.tolist(), *more)
 
 
 def _record_traces(kernels: torch.library.Library) -> None:

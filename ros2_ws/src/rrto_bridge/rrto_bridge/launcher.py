@@ -8,11 +8,16 @@ import sys
 import threading
 from typing import Any
 
-from .settings import Settings
+from .settings import HIDES_ALL, VISIBLE, Settings
 
 
 def install() -> None:
-    """Make the remote device this process's 'cuda:0'; the server is looked for at its first use."""
+    """Make the remote device this process's 'cuda:0'; the server is looked for at its first use.
+
+    As on CUDA, there is none for a process that has hidden all devices.
+    """
+    if os.environ.get(VISIBLE) in HIDES_ALL:
+        return
     from . import intercept
     from .device import Device
     settings = Settings.from_environment(os.environ)

@@ -28,8 +28,12 @@ class Page:
     @classmethod
     def make(cls, path: Path) -> Page:
         """A new page, filled with zeros."""
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), 'wb') as file:
-            file.write(bytes(SIZE))
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), 'wb', 0) as file:
+            try:
+                file.write(bytes(SIZE))
+            except OSError as error:   # which names no file
+                path.unlink()
+                raise OSError(error.errno, error.strerror, str(path)) from None
         return cls(path)
 
     # -- of the process --------------------------------------------------------------------------

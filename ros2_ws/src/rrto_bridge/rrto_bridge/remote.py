@@ -37,6 +37,7 @@ class Hook:
     dispatch: Any = staticmethod(_not_installed)
     copy: Any = staticmethod(_not_installed)      # `Device.copy`
     memory: Any = staticmethod(_not_installed)    # `Device.memory`
+    ask: Any = staticmethod(_not_installed)       # `Device.ask`
     saving = threading.local()                    # `copied`: what a torch.save has copied so far
 
 
@@ -118,6 +119,22 @@ class RemoteTensor(torch.Tensor):
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return self.numpy()
 
+    def is_conj(self) -> bool:
+        """Whether it is conjugated in name only: a round trip."""
+        return self.is_complex() and bool(Hook.ask(torch.ops.aten.is_conj.default, self))
+
+    def is_neg(self) -> bool:
+        """Whether it is negated in name only: a round trip."""
+        return bool(Hook.ask(torch.ops.aten.is_neg.default, self))
+
+    def resolve_conj(self) -> Any:
+        """The values themselves: a round trip."""
+        return self.clone() if self.is_conj() else self
+
+    def resolve_neg(self) -> Any:
+        """The values themselves: a round trip."""
+        return self.clone() if self.is_neg() else self
+
     def untyped_storage(self) -> Storage:
         """What can be said of its memory."""
         return storage_of(self)
@@ -194,6 +211,10 @@ class Place(RemoteTensor):
         return torch.nn.Parameter(data, requires_grad)
 
 
+class Held(Place):
+    """A parameter."""
+
+
 class Guest(RemoteTensor):
     """What has a class of the program's, too; attributes that it copies leave the handle alone."""
 
@@ -205,17 +226,37 @@ class Guest(RemoteTensor):
         return vars(torch.Tensor)['__torch_function__'].__func__(cls, *args)
 
 
+def seen_as(tensor: RemoteTensor) -> type:
+    """The class that a tensor on the device would have on CUDA."""
+    return of_program(type(tensor)) or (
+        torch.nn.Parameter if getattr(tensor, '_is_param', False) else torch.Tensor)
+
+
 def of_program(kind: type) -> type | None:
     """The program's class that a class of tensors on the device stands for, if it does."""
     return getattr(kind, '_of_program', None)
 
 
+def _named_as(kind: type, ours: tuple[type, ...]) -> None:
+    """Libraries choose what to do by the name of a class, and of its module."""
+    for one in ours:
+        one.__module__, one.__name__ = kind.__module__, kind.__name__
+        one.__qualname__ = kind.__qualname__
+
+
+_named_as(torch.Tensor, (Value, Place, Guest))
+_named_as(torch.nn.Parameter, (Held,))
+
+
 @lru_cache(None)
-def _joined(kind: type) -> type[Guest]:
+def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
     """A class of the program's as one of tensors on the device."""
-    body = {'__slots__': (), '__module__': kind.__module__, '__qualname__': kind.__qualname__,
-            '_of_program': kind}
-    return types.new_class(kind.__name__, (kind, Guest), exec_body=lambda names: names.update(body))
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return Held if ours is Place and kind is torch.nn.Parameter else ours
+    body = {'__module__': kind.__module__, '__qualname__': kind.__qualname__, '_of_program': kind}
+    if ours is Guest:
+        body['__slots__'] = ()
+    return types.new_class(kind.__name__, (kind, ours), exec_body=lambda names: names.update(body))
 
 
 def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
@@ -224,7 +265,7 @@ def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
     if not isinstance(tensor, RemoteTensor) or issubclass(Value, kind) \
             or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return _as_subclass(tensor, kind)
-    _alias.kind = _joined(kind)
+    _alias.kind = _joined(kind, Guest)
     try:
         return _as_subclass(tensor, kind)
     finally:
@@ -272,16 +313,17 @@ _new_parameter = torch.nn.Parameter.__new__
 
 def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
     """`nn.Parameter(...)`: one that can move to the CPU and back, where its values are ours."""
-    if cls is not torch.nn.Parameter or not isinstance(data, RemoteTensor):
+    cls = of_program(cls) or cls
+    if not isinstance(data, RemoteTensor):
         return _new_parameter(cls, data, requires_grad)
-    parameter: Any = _place(data.detach())
+    parameter: Any = _place(data.detach(), cls)
     parameter._is_param = True
     return parameter.requires_grad_(requires_grad)
 
 
-def _place(value: Any) -> Place:
+def _place(value: Any, home: type = torch.Tensor) -> Place:
     """What `value` is, which nothing else uses, as an object that can change its class."""
-    place = make(value.handle, meta_of(value), Place)
+    place = make(value.handle, meta_of(value), _joined(home, Place))
     value.handle = NOTHING
     assert isinstance(place, Place)
     return place
@@ -316,12 +358,13 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         one.handle, two.handle = two.handle, one.handle
     elif there:
         home = type(tensor)
-        one.__class__, two.__class__ = Place, home
+        one.__class__, two.__class__ = _joined(home, Place), home
         one.handle = vars(two).pop('handle')
         one._home, one._is_param = home, issubclass(home, torch.nn.Parameter)
     else:
         parameter = vars(one).pop('_is_param', False)
-        home = vars(one).pop('_home', torch.nn.Parameter if parameter else torch.Tensor)
+        home = vars(one).pop('_home', None) or of_program(type(one)) or (
+            torch.nn.Parameter if parameter else torch.Tensor)
         handle = vars(one).pop('handle')
         one.__class__, two.__class__ = home, Place
         two.handle = handle

@@ -8,6 +8,12 @@ from typing import Literal
 from fleet_env.settings import setting
 from fleet_ros.link import LinkSettings
 
+VISIBLE = 'CUDA_VISIBLE_DEVICES'
+HIDES_ALL = ('', '-1')   # a program that sets one of these wants no device
+STARTING = 'RRTO_STARTING'   # number of the process of a server that was started for the program
+START_LIMIT = 300.0          # seconds in which it has to be there, busy as the machine may be
+NONE_HERE = 'rrto'       # no GPU of this machine has that name
+
 _VARIABLE = 'RRTO_SETTINGS'  # the program's sitecustomize looks for it
 
 

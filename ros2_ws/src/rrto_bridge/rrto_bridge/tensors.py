@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from fleet_ros import staging
@@ -61,6 +61,20 @@ def meta_of(tensor: torch.Tensor) -> Meta:
     if name is None or tensor.layout is not torch.strided:
         raise Unsendable(f'a tensor of {tensor.dtype}, {tensor.layout} can not be sent')
     return Meta(tuple(tensor.shape), tensor.stride(), name, int(tensor.storage_offset()))
+
+
+def check_dense(tensor: torch.Tensor) -> None:
+    """Raise RuntimeError for a tensor of a kind that the device does not have."""
+    kind = 'nested' if tensor.is_nested else 'quantised' if tensor.is_quantized else \
+        '' if tensor.layout is torch.strided else str(tensor.layout).removeprefix('torch.')
+    if kind:
+        refuse_kind(kind)
+
+
+def refuse_kind(kind: str) -> NoReturn:
+    """Raise what is said of a tensor that is not dense."""
+    raise RuntimeError(f'rrto: a tensor on the device must be dense, got a {kind.strip("_")} one: '
+                       'keep it on the CPU, and move what is computed with it')
 
 
 def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:

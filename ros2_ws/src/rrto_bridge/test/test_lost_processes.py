@@ -59,6 +59,49 @@ def test_a_killed_program_leaves_nothing_on_the_server(domain, server):
 
 
 @pytest.mark.long
+def test_a_program_starts_beside_its_own_server():
+    """It waits for the server where it needs it, and is told of one that does not come up."""
+    alone = Domain()
+    code = 'import torch; print(torch.ones(3).cuda().sum().item())'
+    try:
+        done, out, err = alone.run('--', sys.executable, '-c', code)
+        assert (done, out) == (0, '3.0\n') and err.count('\n') == 1, err
+        assert 'no server was found; local_' in err
+        ends = "import os, signal; os.kill(int(os.environ['RRTO_STARTING']), signal.SIGKILL); "
+        done, out, err = alone.run('--', sys.executable, '-c', ends + code)
+        assert (done, out) == (1, '') and 'rrto: there is no server' in err, err
+    finally:
+        alone.close()
+
+
+@pytest.mark.long
+def test_a_program_that_stood_still_is_told_so(domain, server):
+    program = loop(domain, 's')
+    worker = next(p for p in (program.process.pid, *children(program.process.pid)))
+    os.kill(worker, signal.SIGSTOP)
+    server.wait('leaves: it was silent for too long')
+    os.kill(worker, signal.SIGCONT)
+    program.wait('LinkError: this program stood still for .* raise its parameter lease')
+    assert program.process.wait() == 1
+
+
+@pytest.mark.long
+def test_threads_that_are_daemons_end_with_the_program_and_say_nothing(domain, server):
+    code = """
+import threading, torch
+model, running = torch.nn.Linear(4, 4).cuda(), threading.Event()
+def work():
+    while True:
+        model(torch.ones(1, 4).cuda()).cpu()
+        running.set()
+threading.Thread(target=work, daemon=True).start()
+running.wait()
+print('the end')
+"""
+    assert domain.run('--server', 's', '--', sys.executable, '-c', code) == (0, 'the end\n', '')
+
+
+@pytest.mark.long
 def test_a_server_that_ends_says_so_and_programs_return_to_the_next_one(domain):
     ended = domain.server('e', lease=600.0)   # longer than the tests wait
     ended.wait('serving as e')

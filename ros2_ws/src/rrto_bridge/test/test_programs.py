@@ -47,3 +47,30 @@ def test_output_is_that_of_plain_pytorch(domain, expected, mode, names):
     assert code == 0, err
     assert out == expected(names)
     assert err == ''
+
+
+HIDING = """
+import os, subprocess, sys
+os.environ['CUDA_VISIBLE_DEVICES'] = sys.argv[1] if len(sys.argv) > 1 else 'x'
+import torch
+print(torch.cuda.is_available())
+"""
+
+
+@pytest.mark.long
+def test_a_program_that_hides_all_devices_sees_none(domain, tmp_path, monkeypatch):
+    path = tmp_path / 'hiding.py'
+    path.write_text(HIDING)
+    command = ('--server', 'tested', '--', sys.executable, str(path))
+    for value, seen in (('', 'False'), ('-1', 'False'), ('0', 'True')):
+        assert domain.run(*command, value) == (0, seen + '\n', '')
+    monkeypatch.setitem(domain.env, 'CUDA_VISIBLE_DEVICES', '')
+    code, out, err = domain.run(*command)
+    assert (code, out) == (0, 'True\n') and 'hides no device of a server' in err
+
+
+def test_a_program_sees_the_types_of_pytorch(domain):
+    program = str(PROGRAMS / 'kinds.py')
+    code, out, err = domain.run('--server', 'tested', '--', sys.executable, program)
+    assert (code, err) == (0, '')
+    assert out == domain.plain(program)

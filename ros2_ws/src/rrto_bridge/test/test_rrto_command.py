@@ -5,7 +5,6 @@ from importlib.util import find_spec
 import pytest
 from rrto_bridge import measure
 from rrto_bridge.cli.main import main
-from rrto_bridge.cli.run import isolated
 
 
 def test_a_trace_that_is_not_there_is_named_before_anything_is_measured(capsys):
@@ -26,11 +25,3 @@ def test_a_program_that_is_not_there_is_said_before_a_server_is_started(program,
     out, err = capfd.readouterr()
     assert out == '' and err == (
         f'rrto: {program}: there is no such program, or it may not be executed\n')
-
-
-@pytest.mark.parametrize(('command', 'is_so'), [
-    ('python3 -I app.py', True), ('/usr/bin/python -uE -m app', True), ('python -O -I -', True),
-    ('python app.py -I', False), ('python -m app -E', False), ('python -WIgnore app.py', False),
-    ('python -cE=1 -I', False), ('echo -I', False), ('python', False)])
-def test_python_that_would_not_see_the_device_is_known(command, is_so):
-    assert isolated(command.split()) is is_so

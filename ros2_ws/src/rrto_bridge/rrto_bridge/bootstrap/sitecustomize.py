@@ -32,6 +32,11 @@ class _Watch:
 
 if os.environ.get('RRTO_SETTINGS'):
     sys.meta_path.insert(0, _Watch())
+    try:
+        from rrto_bridge import children
+        children.install()
+    except ImportError:   # another Python, which has no rrto
+        pass
 
 _here = os.path.dirname(os.path.abspath(__file__))
 _other = PathFinder.find_spec('sitecustomize', [p for p in sys.path if os.path.abspath(p) != _here])

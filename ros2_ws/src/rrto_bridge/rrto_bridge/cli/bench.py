@@ -17,7 +17,7 @@ from fleet_env.settings import from_flat
 from fleet_ros.environment import dds_environment
 
 from ..settings import Settings
-from .run import own_server, program_environment
+from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
@@ -75,8 +75,7 @@ def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Fi
                     'mode': 'replay' if mode == 'native' else mode, 'server': name, **link})
                 times = count if mode not in SLOW else max(2, count // 10)
                 extra = ['native'] if mode == 'native' else []
-                yield mode, said, _run([*command, str(times), *extra],
-                                       program_environment(settings))
+                yield mode, said, _run(*for_program([*command, str(times), *extra], settings))
 
 
 @contextmanager

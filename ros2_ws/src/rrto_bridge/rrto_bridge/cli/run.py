@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from fleet_env.errors import FleetEnvError
@@ -20,10 +19,11 @@ from fleet_env.settings import Text, changed, from_flat, knobs
 from fleet_ros.ending import launched
 from fleet_ros.network_options import add_network_options, join_network
 
-from ..settings import Settings
+from .. import children
+from ..settings import HIDES_ALL, NONE_HERE, START_LIMIT, STARTING, VISIBLE, Settings
 
 STOP_LIMIT = 30.0    # seconds in which it ends in order; then it is killed
-START_LIMIT = 300.0  # seconds in which a server on this machine has to be there, busy as it may be
+AT_ONCE, LONGEST = 0.3, 1.0   # seconds of looking for a server before one is started, and in all
 
 
 def add_parser(verbs: Any) -> None:
@@ -49,9 +49,6 @@ def call(options: Any) -> int:
         print(f'rrto: {command[0]}: there is no such program, or it may not be executed',
               file=sys.stderr)
         return 127
-    if isolated(command):
-        print('rrto: python -E and -I do not read PYTHONPATH, by which a program gets the device; '
-              'it will see none', file=sys.stderr)
     try:
         settings = from_flat(Settings, {key: Text(text) for key, text in vars(options).items()
                                         if isinstance(text, str)}, '--')
@@ -60,41 +57,41 @@ def call(options: Any) -> int:
     except FleetEnvError as error:
         print(f'rrto: {error}', file=sys.stderr)
         return 2
-    if settings.server or find(1.0):
-        environment = program_environment(settings)
-        try:
-            os.execvpe(command[0], command, environment)
-        except OSError as error:
-            print(f'rrto: {command[0]}: {error.strerror}', file=sys.stderr)
-            return 127
-    with own_server() as name:
-        print(f'rrto: no server was found; {name} was started on this machine', file=sys.stderr)
-        return run(command, program_environment(changed(settings, server=name)))
+    if settings.server or find(AT_ONCE):
+        return become(command, settings)
+    with server_process() as (name, process):   # beside a longer look, and the program's imports
+        if not find(LONGEST - AT_ONCE, without=name):
+            print(f'rrto: no server was found; {name} was started on this machine', file=sys.stderr)
+            command, environment = for_program(command, changed(settings, server=name))
+            return run(command, {**environment, STARTING: str(process.pid)})
+        process.kill()
+    return become(command, settings)
 
 
-def isolated(command: list[str]) -> bool:
-    """Whether this is Python with an option that has it look at no variable of the environment."""
-    if not Path(command[0]).name.startswith('python'):
-        return False
-    for option in command[1:]:
-        if not re.match('-[a-zA-Z]', option):
-            return False
-        telling = re.search('[cmEI]', re.split('[WX]', option)[0])   # -c and -m end the options
-        if telling:
-            return telling[0] in 'EI'
-    return False
+def become(command: list[str], settings: Settings) -> int:
+    """Become the program; returns if that is not possible."""
+    command, environment = for_program(command, settings)
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        print(f'rrto: {command[0]}: {error.strerror}', file=sys.stderr)
+        return 127
 
 
-def program_environment(settings: Settings) -> dict[str, str]:
-    """The environment in which a program gets the device."""
-    ours = str(Path(__file__).parents[1] / 'bootstrap')
-    rest = os.environ.get('PYTHONPATH')
-    return {**os.environ, **settings.to_environment(), 'CUDA_VISIBLE_DEVICES': '',
-            'PYTHONPATH': ours + (os.pathsep + rest if rest else '')}
+def for_program(command: list[str], settings: Settings) -> tuple[list[str], dict[str, str]]:
+    """A command, and the environment in which it gets the device."""
+    if os.environ.get(VISIBLE) in HIDES_ALL:
+        print(f'rrto: {VISIBLE}={os.environ[VISIBLE]} hides no device of a server; without '
+              '`rrto run` the program computes on the CPU', file=sys.stderr)
+    environment = {**os.environ, **settings.to_environment(), VISIBLE: NONE_HERE}
+    return children.adapted(command, environment, environment)
 
 
-def find(limit: float, wanted: str = '') -> str:
-    """Name of a server (of this one, if given) that is found within `limit` seconds, or ''."""
+def find(limit: float, wanted: str = '', without: str = '') -> str:
+    """Name of a server (of this one, if given) that is found within `limit` seconds, or ''.
+
+    ``without``: a name that does not count.
+    """
     import rclpy
     from rclpy.context import Context
     from rclpy.node import Node
@@ -106,7 +103,7 @@ def find(limit: float, wanted: str = '') -> str:
     rclpy.init(args=[], context=context, signal_handler_options=SignalHandlerOptions.NO)
     node = Node(f'rrto_run_{os.getpid()}', context=context)
     try:
-        return find_server(node, limit, wanted)
+        return find_server(node, limit, wanted, without)
     except ConfigError:
         return ''
     finally:
@@ -116,7 +113,18 @@ def find(limit: float, wanted: str = '') -> str:
 
 @contextlib.contextmanager
 def own_server(**parameters: float | str) -> Iterator[str]:
-    """A server on this machine for as long as this lasts; yields its name."""
+    """A server on this machine for as long as this lasts; yields its name once it is found."""
+    with server_process(**parameters) as (name, process):
+        end = time.monotonic() + START_LIMIT
+        while not find(10.0, name):
+            if process.poll() is not None or time.monotonic() > end:
+                raise SystemExit('rrto: the server that was started on this machine is not found')
+        yield name
+
+
+@contextlib.contextmanager
+def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server on this machine for as long as this lasts: its name, and its process."""
     name = f'local_{os.getpid()}'
     settings = [part for key, value in {'name': name, **parameters}.items()
                 for part in ('-p', f'{key}:={value}')]
@@ -126,11 +134,7 @@ def own_server(**parameters: float | str) -> Iterator[str]:
         start_new_session=True, env={**os.environ, **launched()})
     # A session of its own: Ctrl+C is the program's business.
     try:
-        end = time.monotonic() + START_LIMIT
-        while not find(10.0, name):
-            if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit('rrto: the server that was started on this machine is not found')
-        yield name
+        yield name, process
     finally:
         process.terminate()
         try:

@@ -1,0 +1,142 @@
+"""Operators whose tensors are not all on the device: done, refused or taken apart as CUDA does.
+
+What an operator writes stays where it was. The schema says what it writes (the aliases of its
+arguments) and what are indices (a list of optional tensors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .operators import COMPOSITE, Operator
+from .ragged import Ragged, refuse
+from .remote import CUDA, RemoteTensor
+from .tensors import check_dense
+
+if TYPE_CHECKING:
+    from .device import Device
+
+EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
+NON_FUNCTIONAL = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
+INDICES = 'List[Optional[Tensor]]'
+SEVERAL = 'List[Tensor]'
+
+# Kernels that read these arguments by `item()`, whichever device they are on; schemas do not say.
+_READ_BY_ITEM = {'aten.fill_.Tensor': 'value', 'aten.index_fill_.int_Tensor': 'value',
+                 'aten.index_put_.default': 'values', 'aten._index_put_impl_.default': 'values'}
+_WORDS = {'aten.masked_fill_.Tensor': 'masked_fill_: Expected inputs to be on same device'}
+
+
+_PLAIN = torch.Tensor.__torch_dispatch__
+
+
+class Strayed(Exception):
+    """An operator was given a tensor that is not on the device."""
+
+
+def execute(device: Device, function: Any, facts: Operator, args: Any, kwargs: Any) -> Any:
+    """Run an operator with tensors of both sides; raises what CUDA raises for what it refuses."""
+    tensors = given(function, args, kwargs)
+    if facts.composite and not any(_remote(tensors)):   # fake tensors, which have no values
+        return function._op_dk(COMPOSITE, *args, **kwargs)
+    if others(tensors):
+        return NotImplemented
+    for _, tensor in _strays(tensors):
+        if isinstance(tensor, Ragged):
+            refuse(facts.name)
+        if tensor.device.type == 'cuda':
+            check_dense(tensor)
+        if tensor.device.type != 'cpu':
+            raise _mismatch(facts, tensor)
+    written = [t for a, t in _strays(tensors) if a.name in facts.writes]
+    if not written and all(_crosses(facts, a, t, args) for a, t in _strays(tensors)):
+        args, kwargs = _sent(device, args), {k: _sent(device, v) for k, v in kwargs.items()}
+        return device.run(function, args, kwargs)
+    for key in (EXPLICIT, NON_FUNCTIONAL):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key) \
+                and facts.name not in _READ_BY_ITEM and not facts.index:
+            return function._op_dk(key, *args, **kwargs)   # what it is made of comes here again
+    if written and all(isinstance(v, torch.Tensor) and not isinstance(v, RemoteTensor)
+                       for a, v in tensors if a.name in facts.writes) \
+            and all(_is_read(facts, a, t) for a, t in _remote(tensors)):
+        return function(*[_fetched(device, v) for v in args],
+                        **{k: _fetched(device, v) for k, v in kwargs.items()})
+    raise _mismatch(facts, next(t for _, t in _strays(tensors)))
+
+
+def others(tensors: Any) -> bool:
+    """Whether there are tensors whose class takes operators itself, such as jagged ones."""
+    return any(type(t).__torch_dispatch__ is not _PLAIN and not isinstance(t, Ragged)
+               for _, t in _strays(tensors))
+
+
+def writes_here(function: Any, facts: Operator, args: Any, kwargs: Any) -> bool:
+    """Whether an operator is to write a tensor that is not on the device."""
+    return any(a.name in facts.writes for a, _ in _strays(given(function, args, kwargs)))
+
+
+def given(function: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
+    """The values that an operator is given, each with its argument of the schema."""
+    arguments = function._schema.arguments
+    return [*zip(arguments, args, strict=False),
+            *((a, kwargs[a.name]) for a in arguments if a.name in kwargs)]
+
+
+def _strays(given: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Tensors among (argument of the schema, value) that are not on the device."""
+    return ((a, t) for a, t in _tensors(given) if not isinstance(t, RemoteTensor))
+
+
+def _remote(given: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+    return ((a, t) for a, t in _tensors(given) if isinstance(t, RemoteTensor))
+
+
+def _tensors(given: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+    for argument, value in given:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor):
+                yield argument, item
+
+
+def _crosses(facts: Operator, argument: Any, tensor: torch.Tensor, args: Any) -> bool:
+    """Whether CUDA takes this tensor of the CPU where it only reads it."""
+    kind = str(argument.type)
+    if kind == INDICES or facts.name.endswith('.data'):   # batch sizes of a packed sequence
+        return isinstance(args[0], RemoteTensor)
+    if argument.name == 'src' and facts.name.endswith('_scatter.default'):   # it is copied
+        return isinstance(args[0], RemoteTensor)
+    return not tensor.dim() and kind != SEVERAL
+
+
+def _is_read(facts: Operator, argument: Any, tensor: torch.Tensor) -> bool:
+    """Whether an operator on the CPU takes this tensor of the device."""
+    return str(argument.type) == INDICES or (
+        not tensor.dim() and _READ_BY_ITEM.get(facts.name) == argument.name)
+
+
+def _mismatch(facts: Operator, tensor: torch.Tensor) -> RuntimeError:
+    if facts.index:
+        return RuntimeError('indices should be either on cpu or on the same device as the indexed '
+                            f'tensor ({tensor.device})')
+    return RuntimeError(_WORDS.get(facts.name) or
+                        'Expected all tensors to be on the same device, but found at least two '
+                        f'devices, {CUDA} and {tensor.device}! (in {facts.name})')
+
+
+def _sent(device: Device, value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and not isinstance(value, RemoteTensor):
+        return device.upload(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_sent(device, item) for item in value)
+    return value
+
+
+def _fetched(device: Device, value: Any) -> Any:
+    if isinstance(value, RemoteTensor):
+        return device.download(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_fetched(device, item) for item in value)
+    return value

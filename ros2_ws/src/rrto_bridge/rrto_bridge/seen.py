@@ -1,0 +1,95 @@
+"""`type(x)` as a program sees it: on CUDA a tensor is a `torch.Tensor`, a parameter a `Parameter`.
+
+Ours are of classes of their own, which PyTorch calls. So a module that compares, keeps or looks up
+types gets a `type` among its globals that answers as on CUDA, and is Python's in all else.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import sys
+import sysconfig
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .remote import RemoteTensor, seen_as
+
+_USES = re.compile(rb'\btype\([^\n]*\)\s*(?:is|==|!=|in|not)\b|(?:\bis|\bnot|==|!=|\bin)\s+type\('
+                   rb'|=\s*type\(|\[type\(|get\(type\(')
+_TENSORS = re.compile(rb'\b(?:torch|Tensor|Parameter)\b')
+_OURS = (os.path.dirname(__file__) + os.sep, os.path.dirname(torch.__file__) + os.sep)
+_PYTHONS = sysconfig.get_path('stdlib') + os.sep
+
+
+class _Type:
+    """`type` for modules of a program."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kind = builtins.type(*args, **kwargs)
+        if len(args) > 1:
+            return kind
+        if issubclass(kind, RemoteTensor):
+            return seen_as(args[0])
+        return self if kind is builtins.type or kind is _Type else kind   # `type(A) is type`
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, builtins.type)
+
+    def __subclasscheck__(self, kind: Any) -> bool:
+        return issubclass(kind, builtins.type)
+
+    def __mro_entries__(self, bases: Any) -> tuple[type]:
+        return (builtins.type,)
+
+    def __getitem__(self, item: Any) -> Any:
+        return builtins.type[item]
+
+    def __or__(self, other: Any) -> Any:
+        return builtins.type | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | builtins.type
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is builtins.type
+
+    def __hash__(self) -> int:
+        return hash(builtins.type)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(builtins.type, name)
+
+
+TYPE = _Type()
+
+
+def install() -> None:
+    """Look at the modules that are being imported, the program's own first, and all later ones."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == '<module>':
+            _look(frame.f_globals, frame.f_code.co_filename)
+        frame = frame.f_back
+    execute = SourceFileLoader.exec_module
+
+    def exec_module(self: Any, module: Any) -> None:
+        _look(vars(module), self.path)
+        execute(self, module)
+
+    SourceFileLoader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def _look(names: dict[str, Any], path: str) -> None:
+    if path.startswith(_OURS) or path.startswith(_PYTHONS) and 'site-packages' not in path:
+        return
+    try:
+        source = Path(path).read_bytes()
+    except OSError:   # it is not from a file
+        return
+    if _USES.search(source) and _TENSORS.search(source):
+        names['type'] = TYPE

@@ -1,0 +1,86 @@
+"""What records or takes apart a function: it is right on the device, or it is refused.
+
+PyTorch follows tensors through a recording by their objects, which autograd and views replace for
+tensors of a class of their own. What it lost is in the recording as a constant.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NoReturn
+
+import torch
+from torch.fx.experimental import proxy_tensor
+from torch.utils import _pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from .device import Device
+from .remote import NOTHING, RemoteTensor
+
+HOW = 'record it on the CPU, and move the result'
+
+
+def install(device: Device) -> None:
+    """Check what `make_fx` has recorded, and refuse what can not be."""
+    trace = proxy_tensor._MakefxTracer.trace
+
+    @functools.wraps(trace)
+    def checked(self: Any, function: Any, *args: Any) -> Any:
+        first = device.next_handle
+        try:
+            made = trace(self, function, *args)
+        except Exception as error:
+            if 'FakeTensor' not in str(error) or not _remote((args, function)):
+                raise
+            _refuse('make_fx with fake tensors', HOW, error)
+        for node in made.graph.find_nodes(op='get_attr'):
+            constant = getattr(made, node.target, None)
+            if isinstance(constant, RemoteTensor) and (
+                    constant.handle >= first or constant.handle < NOTHING):
+                _refuse('make_fx', HOW)
+        return made
+
+    tracer: Any = proxy_tensor._MakefxTracer
+    tracer.trace = checked
+    _higher_order()
+    linearize = torch.func.linearize
+
+    @functools.wraps(linearize)
+    def linearized(function: Any, *primals: Any) -> Any:
+        if _remote(primals):
+            _refuse('torch.func.linearize', 'torch.func.jvp gives the same derivatives')
+        return linearize(function, *primals)
+
+    places: tuple[Any, ...] = torch.func, torch._functorch.eager_transforms
+    for place in places:
+        place.linearize = linearized
+
+
+def _higher_order() -> None:
+    """`torch.cond`, `while_loop`, `flex_attention` and their like run as without a compiler."""
+    operator: Any = torch._ops.HigherOrderOperator
+    plain, explicit = operator.dispatch, torch._C.DispatchKey.CompositeExplicitAutograd
+
+    @functools.wraps(plain)
+    def dispatch(self: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if key != torch._C.DispatchKey.Python or _get_current_dispatch_mode() is not None \
+                or not _remote((args, kwargs)):
+            return plain(self, key, *args, **kwargs)
+        kernel = self.py_kernels.get(explicit)
+        if kernel is None:
+            raise RuntimeError(f'rrto: {self._name} is not possible with tensors of the device; '
+                               'write it in Python, or call it with tensors of the CPU')
+        return kernel(*args, **kwargs)
+
+    operator.dispatch = dispatch
+
+
+def _remote(values: Any) -> bool:
+    """Whether there are tensors of the device among values or in modules."""
+    return any(isinstance(t, RemoteTensor) for value in _pytree.tree_leaves(values)
+               for t in ([*value.parameters(), *value.buffers()]
+                         if isinstance(value, torch.nn.Module) else [value]))
+
+
+def _refuse(what: str, instead: str, cause: Exception | None = None) -> NoReturn:
+    raise RuntimeError(f'rrto: {what} can not record tensors of the device; {instead}') from cause

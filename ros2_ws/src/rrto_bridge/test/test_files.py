@@ -1,0 +1,136 @@
+"""Weights from files and into files: what PyTorch reads onto CUDA is on the device, with values."""
+
+import io
+import itertools
+import zipfile
+
+import pytest
+import remote
+import torch
+from torch import nn
+
+pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::UserWarning')
+
+
+class Model(nn.Module):
+    """Tensors in every place where TorchScript keeps some."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 2)
+        self.tied = nn.Linear(3, 2)
+        self.tied.weight = self.layer.weight
+        self.register_buffer('scale', torch.tensor([2.0, 3.0]))
+        self.shift = torch.tensor([3.0, -1.0])
+        self.parts = [torch.tensor([4.0, 1.0])]
+        self.named = {'one': torch.tensor([5.0, 2.0])}
+        self.pair = (torch.tensor([6.0, 7.0]), 3)
+
+    def forward(self, x):
+        y = self.layer(x) * self.scale + self.shift + self.tied(x)
+        return y + self.parts[0] * self.named['one'] - self.pair[0]
+
+
+X = torch.rand(4, 3, generator=torch.Generator().manual_seed(1))
+MAKE = {'scripted': lambda m, x: torch.jit.script(m), 'traced': torch.jit.trace,
+        'frozen': lambda m, x: torch.jit.freeze(torch.jit.script(m))}
+
+
+def saved(module):
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    return file.getvalue()
+
+
+def said_to_be_of_cuda(content):
+    """The file that a machine with CUDA would have written."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(made, 'w') as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if name.endswith('.pkl'):
+                data = data.replace(b'X\x03\x00\x00\x00cpu', b'X\x06\x00\x00\x00cuda:0')
+            new.writestr(name, data)
+    return made.getvalue()
+
+
+@pytest.fixture(params=remote.MODES)
+def engine(request):
+    return remote.start(request.param)
+
+
+@pytest.mark.parametrize(('kind', 'place'), [*itertools.product(
+    MAKE, ['cuda', 'cuda:0', torch.device('cuda'), 'in the file', 'torch.load'])])
+def test_a_scripted_module_is_loaded_onto_the_device(engine, tmp_path, kind, place):
+    model = Model().eval()
+    with torch.no_grad():
+        expected = model(X)
+        content = saved(MAKE[kind](model, X))
+        path = tmp_path / 'model.pt'
+        path.write_bytes(said_to_be_of_cuda(content) if place == 'in the file' else content)
+        if place == 'torch.load':
+            loaded = torch.load(path, map_location='cuda', weights_only=False)
+        elif place == 'in the file':
+            loaded = torch.jit.load(str(path))
+        else:
+            loaded = torch.jit.load(io.BytesIO(content), map_location=place)
+        for _ in range(5):
+            assert torch.equal(loaded(X.cuda()).cpu(), expected)
+        assert all(t.is_cuda for t in loaded.state_dict().values())
+        if kind == 'scripted':
+            loaded.layer.weight.zero_()
+            assert not loaded.tied.weight.any()     # they are still one
+
+
+@pytest.mark.parametrize('kind', MAKE)
+def test_a_scripted_module_of_the_device_is_saved(engine, kind):
+    model = Model().eval()
+    with torch.no_grad():
+        expected = model(X)
+        model.cuda()
+        for name in ('shift', 'parts', 'named', 'pair'):
+            value = getattr(model, name)
+            setattr(model, name, value.cuda() if name == 'shift' else [value[0].cuda()]
+                    if name == 'parts' else {'one': value['one'].cuda()} if name == 'named'
+                    else (value[0].cuda(), 3))
+        module = MAKE[kind](model, X.cuda())
+        content = saved(module)
+        assert torch.equal(module(X.cuda()).cpu(), expected)   # it is as it was
+        assert torch.equal(torch.jit.load(io.BytesIO(content))(X), expected)
+        loaded = torch.jit.load(io.BytesIO(content), map_location='cuda')
+        assert torch.equal(loaded(X.cuda()).cpu(), expected)
+
+
+def test_a_module_stays_on_the_cpu_unless_it_is_asked_for(engine):
+    model = Model().eval()
+    with torch.no_grad():
+        content = saved(torch.jit.script(model))
+        for place in (None, 'cpu', torch.device('cpu')):
+            assert torch.equal(torch.jit.load(io.BytesIO(content), place)(X), model(X))
+    with pytest.raises(RuntimeError, match='ordinal 1'):
+        torch.jit.load(io.BytesIO(content), 'cuda:1')
+    with pytest.raises(ValueError, match='does not exist'):
+        torch.jit.load('/nowhere.pt')
+
+
+def test_what_shares_memory_in_a_file_shares_it_on_the_device(engine):
+    base = torch.arange(12.0)
+    file = io.BytesIO()
+    torch.save({'a': base, 'b': base.view(3, 4)[:, 1], 'c': base[2:5], 'd': base,
+                'e': torch.ones(2)}, file)
+    file.seek(0)
+    loaded = torch.load(file, map_location='cuda', weights_only=False)
+    assert loaded['a'] is loaded['d'] and all(t.is_cuda for t in loaded.values())
+    loaded['a'].zero_()
+    loaded['c'].add_(1)
+    assert loaded['b'].tolist() == [0, 0, 0] and loaded['e'].tolist() == [1, 1]
+    assert loaded['a'].tolist() == [0, 0, 1, 1, 1] + [0] * 7
+
+
+def test_a_part_that_is_saved_alone_is_the_part(engine):
+    file = io.BytesIO()
+    torch.save([torch.arange(6.0).view(2, 3).t()[1:]], file)
+    file.seek(0)
+    loaded, = torch.load(file, map_location='cuda')
+    assert loaded.tolist() == [[1, 4], [2, 5]] and loaded.stride() == (1, 3)
