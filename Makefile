@@ -1,9 +1,11 @@
 # One command each; `make help` lists them. Everything is installed in .venv, nothing outside.
 
 PYTHON ?= python3
-VENV := .venv
+# ROS 2 comes from the shell's, where one is sourced, else from PyPI: jazzy or kilted.
+ROS ?= jazzy
+VENV := .venv$(addprefix -,$(filter-out jazzy,$(ROS)))
 BIN := $(abspath $(VENV))/bin
-PACKAGES := embedded ros2_ws/src/fleet_env ros2_ws/src/fleet_ros ros2_ws/src/rog_core \
+PACKAGES := ros2_ws/src/fleet_env ros2_ws/src/fleet_ros ros2_ws/src/rog_core \
             ros2_ws/src/rog_tasks ros2_ws/src/rog_ros ros2_ws/src/rog_ps ros2_ws/src/rog_worker \
             ros2_ws/src/rog_sim ros2_ws/src/rog_cli ros2_ws/src/rog_view \
             ros2_ws/src/lopinfer_node ros2_ws/src/rrto_bridge launch studies
@@ -28,12 +30,16 @@ help:
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: constraints.txt requirements.txt $(addsuffix /setup.py,$(PACKAGES))
+$(VENV)/.ready: $(wildcard constraints.txt requirements*.txt ros-*.txt) $(addsuffix /setup.py,$(PACKAGES)) \
+		$(wildcard ros2_ws/src/*_msgs/*/*.msg ros2_ws/src/*_msgs/*/*.srv)
 	@$(PYTHON) tools/needed.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -U pip setuptools wheel
-	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -r requirements.txt
+	$(BIN)/pip install -q -c constraints.txt -U pip -r requirements-build.txt
+	@$(BIN)/python tools/ros.py sourced || $(BIN)/python tools/ros.py install $(ROS)
+	@echo 'building the workspace, messages included, while pip installs PyTorch and the rest'
+	@$(BIN)/python tools/ros.py build & build=$$!; \
+	$(BIN)/pip install -q -c constraints.txt torch && $(BIN)/pip install -q -c constraints.txt -r requirements.txt; \
+	code=$$?; wait $$build && exit $$code
 	$(BIN)/pip install -qq --no-build-isolation --no-deps $(addprefix -e ,$(PACKAGES)) 2> $(VENV)/setup.log \
 		|| { cat $(VENV)/setup.log; exit 1; }
 	@touch $@
@@ -71,7 +77,7 @@ site: $(VENV)/.site
 lint: setup site
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(wildcard ros2_ws/src/[a-z]*/[a-z]*_[a-z]*/) launch/rog_bringup studies/rog_studies \
-		embedded/src/rclpy testing/fleet_testing.py
+		testing/fleet_testing.py
 
 clean:
 	rm -rf build install log

@@ -5,24 +5,36 @@ import os
 import platform
 import shutil
 import sys
+import sysconfig
 
-ROOM = 7_000_000_000  # B; the PyTorch of PyPI brings CUDA, and with it .venv has 5.8 GB
+from ros import is_sourced
+
+ROOM = 7_000_000_000  # B; the PyTorch of PyPI brings CUDA, and with it .venv has 6 GB
 
 
 def lacking():
     """Yield one line for each thing."""
     version = '.'.join(map(str, sys.version_info[:2]))
+    other = 'Set PYTHON=, for example PYTHON=python3.12'
     if sys.version_info < (3, 10):  # noqa: UP036 (whatever python3 is here runs this)
-        yield f'Python 3.10 or newer; this is {version}. Set PYTHON=, for example PYTHON=python3.12'
+        yield f'Python 3.10 or newer; this is {version}. {other}'
     elif importlib.util.find_spec('ensurepip') is None:
         yield f'venv for Python {version}: sudo apt install python{version}-venv'
-    if sys.version_info >= (3, 14):
-        yield (f'Python 3.10 to 3.13; this is {version}, on which cyclonedds 11.0.1 cannot be '
-               'imported. Set PYTHON=, for example PYTHON=python3.13, or use ROS 2')
-    machine = f'{platform.system()} on {platform.machine()}'
-    if machine != 'Linux on x86_64' and 'CYCLONEDDS_HOME' not in os.environ:
-        yield (f'the Python package cyclonedds, which has no wheel for {machine}: use ROS 2, or '
-               'build Cyclone DDS and set CYCLONEDDS_HOME (docs/install.md)')
+    if not os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')):
+        yield f'the headers of Python {version}: sudo apt install python{version}-dev'
+    if not (shutil.which(os.environ.get('CXX') or 'c++') and shutil.which('cc')):
+        yield 'a compiler for C++, which builds the messages: sudo apt install g++'
+    if is_sourced():
+        if importlib.util.find_spec('rclpy') is None:
+            yield (f'the Python of the ROS 2 that is sourced; {sys.executable} cannot import its '
+                   f'rclpy. {other}')
+    else:
+        machine = f'{platform.system()} on {platform.machine()}'
+        if machine != 'Linux on x86_64':
+            yield (f'ROS 2, sourced, since PyPI has none for {machine}: from apt, RoboStack or an '
+                   'image (docs/install.md)')
+        elif sys.version_info >= (3, 15):
+            yield f'Python 3.10 to 3.14, for which PyPI has ROS 2; this is {version}. {other}'
     if shutil.disk_usage('.').free < ROOM:
         yield f'{ROOM / 1e9:.0f} GB on this disk; {shutil.disk_usage(".").free / 1e9:.1f} are free'
 

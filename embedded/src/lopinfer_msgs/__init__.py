@@ -1,5 +1,0 @@
-"""ROS 2 interface package lopinfer_msgs, without a ROS 2 installation."""
-
-from rog_embedded import need_our_rclpy
-
-need_our_rclpy(__name__)

@@ -1,1 +1,0 @@
-"""ROS 2 interface package rcl_interfaces, without a ROS 2 installation."""

@@ -1,3 +1,0 @@
-"""Constants of rclpy."""
-
-S_TO_NS = 1000 * 1000 * 1000

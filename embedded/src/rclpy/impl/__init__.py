@@ -1,1 +1,0 @@
-"""Where rclpy keeps what programs should not import, and a few do."""

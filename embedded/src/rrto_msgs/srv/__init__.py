@@ -1,5 +1,0 @@
-"""Services of rrto_msgs; the classes are made when they are first used."""
-
-from rclpy._types import load
-
-__getattr__, __dir__, __all__ = load(__name__)

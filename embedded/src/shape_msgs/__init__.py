@@ -1,1 +1,0 @@
-"""ROS 2 interface package shape_msgs, without a ROS 2 installation."""

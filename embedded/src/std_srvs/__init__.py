@@ -1,1 +1,0 @@
-"""ROS 2 interface package std_srvs, without a ROS 2 installation."""

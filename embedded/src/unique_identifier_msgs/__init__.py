@@ -1,1 +1,0 @@
-"""ROS 2 interface package unique_identifier_msgs, without a ROS 2 installation."""

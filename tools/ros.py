@@ -1,0 +1,100 @@
+"""ROS 2 for the environment whose Python runs this: `make setup` calls it.
+
+    ros.py install DISTRIBUTION   install ROS 2's wheels and correct what they leave wrong
+    ros.py build                  build the workspace into the environment with colcon
+    ros.py sourced                succeed where a ROS 2 is sourced, which is used instead
+
+The environment then serves as /opt/ros/jazzy does: `source .venv/setup.bash`.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PREFIX = Path(sys.prefix)
+LIBRARIES = PREFIX / 'lib'
+SITE = Path(sysconfig.get_path('purelib'))
+INDEX = PREFIX / 'share' / 'ament_index' / 'resource_index' / 'packages'
+# Folders of the machine that built the wheels, which their CMake files name.
+THEIRS = re.compile(r'/opt/python/cp3\d+-cp3\d+/(include/python3\.\d+|'
+                    r'lib/python3\.\d+/site-packages/numpy/_core/include)')
+
+
+def is_sourced() -> bool:
+    """Return whether ROS 2 is sourced from anywhere but an environment that this made."""
+    prefixes = filter(None, os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep))
+    return any((Path(prefix) / 'share' / 'rclpy').is_dir()
+               and not (Path(prefix) / 'pyvenv.cfg').exists() for prefix in prefixes)
+
+
+def install(distribution: str) -> None:
+    """Install the wheels that ros-DISTRIBUTION.txt lists."""
+    pins = ROOT / f'ros-{distribution}.txt'
+    if not pins.exists():
+        known = ', '.join(sorted(path.stem[4:] for path in ROOT.glob('ros-*.txt')))
+        sys.exit(f'ROS must be one of {known}, got {distribution}')
+    subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '-r', str(pins)],
+                   check=True)
+    set_run_paths()
+    set_include_paths()
+
+
+def set_run_paths() -> None:
+    """Let each library find those that it needs, so that no process needs LD_LIBRARY_PATH."""
+    bundled = sorted(SITE.glob('ros_*.libs'))
+    packages = [SITE / entry.name for entry in INDEX.iterdir()]
+    files = defaultdict(list)
+    for folder in (LIBRARIES, *bundled, *packages):
+        for path in folder.glob('*.so*'):
+            if not path.is_symlink():
+                files[folder].append(str(path))
+    for folder, paths in files.items():
+        where = ':'.join(f'$ORIGIN/{os.path.relpath(there, folder)}'
+                         for there in (LIBRARIES, *bundled))
+        subprocess.run([str(PREFIX / 'bin' / 'patchelf'), '--set-rpath', where, *paths], check=True)
+
+
+def set_include_paths() -> None:
+    """Replace the folders of the wheels' build machine by those of this one."""
+    import numpy
+    ours = {'include': sysconfig.get_path('include'), 'lib': numpy.get_include()}
+    for path in PREFIX.glob('share/*/cmake/*.cmake'):
+        text = path.read_text()
+        new = THEIRS.sub(lambda found: ours[found[1].partition('/')[0]], text)
+        if new != text:
+            path.write_text(new)
+
+
+def build() -> None:
+    """Build all packages into the environment; a change of a Python file needs no new build."""
+    environment = dict(os.environ)
+    for name in ('AMENT_PREFIX_PATH', 'CMAKE_PREFIX_PATH'):
+        others = [p for p in environment.get(name, '').split(os.pathsep) if p != str(PREFIX)]
+        environment[name] = os.pathsep.join(filter(None, [str(PREFIX), *others]))
+    environment['PATH'] = os.pathsep.join([str(PREFIX / 'bin'), environment['PATH']])
+    base = PREFIX / 'build'
+    base.mkdir(exist_ok=True)
+    with (base / 'colcon.log').open('w') as log:
+        code = subprocess.run(
+            ['colcon', '--log-base', str(base / 'log'), 'build', '--base-paths', 'ros2_ws/src',
+             'launch', 'studies', '--merge-install', '--symlink-install', '--install-base',
+             str(PREFIX), '--build-base', str(base), '--event-handlers', 'console_cohesion+',
+             '--cmake-args', '-G', 'Ninja', '-DBUILD_TESTING=OFF', '-DCMAKE_BUILD_TYPE=Release',
+             f'-DPython3_EXECUTABLE={sys.executable}',
+             '-DCMAKE_INSTALL_RPATH=$ORIGIN:$ORIGIN/../../..'],
+            cwd=ROOT, env=environment, stdout=log, stderr=log, check=False).returncode
+    if code:
+        sys.exit(f'{(base / "colcon.log").read_text()}\ncolcon build failed; its log is '
+                 f'{base / "colcon.log"}')
+
+
+if __name__ == '__main__':
+    verb, *arguments = sys.argv[1:]
+    if verb == 'sourced':
+        sys.exit(not is_sourced())
+    {'install': install, 'build': build}[verb](*arguments)
