@@ -45,11 +45,11 @@ class Limits:
         return self._paused_at(member) if waited else math.inf
 
     def _paused_at(self, member: Member) -> float:
-        """Time at which a pause is as long as the patience less what it owes then.
+        """Time at which a pause is as long as the patience that it has left.
 
         While it computes its heartbeats pay, each until the next.
         """
-        left = max(self.patience - member.owed(member.paid), 0.0) * SHARE / (SHARE - 1)
+        left = member.patience(self.patience, member.paid)
         least = 0.0 if math.isnan(member.computes) else self.silence / 2
         return member.paid + min(max(left, least), self.patience)
 

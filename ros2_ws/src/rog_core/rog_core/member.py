@@ -30,6 +30,7 @@ from .transfer.sender import Sender
 BUSY = (JOINING, PULLING, TRAINING)  # it is its turn to do something
 USUAL = 10  # a gradient that takes so many times longer than usual is no progress any more
 PACE = 10   # patiences in which the wanted segments of a transfer must arrive
+LEFT = 4    # the part of the patience that everybody has
 SHARE = 10  # others stand for one member for at most this part of the time
 LEAST = 1 / 32  # of the segments are wanted, if fewer must arrive
 
@@ -103,7 +104,7 @@ class Member:
 
     def bring(self, segments: int, before: int, wanted: int, total: int, patience: float,
               now: float) -> None:
-        """Note that ``segments`` new segments of a transfer have arrived, ``before`` of them earlier.
+        """Note that ``segments`` new segments of a transfer have arrived, after ``before`` others.
 
         Those of the ``wanted`` pay for `PACE` times the patience in all, and so do the rest of the
         ``total``.
@@ -122,12 +123,16 @@ class Member:
         """Return how much of its patience it has used up, s; it comes back with time."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
+    def patience(self, patience: float, now: float) -> float:
+        """Return what it has of the fleet's ``patience``, s; a healthy robot pauses no longer."""
+        return max(patience - self.owed(now), patience / LEFT)
+
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
         """Whether its gradient takes less than `USUAL` times its usual time, or ``least``, s.
 
         For its first gradient the longest usual time in the ``fleet`` counts.
         """
-        least = max(least - self.owed(now), 0.0)
+        least = self.patience(least, now)
         usual = self.usual
         if math.isnan(usual):
             usual = max((m.usual for m in fleet if not math.isnan(m.usual)), default=math.inf)

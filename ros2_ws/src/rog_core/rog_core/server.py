@@ -343,6 +343,7 @@ class ServerMachine:
 
     def _bring(self, member: Member, segments: int, now: float) -> None:
         push, computed = member.push, not math.isnan(member.computes)
+        assert push.transfer is not None
         member.bring(segments, push.taken - segments, member.wanted,
                      push.rows_of(push.transfer).segments, self.limits.patience, now)
         if computed:  # its heartbeats had paid for a while
@@ -414,7 +415,8 @@ class ServerMachine:
         least = max((m.bound for m in active if self.method.by_row), default=0.0)
         actions: list[Action] = []
         former = self.limits.waited_for
-        self.limits.waited_for = waited_for = {}
+        waited_for: dict[str, float] = {}
+        self.limits.waited_for = waited_for
         for member in () if self.paused else active:
             if member.state == WAITING:
                 member.waiting_for = self.method.held_up_by(member.robot, fleet, least)
@@ -669,9 +671,11 @@ class ServerMachine:
         if self.stopping:
             self._drop(member, 'silent')
             return [Notice(member.robot, 'given_up', f'{detail}; the run ends without it')]
-        if now - member.progress < self.limits.patience and member.push.taken:
+        if member.paid < member.progress and member.state == TRAINING:
             detail = (f'only {member.push.taken} of {self.partition.segments} rows of its push in '
                       f'{now - member.granted_at:.1f} s')
+        if owed := member.owed(now):
+            detail += f', after {owed:.1f} s for which the others have stood for it before'
         self.limits.stands_for(member, now)
         member.take_place('retire')
         return [Notice(member.robot, 'retired', f'{detail}; the others go on')]

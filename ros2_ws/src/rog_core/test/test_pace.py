@@ -1,20 +1,19 @@
 """An authentic robot that lies or dawdles: it costs the others a bounded share of their time.
 
-Each test has a robot0 whose link is deaf, so that what the server hears of it is what the test says.
+Each test has a robot0 whose link is deaf: the server hears of it what the test says.
 """
 
 import math
 
 import numpy as np
 import pytest
-from configs import server_config
 from fleet import Fleet
 from rog_core.codecs import encode_ids
 from rog_core.errors import RemoteProtocolError
-from rog_core.messages import Ack, Chunk, End, Kind, Notice, Receipt, TransferId
+from rog_core.messages import Ack, Chunk, End, Kind, Receipt, TransferId
 from rog_core.patience import mta_time
 from rog_core.states import COUNTED, PULLING, RETIRED, TRAINING, WAITING
-from schedules import run_until, settled
+from schedules import run_until
 
 PATIENCE = 0.8
 
