@@ -255,6 +255,21 @@ def check(key: bytes, message: Any, more: bytes = b'') -> None:
     _check(message, tag_of(key, message, more))
 
 
+def only_proved(future: Any, proves: Callable[[Any], bool]) -> None:
+    """Let only an answer that ``proves`` accepts complete a call.
+
+    Anybody can offer a service of the same name, and its answer may be there first. ROS 2 passes
+    on all answers to a call as long as its future is pending.
+    """
+    complete = future.set_result
+
+    def set_result(answer: Any) -> None:
+        if proves(answer):
+            complete(answer)
+
+    future.set_result = set_result
+
+
 def _check(message: Any, tag: bytes) -> None:
     if not hmac.compare_digest(message.tag, tag):
         raise SealError('its tag is not made with our key, or it was changed or repeated'
