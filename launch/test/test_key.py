@@ -236,7 +236,7 @@ def test_a_robot_follows_a_restarted_server_at_once_and_strangers_never(tmp_path
         assert fleet.log('server').count('robot1 joins') == 1
         fleet.kill('server')
         fleet.start('server', resume=True, **key(keys, 'fleet'), **patient)
-        fleet.until(lambda: fleet.log('server').count('robot1 joins') == 2, 'it follows')
+        fleet.until(lambda: fleet.log('server').count('robot1 joins') >= 2, 'it follows')
         fleet.until(lambda: fleet.status.run == ours.run and fleet.status.start == ours.start + 1,
                     'the same run')
         fleet.until_trained('robot1')
