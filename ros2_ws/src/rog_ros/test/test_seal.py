@@ -269,6 +269,14 @@ def test_keys_for_different_purposes_differ():
     assert len(keys) == 10
 
 
+def test_a_status_of_more_robots_than_a_server_knows_is_not_worth_checking():
+    key = new_key()
+    for robots, proved in ((256, True), (257, False)):
+        status = FleetStatus(robots=[RobotStatus()] * robots)
+        Signature(key).sign(status)
+        assert Signature(key).proves(status) is proved
+
+
 def test_an_answer_that_is_not_proved_leaves_the_call_open_for_the_one_that_is():
     class Future:
         answers: list = []

@@ -281,7 +281,6 @@ class WorkerNode(ManagedNode):
         now = time.monotonic()
         if self._silent or self._link.is_dead(now):  # dead in both directions
             return
-        mine = [r for r in message.robots if r.robot == self.robot]
         ours = self.machine is not None and message.incarnation == process_of(self.machine.server)
         if self._signature is not None and not self._is_proved(message, ours):
             return
@@ -300,7 +299,8 @@ class WorkerNode(ManagedNode):
         if silent > CONTACT * self.settings.heartbeat.period:
             self.report()  # so that the server knows it at once, too
             self._act(self.machine.on_contact(now))
-        known = bool(mine) and mine[0].state not in ('away', PAUSED, STOPPED)
+        mine = next((r for r in message.robots if r.robot == self.robot), None)
+        known = mine is not None and mine.state not in ('away', PAUSED, STOPPED)
         self._act(self.machine.on_server_status(self.machine.server if ours else 0, known, now))
 
     def _is_proved(self, message: Any, ours: bool) -> bool:
