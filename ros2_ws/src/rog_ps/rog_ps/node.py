@@ -93,7 +93,7 @@ class ParameterServerNode(ManagedNode):
         require_key(security.key, security.open)
         self._key = read_key(security.key) if security.key else None
         self._signature = self._key and Signature(self._key)
-        guard(self, self._key is not None)
+        guard(self, self._key is not None or not security.control)
         check_method(settings, self._capacities)
         self.reason = 'finished'
         self._born = time.monotonic()

@@ -20,15 +20,15 @@ PARAMETER_SERVICES = ('describe_parameters', 'get_parameters', 'get_parameter_ty
                       'list_parameters', 'set_parameters', 'set_parameters_atomically')
 
 
-def guard(node: ManagedNode, keyed: bool) -> None:
-    """Bound the calls of a node's parameter services; where the fleet has a key, offer none.
+def guard(node: ManagedNode, closed: bool) -> None:
+    """Bound the calls of a node's parameter services; offer none where it is ``closed``.
 
     Such a call carries no proof. The clock of a node that runs can never be changed.
     """
     for service in list(node.services):
         if service.srv_name.rpartition('/')[2] not in PARAMETER_SERVICES:
             continue
-        if keyed:
+        if closed:
             node.destroy_service(service)
         else:
             node.held.callback(setattr, service, 'callback', service.callback)
