@@ -14,7 +14,7 @@ SCHEDULES ?= 10000
 MINUTES ?= 60
 SEED ?= 1
 
-.PHONY: help setup demo test test-all bench lint site reference soak chaos clean
+.PHONY: help setup demo test test-all bench lint site wheels reference soak chaos clean
 
 help:
 	@echo "make setup     install everything into .venv"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench     measure, and write docs/benchmarks.md"
 	@echo "make lint      ruff and mypy, and the documentation as a site"
 	@echo "make site      the documentation as a site, in build/site"
+	@echo "make wheels    the suite and its messages as wheels, in dist"
 	@echo "make reference write the pages of docs/ that are made from code: settings, messages, commands"
 
 setup: $(VENV)/.ready
@@ -62,6 +63,9 @@ chaos: setup
 
 bench: setup
 	@$(BIN)/python tools/bench.py
+
+wheels: setup
+	@$(BIN)/python tools/wheels.py dist
 
 reference: setup
 	for page in settings messages commands; do $(BIN)/python tools/$$page.py > docs/$$page.md || exit 1; done

@@ -3,8 +3,8 @@
 #   docker run --rm -it --runtime nvidia --network host rog-jetson rog doctor
 # BASE must hold /opt/ros/jazzy and a PyTorch for the GPU of this JetPack; the project jetson-containers makes such
 # images (`jetson-containers build --name=ros-torch ros:jazzy-ros-base pytorch`).
-# Neither image nor board was there where this was written. docker/install.sh was run in a Debian 12 made by
-# debootstrap, on x86-64 and without ROS 2.
+# Neither image nor board was there where this was written. docker/install.sh was not run either; its
+# lines are those of docs/install.md, Beside ROS 2.
 ARG BASE=ros-torch
 FROM ${BASE}
 
@@ -13,13 +13,12 @@ WORKDIR /rog
 COPY docker/install.sh docker/
 RUN docker/install.sh system
 
-COPY constraints.txt requirements.txt ./
+COPY constraints.txt requirements*.txt ./
 # jetson-stats measures the power; its service runs on the board itself, and /run/jtop.sock is given to the container.
 RUN docker/install.sh python && /opt/rog/bin/pip install --no-cache-dir jetson-stats
 
 COPY . .
 RUN docker/install.sh build
 
-ENV RMW_IMPLEMENTATION=rmw_cyclonedds_cpp
 ENTRYPOINT ["docker/entry.sh"]
 CMD ["rog", "doctor"]

@@ -9,8 +9,8 @@ author = 'The ROG founders'
 copyright = '2026, The ROG founders'
 root_doc = 'docs/index'
 extensions = ['myst_parser']
-include_patterns = ['docs/**.md', 'embedded/README.md', 'SECURITY.md', 'CONTRIBUTING.md',
-                    'CHANGELOG.md', 'QUALITY_DECLARATION.md']
+include_patterns = ['docs/**.md', 'SECURITY.md', 'CONTRIBUTING.md', 'CHANGELOG.md',
+                    'QUALITY_DECLARATION.md']
 # Folders that would be searched for pages, slowly, though none of theirs is included.
 exclude_patterns = ['.*', 'build', 'install', 'log', 'runs']
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,12 +27,29 @@ class Driver:
 
     def _call(self, kind: Any, name: str, request: Any) -> Any:
         if name not in self._clients:
-            self._clients[name] = self.node.create_client(kind, name)
-        client = self._clients[name]
-        self.until(client.service_is_ready, f'{name} is there')
-        future = client.call_async(request)
+            client = self._clients[name] = self.node.create_client(kind, name)
+            self._meet(client, name, kind.Request())
+        future = self._clients[name].call_async(request)
         self.until(future.done, f'{name} answers')
         return future.result()
+
+    def _meet(self, client: Any, name: str, harmless: Any) -> None:
+        """Ask what changes nothing until it is answered.
+
+        A node that has not yet discovered who asks cannot answer: with Fast DDS it says so and
+        drops the answer after 100 ms.
+        """
+        self.until(client.service_is_ready, f'{name} is there')
+        answered: list[Any] = []
+        asked = [0.0]
+
+        def answers() -> bool:
+            if time.monotonic() > asked[0]:
+                asked[0] = time.monotonic() + 1.0
+                client.call_async(harmless).add_done_callback(answered.append)
+            return bool(answered)
+
+        self.until(answers, f'{name} answers for the first time')
 
     def state(self, name: str) -> str:
         """State of a node."""

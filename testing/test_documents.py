@@ -20,8 +20,7 @@ from fleet_testing import Lines, environment, eventually, free_domain
 from rog_bringup import FLEETS
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / name for name in ('README.md', 'SECURITY.md', 'CONTRIBUTING.md',
-                                      'embedded/README.md')] + \
+DOCUMENTS = [ROOT / name for name in ('README.md', 'SECURITY.md', 'CONTRIBUTING.md')] + \
     sorted((ROOT / 'docs').glob('*.md'))
 PROGRAMS = ('rog', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3', 'pip',
             'docker', 'pixi')
@@ -201,17 +200,14 @@ NOT_RUN = {
     'make site': 'make lint does it',
     'make test': 'these tests are run by it',
     'make bench': 'measures for an hour and overwrites docs/benchmarks.md',
-    'python -m pytest embedded/test': 'make test runs it',
     'python -m pytest testing/test_ros_lint.py': 'make test runs it',
-    'pip install -e embedded': 'make setup does it',
     'pip install torch numba': 'make setup does it',
-    'pip install build': 'downloads; testing/test_package.py builds and looks at the wheel',
-    'python -m build': 'testing/test_package.py builds and looks at the wheel',
-    'pip install dist/': 'testing/test_package.py builds and looks at the wheel',
+    'make wheels': 'testing/test_package.py builds and installs them',
+    'pip install dist/': 'testing/test_package.py builds and installs them',
+    'pip install --no-deps': 'needs GitHub',
     'rog trace record --iface': 'needs a radio',
     'sudo timedatectl': 'changes this machine',
-    'docker ': IMAGE, 'pixi ': BUILT, 'cmake ': BUILT, 'sudo cmake': BUILT, 'sudo ldconfig': BUILT,
-    'CYCLONEDDS_HOME': BUILT, 'echo "yaml': ROS, 'rosdep update': ROS, 'PIP_BREAK': ROS,
+    'docker ': IMAGE, 'pixi ': BUILT, 'echo "yaml': ROS, 'rosdep update': ROS, 'PIP_BREAK': ROS,
     'make reference': 'a test below compares what it writes',
     'pip install colcon': 'make setup does it',
     'sudo apt install ros': ROS, 'python3 -m venv': 'make setup does it',
@@ -224,6 +220,7 @@ NOT_RUN = {
     'rog plot statuses': "rog_cli's tests write such a recording",
     'rog view statuses': "rog_cli's tests write such a recording",
     'colcon ': 'make test-all does it', 'ros2 ': ROS, 'source install/': ROS,
+    'source .venv/setup': 'these tests run in it',
 }
 
 # First line of a block of Python -> what is before it, and after it.

@@ -1,9 +1,10 @@
-"""The profile of docs/network.md beside Cyclone's defaults: two nodes, each in a network namespace.
+"""The profiles of docs/network.md beside the middleware's defaults: two nodes, each in a namespace.
 
     sudo python bench_network.py
 
-A bridge joins the namespaces. One JSON line per figure: IP fragments per message of 14 kB, and how
-long after an outage of some seconds a node hears the other again. Needs root, ip and sysctl.
+A bridge joins the namespaces. One JSON line per figure: IP fragments per message of 14 kB; how long
+after an outage of some seconds, or after kill -9 and a new start, a node hears the other; and what
+two idle nodes send. RMW_IMPLEMENTATION chooses the middleware. Needs root, ip and sysctl.
 """
 
 from __future__ import annotations
@@ -18,10 +19,22 @@ from pathlib import Path
 OUTAGES = (5, 15, 40)   # s
 MESSAGES = 200          # of the size of a chunk
 SIZE = 14000            # B
+IDLE = 20.0             # s in which two nodes that say nothing are watched
+KILLED = 10             # times that the sender is killed and started again
+# Cyclone takes the first interface that is up, which here is `lo`.
+PLAIN = ('<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="air0"/></Interfaces>'
+         '</General></Domain></CycloneDDS>')
 
 
-def node(role: str) -> None:
-    """One of the two nodes: `talk` sends a status ten times a second, and chunks; `hear` prints."""
+def node(role: str, profile: str) -> None:
+    """Be a node: `talk` sends a status ten times a second, and chunks; `hear` prints; or `idle`."""
+    from fleet_env.fleet import ReachConfig
+    from fleet_ros.environment import dds_environment
+
+    os.environ.update(
+        dds_environment(ReachConfig(interface='air0', domain_id=77)) if profile == 'tuned' else
+        {'ROS_DOMAIN_ID': '77', 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET', 'ROS_LOCALHOST_ONLY': '',
+         'CYCLONEDDS_URI': PLAIN})
     import rclpy
     from fleet_ros.qos import STATUS
     from rclpy.qos import QoSProfile, ReliabilityPolicy
@@ -30,7 +43,11 @@ def node(role: str) -> None:
     rclpy.init(args=[])
     me = rclpy.create_node(role)
     chunks = QoSProfile(depth=512, reliability=ReliabilityPolicy.BEST_EFFORT)
-    if role == 'hear':
+    if role == 'idle':
+        for number in range(6):
+            me.create_publisher(String, f'a{number}', STATUS)
+            me.create_subscription(String, f'a{number}', print, STATUS)
+    elif role == 'hear':
         me.create_subscription(String, 'status', lambda _: print('status', flush=True), STATUS)
         me.create_subscription(UInt8MultiArray, 'chunk', lambda _: print('chunk', flush=True),
                                chunks)
@@ -63,20 +80,29 @@ def fragments(space: str) -> int:
     return int(dict(zip(names, values, strict=True))['FragCreates'])
 
 
+def sent(space: str) -> int:
+    """Return the bytes that a namespace has sent on air0."""
+    return int(subprocess.run(
+        ['ip', 'netns', 'exec', space, 'cat', '/sys/class/net/air0/statistics/tx_bytes'],
+        capture_output=True, text=True, check=True).stdout)
+
+
 def measure(profile: str) -> None:
     """Print the figures of one profile."""
-    from fleet_env.fleet import ReachConfig
-    from fleet_ros.environment import cyclone_profile
+    from rclpy.utilities import get_rmw_implementation_identifier
 
-    plain = ('<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="air0"/></Interfaces>'
-             '</General></Domain></CycloneDDS>')
-    uri = plain if profile == 'default' else cyclone_profile(ReachConfig(interface='air0'))
-    environment = {**os.environ, 'CYCLONEDDS_URI': uri, 'ROS_DOMAIN_ID': '77',
-                   'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET', 'ROS_LOCALHOST_ONLY': ''}
+    def show(**figures: object) -> None:
+        print(json.dumps({'bench': 'network', 'rmw': get_rmw_implementation_identifier(),
+                          'profile': profile, **figures}), flush=True)
 
     def start(space: str, role: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(['ip', 'netns', 'exec', space, sys.executable, __file__, role],
-                                env=environment, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(['ip', 'netns', 'exec', space, sys.executable, __file__, role,
+                                 profile], stdout=subprocess.PIPE, text=True)
+
+    def end(*processes: subprocess.Popen[str]) -> None:
+        for process in processes:
+            process.kill()
+            process.wait()
 
     before = fragments('rognet1')
     hear, talk = start('rognet0', 'hear'), start('rognet1', 'talk')
@@ -91,30 +117,43 @@ def measure(profile: str) -> None:
             seen.extend((time.monotonic(), line.strip()) for line in out)
             time.sleep(0.01)
 
+    def heard_after() -> float | None:
+        seen.clear()
+        began = time.monotonic()
+        while not seen and time.monotonic() - began < 60:
+            read(0.05)
+        return round(seen[0][0] - began, 1) if seen else None
+
     try:
         while not any(kind == 'chunk' for _, kind in seen):
             read(0.1)
         read(4.0)
         chunks = sum(kind == 'chunk' for _, kind in seen)
-        print(json.dumps({'bench': 'network', 'profile': profile, 'chunks_heard': chunks,
-                          'fragments_per_chunk': (fragments('rognet1') - before) / MESSAGES}),
-              flush=True)
+        show(chunks_heard=chunks, fragments_per_chunk=(fragments('rognet1') - before) / MESSAGES)
         for outage in OUTAGES:
             run('ip', '-n', 'rognetb', 'link', 'set', 'port0', 'nomaster')
             read(outage)
-            seen.clear()
             run('ip', '-n', 'rognetb', 'link', 'set', 'port0', 'master', 'bridge0')
-            back = time.monotonic()
-            while not seen and time.monotonic() - back < 60:
-                read(0.05)
-            after = round(seen[0][0] - back, 1) if seen else None
-            print(json.dumps({'bench': 'network', 'profile': profile, 'outage_s': outage,
-                              'heard_again_after_s': after}), flush=True)
+            show(outage_s=outage, heard_again_after_s=heard_after())
             read(5.0)
+        again = []
+        for _ in range(KILLED):
+            end(talk)
+            talk = start('rognet1', 'talk')
+            read(0.3)  # what the former one has sent
+            again.append(heard_after())
+            read(1.0)
+        show(killed=KILLED, heard_after_start_s=sorted(again, key=lambda s: s or 99))
     finally:
-        for process in (hear, talk):
-            process.kill()
-            process.wait()
+        end(hear, talk)
+    idle = [start('rognet0', 'idle'), start('rognet1', 'idle')]
+    try:
+        read(5.0)
+        already = sent('rognet1')
+        read(IDLE)
+        show(idle_bytes_per_s=round((sent('rognet1') - already) / IDLE))
+    finally:
+        end(*idle)
 
 
 def main() -> None:
@@ -142,6 +181,6 @@ def main() -> None:
 
 if __name__ == '__main__':
     if len(sys.argv) > 1:
-        node(sys.argv[1])
+        node(*sys.argv[1:])
     else:
         main()

@@ -7,30 +7,53 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
+from xml.etree import ElementTree
 
 from fleet_env.errors import SettingError
 from fleet_env.fleet import ReachConfig
 from rclpy.context import Context
 from rclpy.node import Node
+from rclpy.utilities import get_rmw_implementation_identifier
 
-from .environment import dds_environment
+from .environment import FASTDDS_FILES, dds_environment
 
 _INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([^"\']+)["\']')
 
 
 def leaves_machine(environment: Mapping[str, str]) -> bool:
-    """Whether these variables let DDS reach other machines; what they leave open counts as yes."""
-    if environment.get('ROS_LOCALHOST_ONLY', '').strip() == '1':
-        return False
-    uri = environment.get('CYCLONEDDS_URI', '')
+    """Return whether these variables let DDS reach, or be reached from, other machines.
+
+    What they leave open counts as yes.
+    """
+    rmw = environment.get('RMW_IMPLEMENTATION') or get_rmw_implementation_identifier()
     reach = environment.get('ROS_AUTOMATIC_DISCOVERY_RANGE', '').strip().upper()
-    if not reach and not uri and find_spec('rclpy._profile') is not None:
-        reach = 'LOCALHOST'  # so does `embedded/`, in place of ROS 2
-    if reach in ('LOCALHOST', 'OFF'):
+    local_only = environment.get('ROS_LOCALHOST_ONLY', '').strip() == '1'
+    if 'fastrtps' in rmw:
+        # With LOCALHOST it announces itself to this machine alone, but listens on all interfaces.
+        return reach != 'OFF' and (local_only or reach != 'SYSTEM_DEFAULT' or not all(
+            map(_is_loopback, _fastdds_interfaces(environment) or ['any'])))
+    if local_only or reach in ('LOCALHOST', 'OFF'):
         return False
-    interfaces = _INTERFACE.findall(uri)
+    interfaces = _INTERFACE.findall(environment.get('CYCLONEDDS_URI', ''))
     return not interfaces or not all(map(_is_loopback, (text for _, text in interfaces)))
+
+
+def _fastdds_interfaces(environment: Mapping[str, str]) -> list[str]:
+    """Return the interfaces that the profile of each version confines Fast DDS to; none: all."""
+    found: list[str] = []
+    for name in FASTDDS_FILES.values():
+        try:
+            root = ElementTree.parse(environment.get(name, '')).getroot()
+        except (OSError, ElementTree.ParseError):
+            return []
+        for element in root.iter():
+            element.tag = element.tag.rpartition('}')[2]
+        lists = list(root.iter('interfaceWhiteList'))
+        if root.findtext('.//useBuiltinTransports') != 'false' or not lists or len(lists) != len(
+                list(root.iter('transport_descriptor'))):
+            return []
+        found += [(entry.text or '').strip() for each in lists for entry in each]
+    return found
 
 
 def _is_loopback(interface: str) -> bool:

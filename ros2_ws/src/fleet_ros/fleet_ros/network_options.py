@@ -10,7 +10,8 @@ from collections.abc import Collection
 from fleet_env.fleet import ReachConfig
 from fleet_env.settings import Text, from_flat, knobs
 
-from .environment import dds_environment, is_loopback, where_traffic_goes
+from .dds_profiles import is_loopback
+from .environment import dds_environment, where_traffic_goes
 
 
 def add_network_options(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:

@@ -75,7 +75,7 @@ def is_users(error: Exception, packages: Collection[str]) -> bool:
 def _sentence(error: Exception, packages: Collection[str]) -> str:
     if type(error).__module__.startswith('rclpy._rclpy'):
         return (f'ROS 2 does not start: {error}. Check the arguments, ROS_DOMAIN_ID (0 to 232) and '
-                'the network interfaces that CYCLONEDDS_URI names')
+                'the network interfaces that the profile of DDS names')
     return str(error) if is_users(error, packages) else f'{type(error).__name__}: {error}'
 
 

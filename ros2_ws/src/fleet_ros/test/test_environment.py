@@ -1,32 +1,44 @@
 """Where traffic goes is said by the settings, whatever the user's environment says."""
 
+import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from fleet_env.errors import FleetFileError, SettingError
 from fleet_env.fleet import ReachConfig
 from fleet_env.settings import changed, checked
+from fleet_ros.dds_profiles import cyclone_profile, fastdds_profile, is_loopback
 from fleet_ros.environment import (
-    cyclone_profile,
+    FASTDDS_FILES,
     dds_environment,
     domain_of,
-    is_loopback,
     where_traffic_goes,
 )
+from rclpy.utilities import get_rmw_implementation_identifier
 
 HERE = ReachConfig()
 _LINGER = '<WriterLingerDuration>200ms<'
 # What setup.bash of Jazzy exports, and what a user may have in a profile of their own.
 WANDERING = {'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET', 'ROS_STATIC_PEERS': '10.0.0.9',
+             'ROS_DISCOVERY_SERVER': '10.0.0.9:11811', 'SKIP_DEFAULT_XML_FILE': '0',
+             'FASTRTPS_DEFAULT_PROFILES_FILE': '/etc/theirs.xml',
+             'FASTDDS_DEFAULT_PROFILES_FILE': '/etc/theirs.xml',
              'CYCLONEDDS_URI': '<CycloneDDS><Domain><General><Interfaces><NetworkInterface '
                                'autodetermine="true"/></Interfaces></General></Domain></CycloneDDS>'}
 OPEN_ADDRESSES = '''
-import re, rclpy
+import os, rclpy
 from pathlib import Path
 context = rclpy.init()
 node = rclpy.create_node('one')
-print({int(line.split()[1].split(':')[0], 16) for line in
-       Path('/proc/net/udp').read_text().splitlines()[1:]})
+inodes = {os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')
+          if os.path.islink(f'/proc/self/fd/{fd}')}
+for line in Path('/proc/net/udp').read_text().splitlines()[1:]:
+    fields = line.split()
+    if f'socket:[{fields[9]}]' in inodes:
+        print('.'.join(str(byte) for byte in bytes.fromhex(fields[1][:8])[::-1]))
 '''
 
 
@@ -38,21 +50,70 @@ def on(interface, **more):
 def test_what_the_environment_says_does_not_carry_a_fleet_off_this_machine(monkeypatch, name):
     monkeypatch.setenv(name, WANDERING[name])
     found = dds_environment(HERE)
-    assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'LOCALHOST' and name in found
-    assert found['ROS_STATIC_PEERS'] == '' and '"lo"' in found['CYCLONEDDS_URI']
-    assert _LINGER in found['CYCLONEDDS_URI']
+    assert found[name] != WANDERING[name]
+    assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SYSTEM_DEFAULT'  # the profiles say it all
+    assert '"lo"' in found['CYCLONEDDS_URI'] and _LINGER in found['CYCLONEDDS_URI']
     assert '<SPDPInterval>5s<' in found['CYCLONEDDS_URI']  # who was forgotten is met again soon
+    for name in FASTDDS_FILES.values():
+        text = Path(found[name]).read_text()
+        assert '<interfaceWhiteList><interface>lo</interface></interfaceWhiteList>' in text
+        assert '<useBuiltinTransports>false<' in text
 
 
 def test_what_the_environment_says_does_not_keep_a_fleet_on_this_machine(monkeypatch):
     monkeypatch.setenv('ROS_LOCALHOST_ONLY', '1')
     monkeypatch.setattr(socket, 'if_nameindex', lambda: [(1, 'lo'), (2, 'wlan0')])
+    monkeypatch.setattr(socket, 'getaddrinfo', lambda name, *_: [(2, 2, 17, '', (
+        {'laptop.local': '10.0.0.3'}.get(name, name), 0))])
     found = dds_environment(on('wlan0', peers='10.0.0.2, laptop.local'))
     assert found['ROS_LOCALHOST_ONLY'] == ''
-    assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SUBNET'
     for part in ('"wlan0"', '"10.0.0.2"', '"laptop.local"', '<MaxMessageSize>1400B',
                  '<SPDPInterval>5s', '>200ms</HeartbeatInterval>', _LINGER):
         assert part in found['CYCLONEDDS_URI']
+    for name in FASTDDS_FILES.values():
+        text = Path(found[name]).read_text()
+        for part in ('<interface>wlan0<', '>10.0.0.2<', '>10.0.0.3<', '>239.255.0.1<',
+                     '<maxMessageSize>1400<'):
+            assert part in text
+
+
+def test_a_peer_that_cannot_be_resolved_is_named(monkeypatch):
+    """Fast DDS would drop the whole profile for it, and talk on every interface."""
+    monkeypatch.setattr(socket, 'if_nameindex', lambda: [(1, 'lo'), (2, 'wlan0')])
+    with pytest.raises(FleetFileError, match="'nobody.invalid', which this machine cannot"):
+        dds_environment(on('wlan0', peers='nobody.invalid'))
+
+
+def test_profiles_are_kept_in_the_folder_of_ros(monkeypatch, tmp_path):
+    monkeypatch.setenv('ROS_HOME', str(tmp_path))
+    paths = {dds_environment(HERE)[name] for name in FASTDDS_FILES.values()}
+    assert all(Path(path).parent == tmp_path / 'fleet' for path in paths) and len(paths) == 2
+    Path(min(paths)).write_text('spoilt')
+    dds_environment(HERE)
+    assert 'spoilt' not in Path(min(paths)).read_text()
+    (tmp_path / 'file').touch()
+    monkeypatch.setenv('ROS_HOME', str(tmp_path / 'file'))
+    with pytest.raises(FleetFileError, match='must be writable.*set ROS_HOME'):
+        dds_environment(HERE)
+
+
+@pytest.mark.parametrize('version', FASTDDS_FILES)
+def test_this_version_of_fast_dds_accepts_its_profile(version, tmp_path):
+    """It says so on stderr, and goes on with sockets on all interfaces."""
+    if get_rmw_implementation_identifier() != 'rmw_fastrtps_cpp':
+        pytest.skip('another middleware')
+    if f'libfast{"rtps.so.2" if version == 2 else "dds.so.3"}' not in \
+            Path('/proc/self/maps').read_text():
+        pytest.skip('the other version')
+    path = tmp_path / 'profile.xml'
+    for network in (HERE, on('lo', domain_id=9)):
+        path.write_text(fastdds_profile(network, version))
+        done = subprocess.run([sys.executable, '-c', OPEN_ADDRESSES], text=True,
+                              capture_output=True, timeout=60, check=True, env={
+                                  **os.environ, **dds_environment(network),
+                                  FASTDDS_FILES[version]: str(path)})
+        assert 'rror' not in done.stderr
+        assert set(done.stdout.split()) == {'127.0.0.1'}
 
 
 def test_the_domain_is_that_of_the_settings_else_of_the_environment(monkeypatch):
@@ -62,15 +123,12 @@ def test_the_domain_is_that_of_the_settings_else_of_the_environment(monkeypatch)
     assert domain_of(HERE) == 0
 
 
-def test_a_fleet_that_leaves_this_machine_says_so(monkeypatch):
-    assert is_loopback(HERE) and 'stays on this machine' in where_traffic_goes(HERE, {})
-    text = where_traffic_goes(on('wlan0', peers='10.0.0.2', namespace='/blue'), {})
+def test_a_fleet_that_leaves_this_machine_says_so():
+    assert is_loopback(HERE) and 'stays on this machine' in where_traffic_goes(HERE)
+    text = where_traffic_goes(on('wlan0', peers='10.0.0.2', namespace='/blue'))
     assert not is_loopback(on('wlan0'))
     for part in ('LEAVES this machine on wlan0', '10.0.0.2', '/blue'):
         assert part in text
-    other = {'AMENT_PREFIX_PATH': '/opt/ros/jazzy', 'RMW_IMPLEMENTATION': 'rmw_fastrtps_cpp'}
-    assert 'only rmw_cyclonedds_cpp keeps to the interface' in where_traffic_goes(
-        on('wlan0'), other)
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are():
@@ -88,3 +146,4 @@ def test_what_cannot_be_is_refused(changes, says):
 
 def test_a_name_cannot_break_the_profile():
     assert '<evil' not in cyclone_profile(on('"/><evil a="'))
+    assert '<evil' not in fastdds_profile(on('</interface><evil>'))

@@ -18,7 +18,8 @@ from typing import Any
 
 from fleet_env.fleet import FleetConfig, ReachConfig
 from fleet_env.fleet_file import load_fleet
-from fleet_ros.environment import dds_environment, domain_of, is_loopback, where_traffic_goes
+from fleet_ros.dds_profiles import is_loopback
+from fleet_ros.environment import FASTDDS_FILES, dds_environment, domain_of, where_traffic_goes
 from fleet_ros.network_options import add_network_options, chosen_network
 from rog_bringup import FLEETS
 from rog_ros.servers import is_there, this_version
@@ -149,8 +150,9 @@ def domain(network: ReachConfig, environ: Any) -> Finding:
     if number > 101:
         return Finding('domain', WARN, f'the UDP ports of domain {number} may be in use: Linux '
                        'hands them out', 'choose a network.domain_id from 0 to 101')
-    theirs = {name: environ[name] for name in ('ROS_DOMAIN_ID', 'CYCLONEDDS_URI',
-              'ROS_AUTOMATIC_DISCOVERY_RANGE', 'ROS_STATIC_PEERS') if environ.get(name)}
+    theirs = {name: environ[name] for name in (
+        'ROS_DOMAIN_ID', 'CYCLONEDDS_URI', *FASTDDS_FILES.values(), 'ROS_DISCOVERY_SERVER',
+        'ROS_AUTOMATIC_DISCOVERY_RANGE', 'ROS_STATIC_PEERS') if environ.get(name)}
     if str(number) != environ.get('ROS_DOMAIN_ID', str(number)):
         return Finding('domain', WARN, f'the fleet is in domain {number}, this shell in '
                        f'{environ["ROS_DOMAIN_ID"]}', 'for ros2 commands: eval "$(rog fleet env '

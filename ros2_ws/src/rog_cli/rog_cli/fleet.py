@@ -14,8 +14,9 @@ from pathlib import Path
 from fleet_env.fleet import FleetConfig, ReachConfig
 from fleet_env.fleet_file import dump_fleet, explained_fleet, fleets_below, load_fleet
 from fleet_env.summary import SUMMARY_FILE, read_summary
+from fleet_ros.dds_profiles import cyclone_profile, fastdds_profile
 from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
-from fleet_ros.environment import cyclone_profile, dds_environment, domain_of, where_traffic_goes
+from fleet_ros.environment import dds_environment, domain_of, where_traffic_goes
 from rog_bringup import FLEETS
 from rog_core.errors import ConfigError
 
@@ -49,16 +50,21 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     env = sub.add_parser('env', help='print the variables of DDS with which ros2 and other '
                          'programs meet the fleet: eval "$(rog fleet env FLEET)"')
     env.add_argument('fleet')
-    env.add_argument('--profile', action='store_true', help='print the profile of Cyclone DDS '
-                     'alone, as a file for CYCLONEDDS_URI=file://...')
+    env.add_argument('--profile', choices=sorted(PROFILES), help='print the profile of one DDS '
+                     'alone: for a file that CYCLONEDDS_URI=file://... or '
+                     'FASTRTPS_DEFAULT_PROFILES_FILE (Kilted: FASTDDS_DEFAULT_PROFILES_FILE) names')
     env.set_defaults(run=_env)
+
+
+PROFILES = {'cyclone': cyclone_profile, 'fastdds': fastdds_profile,
+            'fastdds3': lambda network: fastdds_profile(network, 3)}
 
 
 def _env(options: argparse.Namespace) -> int:
     network = load_fleet(options.fleet, [FLEETS]).network
     variables = dds_environment(network)
     if options.profile:
-        print(cyclone_profile(network))
+        print(PROFILES[options.profile](network))
         return 0
     print(f'# {where_traffic_goes(network)}')
     for name, value in variables.items():

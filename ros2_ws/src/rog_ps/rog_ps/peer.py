@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fleet_env.shaped import ShapedLink
+from fleet_ros.receiving import subscribe
 from rog_core.errors import RemoteProtocolError
 from rog_core.member import Member
 from rog_core.messages import Ack, Chunk, End
@@ -36,9 +38,7 @@ class Peer:
         for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
                                      (TransferEnd, 'push_end', qos.CONTROL),
                                      (TransferReceipt, 'pull_receipt', qos.CONTROL)):
-            node.create_subscription(kind, base + topic,
-                                     lambda message, robot=robot: node.on_message(robot, message),
-                                     profile)
+            subscribe(node, kind, base + topic, partial(node.on_message, robot), profile)
         node.create_subscription(TrainingStatus, base + 'training_status',
                                  lambda message: node.on_status(robot, message), qos.STATUS)
 
@@ -62,6 +62,9 @@ class Peer:
             self.count = message.count
         if message.state not in WORKER.rows:
             raise RemoteProtocolError(f"it says that the robot is '{message.state}'")
+        if message.iteration > member.granted > 0:  # records take a line for each iteration
+            raise RemoteProtocolError(f'it must have finished at most iteration {member.granted}, '
+                                      f'which was granted, got {message.iteration}')
         # Everybody can see the other fields, and a robot that is said to stop is out.
         if message.state in (PAUSED, STOPPED) and message.session != member.incarnation ^ server:
             raise RemoteProtocolError('it says that the robot stops, but not its secret session')

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
+from itertools import chain
 from typing import Any
 
 from .seal import Signature
 
+PROVIDERS = ('rog_ros', 'rog_suite')  # distributions that this package is in: workspace, wheel
 YOUNG = 10.0  # s in which a server that meets another one may still give way
 FRESH = 30.0  # s for which a proved status of another server counts; clocks may differ by that
 
@@ -21,10 +23,8 @@ def this_process() -> str:
 
 def this_version() -> str:
     """Return the version of this software, as statuses name it."""
-    try:
-        return version('rog_ros')
-    except PackageNotFoundError:  # a workspace that was built, not installed
-        return 'unknown'
+    found = next(chain.from_iterable(distributions(name=name) for name in PROVIDERS), None)
+    return 'unknown' if found is None else found.version
 
 
 def is_there(status: Any) -> bool:

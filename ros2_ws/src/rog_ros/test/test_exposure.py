@@ -1,23 +1,38 @@
 """A fleet that leaves this machine has a key, or its user has said that it needs none."""
 
 import os
+from pathlib import Path
 
 import pytest
 import rclpy
 from fleet_env.errors import SettingError
+from fleet_env.fleet import ReachConfig
 from fleet_ros import exposure
+from fleet_ros.environment import dds_environment
 from fleet_ros.exposure import leaves_machine, look_before, require_key
 from fleet_ros.process import run
 
 URI = ('<CycloneDDS><Domain><General><Interfaces><NetworkInterface {}/></Interfaces></General>'
        '</Domain></CycloneDDS>')
-HERE = [{'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'}, {'ROS_AUTOMATIC_DISCOVERY_RANGE': 'off'},
-        {'ROS_LOCALHOST_ONLY': '1', 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
-        {'CYCLONEDDS_URI': URI.format('name="lo"')},
-        {'CYCLONEDDS_URI': URI.format('address="127.0.0.1" multicast="false"')}]
-AWAY = [{'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
-        {'CYCLONEDDS_URI': URI.format('name="wlan0"')}, {'CYCLONEDDS_URI': 'file:///etc/dds.xml'},
-        {'CYCLONEDDS_URI': URI.format('name="lo"/><NetworkInterface name="eth0"')}]
+CYCLONE = {'RMW_IMPLEMENTATION': 'rmw_cyclonedds_cpp'}
+FASTDDS = {'RMW_IMPLEMENTATION': 'rmw_fastrtps_cpp'}
+HERE = [{**CYCLONE, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'},
+        {**CYCLONE, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'off'},
+        {**FASTDDS, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'off'},
+        {**CYCLONE, 'ROS_LOCALHOST_ONLY': '1', 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
+        {**CYCLONE, 'CYCLONEDDS_URI': URI.format('name="lo"')},
+        {**CYCLONE, 'CYCLONEDDS_URI': URI.format('address="127.0.0.1" multicast="false"')},
+        {**dds_environment(ReachConfig()), **CYCLONE},
+        {**dds_environment(ReachConfig()), **FASTDDS}]
+# With LOCALHOST, Fast DDS listens on every interface (test_confinement.py).
+AWAY = [CYCLONE, FASTDDS, {**CYCLONE, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
+        {**FASTDDS, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'},
+        {**FASTDDS, 'ROS_LOCALHOST_ONLY': '1'},
+        {**dds_environment(ReachConfig()), **FASTDDS, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
+        {**dds_environment(ReachConfig()), **FASTDDS, 'FASTRTPS_DEFAULT_PROFILES_FILE': '/none'},
+        {**CYCLONE, 'CYCLONEDDS_URI': URI.format('name="wlan0"')},
+        {**CYCLONE, 'CYCLONEDDS_URI': 'file:///etc/dds.xml'},
+        {**CYCLONE, 'CYCLONEDDS_URI': URI.format('name="lo"/><NetworkInterface name="eth0"')}]
 
 
 @pytest.mark.parametrize('environment', HERE)
@@ -26,10 +41,20 @@ def test_what_stays_on_this_machine_needs_no_key(environment):
     require_key('', False, environment)
 
 
-@pytest.mark.parametrize('embedded', [True, False])
-def test_without_any_variable_it_is_as_far_as_this_rclpy_reaches(embedded, monkeypatch):
-    monkeypatch.setattr(exposure, 'find_spec', lambda name: embedded or None)
-    assert leaves_machine({}) is not embedded
+@pytest.mark.parametrize('spoilt', [
+    ('<useBuiltinTransports>false', '<useBuiltinTransports>true'), ('>lo<', '>wlan0<'),
+    ('</interface>', '</interface><address>10.0.0.1</address>'), ('</profiles>', ''),
+    ('</transport_descriptors>', '<transport_descriptor/></transport_descriptors>')])
+def test_a_profile_of_fast_dds_that_opens_one_other_interface_leaves_this_machine(
+        spoilt, tmp_path):
+    environment = {**dds_environment(ReachConfig()), **FASTDDS}
+    text = Path(environment['FASTRTPS_DEFAULT_PROFILES_FILE']).read_text()
+    assert text.count(spoilt[0]) == 1
+    environment['FASTRTPS_DEFAULT_PROFILES_FILE'] = str(tmp_path / 'theirs.xml')
+    (tmp_path / 'theirs.xml').write_text(text)
+    assert not leaves_machine(environment)
+    (tmp_path / 'theirs.xml').write_text(text.replace(*spoilt))
+    assert leaves_machine(environment)
 
 
 @pytest.mark.parametrize('environment', AWAY)

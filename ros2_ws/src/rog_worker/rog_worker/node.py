@@ -22,6 +22,7 @@ from fleet_ros.alarm import Alarm
 from fleet_ros.exposure import require_key
 from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
+from fleet_ros.receiving import subscribe
 from rog_core.arrays import Array
 from rog_core.config import SgdConfig
 from rog_core.errors import ConfigError, RemoteProtocolError, shown
@@ -143,10 +144,10 @@ class WorkerNode(ManagedNode):
         self._receipts = self.create_publisher(TransferReceipt, 'pull_receipt', qos.CONTROL)
         self._status = self.create_publisher(TrainingStatus, 'training_status', qos.STATUS)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
-        self.create_subscription(RowChunk, 'pull', self._on_message, qos.CHUNK)
-        self.create_subscription(RowAck, 'push_ack', self._on_message, qos.CHUNK)
-        self.create_subscription(TransferEnd, 'pull_end', self._on_message, qos.CONTROL)
-        self.create_subscription(TransferReceipt, 'push_receipt', self._on_message, qos.CONTROL)
+        subscribe(self, RowChunk, 'pull', self._on_message, qos.CHUNK)
+        subscribe(self, RowAck, 'push_ack', self._on_message, qos.CHUNK)
+        subscribe(self, TransferEnd, 'pull_end', self._on_message, qos.CONTROL)
+        subscribe(self, TransferReceipt, 'push_receipt', self._on_message, qos.CONTROL)
         self.create_subscription(FleetStatus, server + '/fleet_status', self._on_fleet, qos.STATUS)
         self._register = self.create_client(Register, server + '/register')
         self._alarm = Alarm(self._on_time, self)

@@ -25,6 +25,7 @@ import rclpy
 import torch
 from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
+from fleet_ros.receiving import subscribe
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
 from rclpy.node import Node
@@ -107,8 +108,8 @@ class Link(Port):
         node = self.node
         self._up = node.create_publisher(msg.Frame, base + 'up', qos.STREAM)
         self._acks = node.create_publisher(msg.Ack, base + 'down_ack', qos.STREAM)
-        node.create_subscription(msg.Frame, base + 'down', self._told(self._on_frame), qos.STREAM)
-        node.create_subscription(msg.Ack, base + 'up_ack', self._told(self._on_ack), qos.STREAM)
+        subscribe(node, msg.Frame, base + 'down', self._told(self._on_frame), qos.STREAM)
+        subscribe(node, msg.Ack, base + 'up_ack', self._told(self._on_ack), qos.STREAM)
 
     def _open(self) -> float:
         client = self.node.create_client(srv.Open, f'/rrto/{self.server}/open')

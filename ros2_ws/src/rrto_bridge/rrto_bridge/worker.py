@@ -22,6 +22,7 @@ import torch
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import limit_memory, warm_up
 from fleet_ros.ending import die_with
+from fleet_ros.receiving import subscribe
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context as RosContext
 from rclpy.node import Node
@@ -113,8 +114,8 @@ class _Worker:
         memory = settings.memory << 20
         limit_memory(self.device, memory + room(memory))
         self._wait_for_program()
-        self.node.create_subscription(msg.Ack, base + 'down_ack', self._on_ack, qos.STREAM)
-        self.node.create_subscription(msg.Frame, base + 'up', self._on_frame, qos.STREAM)
+        subscribe(self.node, msg.Ack, base + 'down_ack', self._on_ack, qos.STREAM)
+        subscribe(self.node, msg.Frame, base + 'up', self._on_frame, qos.STREAM)
         with self._changed:
             self._act(())
 

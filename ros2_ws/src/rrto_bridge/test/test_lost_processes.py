@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from fleet_env.fleet import ReachConfig
-from fleet_ros.environment import cyclone_profile
+from fleet_ros.dds_profiles import cyclone_profile
 from fleet_testing import Lines
 from lifecycle_driver import driving
 from processes import Domain, children, kill_all

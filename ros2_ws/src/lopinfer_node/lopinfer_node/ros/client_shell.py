@@ -24,6 +24,7 @@ from fleet_env.jetson import open_meter
 from fleet_env.power import PowerModel
 from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
+from fleet_ros.receiving import subscribe
 from lopinfer_msgs import msg, srv
 from rclpy.node import Node
 
@@ -106,8 +107,8 @@ class Client:
         self._up = node.create_publisher(msg.Piece, 'lopinfer/up', qos.PIECE)
         self._acks = node.create_publisher(msg.Ack, 'lopinfer/down_ack', qos.PIECE)
         self._status = node.create_publisher(msg.InferenceStatus, 'lopinfer/status', qos.STATUS)
-        node.create_subscription(msg.Piece, 'lopinfer/down', self._on_piece, qos.PIECE)
-        node.create_subscription(msg.Ack, 'lopinfer/up_ack', self._on_ack, qos.PIECE)
+        subscribe(node, msg.Piece, 'lopinfer/down', self._on_piece, qos.PIECE)
+        subscribe(node, msg.Ack, 'lopinfer/up_ack', self._on_ack, qos.PIECE)
         self._open = node.create_client(srv.Open, options.server + '/open')
         place = node.resolve_service_name(options.server + '/open')
         self.machine.reason = f'not connected yet to {place}'

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
+from fleet_ros.receiving import subscribe
 from lopinfer_msgs import msg, srv
 from rclpy.node import Node
 
@@ -71,10 +72,8 @@ class _Topics:
         self.down = node.create_publisher(msg.Piece, base + 'down', qos.PIECE)
         self.acks = node.create_publisher(msg.Ack, base + 'up_ack', qos.PIECE)
         self.subscriptions = [
-            node.create_subscription(msg.Piece, base + 'up', lambda m: server.on_piece(client, m),
-                                     qos.PIECE),
-            node.create_subscription(msg.Ack, base + 'down_ack', lambda m: server.on_ack(client, m),
-                                     qos.PIECE)]
+            subscribe(node, msg.Piece, base + 'up', partial(server.on_piece, client), qos.PIECE),
+            subscribe(node, msg.Ack, base + 'down_ack', partial(server.on_ack, client), qos.PIECE)]
 
     def publish(self, value: Piece | Ack) -> None:
         """Publish on the topic that the value belongs to; nothing once they are removed."""

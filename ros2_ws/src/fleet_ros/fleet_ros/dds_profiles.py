@@ -1,0 +1,99 @@
+"""What each DDS is told of a fleet's network; docs/network.md has a measurement of each setting."""
+
+from __future__ import annotations
+
+import socket
+from xml.sax.saxutils import escape, quoteattr
+
+from fleet_env.errors import FleetFileError
+from fleet_env.fleet import ReachConfig
+
+LOOPBACK = 'lo'
+DATAGRAM = 1400  # B; a larger datagram is cut by IP on the air, and one lost piece loses all of it
+RECEIVE_BUFFER = 10_000_000  # B; the kernel gives no more than net.core.rmem_max
+ANNOUNCED = 5    # s between announcements of a process of Cyclone
+# The same of Fast DDS, on `lo` and off it. It answers an announcement at most once, and where that
+# is lost two processes meet with the next announcement only; so it is more frequent here.
+ANNOUNCED_FAST = {True: 1, False: 2}
+LEASE = {True: 20, False: 150}  # s without an announcement after which a process is forgotten
+HEARTBEAT = 0.2  # s between a reliable writer's questions for what is not acknowledged
+LAST_WORDS = 0.2  # s that a writer of Cyclone waits for its last messages to be acknowledged
+INDICES = {True: 119, False: 32}  # highest index of a process that is met: on `lo`, off it
+
+
+def is_loopback(network: ReachConfig) -> bool:
+    """Return whether all traffic of a fleet with these settings stays on this machine."""
+    return network.interface == LOOPBACK
+
+
+def cyclone_profile(network: ReachConfig) -> str:
+    """Return the configuration of Cyclone DDS, for CYCLONEDDS_URI or, in a file, for anybody."""
+    here = is_loopback(network)
+    peers = ['127.0.0.1'] if here else network.peer_list
+    index = ('<ParticipantIndex>auto</ParticipantIndex>'
+             f'<MaxAutoParticipantIndex>{INDICES[here]}</MaxAutoParticipantIndex>')
+    discovery = (f'<SPDPInterval>{ANNOUNCED}s</SPDPInterval>'
+                 + f'<LeaseDuration>{LEASE[here]}s</LeaseDuration>'
+                 + (index + '<Peers>' + ''.join(f'<Peer address={quoteattr(peer)}/>'
+                                                for peer in peers) + '</Peers>') * bool(peers))
+    multicast = ' multicast="false"' * here
+    size = '' if here else (f'<MaxMessageSize>{DATAGRAM}B</MaxMessageSize>'
+                            f'<MaxRexmitMessageSize>{DATAGRAM}B</MaxRexmitMessageSize>')
+    heartbeat = f'{HEARTBEAT * 1000:.0f}ms'
+    heartbeats = '' if here else (f'<HeartbeatInterval min="5ms" minsched="{heartbeat}" max="8s">'
+                                  f'{heartbeat}</HeartbeatInterval>')
+    return (
+        '<CycloneDDS><Domain><General><Interfaces>'
+        f'<NetworkInterface name={quoteattr(network.interface)}{multicast}/></Interfaces>'
+        f'<AllowMulticast>{"false" if here else "spdp"}</AllowMulticast>{size}</General>'
+        f'<Discovery>{discovery}</Discovery><Internal>{heartbeats}'
+        f'<WriterLingerDuration>{LAST_WORDS * 1000:.0f}ms</WriterLingerDuration>'
+        f'<SocketReceiveBufferSize min="default" max="{RECEIVE_BUFFER}B"/>'
+        '</Internal></Domain></CycloneDDS>')
+
+
+def fastdds_profile(network: ReachConfig, version: int = 2) -> str:
+    """Return the XML profile of Fast DDS, whose ``version`` is 2 (Jazzy) or 3 (Kilted).
+
+    :raises FleetFileError: when the name of a peer cannot be resolved; Fast DDS would then drop
+        the whole profile, and with it what keeps the fleet to its interface.
+    """
+    here = is_loopback(network)
+    peers = ['127.0.0.1'] if here else [_resolved(peer) for peer in network.peer_list]
+    if peers and not here:
+        peers.append('239.255.0.1')  # with peers in its list, multicast must be in it, too
+    locators = ''.join(f'<locator><udpv4><address>{peer}</address></udpv4></locator>'
+                       for peer in peers)
+    period = 'heartbeatPeriod' if version == 2 else 'heartbeat_period'
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        '<dds xmlns="http://www.eprosima.com/XMLSchemas/fastRTPS_Profiles"><profiles>'
+        '<transport_descriptors><transport_descriptor><transport_id>fleet</transport_id>'
+        '<type>UDPv4</type>'
+        f'<receiveBufferSize>{RECEIVE_BUFFER}</receiveBufferSize>'
+        + f'<maxMessageSize>{DATAGRAM}</maxMessageSize>' * (not here)
+        + f'<maxInitialPeersRange>{INDICES[here] + 1}</maxInitialPeersRange>'
+        f'<interfaceWhiteList><interface>{escape(network.interface)}</interface>'
+        '</interfaceWhiteList><non_blocking_send>true</non_blocking_send>'
+        '</transport_descriptor></transport_descriptors>'
+        '<participant profile_name="fleet" is_default_profile="true"><rtps>'
+        '<userTransports><transport_id>fleet</transport_id></userTransports>'
+        '<useBuiltinTransports>false</useBuiltinTransports><builtin><discovery_config>'
+        f'<leaseDuration><sec>{LEASE[here]}</sec></leaseDuration>'
+        f'<leaseAnnouncement><sec>{ANNOUNCED_FAST[here]}</sec></leaseAnnouncement></discovery_config>'
+        # A unicast locator of our own keeps Fast DDS from listening to multicast.
+        + ('<metatrafficUnicastLocatorList><locator><udpv4/></locator>'
+           '</metatrafficUnicastLocatorList>') * here
+        + f'<initialPeersList>{locators}</initialPeersList>' * bool(locators)
+        + '</builtin></rtps></participant>'
+        '<data_writer profile_name="fleet_writer" is_default_profile="true"><times>'
+        f'<{period}><nanosec>{HEARTBEAT * 1e9:.0f}</nanosec></{period}></times></data_writer>'
+        '</profiles></dds>\n')
+
+
+def _resolved(peer: str) -> str:
+    try:
+        return socket.getaddrinfo(peer, None, socket.AF_INET)[0][4][0]
+    except (OSError, UnicodeError) as error:
+        raise FleetFileError(f"network.peers names '{peer}', which this machine cannot resolve: "
+                             f'{error}; give its IPv4 address') from None
