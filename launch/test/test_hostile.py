@@ -247,6 +247,15 @@ def test_a_name_that_no_topic_can_have_is_refused_and_the_server_lives(open_flee
     assert open_fleet.processes['server'].poll() is None
 
 
+def test_strangers_that_join_are_few(open_fleet):
+    """Each brings topics, and the executor of rclpy looks at all of them in each turn."""
+    answers = [call(open_fleet, Register, '/rog/register', honest(f'stranger{number}'))
+               for number in range(40)]
+    assert [answer.accepted for answer in answers] == [True] * 32 + [False] * 8
+    assert 'at most 32 robots' in answers[-1].reason
+    assert call(open_fleet, Register, '/rog/register', honest('stranger3')).accepted, 'it is known'
+
+
 def test_names_that_are_refused_are_not_kept(open_fleet):
     seen = []
     open_fleet.node.create_subscription(DiagnosticArray, '/diagnostics', seen.append,

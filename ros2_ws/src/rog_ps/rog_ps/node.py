@@ -61,6 +61,9 @@ if TYPE_CHECKING:
     from .above import Above
 
 
+OPEN = 32  # robots that may join without a key or a list: rclpy slows down with each one's topics
+
+
 class ParameterServerNode(ManagedNode):
     """Carries out the actions of the server machine; writes records and checkpoints.
 
@@ -268,6 +271,12 @@ class ParameterServerNode(ManagedNode):
             response.accepted = False
             response.reason = (f"'{wanted.robot}' is not in the fleet file; it lists "
                                f"{', '.join(self._links)}")
+            return response
+        if not self._links and self._key is None and wanted.robot not in self._peers \
+                and len(self._peers) >= OPEN:
+            response.accepted = False
+            response.reason = (f'a server that anybody may join must have at most {OPEN} robots: '
+                               'list them in the fleet file, or give the fleet a key')
             return response
         key = self._key and self._key.of(wanted.robot)
         refused = self._unproved(request, key) if key else None
