@@ -17,16 +17,23 @@ from fleet_env.fleet import ReachConfig
 
 from .dds_profiles import LOOPBACK, cyclone_profile, fastdds_profile, is_loopback
 
+LAST_DOMAIN = 232  # the ports of a higher one do not exist
 # The variable in which each version of Fast DDS looks for the file with its profile.
 FASTDDS_FILES = {2: 'FASTRTPS_DEFAULT_PROFILES_FILE', 3: 'FASTDDS_DEFAULT_PROFILES_FILE'}
 
 
 def domain_of(network: ReachConfig) -> int:
-    """Return the DDS domain: that of the settings, else ROS_DOMAIN_ID, else 0."""
+    """Return the DDS domain: that of the settings, else ROS_DOMAIN_ID, else 0.
+
+    :raises FleetFileError: when ROS_DOMAIN_ID is no domain; Fast DDS would end the process for it.
+    """
     if network.domain_id >= 0:
         return network.domain_id
-    text = os.environ.get('ROS_DOMAIN_ID', '').strip()
-    return int(text) if text.isdigit() else 0
+    text = os.environ.get('ROS_DOMAIN_ID', '').strip() or '0'
+    if not (text.isascii() and text.isdigit() and int(text) <= LAST_DOMAIN):
+        raise FleetFileError(f"ROS_DOMAIN_ID must be a whole number from 0 to {LAST_DOMAIN}, got "
+                             f"'{text}'")
+    return int(text)
 
 
 def dds_environment(network: ReachConfig) -> dict[str, str]:

@@ -34,6 +34,8 @@ def leaves_machine(environment: Mapping[str, str]) -> bool:
             map(_is_loopback, _fastdds_interfaces(environment) or ['any'])))
     if local_only or reach in ('LOCALHOST', 'OFF'):
         return False
+    if 'cyclonedds' not in rmw:
+        return True
     interfaces = _INTERFACE.findall(environment.get('CYCLONEDDS_URI', ''))
     return not interfaces or not all(map(_is_loopback, (text for _, text in interfaces)))
 

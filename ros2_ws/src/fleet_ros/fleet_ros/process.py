@@ -9,11 +9,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import rclpy
+from fleet_env.fleet import ReachConfig
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 from .ending import Interruption, end_with_launcher, ignore_signals, leave_at_exit
+from .environment import domain_of
 
 
 def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
@@ -40,6 +42,7 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
     interruption = Interruption()
     try:
         with interruption.raised():
+            domain_of(ReachConfig())  # refuses one that does not exist
             before(arguments)
         # Signals are left to us, so that Ctrl+C can end a run in order.
         rclpy.init(args=None if arguments is None else list(arguments),

@@ -35,6 +35,7 @@ context = rclpy.init()
 node = rclpy.create_node('one')
 inodes = {os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')
           if os.path.islink(f'/proc/self/fd/{fd}')}
+print(*{line.split()[-1] for line in open('/proc/self/maps') if '/dev/shm/fast' in line})
 for line in Path('/proc/net/udp').read_text().splitlines()[1:]:
     fields = line.split()
     if f'socket:[{fields[9]}]' in inodes:
@@ -112,7 +113,7 @@ def test_this_version_of_fast_dds_accepts_its_profile(version, tmp_path):
                               capture_output=True, timeout=60, check=True, env={
                                   **os.environ, **dds_environment(network),
                                   FASTDDS_FILES[version]: str(path)})
-        assert 'rror' not in done.stderr
+        assert 'rror' not in done.stderr and 'shm/fast' not in done.stdout
         assert set(done.stdout.split()) == {'127.0.0.1'}
 
 
@@ -147,3 +148,11 @@ def test_what_cannot_be_is_refused(changes, says):
 def test_a_name_cannot_break_the_profile():
     assert '<evil' not in cyclone_profile(on('"/><evil a="'))
     assert '<evil' not in fastdds_profile(on('</interface><evil>'))
+
+
+@pytest.mark.parametrize('text', ['233', 'seven', '-1', '٣'])
+def test_a_domain_that_cannot_be_is_refused(text, monkeypatch):
+    monkeypatch.setenv('ROS_DOMAIN_ID', text)
+    with pytest.raises(FleetFileError, match=f"from 0 to 232, got '{text}'"):
+        dds_environment(HERE)
+    assert dds_environment(on('lo', domain_id=3))['ROS_DOMAIN_ID'] == '3'

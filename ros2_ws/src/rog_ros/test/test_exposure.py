@@ -25,7 +25,8 @@ HERE = [{**CYCLONE, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'},
         {**dds_environment(ReachConfig()), **CYCLONE},
         {**dds_environment(ReachConfig()), **FASTDDS}]
 # With LOCALHOST, Fast DDS listens on every interface (test_confinement.py).
-AWAY = [CYCLONE, FASTDDS, {**CYCLONE, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
+AWAY = [CYCLONE, FASTDDS, {**dds_environment(ReachConfig()), 'RMW_IMPLEMENTATION': 'rmw_zenoh'},
+        {**CYCLONE, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
         {**FASTDDS, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'},
         {**FASTDDS, 'ROS_LOCALHOST_ONLY': '1'},
         {**dds_environment(ReachConfig()), **FASTDDS, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},

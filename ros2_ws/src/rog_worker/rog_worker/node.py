@@ -21,6 +21,7 @@ from fleet_env.stragglers import Pause
 from fleet_ros.alarm import Alarm
 from fleet_ros.exposure import require_key
 from fleet_ros.managed import ManagedNode
+from fleet_ros.middleware import other_middleware
 from fleet_ros.parameters import declare
 from fleet_ros.receiving import subscribe
 from rog_core.arrays import Array
@@ -425,8 +426,11 @@ class WorkerNode(ManagedNode):
 
     def _call(self, request: RegisterRequest) -> None:
         if not self._register.service_is_ready():
-            self.get_logger().info('waiting for the parameter server at '
-                                   f'{self.settings.server_namespace}', throttle_duration_sec=5.0)
+            place = self.settings.server_namespace
+            if strange := other_middleware(self, f'{place}/register'):
+                self.get_logger().error(strange, throttle_duration_sec=5.0)
+            self.get_logger().info(f'waiting for the parameter server at {place}',
+                                   throttle_duration_sec=5.0)
             return
         if self._request is not None:
             self._register.remove_pending_request(self._request)

@@ -25,6 +25,7 @@ import rclpy
 import torch
 from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
+from fleet_ros.middleware import other_middleware
 from fleet_ros.receiving import subscribe
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
@@ -114,6 +115,8 @@ class Link(Port):
     def _open(self) -> float:
         client = self.node.create_client(srv.Open, f'/rrto/{self.server}/open')
         if not client.wait_for_service(LIMIT):
+            if strange := other_middleware(self.node, f'/rrto/{self.server}/open'):
+                raise ConfigError(strange)
             raise ConfigError(f'there is no server {self.server!r} in DDS domain '
                               f'{self._context.get_domain_id()}; start one with `rrto serve`')
         request = srv.Open.Request(protocol=PROTOCOL, program=self.program, torch=torch.__version__,

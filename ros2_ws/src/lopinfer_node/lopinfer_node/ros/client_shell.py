@@ -24,6 +24,7 @@ from fleet_env.jetson import open_meter
 from fleet_env.power import PowerModel
 from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
+from fleet_ros.middleware import other_middleware
 from fleet_ros.receiving import subscribe
 from lopinfer_msgs import msg, srv
 from rclpy.node import Node
@@ -240,6 +241,8 @@ class Client:
 
     def _ask(self, client: Any, request: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         if not client.service_is_ready():
+            if strange := other_middleware(self.node, client.srv_name):
+                self.node.get_logger().error(strange, throttle_duration_sec=5.0)
             return
         if self._call is not None:
             self._call[0].remove_pending_request(self._call[1])

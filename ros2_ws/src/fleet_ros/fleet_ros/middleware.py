@@ -1,0 +1,26 @@
+"""Whether two nodes that hear each other can call each other's services."""
+
+from __future__ import annotations
+
+from rclpy.node import Node
+from rclpy.utilities import get_rmw_implementation_identifier
+
+# The first bytes of an endpoint's identifier name its vendor (RTPS, 9.3.1.5).
+_VENDORS = {(1, 15): 'Fast DDS', (1, 16): 'Cyclone DDS'}
+_OURS = {'rmw_fastrtps_cpp': 'Fast DDS', 'rmw_fastrtps_dynamic_cpp': 'Fast DDS',
+         'rmw_cyclonedds_cpp': 'Cyclone DDS'}
+
+
+def other_middleware(node: Node, service: str) -> str:
+    """Return a sentence if all who offer a service use another middleware than ``node``.
+
+    ``service``: its full name. Topics work between vendors of DDS, services do not. Empty where
+    nothing of the kind is known.
+    """
+    theirs = {_VENDORS.get(tuple(info.endpoint_gid[:2]), '')
+              for info in node.get_publishers_info_by_topic(f'rr{service}Reply', no_mangle=True)}
+    ours = _OURS.get(get_rmw_implementation_identifier(), '')
+    if not theirs or not ours or theirs & {'', ours}:
+        return ''
+    return (f'{service} is offered by {" and ".join(sorted(theirs))}, this process uses {ours}: '
+            'services do not work between them; set RMW_IMPLEMENTATION to the same on all machines')
