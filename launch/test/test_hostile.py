@@ -5,13 +5,20 @@ ROG_HOSTILE sets how many; the stranger hears all topics, so it knows the sessio
 
 import os
 import random
+import threading
 from pathlib import Path
 
+import fleet_under_test
 import numpy as np
 import pytest
-from fleet_under_test import Fleet
+from diagnostic_msgs.msg import DiagnosticArray
+from fleet_under_test import SEED, Fleet
+from rcl_interfaces.srv import ListParameters, SetParameters
+from rclpy.parameter import Parameter
 from rclpy.serialization import deserialize_message, serialize_message
 from rog_core.errors import RogError
+from rog_core.flat import rows_of, trainable
+from rog_core.messages import PROTOCOL
 from rog_msgs.msg import (
     FleetStatus,
     RowAck,
@@ -22,7 +29,8 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync
 from rog_ros import qos
-from rog_ros.seal import new_key, write_key
+from rog_ros.seal import derived, new_key, sealed, write_key
+from tiny_task import Tiny
 
 pytestmark = pytest.mark.long
 MESSAGES = int(os.environ.get('ROG_HOSTILE', 3000))
@@ -34,6 +42,36 @@ TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CONTROL),
           'training_status': (TrainingStatus, qos.STATUS)}
 EXTREMES = {'uint8': 255, 'uint16': 2 ** 16 - 1, 'uint32': 2 ** 32 - 1, 'uint64': 2 ** 64 - 1,
             'double': (float('nan'), float('inf'), -1.0, 1e308)}
+
+
+def honest(robot, **changes):
+    """The registration of a robot that trains what `Fleet` trains; the server accepts it."""
+    partition = rows_of(trainable(Tiny(seed=SEED).model()), 'row', 'onebit')
+    values = {'protocol': PROTOCOL, 'incarnation': 7, 'granularity': 'row', 'codec': 'onebit',
+              'digest': partition.digest, 'number': 1,
+              'names': [p.name for p in partition.parameters],
+              'shapes': ['x'.join(map(str, p.shape)) for p in partition.parameters]}
+    return Register.Request(robot=robot, **{**values, **changes})
+
+
+def _change(name, *values):
+    return lambda request, rng: setattr(request, name, rng.choice(values))
+
+
+def _many(request, rng):
+    request.names, request.shapes = ['0.weight'] * 5000, ['12x96'] * 5000
+
+
+def _shape(request, rng):
+    request.shapes = [rng.choice(['99999999999x99999999', '-1', 'x', '9' * 4000]),
+                      *request.shapes[1:]]
+
+
+# Each makes an honest registration wrong in one point; nothing at all: the name is alive.
+WRONG = [lambda request, rng: None, _many, _shape, _change('protocol', 0, 5, 2 ** 32 - 1),
+         _change('robot', 'x' * 1000, '../etc', 'robot9', ''), _change('codec', 'raw', '\n' * 999),
+         _change('granularity', 'atoms', 'x' * 1000), _change('digest', '', '0' * 64),
+         _change('names', [], ['0.weight'])]
 
 
 class Stranger:
@@ -113,14 +151,10 @@ class Stranger:
     def call(self):
         """Make one call of each service, and wait for the answers."""
         rng = self.rng
-        names = ['0.weight'] * rng.choice([0, 1, 4, 5000])
+        registration = honest('robot1', incarnation=rng.getrandbits(64))
+        rng.choice(WRONG)(registration, rng)
         calls = [self.clients[kind].call_async(request) for kind, request in (
-            (Register, Register.Request(
-                protocol=5, robot=rng.choice(['robot1', 'robot2', 'x' * 1000, '../etc']),
-                incarnation=rng.getrandbits(64), codec=rng.choice(['onebit', 'raw', '\n' * 999]),
-                granularity='row', attempt=2 ** 32 - 1, iteration=2 ** 32 - 1, names=names,
-                shapes=[rng.choice(['99999999999x99999999', '-1', '', 'x', '9' * 4000])
-                        for _ in names])),
+            (Register, registration),
             (SaveCheckpoint, SaveCheckpoint.Request(name=rng.choice(['../x', '/etc/x', 'a/b']))),
             (SetSync, SetSync.Request(sync=rng.choice(['none', 'rsp:-1', '\n' * 99]))))]
         self.fleet.until(lambda: all(c.done() for c in calls), 'answers')
@@ -165,3 +199,191 @@ def test_nobody_crashes_hangs_or_grows(tmp_path, sealed):
         fleet.interrupt('server')
         assert [fleet.ended(name) for name in fleet.processes] == [0, 0, 0]
         assert np.isfinite([r.accuracy for r in fleet.robots.values()]).all()
+
+
+# -- one attack each; `honest` is the twin that is accepted
+
+
+def call(fleet, kind, name, request):
+    client = fleet.node.create_client(kind, name)
+    fleet.until(client.service_is_ready, f'{name} is there')
+    future = client.call_async(request)
+    fleet.until(future.done, f'{name} answers')
+    fleet.node.destroy_client(client)
+    return future.result()
+
+
+@pytest.fixture
+def open_fleet(tmp_path, monkeypatch):
+    """A server without a key where any robot may join."""
+    listed = fleet_under_test.server_parameters
+    monkeypatch.setattr(fleet_under_test, 'server_parameters', lambda *given: {
+        name: value for name, value in listed(*given).items() if not name.startswith('robot')})
+    with Fleet(tmp_path, robots=1) as fleet:
+        fleet.start('server')
+        fleet.until(lambda: fleet.status, 'the server is there')
+        yield fleet
+
+
+def test_an_honest_registration_is_accepted_and_each_wrong_one_refused(open_fleet):
+    rng = random.Random(1)
+    assert call(open_fleet, Register, '/rog/register', honest('robot8')).accepted
+    for wrong in WRONG[1:]:
+        for _ in range(4):
+            request = honest('robot7')
+            wrong(request, rng)
+            if request.robot == 'robot9':
+                continue  # any name may join here
+            answer = call(open_fleet, Register, '/rog/register', request)
+            assert not answer.accepted and answer.reason, request
+    assert call(open_fleet, Register, '/rog/register', honest('robot7')).accepted
+
+
+def test_a_name_that_no_topic_can_have_is_refused_and_the_server_lives(open_fleet):
+    for length in (65, 232, 255):
+        answer = call(open_fleet, Register, '/rog/register', honest('x' * length))
+        assert not answer.accepted and 'at most' in answer.reason
+    assert call(open_fleet, Register, '/rog/register', honest('x' * 64)).accepted
+    assert open_fleet.processes['server'].poll() is None
+
+
+def test_strangers_that_join_are_few(open_fleet):
+    """Each brings topics, and the executor of rclpy looks at all of them in each turn."""
+    answers = [call(open_fleet, Register, '/rog/register', honest(f'stranger{number}'))
+               for number in range(40)]
+    assert [answer.accepted for answer in answers] == [True] * 32 + [False] * 8
+    assert 'at most 32 robots' in answers[-1].reason
+    assert call(open_fleet, Register, '/rog/register', honest('stranger3')).accepted, 'it is known'
+
+
+def test_names_that_are_refused_are_not_kept(open_fleet):
+    seen = []
+    open_fleet.node.create_subscription(DiagnosticArray, '/diagnostics', seen.append,
+                                        qos.DIAGNOSTICS)
+    for number in range(200):
+        request = honest(f'stranger{number}', protocol=1)
+        assert not call(open_fleet, Register, '/rog/register', request).accepted
+    seen.clear()
+    open_fleet.until(lambda: seen, 'diagnostics')
+    said = {v.key: v.value for s in seen[-1].status for v in s.values}
+    assert said['messages refused of unknown robots'] == '200'
+    assert not [key for key in said if 'stranger' in key]
+
+
+def test_a_stranger_cannot_make_the_server_import_a_module(open_fleet):
+    refused = call(open_fleet, SetSync, '/rog/set_sync', SetSync.Request(sync='antigravity:Fly'))
+    assert not refused.success and 'must be loaded already' in refused.message
+    assert call(open_fleet, SetSync, '/rog/set_sync', SetSync.Request(sync='bsp')).success
+
+
+def test_saves_of_strangers_are_few(open_fleet):
+    answers = [call(open_fleet, SaveCheckpoint, '/rog/save_checkpoint',
+                    SaveCheckpoint.Request(name=f'n{k}')) for k in range(30)]
+    assert answers[0].success, answers[0].message
+    assert len(list((open_fleet.out / 'saved').iterdir())) <= 16
+
+
+def test_large_calls_of_parameter_services_are_answered_at_once_and_with_nothing(open_fleet):
+    node = '/rog/parameter_server'
+    many = call(open_fleet, ListParameters, f'{node}/list_parameters',
+                ListParameters.Request(prefixes=['x'] * 5000))
+    assert not many.result.names
+    few = call(open_fleet, ListParameters, f'{node}/list_parameters', ListParameters.Request())
+    assert 'sync' in few.result.names
+
+
+def test_the_clock_of_a_node_cannot_be_changed(open_fleet):
+    use = Parameter('use_sim_time', value=True).to_parameter_msg()
+    open_fleet.start('robot1')
+    open_fleet.until_trained('robot1')
+    for node in ('/rog/parameter_server', '/robot1/worker'):
+        answer, = call(open_fleet, SetParameters, f'{node}/set_parameters',
+                       SetParameters.Request(parameters=[use])).results
+        assert not answer.successful and 'cannot change while the node runs' in answer.reason
+    open_fleet.until_trained('robot1')
+
+
+@pytest.fixture
+def keyed(tmp_path):
+    key = new_key()
+    write_key(tmp_path / 'fleet.key', key)
+    write_key(tmp_path / 'robot1.key', key.of('robot1'))
+    with Fleet(tmp_path, robots=1) as fleet:
+        fleet.key = key
+        yield fleet
+
+
+SOON = {'heartbeat.limit': 0.6, 'heartbeat.period': 0.2}  # it would give up after 1.8 s
+
+
+def with_key(fleet, name):
+    return {'security.key': str(fleet.folder / f'{name}.key')}
+
+
+def test_recorded_statuses_of_a_former_server_keep_no_robot_away(keyed):
+    recorded = []
+    keyed.node.create_subscription(FleetStatus, '/rog/fleet_status', recorded.append, qos.STATUS)
+    keyed.start('server', **with_key(keyed, 'fleet'))
+    keyed.until(lambda: len(recorded) > 5, 'statuses of the first server')
+    keyed.kill('server')
+    recorded = list(recorded)
+    keyed.start('server', resume=True, **with_key(keyed, 'fleet'))
+    keyed.until(lambda: keyed.status.incarnation != recorded[0].incarnation, 'the second server')
+    publisher = keyed.node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
+    over = threading.Event()
+
+    def repeat():  # so often that the server's own statuses are hardly ever the last
+        while not over.wait(0.001):
+            publisher.publish(recorded[-1])
+    stranger = threading.Thread(target=repeat)
+    stranger.start()
+    try:
+        keyed.start('robot1', **with_key(keyed, 'robot1'), **SOON)
+        keyed.until(lambda: keyed.iteration('robot1') > 20 or keyed.processes['robot1'].poll()
+                    is not None, 'robot1 trains while somebody repeats the first server')
+    finally:
+        over.set()
+        stranger.join()
+    assert keyed.processes['robot1'].poll() is None, keyed.log('robot1')
+
+
+def test_a_second_register_service_sends_no_robot_away(keyed):
+    asked = []
+
+    def answer(request, response):
+        asked.append(request)
+        response.accepted, response.reason, response.tag = False, 'go away', [1] * 16
+        return response
+    keyed.node.create_service(Register, '/rog/register', answer)
+    keyed.start('robot1', **with_key(keyed, 'robot1'), **SOON)
+    keyed.until(lambda: len(asked) > 3 or keyed.processes['robot1'].poll() is not None,
+                'robot1 asks the stranger again and again')
+    keyed.start('server', **with_key(keyed, 'fleet'))
+    keyed.until(lambda: keyed.iteration('robot1') > 5
+                or keyed.processes['robot1'].poll() is not None, 'robot1 joins')
+    assert keyed.processes['robot1'].poll() is None, keyed.log('robot1')
+    assert 'not proved' in keyed.log('robot1')
+
+
+def test_a_registration_is_taken_once_by_a_server_process(keyed):
+    """Said again after its robot is gone, it is of a process that another one has replaced."""
+    keyed.start('server', **with_key(keyed, 'fleet'), **SOON)
+    keyed.until(lambda: keyed.status, 'the server')
+    ask = derived(keyed.key.of('robot1').secret, 'ask')
+    heard = sealed(ask, honest('robot1', server=keyed.status.incarnation))
+    assert call(keyed, Register, '/rog/register', heard).accepted
+    keyed.until(lambda: keyed.state('robot1') == 'away', 'it is gone')
+    later = sealed(ask, honest('robot1', server=keyed.status.incarnation, incarnation=8))
+    assert call(keyed, Register, '/rog/register', later).accepted
+    keyed.until(lambda: keyed.state('robot1') == 'away', 'it is gone, too')
+    answer = call(keyed, Register, '/rog/register', heard)
+    assert not answer.accepted and 'was replaced by another' in answer.reason
+
+
+def test_a_fleet_with_a_key_offers_no_parameter_services(keyed):
+    keyed.start('server', **with_key(keyed, 'fleet'))
+    keyed.start('robot1', **with_key(keyed, 'robot1'))
+    keyed.until_trained('robot1')
+    offered = {name for name, _ in keyed.node.get_service_names_and_types()}
+    assert {'/rog/register', '/rog/stop'} <= offered
+    assert not [name for name in offered if 'parameters' in name and 'observer' not in name]

@@ -7,8 +7,6 @@ import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from fleet_testing import environment
 from fleet_under_test import HERE, Fleet
-from rcl_interfaces.srv import SetParameters
-from rclpy.parameter import Parameter
 from rog_msgs.msg import (
     FleetStatus,
     RobotStatus,
@@ -128,11 +126,14 @@ def test_a_robot_with_another_key_is_told_so_and_so_is_the_server(fleet, keys):
     write_key(keys / 'wrong.key', new_key().of('robot2'))
     fleet.start('robot2', label='wrong', **key(keys, 'wrong'),
                 **{'heartbeat.limit': 0.6, 'heartbeat.period': 0.2})
-    assert fleet.ended('wrong') == 1
-    assert 'must have keys that belong together' in fleet.log('wrong')
-    assert 'Traceback' not in fleet.log('wrong')
-    assert 'the registration of robot2 is not proved' in fleet.log('server')
+    fleet.until(lambda: 'must have keys that belong together' in fleet.log('wrong'), 'it is told')
+    fleet.until(lambda: 'the registration of robot2 is not proved' in fleet.log('server'), 'so is '
+                'the server')
     fleet.until_trained('robot1')
+    # What is not proved may come from anybody, so the robot goes on asking.
+    assert fleet.processes['wrong'].poll() is None and 'Traceback' not in fleet.log('wrong')
+    fleet.interrupt('wrong')
+    assert fleet.ended('wrong') == 0
 
 
 def test_a_robot_without_a_key_is_told_what_it_needs(fleet, keys):
@@ -152,8 +153,9 @@ def test_a_robot_with_a_key_does_not_join_a_server_that_has_none(tmp_path, keys)
         fleet.start('server')
         fleet.start('robot1', **key(keys, 'robot1'),
                     **{'heartbeat.limit': 0.6, 'heartbeat.period': 0.2})
-        assert fleet.ended('robot1') == 1
-        assert 'must have keys that belong together' in fleet.log('robot1')
+        fleet.until(lambda: 'must have keys that belong together' in fleet.log('robot1'),
+                    'it is told')
+        assert fleet.iteration('robot1') == 0 and fleet.processes['robot1'].poll() is None
 
 
 def rog(fleet, *words):
@@ -167,10 +169,6 @@ def test_only_who_has_the_fleets_key_controls_it(fleet, keys):
                                 (Stop, 'stop', Stop.Request())):
         answer = _call(fleet, kind, f'/rog/{name}', request)
         assert not answer.success and 'is not proved' in answer.message
-    answer = _call(fleet, SetParameters, '/rog/parameter_server/set_parameters',
-                   SetParameters.Request(parameters=[
-                       Parameter('sync', value='bsp').to_parameter_msg()]))
-    assert not answer.results[0].successful and 'rog control' in answer.results[0].reason
     refused = rog(fleet, 'sync', 'bsp', '--timeout', '3', '--key', str(keys / 'other.key'))
     assert refused.returncode == 2 and 'is not proved by this key' in refused.stderr
     refused = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'robot1.key'))
@@ -238,7 +236,7 @@ def test_a_robot_follows_a_restarted_server_at_once_and_strangers_never(tmp_path
         assert fleet.log('server').count('robot1 joins') == 1
         fleet.kill('server')
         fleet.start('server', resume=True, **key(keys, 'fleet'), **patient)
-        fleet.until(lambda: fleet.log('server').count('robot1 joins') == 2, 'it follows')
+        fleet.until(lambda: fleet.log('server').count('robot1 joins') >= 2, 'it follows')
         fleet.until(lambda: fleet.status.run == ours.run and fleet.status.start == ours.start + 1,
                     'the same run')
         fleet.until_trained('robot1')

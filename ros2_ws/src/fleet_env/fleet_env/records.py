@@ -120,14 +120,16 @@ EVENTS: dict[str, type[Event]] = {kind.__name__.lower(): kind for kind in (
 class RunWriter:
     """Appends events to ``run.jsonl`` in ``directory``, which is made if need be.
 
+    A file that somebody removes meanwhile is written again, with all that it held.
+
     :raises RecordError: when the file cannot be opened.
     """
 
     def __init__(self, directory: str | PathLike[str]):
         self.path = Path(directory) / RUN_FILE
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._file = _open(self.path, 0)
+            _end_last_line(self._file)
         except OSError as error:
             raise RecordError(f'cannot be opened: {error.strerror}; choose another directory',
                               str(self.path)) from error
@@ -147,12 +149,57 @@ class RunWriter:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise RecordError(f'cannot be written: {error.strerror}', str(self.path)) from error
+        self._keep()
 
     def close(self) -> None:
-        """Close the file; nothing is buffered, so nothing is lost without it."""
-        if self._file >= 0:
+        """Close the file; nothing is buffered, so nothing is lost without it.
+
+        :raises RecordError: names the directory beside the run's in which the record is, because
+            something else stands in its place.
+        """
+        if self._file < 0:
+            return
+        try:
+            self._keep()
+        except RecordError:
+            beside = self.path.parent.with_name(self.path.parent.name + '-record') / RUN_FILE
+            self._move(beside)
+            raise RecordError(f'something else is in its place; the record is {beside}',
+                              str(self.path)) from None
+        finally:
             os.close(self._file)
             self._file = -1
+
+    def _keep(self) -> None:
+        """Write the file again where it should be, if it is not there any more."""
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            there = None
+        if there is None:
+            self._move(self.path)
+        elif not os.path.samestat(there, os.fstat(self._file)):
+            raise RecordError('is not there any more, but another file; move that one away',
+                              str(self.path))
+
+    def _move(self, path: Path) -> None:
+        """Go on in a new file that begins with all that was written."""
+        try:
+            new = _open(path, os.O_EXCL)
+            try:
+                place = 0
+                while data := os.pread(self._file, 1 << 20, place):
+                    place += os.write(new, data)
+            except OSError:
+                os.close(new)
+                path.unlink()
+                raise
+        except OSError as error:
+            raise RecordError('is not there any more, and cannot be written again: '
+                              f'{error.strerror}; remove what is in its place',
+                              str(path)) from error
+        os.close(self._file)
+        self._file = new
 
     def __enter__(self) -> 'RunWriter':
         return self
@@ -161,21 +208,52 @@ class RunWriter:
         self.close()
 
 
-def read_run(directory: str | PathLike[str]) -> list[Event]:
+def _open(path: Path, flags: int) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | flags, 0o644)
+
+
+def _end_last_line(file: int) -> None:
+    """Cut off a last line whose writer was cut off, or the next one would continue it."""
+    size = os.fstat(file).st_size
+    if not size or os.pread(file, 1, size - 1) == b'\n':
+        return
+    os.ftruncate(file, os.pread(file, size, 0).rfind(b'\n') + 1)
+
+
+def read_run(directory: str | PathLike[str], damaged: list[RecordError] | None = None
+             ) -> list[Event]:
     """Read the events of a run, in order of writing.
 
     A last line without its newline is left out: its writer was cut off.
 
-    :raises RecordError: names file and line of anything else that is not an event.
+    :param damaged: takes the errors of lines that are not events, which are left out then.
+    :raises RecordError: the file cannot be read; without ``damaged``, names file and line of
+        anything else that is not an event.
     """
     path = Path(directory) / RUN_FILE
     try:
-        text = path.read_text(encoding='utf-8')
-    except (OSError, UnicodeDecodeError) as error:
+        data = path.read_bytes()
+    except OSError as error:
         raise RecordError(f'cannot be read: {error}', str(path)) from error
-    complete = text[:text.rfind('\n') + 1]
-    return [_event(line, str(path), number)
-            for number, line in enumerate(complete.split('\n')[:-1], start=1)]
+    read = (_event_or_error(line, str(path), number)
+            for number, line in enumerate(data.split(b'\n')[:-1], start=1))
+    events = []
+    for event in read:
+        if isinstance(event, Event):
+            events.append(event)
+        elif damaged is None:
+            raise event
+        else:
+            damaged.append(event)
+    return events
+
+
+def _event_or_error(line: bytes, file: str, number: int) -> Event | RecordError:
+    try:
+        return _event(line, file, number)
+    except RecordError as error:
+        return error
 
 
 def parse_fields(cls: type, data: Any, file: str, line: int = 0, skip: tuple[str, ...] = ()) \
@@ -217,10 +295,10 @@ def parse_fields(cls: type, data: Any, file: str, line: int = 0, skip: tuple[str
     return out
 
 
-def _event(line: str, file: str, number: int) -> Event:
+def _event(line: bytes, file: str, number: int) -> Event:
     try:
-        data = json.loads(line)
-    except ValueError as error:
+        data = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
         raise RecordError(f'is not JSON ({error}); remove the line if its writer was cut off',
                           file, number) from error
     kind = data.get('kind') if isinstance(data, dict) else None

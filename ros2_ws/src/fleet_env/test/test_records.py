@@ -165,3 +165,70 @@ def test_a_full_disk_is_a_record_error(tmp_path):
     (tmp_path / RUN_FILE).symlink_to('/dev/full')
     with RunWriter(tmp_path) as writer, pytest.raises(RecordError, match='No space left'):
         writer.write(Fault(1.0, 'robot1', 'peer_lost'))
+
+
+DAMAGE = {'not UTF-8': b'{"kind": "fault", "t": 1.0, "robot": "\xff", "what": "x"}\n',
+          'not JSON': b'{"kind": "fault"\n', 'no object': b'[1]\n', 'empty': b'\n',
+          'a number too long': b'1' * 5000 + b'\n', 'too deep': b'[' * 100_000 + b'\n',
+          'unknown kind': b'{"kind": "lunch", "t": 1.0, "robot": ""}\n',
+          'a wrong field': b'{"kind": "fault", "t": "now", "robot": "", "what": "x"}\n',
+          'zeros': bytes(4096) + b'\n'}
+
+
+@pytest.mark.parametrize('damage', DAMAGE)
+def test_a_damaged_line_costs_that_line_and_is_named(tmp_path, damage):
+    with RunWriter(tmp_path) as writer:
+        for event in EVENTS_OF_A_RUN:
+            writer.write(event)
+    lines = (tmp_path / RUN_FILE).read_bytes().splitlines(keepends=True)
+    (tmp_path / RUN_FILE).write_bytes(b''.join([*lines[:2], DAMAGE[damage], *lines[2:]]))
+    damaged = []
+    assert read_run(tmp_path, damaged) == EVENTS_OF_A_RUN
+    error, = damaged
+    assert f'{RUN_FILE}, line 3' in str(error)
+    with pytest.raises(RecordError, match=f'{RUN_FILE}, line 3'):  # whoever reads it to publish it
+        read_run(tmp_path)
+
+
+def test_what_is_written_after_a_line_that_was_cut_off_stands_on_a_line_of_its_own(tmp_path):
+    with RunWriter(tmp_path) as writer:
+        writer.write(EVENTS_OF_A_RUN[0])
+    with (tmp_path / RUN_FILE).open('ab') as file:
+        file.write(b'{"kind": "fau')
+    with RunWriter(tmp_path) as writer:
+        writer.write(EVENTS_OF_A_RUN[4])
+    assert read_run(tmp_path) == [EVENTS_OF_A_RUN[0], EVENTS_OF_A_RUN[4]]
+
+
+@pytest.mark.parametrize('place', ['run', 'run/run.jsonl'])
+def test_a_record_that_was_removed_while_it_is_written_is_there_again(tmp_path, place):
+    with RunWriter(tmp_path / 'run') as writer:
+        writer.write(EVENTS_OF_A_RUN[0])
+        (tmp_path / place).rename(tmp_path / 'elsewhere')
+        writer.write(EVENTS_OF_A_RUN[4])
+    assert read_run(tmp_path / 'run') == [EVENTS_OF_A_RUN[0], EVENTS_OF_A_RUN[4]]
+
+
+def test_a_directory_that_became_a_file_does_not_lose_the_record(tmp_path):
+    out = tmp_path / 'run'
+    writer = RunWriter(out)
+    writer.write(EVENTS_OF_A_RUN[0])
+    out.rename(tmp_path / 'elsewhere')
+    out.write_text('in the way')
+    with pytest.raises(RecordError, match='is not there any more'):
+        writer.write(EVENTS_OF_A_RUN[4])
+    with pytest.raises(RecordError, match='run-record'):
+        writer.close()
+    assert out.read_text() == 'in the way'
+    saved = tmp_path / 'run-record'
+    assert read_run(saved) == [EVENTS_OF_A_RUN[0], EVENTS_OF_A_RUN[4]]
+    # It comes back when the place is free again.
+    writer = RunWriter(tmp_path / 'other')
+    (tmp_path / 'other').rename(tmp_path / 'moved')
+    (tmp_path / 'other').write_text('')
+    with pytest.raises(RecordError):
+        writer.write(EVENTS_OF_A_RUN[0])
+    (tmp_path / 'other').unlink()
+    writer.write(EVENTS_OF_A_RUN[4])
+    writer.close()
+    assert read_run(tmp_path / 'other') == [EVENTS_OF_A_RUN[0], EVENTS_OF_A_RUN[4]]

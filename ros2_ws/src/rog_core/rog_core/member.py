@@ -29,6 +29,10 @@ from .transfer.sender import Sender
 
 BUSY = (JOINING, PULLING, TRAINING)  # it is its turn to do something
 USUAL = 10  # a gradient that takes so many times longer than usual is no progress any more
+PACE = 10   # patiences in which the wanted segments of a transfer must arrive
+LEFT = 4    # the part of the patience that everybody has
+SHARE = 10  # others stand for one member for at most this part of the time
+LEAST = 1 / 32  # of the segments are wanted, if fewer must arrive
 
 
 @dataclass
@@ -65,7 +69,13 @@ class Member:
     loss: float = math.nan   # of its last batch
     place: str = COUNTED     # see `rog_core.states.PLACE`
     early: list[Chunk] = field(default_factory=list)  # of a push, before its pull's receipt
-    progress: float = math.nan  # time at which it last made progress, s
+    progress: float = math.nan  # time at which it last made progress, however little, s
+    paid: float = math.nan   # time until which its progress is fast enough, s
+    stood: float = 0.0       # seconds that others have stood for it, less 1/SHARE of those since
+    stood_at: float = 0.0    # time of that, s
+    wanted: int = 1          # segments of its push that must arrive
+    granted_at: float = 0.0  # time at which the iteration was granted, s
+    factor: float = 1.0      # by which the time of its push's minimum is scaled, at most
     computes: float = math.nan  # time since when it computes its present gradient; NaN: it does not
     usual: float = math.nan  # seconds that a gradient takes it, as a rule
 
@@ -78,23 +88,51 @@ class Member:
         self.place = PLACE.after(self.place, event)
 
     def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:
-        """Note that it makes progress; ``computes``: it begins to compute.
+        """Note a step of the protocol; ``computes``: it begins to compute.
 
         ``heard``: by what it has sent, which shows that it lives as a heartbeat does.
         """
         if heard:
             self.heard = now
+        self.paid = now
         if not math.isnan(self.computes):
             taken = now - self.computes
-            # One that evaluates now and then is slow as a rule.
-            self.usual = taken if math.isnan(self.usual) else max(taken, 0.9 * self.usual)
+            # One that evaluates now and then is slow as a rule. One that was retired is no measure.
+            if self.place == COUNTED:
+                self.usual = taken if math.isnan(self.usual) else max(taken, 0.9 * self.usual)
         self.progress, self.computes = now, now if computes else math.nan
+
+    def bring(self, segments: int, before: int, wanted: int, total: int, patience: float,
+              now: float) -> None:
+        """Note that ``segments`` new segments of a transfer have arrived, after ``before`` others.
+
+        Those of the ``wanted`` pay for `PACE` times the patience in all, and so do the rest of the
+        ``total``.
+        """
+        if not math.isnan(self.computes):
+            self.advance(now)
+        share = segments / (wanted if before < wanted else max(total, 1))
+        self.heard = self.progress = now
+        self.paid = min(now, self.paid + share * PACE * patience)
+
+    def stands(self, seconds: float, now: float) -> None:
+        """Count time that others have stood for it."""
+        self.stood, self.stood_at = self.owed(now) + seconds, now
+
+    def owed(self, now: float) -> float:
+        """Return how much of its patience it has used up, s; it comes back with time."""
+        return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
+
+    def patience(self, patience: float, now: float) -> float:
+        """Return what it has of the fleet's ``patience``, s; a healthy robot pauses no longer."""
+        return max(patience - self.owed(now), patience / LEFT)
 
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
         """Whether its gradient takes less than `USUAL` times its usual time, or ``least``, s.
 
         For its first gradient the longest usual time in the ``fleet`` counts.
         """
+        least = self.patience(least, now)
         usual = self.usual
         if math.isnan(usual):
             usual = max((m.usual for m in fleet if not math.isnan(m.usual)), default=math.inf)

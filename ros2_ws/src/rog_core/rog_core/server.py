@@ -23,7 +23,7 @@ from .codecs import Codec, get_codec
 from .config import ServerConfig
 from .errors import ConfigError, RemoteProtocolError
 from .limits import Limits
-from .member import BUSY, Member
+from .member import BUSY, LEAST, Member
 from .messages import (
     Ack,
     Action,
@@ -187,7 +187,10 @@ class ServerMachine:
                         Mirror(self.partition, self.master),
                         np.zeros(self.partition.rows, np.int64),
                         np.zeros(self.partition.rows, np.int64), self.method.row_bound, now,
-                        link, attempt, progress=now)
+                        link, attempt, progress=now, paid=now)
+        if former is not None:
+            self.limits.stands_for(former, now)
+            member.stood, member.stood_at = former.stood, former.stood_at
         self.members[robot] = member
         self.aggregation.forget(robot, len(self.active()))
         return member
@@ -205,6 +208,7 @@ class ServerMachine:
         silent, member.heard, member.loss = now - member.heard, now, loss
         if computing and member.as_usual(now, self.limits.patience, self.members.values()):
             member.progress = now
+            member.paid = now
         if not computing and member.has_to_act and now >= self.limits.out_of_step_at(member):
             return self._register_again(member, now)
         back = member.place == RETIRED or silent > self.config.heartbeat_limit / 2
@@ -228,6 +232,9 @@ class ServerMachine:
         for member in self.members.values():
             member.heard = min(member.heard + seconds, now)
             member.progress = min(member.progress + seconds, now)
+            member.paid += seconds
+        for robot in self.limits.waited_for:
+            self.limits.waited_for[robot] += seconds
 
     def on_leave(self, robot: str, incarnation: int, now: float) -> list[Action]:
         """Handle a worker's message that it stops."""
@@ -288,7 +295,7 @@ class ServerMachine:
         if ack is not None:  # also a chunk that comes again shows that the robot lives
             member.heard = now
         if rows is not None:
-            member.advance(now)
+            self._bring(member, rows.ids.size, now)
             if chunk.transfer.kind == Kind.PUSH:
                 self._note_taken(member, rows.ids)
         if rows is not None and self.plausibility.admits(member.push, rows):
@@ -328,22 +335,35 @@ class ServerMachine:
         actions: list[Action] = [Send(robot, receipt)]
         if taken is not None:
             member.advance(now)
-            member.push_mta = end.mta_duration
+            # A time that nobody has seen would make the whole fleet send for so long.
+            most = (now - member.granted_at) * member.factor
+            member.push_mta = min(end.mta_duration, most)
             actions += self._pushed(member, taken, now)
         return actions
+
+    def _bring(self, member: Member, segments: int, now: float) -> None:
+        push, computed = member.push, not math.isnan(member.computes)
+        assert push.transfer is not None
+        member.bring(segments, push.taken - segments, member.wanted,
+                     push.rows_of(push.transfer).segments, self.limits.patience, now)
+        if computed:  # its heartbeats had paid for a while
+            self._note_due(member)
 
     def _pushed(self, member: Member, taken: np.ndarray, now: float) -> list[Action]:
         self._close_push(member, taken)
         member.move('pushed')
         member.bound, member.since = member.granted_bound, now
         member.has_pushed(now)
-        actions = self._take_back(member)
+        actions = self._take_back(member, now)
         self.aggregation.pushed(member, self._fleet(), now)
         return [*actions, *self._release(now)]
 
-    def _take_back(self, member: Member) -> list[Action]:
-        """Let a retired member be active again; its iteration delays no other member."""
-        if member.place != RETIRED:
+    def _take_back(self, member: Member, now: float) -> list[Action]:
+        """Let a retired member be active again; its iteration delays no other member.
+
+        One for which others have stood too long by then waits; see `Limits.back_at`.
+        """
+        if now < self.limits.back_at(member):
             return []
         start = self._start_iteration(self.method.bound)
         member.iteration = max(member.iteration, start)
@@ -394,7 +414,9 @@ class ServerMachine:
         # A member keeps a tighter bound from its next push on; until then the old bound holds.
         least = max((m.bound for m in active if self.method.by_row), default=0.0)
         actions: list[Action] = []
-        self.limits.waited_for = waited_for = set()
+        former = self.limits.waited_for
+        waited_for: dict[str, float] = {}
+        self.limits.waited_for = waited_for
         for member in () if self.paused else active:
             if member.state == WAITING:
                 member.waiting_for = self.method.held_up_by(member.robot, fleet, least)
@@ -402,7 +424,7 @@ class ServerMachine:
                     self.method.on_wait(member.robot, now - member.since)
                     actions += self._start_pull(member, now)
                 else:
-                    waited_for.update(member.waiting_for)
+                    waited_for |= {robot: former.get(robot, now) for robot in member.waiting_for}
         return actions
 
     def _start_pull(self, member: Member, now: float) -> list[Action]:
@@ -410,6 +432,12 @@ class ServerMachine:
                        self.config.transfer)
         member.granted_bound, member.step = self.method.row_bound, pull.command.step
         member.granted = member.push.granted = pull.command.next_iteration
+        member.granted_at = now
+        sending, step = pull.command.sending, pull.command.step
+        rows = self.partition.rows
+        member.factor = max(sending.mta * rows / max(sending.minimum * rows, 1), 1.0)
+        member.wanted = self.partition.raw_partition.segments if step.uncompressed else math.ceil(
+            max(sending.minimum, LEAST) * step.share * self.partition.segments)
         member.move('pull')
         return self._transfer(member, pull, now)
 
@@ -430,12 +458,14 @@ class ServerMachine:
         member = self._member(robot)
         if member is None or member.sender is None:
             return []
-        before = member.sender.arrived
-        member.sender.on_ack(ack, now)
-        if ack.transfer == member.sender.transfer:
+        sender = member.sender
+        before = sender.segments_arrived
+        sender.on_ack(ack, now)
+        if ack.transfer == sender.transfer:
             member.heard = now
-        if member.sender.arrived > before:
-            member.advance(now)
+        if sender.segments_arrived > before:
+            member.bring(sender.segments_arrived - before, before, sender.plan.wanted,
+                         sender.partition.segments, self.limits.patience, now)
         return self._poll(member, now)
 
     def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:
@@ -453,7 +483,8 @@ class ServerMachine:
         if kind == Kind.PULL:
             member.mirror.taken(sender.codec, sender.taken_chunks())
         member.pulled_at[complete] = member.iteration
-        member.pull_mta = sender.mta_duration
+        if math.isfinite(sender.mta_duration):  # else it says that the minimum has not arrived
+            member.pull_mta = sender.mta_duration
         member.move('pulled')
         return self._catch_up(member, now)
 
@@ -484,7 +515,7 @@ class ServerMachine:
         member.pulled_at = pulled_at
         member.since, member.bound = now, self.method.row_bound
         member.move('enter')
-        return [*self._take_back(member), *self._release(now)]
+        return [*self._take_back(member, now), *self._release(now)]
 
     # -- a server above --------------------------------------------------------------------------
 
@@ -522,7 +553,8 @@ class ServerMachine:
         """Go on after a pause, which counts as nobody's delay."""
         self.paused = False
         for member in self.members.values():
-            member.since = member.progress = now
+            member.since = member.progress = member.paid = now
+        self.limits.waited_for = {}
         return self._release(now)
 
     def stop(self, now: float) -> list[Action]:
@@ -601,6 +633,9 @@ class ServerMachine:
             elif member.alive and now >= self.limits.retires_at(member):
                 actions += self._retire(member, now)
                 lost = True
+            elif member.alive and now >= self.limits.back_at(member):
+                actions += self._take_back(member, now)
+                lost = True
             elif member.alive and member.sender is not None and now >= member.sender.deadline:
                 actions += self._poll(member, now)
             self._note_due(member)
@@ -636,5 +671,11 @@ class ServerMachine:
         if self.stopping:
             self._drop(member, 'silent')
             return [Notice(member.robot, 'given_up', f'{detail}; the run ends without it')]
+        if member.paid < member.progress and member.state == TRAINING:
+            detail = (f'only {member.push.taken} of {self.partition.segments} rows of its push in '
+                      f'{now - member.granted_at:.1f} s')
+        if owed := member.owed(now):
+            detail += f', after {owed:.1f} s for which the others have stood for it before'
+        self.limits.stands_for(member, now)
         member.take_place('retire')
         return [Notice(member.robot, 'retired', f'{detail}; the others go on')]

@@ -67,6 +67,11 @@ class Step:
     additive: ClassVar[bool] = True       # rows not yet sent may be added to the next result
     exchangeable: ClassVar[bool] = False  # a result for one iteration may be used for another
 
+    @property
+    def share(self) -> float:
+        """The share of the rows that travel with it as a rule."""
+        return 1.0
+
     def check(self) -> None:
         """Raise `RemoteProtocolError` if no worker can do this."""
 
@@ -321,6 +326,11 @@ class Phase(Local):
     fragments: int = field(default=1, compare=False)
     fragment: int = field(default=0, compare=False)
     fresh: bool = field(default=False, compare=False)
+
+    @property
+    def share(self) -> float:
+        """See `Step.share`."""
+        return 1 / self.fragments
 
     def check(self) -> None:
         """See `Step.check`."""

@@ -32,7 +32,7 @@ from rog_core.messages import (
 from rog_core.methods import Team
 from rog_core.partition import partition_of
 from rog_core.server import ServerMachine
-from rog_core.states import BUSY, COMPUTING, PAUSED, PUSHING, STOPPED
+from rog_core.states import BUSY, COMPUTING, OPEN, PAUSED, PUSHING, STOPPED
 from rog_core.worker import WorkerMachine
 
 # Enough short rows for several windows, a small row, a scalar, and a row of several segments.
@@ -318,6 +318,7 @@ class Fleet:
             machine = self.server if towards_server else robot.machine
             arguments = (name,) if towards_server else ()
             bad = hostile.corrupted(self.rng, message)
+            self.check_twin(machine, name, message)
             before = hostile.fingerprint(self.server, robot.machine)
             try:
                 handler(machine, bad)(*arguments, bad, self.now)
@@ -328,6 +329,15 @@ class Fleet:
             except RemoteProtocolError:
                 self.counts['corrupt refused'] += 1
                 assert hostile.fingerprint(self.server, robot.machine) == before, bad
+
+    def check_twin(self, machine, name, message):
+        """But for its fault a chunk of the transfer under way is fit; so the fault is refused."""
+        member = self.server.members.get(name)
+        receiver = (member and member.push) if machine is self.server else machine.pull
+        if isinstance(message, Chunk) and receiver is not None and receiver.state == OPEN \
+                and message.transfer == receiver.transfer:
+            receiver.examine(hostile.twin(message))
+            self.counts['twin fit'] += 1
 
     # -- what is where
 

@@ -55,7 +55,7 @@ EVERYTHING = [('run', 0, 1.0), ('checkpoint', 0, 0.5), ('crash', 0, 1.5), ('sync
               ('reboot', 1, 0.5), ('reboot from the save before', 2, 0.5), ('run', 0, 1.5),
               ('corrupt', 0, 0.5), ('replay', 0, 0.5)]
 MUST_HAPPEN = ['lost', 'duplicated', 'partial', 'crash that lost updates', 'kill', 'fade',
-               'set_sync', 'replayed', 'stale', 'corrupt refused', 'mirror checked',
+               'set_sync', 'replayed', 'stale', 'corrupt refused', 'twin fit', 'mirror checked',
                'mirror checked behind', 'conservation checked', 'versions checked',
                'staleness checked', 'model checked', 'compute', 'final model checked',
                'computed ahead', 'ternary', 'resumed', 'blackout', 'deaf', 'retired while pulling',

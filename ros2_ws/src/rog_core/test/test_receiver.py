@@ -145,7 +145,7 @@ REFUSED = {
     'wrong direction': (replace(GOOD, transfer=replace(PUSH, kind=Kind.PULL)), 'kind 1'),
     'codec of another fleet': (replace(GOOD, codec=RAW.number), "'raw'; it must be 'onebit'"),
     'unknown codec': (replace(GOOD, codec=9), 'codec 9'),
-    'negative sequence': (replace(GOOD, sequence=-1), 'sequence number -1'),
+    'negative sequence': (replace(GOOD, sequence=-1), 'sequence number'),
     'sequence without end': (replace(GOOD, sequence=1 << 22), 'sequence number'),
     'no segments': (replace(GOOD, segments=0), '0 segments'),
     'more segments than ids': (replace(GOOD, segments=4), '4 segments'),

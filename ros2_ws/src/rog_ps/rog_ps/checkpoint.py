@@ -23,20 +23,21 @@ TAKEN = 'rog/taken/'    # prefix of those of `rog_core.unsent.Taken`, of each ro
 UPDATE = 'rog/update/'  # prefix of the names of the arrays of the method
 DIVERGED = 1000.0       # so many times the norm of the last checkpoint is that of a ruined model
 NAMED = 100             # saves that a user may give a name
+OPEN = 16               # where anybody may ask for one
 
 
 class CheckpointError(RogError):
     """A checkpoint cannot be written or read; the text says which and why."""
 
 
-def named(out: Path, name: str) -> Path:
+def named(out: Path, name: str, most: int = NAMED) -> Path:
     """Return the directory of a save that the user calls ``name``; it lies below ``out``."""
     if not re.fullmatch(r'[A-Za-z0-9][\w.-]{0,63}', name, re.ASCII):
         raise CheckpointError(f"'{name[:80]}' cannot be the name of a checkpoint: letters, digits, "
                               'dot, dash, underscore')
     folder = out / 'saved'
-    if not (folder / name).exists() and folder.exists() and len(list(folder.iterdir())) >= NAMED:
-        raise CheckpointError(f'{folder} holds {NAMED} checkpoints; delete some of them')
+    if not (folder / name).exists() and folder.exists() and len(list(folder.iterdir())) >= most:
+        raise CheckpointError(f'{folder} holds {most} checkpoints; delete some of them')
     return folder / name
 
 

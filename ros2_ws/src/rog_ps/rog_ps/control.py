@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,55 @@ from typing import TYPE_CHECKING, Any
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.parameter import Parameter
 from rog_core.errors import ConfigError, RogError, shown
+from rog_core.methods import is_loaded
 from rog_msgs.srv import SaveCheckpoint, SetSync
 from rog_msgs.srv import Stop as StopRun
 from rog_ros.seal import Key, SealError, check, process_of
 
 if TYPE_CHECKING:
     from .node import ParameterServerNode
+
+
+AT_ONCE = 2.0  # s
+
+
+class Calls:
+    """Which proved calls are new; the clock of their callers says when each was made.
+
+    A caller whose clock is ahead does not make the calls of others look old: the latest time is at
+    most that of the server's own clock. Calls from beyond it are remembered one by one.
+    """
+
+    def __init__(self) -> None:
+        self._latest = 0                # ns since 1970
+        self._ahead: set[int] = set()   # times of calls that were carried out, after that
+
+    def refusal(self, made: int, now: int) -> str:
+        """Return why a call is refused, empty if it counts; times in ns since 1970."""
+        if made in self._ahead:
+            return 'this call was carried out already'
+        if made <= self._latest:
+            return ('the call must be made after the last one that was carried out, got one '
+                    f'{(self._latest - made) / 1e9:.3f} s before it: it was carried out already, '
+                    'or the clock of the machine that calls is behind; set it')
+        self._latest = max(self._latest, min(made, now))
+        self._ahead = {time for time in self._ahead | {made} if time > self._latest}
+        return ''
+
+
+class Allowance:
+    """What calls that nobody has proved may cost: `AT_ONCE` seconds, then a tenth of the time."""
+
+    def __init__(self) -> None:
+        self._spent, self._at = 0.0, 0.0  # seconds, and the time of that
+
+    def left(self, now: float) -> float:
+        """Return the seconds of work that are left; ``now``: any monotonic clock, s."""
+        return AT_ONCE - max(self._spent - (now - self._at) / 10, 0.0)
+
+    def spend(self, seconds: float, now: float) -> None:
+        """Count the work for a call."""
+        self._spent, self._at = AT_ONCE - self.left(now) + seconds, now
 
 
 class Control:
@@ -26,7 +70,7 @@ class Control:
     def __init__(self, node: ParameterServerNode, key: Key | None) -> None:
         self._node = node
         self._key = key and key.control()
-        self._latest = 0           # time of the last call, ns
+        self._calls, self._allowance = Calls(), Allowance()
         self._changing = False     # the node changes its own parameters
         node.create_service(SaveCheckpoint, 'save_checkpoint', self._on_save)
         node.create_service(SetSync, 'set_sync', self._on_set_sync)
@@ -42,7 +86,10 @@ class Control:
         if not self._node.settings.security.control:
             return 'this fleet takes no control calls (security.control)'
         if self._key is None:
-            return ''
+            left = self._allowance.left(time.monotonic())
+            return '' if left > 0 else (
+                'control calls must leave the server time to train: wait '
+                f'{math.ceil(-10 * left + 1)} s, or give the fleet a key (rog key)')
         if request is None:
             return 'this fleet has a key; use rog control'
         try:
@@ -51,19 +98,18 @@ class Control:
             return f'the call is not proved: {error}. Use rog control with the key of the fleet'
         if request.server != process_of(self._node.machine.incarnation):
             return 'the call is not for this server process'
-        if request.time <= self._latest:
-            return 'a later call was carried out already; is the clock of this machine slow?'
-        self._latest = request.time
-        return ''
+        return self._calls.refusal(request.time, time.time_ns())
 
     def _carry_out(self, request: Any, response: Any, what: Callable[[], str]) -> Any:
         """Answer a call; ``what`` does what it asks for and returns the answer."""
         response.message = self._refusal(request)
         if not response.message:
+            began = time.monotonic()
             try:
                 response.message, response.success = what(), True
             except RogError as error:
                 response.message = shown(error)
+            self._allowance.spend(time.monotonic() - began, time.monotonic())
         if not response.success:
             self._node.dropped['control'] += 1
             self._node.get_logger().warning(f'refused a control call: {response.message}',
@@ -93,6 +139,10 @@ class Control:
         try:
             for parameter in parameters:
                 if parameter.name == 'sync':
+                    if self._key is None and not is_loaded(parameter.value):
+                        raise ConfigError('a method of another package must be loaded already, '
+                                          f'got {shown(parameter.value, 80)}: without a key, start '
+                                          'the fleet with it')
                     self._node.act(self._node.machine.set_sync(parameter.value, time.monotonic()))
         except ConfigError as error:
             return SetParametersResult(successful=False, reason=str(error))

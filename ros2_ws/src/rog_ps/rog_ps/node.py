@@ -48,6 +48,7 @@ from rog_ros.seal import (
     sealed,
 )
 from rog_ros.servers import Others, gives_way, refusal
+from rog_ros.services import STEADY, guard
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
 from . import checkpoint
@@ -58,6 +59,9 @@ from .reports import Reports
 
 if TYPE_CHECKING:
     from .above import Above
+
+
+OPEN = 32  # robots that may join without a key or a list: rclpy slows down with each one's topics
 
 
 class ParameterServerNode(ManagedNode):
@@ -92,6 +96,7 @@ class ParameterServerNode(ManagedNode):
         require_key(security.key, security.open)
         self._key = read_key(security.key) if security.key else None
         self._signature = self._key and Signature(self._key)
+        guard(self, self._key is not None or not security.control)
         check_method(settings, self._capacities)
         self.reason = 'finished'
         self._born = time.monotonic()
@@ -134,9 +139,9 @@ class ParameterServerNode(ManagedNode):
 
             self._above = Above(self, self._base, self._save_or_say if self.out else lambda: None)
             self.held.callback(self._above.close)
-        self.create_timer(settings.heartbeat.period, self._heartbeat)
+        self.create_timer(settings.heartbeat.period, self._heartbeat, clock=STEADY)
         if self.out is not None and settings.server.checkpoint_every:
-            self.create_timer(settings.server.checkpoint_every, self._save_or_say)
+            self.create_timer(settings.server.checkpoint_every, self._save_or_say, clock=STEADY)
         self._awake = time.monotonic()
         self._heartbeat()
 
@@ -216,7 +221,12 @@ class ParameterServerNode(ManagedNode):
     def _build_recorder(self) -> Recorder | None:
         if self.out is None:
             return None
-        former = records.read_run(self.out) if (self.out / records.RUN_FILE).exists() else []
+        damaged: list[RecordError] = []
+        former = records.read_run(self.out, damaged) \
+            if (self.out / records.RUN_FILE).exists() else []
+        if damaged:
+            self.get_logger().warning(f'{len(damaged)} lines of the record are damaged and left '
+                                      f'out of the summary, the first: {shown(damaged[0])}')
         settings = self.settings
         training = settings.training
         start = records.Start(self._elapsed_before, '', training.task, training.sync, settings.seed,
@@ -262,6 +272,12 @@ class ParameterServerNode(ManagedNode):
             response.reason = (f"'{wanted.robot}' is not in the fleet file; it lists "
                                f"{', '.join(self._links)}")
             return response
+        if not self._links and self._key is None and wanted.robot not in self._peers \
+                and len(self._peers) >= OPEN:
+            response.accepted = False
+            response.reason = (f'a server that anybody may join must have at most {OPEN} robots: '
+                               'list them in the fleet file, or give the fleet a key')
+            return response
         key = self._key and self._key.of(wanted.robot)
         refused = self._unproved(request, key) if key else None
         answer, actions = (refused, []) if refused else self.machine.on_register(wanted, now)
@@ -282,7 +298,8 @@ class ParameterServerNode(ManagedNode):
                 self._away.discard(wanted.robot)
                 self._fault(wanted.robot, 'rejoined', f'at iteration {answer.iteration}')
         else:
-            self.dropped[wanted.robot] += 1
+            # Names that nobody has proved or accepted are not kept.
+            self.dropped[wanted.robot if wanted.robot in self._peers else 'unknown robots'] += 1
             self.get_logger().warning(f'refused {wanted.robot}: {answer.reason}',
                                       throttle_duration_sec=5.0)
         self.act(actions)
@@ -299,7 +316,8 @@ class ParameterServerNode(ManagedNode):
             return RegisterResponse(False, f'the registration of {robot} is not proved: {error}. '
                                     f'Give {robot} its key (rog key FILE --robot {robot})')
         if request.server != process_of(self.machine.incarnation):
-            return RegisterResponse(False, 'the registration is not for this server process', True)
+            return RegisterResponse(False, 'the registration is not for this server process', True,
+                                    process_of(self.machine.incarnation))
         present = member is not None and member.incarnation == request.incarnation
         if not present and request.incarnation in self._peer(robot).lives:
             return RegisterResponse(False, f'this process of {robot} was replaced by another', True)
@@ -503,7 +521,8 @@ class ParameterServerNode(ManagedNode):
         if self.out is None:
             raise checkpoint.CheckpointError('the server has no out directory')
         keep = self.settings.server.keep
-        store = kept(checkpoint.named(self.out, name) if name else self.out, keep)
+        most = checkpoint.NAMED if self._key else checkpoint.OPEN
+        store = kept(checkpoint.named(self.out, name, most) if name else self.out, keep)
         machine = self.machine
         state = machine.checkpoint()
         if self._above is not None:

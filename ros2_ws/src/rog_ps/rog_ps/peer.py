@@ -62,6 +62,9 @@ class Peer:
             self.count = message.count
         if message.state not in WORKER.rows:
             raise RemoteProtocolError(f"it says that the robot is '{message.state}'")
+        if message.iteration > member.granted > 0:  # records take a line for each iteration
+            raise RemoteProtocolError(f'it must have finished at most iteration {member.granted}, '
+                                      f'which was granted, got {message.iteration}')
         # Everybody can see the other fields, and a robot that is said to stop is out.
         if message.state in (PAUSED, STOPPED) and message.session != member.incarnation ^ server:
             raise RemoteProtocolError('it says that the robot stops, but not its secret session')

@@ -27,6 +27,7 @@ _ELSEWHERE = ('channel', 'codec_pace', 'traffic', *ReachConfig.model_fields)
 
 
 SERVER = 'rog'  # name of the parameter server's namespace, which no robot may have
+NAME = 64       # characters of a robot's name: with its topics it must fit the 247 of ROS 2
 
 
 class WorkerSettings(ManagedSettings, LinkSettings, Computer, FleetSettings):
@@ -140,4 +141,7 @@ def robot_name(name: Any) -> str:
         raise ConfigError(f"'{name}' cannot be the name of a robot; it becomes its namespace: "
                           'letters, digits and single underscores, first a letter, for example '
                           'robot1')
+    if len(name) > NAME:
+        raise ConfigError(f'the name of a robot must have at most {NAME} characters, got '
+                          f'{len(name)}: choose a shorter one')
     return name

@@ -84,6 +84,42 @@ def gives_way(mine: tuple[float, int], other: Any, age: float) -> bool:
         and (-mine[0], mine[1]) > (-other.elapsed, other.incarnation)
 
 
+class Order:
+    """Which proved statuses of servers not our own are new; others are recordings, and dropped.
+
+    The order is the servers' own: the count within a process, the start within a run, else the time
+    of the servers' clocks. The robot's clock plays no part.
+
+    :param limit: s without a new status after which one of another process counts whatever its
+        time: a server may be moved to a machine whose clock is behind. The answer to a
+        registration then proves which process is there.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._heard = -math.inf
+        self._newest: Any = None
+
+    def is_new(self, status: Any, now: float) -> bool:
+        """Whether a proved status counts; ``now`` in s, any monotonic clock."""
+        if self._newest is not None and not self._follows(status, self._newest, now):
+            return False
+        self._newest, self._heard = status, now
+        return True
+
+    def _follows(self, status: Any, newest: Any, now: float) -> bool:
+        if status.incarnation == newest.incarnation:
+            return status.count > newest.count
+        if status.run == newest.run:
+            return status.start > newest.start
+        return _made(status) > _made(newest) or now - self._heard > self._limit
+
+
+def _made(status: Any) -> tuple[int, int]:
+    stamp = status.header.stamp
+    return stamp.sec, stamp.nanosec
+
+
 class Loyalty:
     """A robot stays with the server that has accepted it, as long as it hears of it.
 

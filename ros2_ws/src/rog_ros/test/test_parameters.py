@@ -20,6 +20,7 @@ from rog_ros.parameters import (
     WorkerSettings,
     declare_robots,
     fleet_namespace,
+    robot_name,
     server_parameters,
     worker_parameters,
 )
@@ -162,3 +163,9 @@ def test_what_is_wrong_with_a_robot_is_named(node_of, names, given, message):
 def test_task_options_travel_as_json():
     fleet = with_overrides(FLEET, {'training.task_options': {'fog': 0.5, 'split': 'iid'}})
     assert json.loads(parameters(fleet)[1]['task_options']) == {'fog': 0.5, 'split': 'iid'}
+
+
+def test_a_robot_name_fits_the_topics_that_are_made_from_it():
+    assert robot_name('x' * 64) == 'x' * 64  # the longest
+    with pytest.raises(ConfigError, match='must have at most 64 characters, got 232'):
+        robot_name('x' * 232)

@@ -26,6 +26,7 @@ from rog_ros.seal import (
     check,
     derived,
     new_key,
+    only_proved,
     process_of,
     read_key,
     sealed,
@@ -266,3 +267,26 @@ def test_keys_for_different_purposes_differ():
     keys = {derived(FLEET.secret, *parts) for parts in (
         (), ('a',), ('b',), ('a', 'b'), ('ab',), (1,), (1, 2), (2, 1), ('a', 1), ('robot', 'ask'))}
     assert len(keys) == 10
+
+
+def test_a_status_of_more_robots_than_a_server_knows_is_not_worth_checking():
+    key = new_key()
+    for robots, proved in ((256, True), (257, False)):
+        status = FleetStatus(robots=[RobotStatus()] * robots)
+        Signature(key).sign(status)
+        assert Signature(key).proves(status) is proved
+
+
+def test_an_answer_that_is_not_proved_leaves_the_call_open_for_the_one_that_is():
+    class Future:
+        answers: list = []
+
+        def set_result(self, answer):
+            self.answers.append(answer)
+
+    future = Future()
+    only_proved(future, lambda answer: answer == 'proved')
+    future.set_result('of a stranger')
+    assert future.answers == []
+    future.set_result('proved')
+    assert future.answers == ['proved']

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from rog_msgs.msg import FleetStatus
 from rog_ros.seal import Signature, new_key
-from rog_ros.servers import FRESH, YOUNG, Loyalty, Others, gives_way, refusal
+from rog_ros.servers import FRESH, YOUNG, Loyalty, Order, Others, gives_way, refusal
 
 
 def status(elapsed=0.0, incarnation=5, state='training', run=0, start=1):
@@ -57,6 +57,33 @@ def test_before_a_robot_knows_a_run_nothing_makes_it_disloyal():
     assert loyalty.listens(True, 0.0)  # the answer to its registration; no status yet
     loyalty.note(False, status(run=7, start=3))
     assert not loyalty.listens(False, 0.1)
+
+
+def made(at, process, count=1, run=7, start=1):
+    stamp = SimpleNamespace(sec=at, nanosec=0)
+    return SimpleNamespace(incarnation=process, count=count, run=run, start=start,
+                           header=SimpleNamespace(stamp=stamp))
+
+
+@pytest.mark.parametrize('new, old', [
+    (made(100, 5, 9), made(100, 5, 9)),            # the same again
+    (made(100, 5, 9), made(200, 5, 8)),            # whatever its clock said
+    (made(100, 5, start=3), made(999, 6, start=2)),  # an earlier process of the run
+    (made(100, 5, run=7), made(99, 6, run=8))])    # another run, recorded before
+def test_a_status_that_is_older_than_the_newest_is_dropped(new, old):
+    order = Order(3.0)
+    assert order.is_new(new, 0.0) and not order.is_new(old, 0.1)
+    order = Order(3.0)  # its honest twin: in the order in which they were made both count
+    assert order.is_new(old, 0.0)
+    assert old == new or order.is_new(new, 0.1)
+
+
+def test_a_server_on_a_machine_whose_clock_is_behind_counts_when_the_former_is_silent():
+    order = Order(3.0)
+    assert order.is_new(made(100, 5, run=7), 0.0)
+    assert not order.is_new(made(50, 6, run=8), 2.9)
+    assert order.is_new(made(50, 6, run=8), 3.1)
+    assert not order.is_new(made(50, 6, run=8), 99.0), 'within a process the count decides'
 
 
 KEY = new_key()

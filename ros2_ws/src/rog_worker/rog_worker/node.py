@@ -67,11 +67,13 @@ from rog_ros.seal import (
     Signature,
     check,
     derived,
+    only_proved,
     process_of,
     read_key,
     sealed,
 )
-from rog_ros.servers import Loyalty, this_process, this_version
+from rog_ros.servers import Loyalty, Order, this_process, this_version
+from rog_ros.services import STEADY, guard
 from rog_tasks.sources import Source
 
 from .sources import Watch
@@ -106,6 +108,7 @@ class WorkerNode(ManagedNode):
         require_key(security.key, security.open)
         self._key = read_key(security.key).of(self.robot) if security.key else None
         self._signature = self._key and Signature(self._key)
+        guard(self, self._key is not None)
         self._session: Session | None = None  # if there is a key, and the server has accepted us
         self._counts = 0, 0                   # of the last statuses sent, and heard of our server
         self._process = 0                     # the server's, as its statuses say
@@ -118,13 +121,13 @@ class WorkerNode(ManagedNode):
         self._server_heard = time.monotonic()
         self._status_waits = False            # for the emulated link
         self._loyalty = Loyalty(self.settings.heartbeat.limit)
+        self._order = Order(self.settings.heartbeat.limit)
         self._watch: Watch | None = None      # of the robot's cameras and recordings
         self._keeper = Keeper(self.settings.out, self.robot, self.settings.training.save_every,
                               self.get_logger())
         self.held.callback(self._keeper.close)
         self._is_over = False
         self._request: Any = None
-        self._asked = b''                     # tag of that request
         self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
         self._granted: Compute | None = None
@@ -153,8 +156,8 @@ class WorkerNode(ManagedNode):
         self.held.callback(self._alarm.close)
         self._started = self.create_guard_condition(self._on_start)
         self._ready = self.create_guard_condition(self._on_gradient)
-        self.create_timer(self.settings.heartbeat.period, self._heartbeat)
-        self.create_timer(1.0, self._diagnose)
+        self.create_timer(self.settings.heartbeat.period, self._heartbeat, clock=STEADY)
+        self.create_timer(1.0, self._diagnose, clock=STEADY)
 
     def activate(self) -> None:
         """Come back to the fleet; a machine that has not begun registers when it is there."""
@@ -280,7 +283,6 @@ class WorkerNode(ManagedNode):
         now = time.monotonic()
         if self._silent or self._link.is_dead(now):  # dead in both directions
             return
-        mine = [r for r in message.robots if r.robot == self.robot]
         ours = self.machine is not None and message.incarnation == process_of(self.machine.server)
         if self._signature is not None and not self._is_proved(message, ours):
             return
@@ -299,7 +301,8 @@ class WorkerNode(ManagedNode):
         if silent > CONTACT * self.settings.heartbeat.period:
             self.report()  # so that the server knows it at once, too
             self._act(self.machine.on_contact(now))
-        known = bool(mine) and mine[0].state not in ('away', PAUSED, STOPPED)
+        mine = next((r for r in message.robots if r.robot == self.robot), None)
+        known = mine is not None and mine.state not in ('away', PAUSED, STOPPED)
         self._act(self.machine.on_server_status(self.machine.server if ours else 0, known, now))
 
     def _is_proved(self, message: Any, ours: bool) -> bool:
@@ -315,6 +318,8 @@ class WorkerNode(ManagedNode):
             self._dropped += 1
             self.get_logger().warning('dropped a status of the parameter server: it is not signed '
                                       'with the key of this fleet', throttle_duration_sec=5.0)
+            return False
+        if not ours and not self._order.is_new(message, time.monotonic()):
             return False
         if ours:
             self._counts = self._counts[0], message.count
@@ -334,12 +339,23 @@ class WorkerNode(ManagedNode):
         if future.exception() is not None:
             self.get_logger().warning(f'registration failed: {future.exception()}; trying again')
             return
-        response, now = self._proved_answer(future.result()), time.monotonic()
+        now = time.monotonic()
+        try:
+            self._on_answer(response_from_ros(future.result()), now)
+        except RemoteProtocolError as error:  # the machine asks again
+            self._dropped += 1
+            self.get_logger().warning(f'dropped an answer to the registration: {error}',
+                                      throttle_duration_sec=5.0)
+
+    def _on_answer(self, response: RegisterResponse, now: float) -> None:
+        assert self.machine is not None
         if response.accepted and self.machine is not None and not self._is_of_ours(
                 response.incarnation == self.machine.server, now):
             return  # a second server was quicker; the machine asks again
         if response.accepted:
             self._refused_since = math.inf
+        elif response.incarnation and self._key is not None:
+            self._process = response.incarnation  # we have asked a server that is gone
         else:
             self.get_logger().warning(f'the server refuses: {shown(response.reason)}',
                                       throttle_duration_sec=5.0)
@@ -353,23 +369,21 @@ class WorkerNode(ManagedNode):
                                                            response.incarnation)
             if former is None or former.session != self._session.session:
                 self._counts = self._counts[0], 0  # another process of the server counts anew
-        try:
-            self._act(self.machine.on_register_response(response, now))
-        except RemoteProtocolError as error:  # the machine asks again
-            self._dropped += 1
-            self.get_logger().warning(f'dropped an answer to the registration: {error}',
-                                      throttle_duration_sec=5.0)
+        self._act(self.machine.on_register_response(response, now))
 
-    def _proved_answer(self, message: Any) -> RegisterResponse:
-        """Return the server's answer to our request; one that is not proved is a refusal."""
-        if self._key is not None:
-            try:
-                check(derived(self._key.secret, 'answer'), message, self._asked)
-            except SealError as error:
-                return RegisterResponse(False, 'the answer to the registration is not proved: '
-                                        f'{error}. Server and robot must have keys that belong '
-                                        f'together; here it is {self.settings.security.key}', True)
-        return response_from_ros(message)
+    def _is_answer(self, message: Any, asked: bytes) -> bool:
+        """Whether an answer is proved by our key; ``asked``: tag of the request."""
+        assert self._key is not None
+        try:
+            check(derived(self._key.secret, 'answer'), message, asked)
+        except SealError as error:
+            self._dropped += 1
+            self.get_logger().warning(
+                f'dropped an answer to the registration that is not proved: {error}. Server and '
+                'robot must have keys that belong together; here it is '
+                f'{self.settings.security.key}', throttle_duration_sec=5.0)
+            return False
+        return True
 
     # -- actions ---
 
@@ -423,8 +437,10 @@ class WorkerNode(ManagedNode):
         message = request_to_ros(request)
         message.server = self._process
         sealed(self._key and derived(self._key.secret, 'ask'), message)
-        self._asked = bytes(message.tag)
+        asked = bytes(message.tag)
         self._request = self._register.call_async(message)
+        if self._key is not None:
+            only_proved(self._request, lambda answer: self._is_answer(answer, asked))
         self._request.add_done_callback(self._on_registered)
 
     # -- status ---

@@ -7,6 +7,7 @@ written ``package.module:Class:argument+option``.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,11 +27,12 @@ from .svrg import Svrg
 from .trimmed import Trimmed
 from .written import Written, read
 
-__all__ = ['METHODS', 'Method', 'Team', 'check_method', 'create', 'parse', 'usages']
+__all__ = ['METHODS', 'Method', 'Team', 'check_method', 'create', 'is_loaded', 'parse', 'usages']
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
     Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, DiLoCo, Trimmed, Gc, Hgc, Gcc, Dcgc,
     DghGc)}
+LONGEST = 200  # characters of the text of a method
 PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # options that are mix-in classes of a method
 
 
@@ -41,6 +43,9 @@ def usages() -> str:
 
 def parse(text: str) -> Written:
     """Parse the text of a method; `ConfigError` if no method can be named so."""
+    if len(text) > LONGEST:
+        raise ConfigError(f'the text of a method must have at most {LONGEST} characters, got '
+                          f'{len(text)}')
     written = read(text, frozenset(METHODS))
     if written is None:
         raise ConfigError(f"synchronisation method '{text.strip()}' is unknown; choose one of "
@@ -59,6 +64,12 @@ def create(text: str, team: Team | None = None) -> Method:
 
     rehearse(lambda: _foreign(written, team), text, team)
     return method
+
+
+def is_loaded(text: str) -> bool:
+    """Whether the method of that text can be built without importing anything."""
+    name = parse(text).name
+    return name in METHODS or name.partition(':')[0] in sys.modules
 
 
 def check_method(settings: Any, capacities: Mapping[str, float]) -> None:

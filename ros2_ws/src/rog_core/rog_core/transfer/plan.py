@@ -55,6 +55,11 @@ class Plan:
     budget: float = float('inf')
     mta_factor: float = 1.0
 
+    @property
+    def wanted(self) -> int:
+        """Segments that must arrive; all of them, if none must."""
+        return sum(ids.size for ids in self.windows[:self.mandatory or None])
+
 
 def _windows(segments: np.ndarray, size: int) -> list[np.ndarray]:
     return [np.sort(segments[i:i + size]) for i in range(0, segments.size, size)]

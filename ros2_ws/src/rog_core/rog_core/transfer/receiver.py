@@ -18,7 +18,7 @@ from ..messages import Ack, Chunk, End, Kind, Receipt, TransferId
 from ..partition import RowPartition
 from ..states import CLOSED, NONE, OPEN, RECEIVER
 
-MAX_CHUNKS = 1 << 22  # of one transfer; a higher sequence number is refused
+_NOTHING = np.zeros(0, bool)
 
 
 class Rows(NamedTuple):
@@ -50,12 +50,14 @@ class Receiver:
     state: str = NONE                # of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
     _next: int = 0
-    _ids: list[np.ndarray] = field(default_factory=list)
+    taken: int = 0                   # segments taken of the present transfer
+    _seen: np.ndarray = field(default_factory=lambda: _NOTHING)  # segments taken of it
 
     def on_chunk(self, chunk: Chunk) -> tuple[Ack | None, Rows | None]:
         """Return the acknowledgement, and the rows of a new chunk; the caller applies them.
 
-        No acknowledgement: its transfer is closed or over. No rows: it is a duplicate.
+        No acknowledgement: its transfer is closed or over. No rows: it is a duplicate, or has a
+        segment that another chunk has brought.
         """
         self.check(chunk.transfer)
         if not self.is_open(chunk.transfer):
@@ -65,17 +67,22 @@ class Receiver:
             rows = self.examine(chunk)
             self._open(chunk.transfer)
             self._mark(chunk.sequence)
-            self._ids.append(rows.ids)
-            self.bytes_received += chunk.ids.size + chunk.values.size
+            if self._seen[rows.ids].any():
+                rows = None
+            else:
+                self._seen[rows.ids] = True
+                self.taken += rows.ids.size
+                self.bytes_received += chunk.ids.size + chunk.values.size
         return Ack(chunk.transfer, self._next, self._mask()), rows
 
     def examine(self, chunk: Chunk) -> Rows:
         """Return the rows of a chunk, without taking it; `RemoteProtocolError` if it is wrong."""
         self.check(chunk.transfer)
         self._expect(chunk.transfer)
-        if not 0 <= chunk.sequence < MAX_CHUNKS:
-            raise RemoteProtocolError(f'chunk has sequence number {chunk.sequence}')
         codec, partition = self._codec_of(chunk), self.rows_of(chunk.transfer)
+        if not 0 <= chunk.sequence < partition.segments:
+            raise RemoteProtocolError('sequence number of a chunk must be below the number of '
+                                      f'segments, {partition.segments}, got {chunk.sequence}')
         ids = decode_ids(chunk.ids, chunk.segments, partition)
         energy = codec.check(partition, ids, chunk.values)
         return Rows(chunk.transfer, ids, codec, chunk.values, energy)
@@ -86,8 +93,10 @@ class Receiver:
         Returns None for the end of a former transfer, and for one that waits for all chunks.
         """
         self.check(end.transfer)
-        if not 0 <= end.chunks <= MAX_CHUNKS:
-            raise RemoteProtocolError(f'end of transfer says {end.chunks} chunks')
+        most = self.rows_of(end.transfer).segments  # a chunk has one at least
+        if not 0 <= end.chunks <= most:
+            raise RemoteProtocolError('chunks in an end of transfer must be at most its number '
+                                      f'of segments, {most}, got {end.chunks}')
         if self.is_closed(end.transfer):
             assert self.receipt is not None
             return self.receipt, None
@@ -192,7 +201,8 @@ class Receiver:
         if transfer != self.transfer:
             self.state = RECEIVER.after(self.state, 'begin')
             self.transfer, self.receipt = transfer, None
-            self._flags, self._next, self._ids = bytearray(), 0, []
+            self._flags, self._next, self.taken = bytearray(), 0, 0
+            self._seen = np.zeros(self.rows_of(transfer).segments, bool)
             self.energy, self.refused, self.announced = 0.0, 0, None
 
     def _mark(self, sequence: int) -> None:
@@ -211,8 +221,8 @@ class Receiver:
 
     def _collect(self) -> np.ndarray:
         """Return the segments taken since the transfer was opened."""
-        taken, self._ids = self._ids, []
-        return np.concatenate(taken) if taken else np.empty(0, np.int64)
+        seen, self._seen = self._seen, _NOTHING
+        return np.flatnonzero(seen)
 
     def _current_receipt(self, chunks: int) -> Receipt:
         assert self.transfer is not None

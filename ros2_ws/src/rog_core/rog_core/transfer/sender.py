@@ -92,6 +92,7 @@ class Sender:
     _message: End | None = None  # the End, once it is closing
     _last_poll: float = -math.inf
     _low: int = 0             # every chunk below has arrived
+    segments_arrived: int = 0  # segments that are known to have arrived
 
     def __post_init__(self) -> None:
         self._sizes = self.codec.sizes(self.partition.lengths)  # bytes of every segment
@@ -207,11 +208,6 @@ class Sender:
             heapq.heappop(self._expiry)
         return self._expiry[0][0] if self._expiry else math.inf
 
-    @property
-    def arrived(self) -> int:
-        """Chunks that are known to have arrived."""
-        return self._arrived
-
     # -- outcome ---------------------------------------------------------------------------------
 
     def taken(self) -> np.ndarray:
@@ -257,6 +253,7 @@ class Sender:
                 continue
             sent.arrived = True
             self._arrived += 1
+            self.segments_arrived += sent.segments.size
             if not sent.lost:
                 self._in_flight -= sent.nbytes
             if timed and sent.tries == 1:

@@ -1,0 +1,219 @@
+"""An authentic robot that lies or dawdles: it costs the others a bounded share of their time.
+
+Each test has a robot0 whose link is deaf: the server hears of it what the test says.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from fleet import Fleet
+from rog_core.codecs import encode_ids
+from rog_core.errors import RemoteProtocolError
+from rog_core.messages import Ack, Chunk, End, Kind, Receipt, TransferId
+from rog_core.patience import mta_time
+from rog_core.states import COUNTED, PULLING, RETIRED, TRAINING, WAITING
+from schedules import run_until
+
+PATIENCE = 0.8
+
+
+class Dawdler(Fleet):
+    """A fleet of three fast boards whose robot0 is played by the test; ``told``: all notices."""
+
+    def __init__(self, sync='bsp', patience=PATIENCE, **network):
+        super().__init__(4, 3, sync, patience=patience, **network)
+        self.told = []
+        self.staleness.grants = self.staleness.pushes = lambda *_: None
+        self.versions.applied = lambda *_: None
+        for robot in self.robots.values():
+            robot.compute_time = 0.1
+        run_until(self, lambda: len(self.server.active()) == 3)
+        self.run(2)
+
+    def check_start(self, robot, iteration):
+        """Check nothing: the test makes up what robot0 sends."""
+
+    def notice(self, notice):
+        self.told.append(notice)
+        super().notice(notice)
+
+    @property
+    def member(self):
+        return self.server.members['robot0']
+
+    def take_over(self):
+        """From now on robot0 is the test; it is its turn to push."""
+        run_until(self, lambda: self.member.state == TRAINING and self.member.push.state != 'open'
+                  and self.robots['robot0'].machine.state == 'computing')
+        self.robots['robot0'].compute_time = 1e9
+        self.deaf_links.add('robot0')
+        self.sequence = 0
+
+    def following(self, kind=Kind.PUSH):
+        push = self.member.push
+        last = push.floor - 1 if push.transfer is None else push.transfer.attempt
+        open_ = push.transfer is not None and push.state == 'open'
+        return TransferId(push.incarnation, kind, self.member.granted,
+                          last if open_ else max(push.floor, last + 1))
+
+    def chunk(self, segments, sequence=None):
+        """A chunk of its push with these rows."""
+        ids = np.array(segments, np.int64)
+        values = self.robots['robot0'].store.encode(self.server.codec, ids)
+        chunk = Chunk(self.following(), self.sequence if sequence is None else sequence,
+                      self.server.codec.number, ids.size, encode_ids(ids), values)
+        self.sequence = max(self.sequence, chunk.sequence + 1)
+        return chunk
+
+    def hear(self, message, name='robot0'):
+        self.deliver_to_server(name, message)
+
+    def finish_push(self):
+        self.hear(End(self.following(), self.sequence, 0.1, 0.1))
+        self.sequence = 0
+
+    def others(self):
+        return sum(robot.machine.iteration for name, robot in self.robots.items()
+                   if name != 'robot0')
+
+
+def test_a_trickle_of_rows_is_not_waited_for_and_named():
+    fleet = Dawdler()
+    fleet.take_over()
+    began = fleet.now
+    before = fleet.others()
+    for segment in range(60):
+        fleet.hear(fleet.chunk([segment]))
+        fleet.run(PATIENCE / 2)  # so there is always news
+    assert fleet.member.place == RETIRED
+    notice, = [n for n in fleet.told if n.robot == 'robot0']
+    assert notice.what == 'retired' and f'of {fleet.partition.segments} rows' in notice.detail
+    assert fleet.others() - before > (fleet.now - began) / 0.4, 'the others go on'
+
+
+def test_who_sends_at_a_tenth_of_the_patience_is_waited_for():
+    """All rows of a push within ten patiences are the slowest pace that counts as progress."""
+    fleet = Dawdler()
+    fleet.take_over()
+    for segment in range(fleet.partition.segments):
+        fleet.hear(fleet.chunk([segment]))
+        fleet.run(9 * PATIENCE / fleet.partition.segments)
+    assert fleet.member.place == COUNTED and not fleet.told
+
+
+def test_rows_under_new_numbers_count_once():
+    fleet = Dawdler()
+    fleet.take_over()
+    fleet.hear(fleet.chunk([3, 4]))
+    master = fleet.server.master.copy()
+    for _ in range(8):
+        fleet.hear(fleet.chunk([3]))
+        fleet.hear(fleet.chunk([4, 5]))  # one of them is new: a chunk is taken whole or not at all
+        fleet.run(PATIENCE / 4)
+    assert (fleet.server.master[:fleet.partition.offsets[9]]
+            == master[:fleet.partition.offsets[9]]).all() or fleet.others()
+    assert fleet.member.place == RETIRED
+    fleet.finish_push()
+    assert fleet.member.rows_pushed <= 2
+
+
+@pytest.mark.parametrize('kind', [Chunk, End])
+def test_a_push_has_no_more_chunks_than_its_rows_can_fill(kind):
+    fleet = Dawdler()
+    fleet.take_over()
+    most = fleet.partition.segments
+    fleet.server.on_chunk('robot0', fleet.chunk([1], sequence=most - 1), fleet.now)  # the last
+    bad = fleet.chunk([2], sequence=most) if kind is Chunk else End(fleet.following(), most + 1)
+    handle = fleet.server.on_chunk if kind is Chunk else fleet.server.on_end
+    with pytest.raises(RemoteProtocolError, match=f'must .* {most}'):
+        handle('robot0', bad, fleet.now)
+    fleet.server.on_end('robot0', End(fleet.following(), most), fleet.now)  # its honest twin
+
+
+def test_a_claimed_transmission_time_is_at_most_the_time_since_the_grant():
+    """The MTA time of the fleet is the slowest robot's: a lie would make all send all rows."""
+    fleet = Dawdler('rsp:4')
+    fleet.take_over()
+    fleet.hear(fleet.chunk([1]))
+    fleet.hear(End(fleet.following(), fleet.sequence, 1e300, 1e300))
+    assert fleet.member.push_mta < 1.0
+
+
+def test_a_receipt_before_the_minimum_has_arrived_measures_nothing():
+    fleet = Dawdler('rsp:4')
+    run_until(fleet, lambda: fleet.member.state == PULLING and fleet.member.sender._fresh
+              and math.isinf(fleet.member.sender.mta_duration))
+    fleet.deaf_links.add('robot0')
+    sender = fleet.member.sender
+    fleet.hear(Receipt(sender.transfer, sender._fresh, bytes((sender._fresh + 7) // 8)))
+    assert math.isfinite(mta_time(list(fleet.server.members.values())))
+
+
+def test_acknowledgements_of_a_pull_that_never_ends_are_a_trickle_too():
+    fleet = Dawdler()
+    run_until(fleet, lambda: fleet.member.state == WAITING)
+    fleet.deaf_links.add('robot0')
+    run_until(fleet, lambda: fleet.member.state == PULLING)
+    before, began = fleet.others(), fleet.now
+    for count in range(1, 60):
+        sender = fleet.member.sender
+        if sender is not None and count <= sender._fresh and fleet.now < began + 20:
+            fleet.hear(Ack(sender.transfer, count, 0))
+        fleet.run(PATIENCE / 2)
+    assert fleet.member.place == RETIRED or not fleet.member.alive
+    assert fleet.others() - before > (fleet.now - began) / 0.4
+
+
+def share_of_speed(fleet, seconds, behave):
+    """What the others do while robot0 behaves like this, as a share of what they do without it."""
+    before = fleet.others()
+    until = fleet.now + seconds
+    while fleet.now < until:
+        behave()
+    made = fleet.others() - before
+    alone = Dawdler()
+    alone.kill_robot('robot0')
+    alone.run(3)
+    before = alone.others()
+    alone.run(seconds)
+    return made / (alone.others() - before)
+
+
+def test_who_stops_again_and_again_costs_a_bounded_share_of_the_time():
+    """It is retired, sends its push, is counted again, and stops again."""
+    fleet = Dawdler()
+    fleet.take_over()
+
+    def behave():
+        fleet.run(PATIENCE * 1.2)
+        if fleet.member.state == TRAINING:
+            fleet.hear(fleet.chunk(range(fleet.partition.segments)))
+            fleet.finish_push()
+        sender = fleet.member.sender
+        if sender is not None:
+            fleet.run(0.05)
+            taken = bytes([255] * ((sender._fresh + 7) // 8))
+            fleet.hear(End(sender.transfer, 0)) if sender._fresh == 0 else fleet.hear(
+                Receipt(sender.transfer, sender._fresh, taken))
+    assert share_of_speed(fleet, 40, behave) > 0.6
+
+
+def test_a_robot_whose_gradients_take_far_too_long_costs_a_bounded_share_of_the_time():
+    fleet = Dawdler()
+    fleet.robots['robot0'].compute_time = 20.0
+    fleet.run(1.0)
+    assert share_of_speed(fleet, 150, lambda: fleet.run(1.0)) > 0.6
+
+
+def test_who_registers_again_and_again_costs_a_bounded_share_of_the_time():
+    fleet = Dawdler()
+    robot = fleet.robots['robot0']
+
+    def behave():
+        fleet.run(0.9 * PATIENCE)
+        if robot.machine.state in ('computing', 'pushing'):
+            robot.machine._move('lost', fleet.now)
+            fleet.act('robot0', robot.machine._register(fleet.now), robot)
+    robot.compute_time = 2.0
+    assert share_of_speed(fleet, 30, behave) > 0.6
