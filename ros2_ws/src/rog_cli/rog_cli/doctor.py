@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,7 @@ def listen(network: ReachConfig, seconds: float) -> list[Heard]:
             asked.add(robot)
             node.create_subscription(
                 TrainingStatus, f'{network.namespace}/{robot}/training_status',
-                lambda status, robot=robot: note(robot, status), qos.STATUS)
+                partial(note, robot), qos.STATUS)
 
     node.create_subscription(FleetStatus, f'{network.namespace}/{SERVER}/fleet_status', on_fleet,
                              qos.STATUS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from fleet_ros.network_options import add_network_options, join_network
@@ -35,7 +36,7 @@ def call(options: Any) -> int:
         for name in set(servers(node)) - known:
             known.add(name)
             node.create_subscription(msg.ServerStatus, f'/rrto/{name}/status',
-                                     lambda m: heard.__setitem__(m.server, m), qos.STATUS)
+                                     partial(heard.__setitem__, name), qos.STATUS)
         rclpy.spin_once(node, timeout_sec=0.1)
     for status in heard.values():
         print(f'{status.server}: {status.device}, busy {status.busy:.0%}, '
