@@ -4,6 +4,8 @@ PYTHON ?= python3
 # ROS 2 comes from the shell's, where one is sourced, else from PyPI: jazzy or kilted.
 ROS ?= jazzy
 VENV := .venv$(addprefix -,$(filter-out jazzy,$(ROS)))
+# The libraries of a sourced ROS 2 look for those of the workspace in LD_LIBRARY_PATH.
+IN = $(shell $(PYTHON) tools/ros.py sourced && echo '. $(abspath $(VENV))/setup.sh &&')
 BIN := $(abspath $(VENV))/bin
 PACKAGES := ros2_ws/src/fleet_env ros2_ws/src/fleet_ros ros2_ws/src/rog_core \
             ros2_ws/src/rog_tasks ros2_ws/src/rog_ros ros2_ws/src/rog_ps ros2_ws/src/rog_worker \
@@ -46,23 +48,23 @@ $(VENV)/.ready: $(wildcard constraints.txt requirements*.txt ros-*.txt) $(addsuf
 	@touch $@
 
 demo: setup
-	@$(BIN)/rog fleet up $(FLEET)
+	@$(IN) $(BIN)/rog fleet up $(FLEET)
 
 test: setup
-	@PATH="$(BIN):$$PATH" $(BIN)/python tools/test.py
+	@$(IN) PATH="$(BIN):$$PATH" $(BIN)/python tools/test.py
 
 test-all: setup
-	@PATH="$(BIN):$$PATH" $(BIN)/python tools/test.py --all
+	@$(IN) PATH="$(BIN):$$PATH" $(BIN)/python tools/test.py --all
 
 soak: setup
 	ROG_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -q ros2_ws/src/rog_core/test/test_invariants.py
 	@if [ $(MINUTES) = 0 ] || [ $$(id -u) != 0 ]; then echo 'not run: make chaos, as root'; else $(MAKE) chaos; fi
 
 chaos: setup
-	@$(BIN)/rog chaos outdoor --set link.scale=0.25 --minutes $(MINUTES) --seed $(SEED)
+	@$(IN) $(BIN)/rog chaos outdoor --set link.scale=0.25 --minutes $(MINUTES) --seed $(SEED)
 
 bench: setup
-	@$(BIN)/python tools/bench.py
+	@$(IN) $(BIN)/python tools/bench.py
 
 wheels: setup
 	@$(BIN)/python tools/wheels.py dist
