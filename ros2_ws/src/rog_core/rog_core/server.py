@@ -370,6 +370,7 @@ class ServerMachine:
         np.maximum(member.versions, start, out=member.versions)
         self._count_slowest(member)
         member.bound = self.method.row_bound
+        member.paid = now  # else one that waits would be retired and return at once, for ever
         member.take_place('return')
         return [Notice(member.robot, 'returned', f'at iteration {member.iteration}')]
 

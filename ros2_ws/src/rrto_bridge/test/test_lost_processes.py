@@ -75,12 +75,13 @@ def test_a_program_starts_beside_its_own_server():
 
 
 @pytest.mark.long
-def test_a_program_that_stood_still_is_told_so(domain, server):
-    program = loop(domain, 's')
-    worker = next(p for p in (program.process.pid, *children(program.process.pid)))
-    os.kill(worker, signal.SIGSTOP)
+def test_a_program_that_stood_still_is_told_so(domain):
+    server = domain.server('t', lease=3.0)  # of its own: another program's end was said by `s`
+    server.wait('serving as t')
+    program = loop(domain, 't')
+    os.kill(program.process.pid, signal.SIGSTOP)
     server.wait('leaves: it was silent for too long')
-    os.kill(worker, signal.SIGCONT)
+    os.kill(program.process.pid, signal.SIGCONT)
     program.wait('LinkError: this program stood still for .* raise its parameter lease')
     assert program.process.wait() == 1
 
