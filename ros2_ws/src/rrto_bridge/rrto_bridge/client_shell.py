@@ -92,6 +92,8 @@ class Link(Port):
         self._changed = threading.RLock()      # guards streams and link
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
+        if 'HOME' not in os.environ:  # a child of `env -i`: ROS 2 would find no place for its log
+            os.environ.setdefault('ROS_HOME', str(Path.home() / '.ros'))
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
                          context=self._context)
