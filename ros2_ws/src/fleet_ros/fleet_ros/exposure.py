@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 from xml.etree import ElementTree
 
 from fleet_env.errors import SettingError
@@ -82,14 +85,19 @@ def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.env
 def look_before(name: str, namespace: str, arguments: Sequence[str] | None = None) -> None:
     """Call `require_key` with the parameters of a node before anything of it is on the network.
 
-    Only a node can read its parameters; so this one never leaves the machine. Nor has it the DDS
-    domain of the real one, as DDS may keep the configuration of a domain once it has it.
+    Only a node can read its parameters. This one never leaves the machine, nor has it the DDS
+    domain of the real one. It is in a process of its own, as Fast DDS reads its profile once.
 
     :param name, namespace: of the node that is going to be.
     :param arguments: of the process, by default sys.argv.
     """
     if not leaves_machine(os.environ) or os.environ.get('ROS_SECURITY_ENABLE', '') == 'true':
         return  # with SROS 2 it may not join another domain; the real node looks by itself
+    if (found := _aside(partial(_declared, name, namespace, arguments))) is not None:
+        require_key(*found)
+
+
+def _declared(name: str, namespace: str, arguments: Sequence[str] | None) -> tuple[str, bool]:
     context = Context()
     with reaching(ReachConfig()):
         context.init(None if arguments is None else list(arguments), domain_id=_ASIDE)
@@ -101,7 +109,23 @@ def look_before(name: str, namespace: str, arguments: Sequence[str] | None = Non
             node.destroy_node()
         finally:
             context.try_shutdown()
-    require_key(key, is_open)
+    return str(key), bool(is_open)
+
+
+def _aside(function: Callable[[], Any]) -> Any:
+    """Return what a function returns in a forked process; None if it fails, as it will here."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writing, json.dumps(function()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else None
 
 
 _ASIDE = 101  # the highest domain whose ports Linux does not give to others
