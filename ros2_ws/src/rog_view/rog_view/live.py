@@ -82,6 +82,10 @@ class Live:
             return 'the run is over' if fleet.state == 'stopped' else 'the run is being ended'
         if len(fleet.tag) and self._key is None:
             return 'this fleet has a key: start rog view with --key FILE'
+        if len(fleet.tag):  # it offers no parameters, and says itself why it refuses a call
+            return ''
+        if not self._parameters.service_is_ready():
+            return f'this fleet takes no control calls ({CONTROL})'
         if self._question is None or not self._question.done() \
                 or self._whom != fleet.incarnation:
             return 'asking the server whether it takes control calls'
