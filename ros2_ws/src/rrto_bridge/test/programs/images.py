@@ -41,4 +41,5 @@ for k in range(COUNT):
     publisher.publish(Image(height=8, width=8, encoding='rgb8', step=24, data=data))
     while looker.seen <= k:
         executor.spin_once(timeout_sec=0.1)
+executor.shutdown()
 rclpy.shutdown()
