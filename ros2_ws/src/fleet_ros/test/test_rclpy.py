@@ -3,23 +3,13 @@
 import threading
 
 import pytest
-import rclpy
 from fleet_testing import eventually
-from rclpy.context import Context
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.task import Future
 from std_srvs.srv import SetBool
 
 LIMIT = 30.0  # s; what goes wrong fails then
-
-
-@pytest.fixture
-def context():
-    made = Context()
-    rclpy.init(args=[], context=made)
-    yield made
-    made.try_shutdown()
 
 
 @pytest.fixture

@@ -1,24 +1,14 @@
 """A subscription passes on what has arrived, in order, and leaves its node's others a turn."""
 
 import pytest
-import rclpy
 from fleet_ros.receiving import subscribe
 from fleet_testing import eventually
-from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from std_msgs.msg import Int32
 
 RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
-
-
-@pytest.fixture
-def context():
-    made = Context()
-    rclpy.init(args=[], context=made)
-    yield made
-    made.try_shutdown()
 
 
 @pytest.fixture

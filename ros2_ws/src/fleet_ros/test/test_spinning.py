@@ -3,22 +3,17 @@
 import threading
 
 import pytest
-import rclpy
 from fleet_ros.spinning import Spinning
-from rclpy.context import Context
 from rclpy.node import Node
 
 LIMIT = 30.0  # seconds; what goes wrong fails then
 
 
 @pytest.fixture
-def node():
-    context = Context()
-    rclpy.init(args=[], context=context)
+def node(context):
     node = Node('spinner', context=context)
     yield node
     node.destroy_node()
-    context.try_shutdown()
 
 
 def spinners():
