@@ -61,6 +61,11 @@ def dds_environment(network: ReachConfig) -> dict[str, str]:
         'RMW_FASTRTPS_PUBLICATION_MODE': ''}
 
 
+def ros_home() -> Path:
+    """Return the folder of ROS 2 in this user's home, also where HOME is not set."""
+    return Path(os.environ.get('ROS_HOME') or Path.home() / '.ros')
+
+
 def fastdds_version() -> int:
     """Return the major version of Fast DDS of this ROS 2: 2 up to Jazzy, 3 since Kilted."""
     prefixes = [sys.prefix, *os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep)]
@@ -69,8 +74,7 @@ def fastdds_version() -> int:
 
 def _kept(profile: str) -> Path:
     """Write a profile into the folder of ROS 2, under a name that its content decides."""
-    home = os.environ.get('ROS_HOME') or Path.home() / '.ros'
-    path = Path(home) / 'fleet' / f'fastdds-{hashlib.sha256(profile.encode()).hexdigest()[:16]}.xml'
+    path = ros_home() / 'fleet' / f'fastdds-{hashlib.sha256(profile.encode()).hexdigest()[:16]}.xml'
     try:
         if path.exists() and path.read_text() == profile:
             return path

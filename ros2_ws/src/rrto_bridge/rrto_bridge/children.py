@@ -19,7 +19,7 @@ BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'bootstrap'
 
 # What a process needs to find the server, beside the path of Python.
 _NEEDED = re.compile('RRTO_SETTINGS|CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|AMENT_PREFIX_PATH'
-                     '|(ROS|RMW|CYCLONEDDS|FASTDDS|FASTRTPS)_.*')
+                     '|SKIP_DEFAULT_XML_FILE|(ROS|RMW|CYCLONEDDS|FASTDDS|FASTRTPS)_.*')
 _AS_ANOTHER_USER = ('sudo', 'su', 'doas', 'runuser', 'systemd-run')
 _IN_A_SHELL = re.compile(r'\benv\s+(-i\b|-\s|--ignore-environment)'
                          r'|\bpython[\d.]*\s+-[a-zA-Z]*[IES]')

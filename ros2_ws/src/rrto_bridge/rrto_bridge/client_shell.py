@@ -27,6 +27,7 @@ import rclpy
 import torch
 from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
+from fleet_ros.environment import ros_home
 from fleet_ros.middleware import other_middleware
 from fleet_ros.receiving import subscribe
 from fleet_ros.spinning import Spinning
@@ -93,7 +94,7 @@ class Link(Port):
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
         if 'HOME' not in os.environ:  # a child of `env -i`: ROS 2 would find no place for its log
-            os.environ.setdefault('ROS_HOME', str(Path.home() / '.ros'))
+            os.environ['ROS_HOME'] = str(ros_home())
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
                          context=self._context)

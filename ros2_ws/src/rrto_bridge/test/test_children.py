@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import pytest
+from fleet_env.fleet import ReachConfig
+from fleet_ros.environment import dds_environment
 from processes import Domain
 from rrto_bridge.children import BOOTSTRAP, HIDDEN, adapted
 
@@ -22,6 +24,11 @@ def test_an_emptied_environment_is_given_what_the_device_needs():
     assert command == 'python app.py'
     assert given == {'LANG': 'C', 'RRTO_SETTINGS': '{}', 'ROS_DOMAIN_ID': '7',
                      'PYTHONPATH': f'{BOOTSTRAP}:/ros'}
+
+
+def test_an_emptied_environment_is_given_all_that_keeps_a_fleet_to_its_interface():
+    network = dds_environment(ReachConfig())
+    assert network.items() <= words('python app.py', {}, {**OURS, **network})[1].items()
 
 
 def test_a_path_of_the_program_comes_behind_ours():
