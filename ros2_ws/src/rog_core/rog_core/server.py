@@ -45,6 +45,7 @@ from .partition import RowPartition
 from .plausible import Plausibility
 from .pull import Pull, final_of, pull_of, snapshot_of
 from .states import (
+    COMPUTING,
     COUNTED,
     DRAINING,
     JOINING,
@@ -52,6 +53,7 @@ from .states import (
     RETIRED,
     RUNNING,
     SERVER,
+    STARVED,
     STOPPING,
     TRAINING,
     WAITING,
@@ -196,20 +198,20 @@ class ServerMachine:
         return member
 
     def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan,
-                     computing: bool = False) -> list[Action]:
+                     state: str = WAITING) -> list[Action]:
         """Handle a heartbeat of a robot. One that is away must register again; see `is_member`.
 
-        ``loss``: of its last batch; NaN if unknown. ``computing``: whether it computes a gradient;
-        this is progress, unless it takes far longer than usual.
+        ``loss``: of its last batch; NaN if unknown. ``state``: of the worker. To compute is
+        progress, unless it takes far longer than usual; to be starved of data is none.
         """
         member = self.members.get(robot)
         if member is None or member.incarnation != incarnation or not member.alive:
             return []
         silent, member.heard, member.loss = now - member.heard, now, loss
-        if computing and member.as_usual(now, self.limits.patience, self.members.values()):
+        if state == COMPUTING and member.as_usual(now, self.limits.patience, self.members.values()):
             member.progress = now
             member.paid = now
-        if not computing and member.has_to_act and now >= self.limits.out_of_step_at(member):
+        if state not in (COMPUTING, STARVED) and member.has_to_act and now >= self.limits.out_of_step_at(member):
             return self._register_again(member, now)
         back = member.place == RETIRED or silent > self.config.heartbeat_limit / 2
         if member.sender is None or not back or math.isinf(self.limits.patience):

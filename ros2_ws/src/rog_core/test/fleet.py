@@ -32,7 +32,7 @@ from rog_core.messages import (
 from rog_core.methods import Team
 from rog_core.partition import partition_of
 from rog_core.server import ServerMachine
-from rog_core.states import BUSY, COMPUTING, OPEN, PAUSED, PUSHING, STOPPED
+from rog_core.states import BUSY, COMPUTING, OPEN, PAUSED, PUSHING, STARVED, STOPPED
 from rog_core.worker import WorkerMachine
 
 # Enough short rows for several windows, a small row, a scalar, and a row of several segments.
@@ -77,6 +77,7 @@ class Robot:
         self.machine = WorkerMachine(name, incarnation, self.store,
                                      transfer_config(fleet.codec, chunk_bytes=CHUNK))
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
+        self.starved = False     # of data: so its status says while it computes
         self.alive = True
         self.requests = 0
         self.granted = 0  # iteration whose start was checked last
@@ -384,7 +385,7 @@ class Fleet:
             else:
                 self.act(None, server.on_heartbeat(
                     name, machine.incarnation, self.now, self.rng.random(),
-                    machine.state == COMPUTING))
+                    STARVED if robot.starved and machine.state == COMPUTING else machine.state))
             known = server.is_member(name, machine.incarnation)
             self.act(name, machine.on_server_status(server.incarnation, known, self.now), robot)
         self.at(0.1, self.heartbeat)

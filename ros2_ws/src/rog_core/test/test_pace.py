@@ -199,6 +199,22 @@ def test_who_stops_again_and_again_costs_a_bounded_share_of_the_time():
     assert share_of_speed(fleet, 40, behave) > 0.6
 
 
+def test_a_robot_that_is_starved_of_data_is_retired_after_the_patience_and_comes_back_at_once():
+    fleet = Dawdler()
+    robot = fleet.robots['robot0']
+    robot.compute_time, robot.starved = 40.0, True
+    run_until(fleet, lambda: fleet.member.place == RETIRED)
+    assert fleet.member.stood < 2 * PATIENCE  # one that computes may take ten times as long
+    iteration = fleet.member.iteration
+    fleet.run(15.0)
+    assert (fleet.member.place, fleet.member.iteration) == (RETIRED, iteration)
+    assert not any(notice.what == 'out_of_step' for notice in fleet.told)
+    robot.compute_time, robot.starved = 0.1, False
+    run_until(fleet, lambda: fleet.member.iteration > iteration)
+    fleet.run(2 * PATIENCE)
+    assert fleet.member.place == COUNTED
+
+
 def test_a_robot_whose_gradients_take_far_too_long_costs_a_bounded_share_of_the_time():
     fleet = Dawdler()
     fleet.robots['robot0'].compute_time = 20.0

@@ -13,7 +13,7 @@ from rog_ros import qos
 from rog_ros.parameters import SERVER
 from rog_ros.servers import Others, refusal
 
-SECONDS = 1.0  # in which a server on this network is found
+SECONDS = 2.0  # in which a server on this network is found, should an announcement be lost
 _LEAST = 0.3   # s of them for reading what has arrived during the imports
 
 

@@ -29,7 +29,7 @@ from rog_core.flat import flatten, rows_of, trainable
 from rog_core.messages import Action, Notice, RegisterResponse, Send, Stop
 from rog_core.methods import check_method
 from rog_core.server import ServerMachine
-from rog_core.states import AWAY, COMPUTING, PAUSED, STOPPED
+from rog_core.states import AWAY, PAUSED, STOPPED
 from rog_msgs.msg import FleetStatus, TransferReceipt
 from rog_msgs.srv import Register
 from rog_ros import qos
@@ -371,7 +371,7 @@ class ParameterServerNode(ManagedNode):
             if self._above is not None:
                 self._above.note(robot, message.loss, message.accuracy)
             self.act(self.machine.on_heartbeat(robot, member.incarnation, now, message.loss,
-                                                message.state == COMPUTING))
+                                                message.state))
 
     def _note_pause(self, robot: str, paused: bool) -> None:
         if paused == (robot in self._paused):
@@ -382,7 +382,8 @@ class ParameterServerNode(ManagedNode):
 
     def _on_other(self, message: Any) -> None:
         """Handle the status of a server at the same place, which may be our own."""
-        others, mine = self._others, (self.elapsed, process_of(self.machine.incarnation))
+        others, mine = self._others, (self.elapsed, self._reports.count,
+                                      process_of(self.machine.incarnation))
         if self.done:
             return
         others.refused = ''

@@ -33,7 +33,7 @@ class Reports:
         self._node, self._claim, self._signature = node, claim, signature
         self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
-        self._count = 0                       # statuses published
+        self.count = 0                       # statuses published
         # When we asked who publishes, how many messages were refused then, and the answer.
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
 
@@ -41,9 +41,9 @@ class Reports:
         """Publish the fleet's status; ``elapsed``: s of training, ``paused``: robots that are."""
         now = time.monotonic()
         active = machine.active()
-        self._count += 1
+        self.count += 1
         message = FleetStatus(
-            incarnation=process_of(machine.incarnation), count=self._count,
+            incarnation=process_of(machine.incarnation), count=self.count,
             run=self._claim.run, start=self._claim.start,
             host=this_process(), version=this_version(), sync=str(machine.method),
             model=machine.partition.digest,

@@ -12,6 +12,7 @@ from typing import Any
 from .seal import Signature
 
 PROVIDERS = ('rog_ros', 'rog_suite')  # distributions that this package is in: workspace, wheel
+AT_ONCE = 2   # servers that differ by so few statuses have begun at the same time
 YOUNG = 10.0  # s in which a server that meets another one may still give way
 FRESH = 30.0  # s for which a proved status of another server counts; clocks may differ by that
 
@@ -74,14 +75,21 @@ def refusal(status: Any, place: str) -> str:
             'network.namespace or network.domain_id')
 
 
-def gives_way(mine: tuple[float, int], other: Any, age: float) -> bool:
+def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
     """Whether a server ends because of another one: the younger does, while it is young.
 
-    :param mine: elapsed time of its run, s, and incarnation; ``other``: the other's status.
+    :param mine: elapsed time of its run, s, the count of its last status, and its incarnation.
+    :param other: the other's status, which may be a moment old.
     :param age: s since it was started.
     """
-    return age < YOUNG and is_there(other) \
-        and (-mine[0], mine[1]) > (-other.elapsed, other.incarnation)
+    elapsed, count, incarnation = mine
+    if age >= YOUNG or not is_there(other):
+        return False
+    if elapsed != other.elapsed:
+        return elapsed < other.elapsed
+    if abs(count - other.count) > AT_ONCE:
+        return count < other.count
+    return incarnation > other.incarnation
 
 
 class Order:

@@ -8,22 +8,24 @@ from rog_ros.seal import Signature, new_key
 from rog_ros.servers import FRESH, YOUNG, Loyalty, Order, Others, gives_way, refusal
 
 
-def status(elapsed=0.0, incarnation=5, state='training', run=0, start=1):
+def status(elapsed=0.0, incarnation=5, state='training', run=0, start=1, count=1):
     return SimpleNamespace(state=state, elapsed=elapsed, incarnation=incarnation, sync='bsp',
                            host='laptop, process 7', robots=[SimpleNamespace(robot='robot1')],
-                           run=run, start=start)
+                           run=run, start=start, count=count)
 
 
 @pytest.mark.parametrize(('mine', 'other'), [
-    ((0.0, 7), status(20.0, 9)), ((0.0, 7), status(0.0, 5)), ((3.0, 7), status(3.5, 9))])
+    ((0.0, 1, 7), status(20.0, 9)), ((0.0, 1, 7), status(0.0, 5)), ((3.0, 1, 7), status(3.5, 9)),
+    ((0.0, 3, 7), status(count=9, incarnation=9)), ((0.0, 3, 7), status(count=2, incarnation=5))])
 def test_of_two_servers_exactly_one_gives_way(mine, other):
     assert gives_way(mine, other, age=1.0)
-    assert not gives_way((other.elapsed, other.incarnation), status(*mine), age=1.0)
+    assert not gives_way((other.elapsed, other.count, other.incarnation),
+                         status(mine[0], mine[2], count=mine[1]), age=1.0)
 
 
 def test_a_server_gives_way_only_at_its_start_and_to_one_that_serves():
-    assert not gives_way((0.0, 7), status(20.0), age=YOUNG)
-    assert not gives_way((0.0, 7), status(20.0, state='stopped'), age=1.0)
+    assert not gives_way((0.0, 1, 7), status(20.0), age=YOUNG)
+    assert not gives_way((0.0, 1, 7), status(20.0, state='stopped'), age=1.0)
 
 
 def test_the_refusal_names_the_other_server_and_what_to_do():

@@ -45,7 +45,6 @@ from rog_core.messages import (
 )
 from rog_core.partition import Listing, RowPartition, require_same
 from rog_core.server import ServerMachine
-from rog_core.states import COMPUTING
 from rog_tasks.sources import CameraSource
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
@@ -291,7 +290,7 @@ class Simulation:
                 if name in self._unheard and not self._patient:
                     self._act(robot, machine.on_contact(self.now))
                 self._serve(server.on_heartbeat(name, machine.incarnation, self.now, robot.loss,
-                                                machine.state == COMPUTING))
+                                                machine.state))
                 known = server.is_member(name, machine.incarnation)
                 self._act(robot, machine.on_server_status(server.incarnation, known, self.now))
         self._unheard = {name for name in self.robots if not self._heard(name)}

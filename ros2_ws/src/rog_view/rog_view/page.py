@@ -20,7 +20,7 @@ REFRESH = 1.0  # s
 # Hue of each state; what is red or violet wants attention.
 LOOKS = {'computing': 'good', 'training': 'good', 'pushing': 'busy', 'pulling': 'busy',
          'waiting': 'late', 'retired': 'odd', 'away': 'bad', 'paused': 'over',
-         'stopped': 'over'}
+         'starved': 'odd', 'stopped': 'over'}
 # Of the robots, in the order of their names; those of the figures of `rog plot`.
 COLORS = ['#1f77b4', '#ff7f0e', '#2ca02c', '#d62728', '#9467bd', '#8c564b', '#e377c2', '#7f7f7f',
           '#bcbd22', '#17becf']

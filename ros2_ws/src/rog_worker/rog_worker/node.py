@@ -40,7 +40,7 @@ from rog_core.messages import (
     Send,
     Stop,
 )
-from rog_core.states import DONE, PAUSED, REGISTERING, STOPPED
+from rog_core.states import COMPUTING, DONE, PAUSED, REGISTERING, STARVED, STOPPED
 from rog_core.worker import WorkerMachine
 from rog_msgs.msg import (
     FleetStatus,
@@ -489,7 +489,9 @@ class WorkerNode(ManagedNode):
         if machine is not None:
             for name, value in asdict(machine.report(now)).items():
                 setattr(message, name, value)
-            message.state = state or machine.state
+            starved = self._watch is not None and self._watch.starved
+            message.state = state or (
+                STARVED if starved and machine.state == COMPUTING else machine.state)
             if message.state in (PAUSED, STOPPED) and machine.server:
                 message.session = machine.session
         self._status.publish(sealed(self._session.to_server if self._session else None, message))

@@ -28,6 +28,11 @@ class Watch:
         self._subscribed: set[tuple[CameraSource, str]] = set()
         self._levels: dict[str, str] = {}
 
+    @property
+    def starved(self) -> bool:
+        """Whether a source gave nothing to train on when it was last looked at."""
+        return 'error' in self._levels.values()
+
     def close(self) -> None:
         """Tell the sources that the run is over."""
         for source in self._sources:

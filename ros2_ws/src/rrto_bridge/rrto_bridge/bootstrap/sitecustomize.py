@@ -38,7 +38,7 @@ if os.environ.get('RRTO_SETTINGS'):
     except ImportError:   # another Python, which has no rrto
         pass
 
-_here = os.path.dirname(os.path.abspath(__file__))
-_other = PathFinder.find_spec('sitecustomize', [p for p in sys.path if os.path.abspath(p) != _here])
+_here = os.path.dirname(os.path.realpath(__file__))  # colcon may have put a link beside it
+_other = PathFinder.find_spec('sitecustomize', [p for p in sys.path if os.path.realpath(p) != _here])
 if _other is not None and _other.loader is not None:
     _other.loader.exec_module(importlib.util.module_from_spec(_other))
