@@ -211,7 +211,8 @@ class ServerMachine:
         if state == COMPUTING and member.as_usual(now, self.limits.patience, self.members.values()):
             member.progress = now
             member.paid = now
-        if state not in (COMPUTING, STARVED) and member.has_to_act and now >= self.limits.out_of_step_at(member):
+        if state not in (COMPUTING, STARVED) and member.has_to_act \
+                and now >= self.limits.out_of_step_at(member):
             return self._register_again(member, now)
         back = member.place == RETIRED or silent > self.config.heartbeat_limit / 2
         if member.sender is None or not back or math.isinf(self.limits.patience):

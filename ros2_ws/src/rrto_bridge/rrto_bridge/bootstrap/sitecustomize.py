@@ -39,6 +39,7 @@ if os.environ.get('RRTO_SETTINGS'):
         pass
 
 _here = os.path.dirname(os.path.realpath(__file__))  # colcon may have put a link beside it
-_other = PathFinder.find_spec('sitecustomize', [p for p in sys.path if os.path.realpath(p) != _here])
+_others = [p for p in sys.path if os.path.realpath(p) != _here]
+_other = PathFinder.find_spec('sitecustomize', _others)
 if _other is not None and _other.loader is not None:
     _other.loader.exec_module(importlib.util.module_from_spec(_other))
