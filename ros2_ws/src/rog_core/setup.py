@@ -6,13 +6,16 @@ setup(
     name=package_name,
     version='0.2.0',
     packages=find_packages(exclude=['test']),
+    package_data={'rog_core.codecs.cuda': ['*.cu']},
     data_files=[
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
         ('share/' + package_name, ['package.xml']),
     ],
     install_requires=['numba', 'numpy', 'torch>=2.4'],
-    extras_require={'test': ['pytest', 'hypothesis']},
-    zip_safe=True,
+    extras_require={
+        'cuda': ['cupy-cuda12x'],  # kernels of the codecs for rows on a GPU
+        'test': ['pytest', 'hypothesis', 'nvidia-cuda-nvrtc-cu12']},
+    zip_safe=False,
     maintainer='The ROG founders',
     maintainer_email='rog@example.org',
     description="ROG's protocol and mathematics of training, without any I/O.",

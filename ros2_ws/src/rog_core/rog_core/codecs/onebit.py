@@ -14,7 +14,18 @@ import numpy as np
 from numba import njit, types
 
 from ..arrays import from_host
-from .base import Codec, bfloat16_encode, elements, join, repeat, spans, split, starts_of
+from . import cuda
+from .base import (
+    Codec,
+    Segments,
+    bfloat16_encode,
+    elements,
+    join,
+    repeat,
+    spans,
+    split,
+    starts_of,
+)
 from .kernels import LENGTH, SCALE, bad_scale, intrinsic, prefetch_row, scale_of, write_scale
 
 
@@ -27,6 +38,26 @@ class OneBit(Codec):
     def sizes(self, lengths):
         """See `Codec.sizes`."""
         return 2 + (lengths + 7) // 8
+
+    def _encode(self, partition, values, mirror, ids, magnitude):
+        if not cuda.usable(values):
+            return super()._encode(partition, values, mirror, ids, magnitude)
+        import torch
+        scales = bfloat16_encode((magnitude / partition.lengths[ids]).astype(np.float32))
+        size = int(self.sizes(partition.lengths[ids]).sum())
+        code = torch.empty(size, dtype=torch.uint8, device=values.device)
+        cuda.launch('onebit', 'onebit_encode', ids.size, values, values,
+                    values if mirror is None else mirror,
+                    cuda.upload(self._table(partition, ids, scales), values), code,
+                    np.int32(mirror is None))
+        return cuda.download(code)
+
+    def _table(self, partition: Segments, ids: np.ndarray, scales: np.ndarray | int) -> np.ndarray:
+        """Table of `onebit.cu`: int64 (ids, 4)."""
+        table = np.empty((ids.size, 4), np.int64)
+        table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
+        table[:, 2], table[:, 3] = starts_of(self.sizes(table[:, 1])), scales
+        return table
 
     def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
         _encode(values, mirror, offsets, ids, magnitude, out)
@@ -46,6 +77,11 @@ class OneBit(Codec):
         """See `Codec.add`."""
         if isinstance(values, np.ndarray):
             _add(values, partition.offsets, ids, np.float32(factor), data)
+            return
+        if cuda.usable(values):
+            cuda.launch('onebit', 'onebit_add', ids.size, values, values,
+                        cuda.upload(self._table(partition, ids, 0), values),
+                        cuda.upload(data, values), np.float32(factor))
             return
         lengths = partition.lengths[ids]
         sizes = (lengths + 7) // 8

@@ -1,0 +1,78 @@
+"""CUDA kernels of codecs: one `.cu` per family, one launch per call over a table of segments.
+
+cupy compiles a kernel when it is first used; it works on the memory of torch tensors (DLPack) and
+on torch's current stream. Without cupy, or for tensors elsewhere, the codecs use torch operations,
+which are the reference.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...arrays import Array
+
+THREADS = 256  # of a block; one block works on one segment
+OPTIONS = ('--std=c++14', '--fmad=false')  # a fused multiply-add would round differently
+
+
+def source(family: str) -> str:
+    """Return the text of a family's kernels."""
+    return (Path(__file__).parent / f'{family}.cu').read_text()
+
+
+@cache
+def _cupy() -> Any:
+    """Return cupy; None where it is not installed."""
+    try:
+        import cupy
+    except ImportError:
+        return None
+    return cupy
+
+
+def usable(values: Array) -> bool:
+    """Whether kernels can work on ``values``: a tensor of a CUDA device, and cupy is installed."""
+    return not isinstance(values, np.ndarray) and values.is_cuda and _cupy() is not None
+
+
+@cache
+def _function(family: str, name: str, device: int) -> Any:
+    """Return a kernel; cupy loads it for the current device."""
+    return _cupy().RawModule(code=source(family), options=OPTIONS).get_function(name)
+
+
+def launch(family: str, name: str, blocks: int, like: Array, *arguments: Any) -> None:
+    """Run a kernel on torch's current stream of the device of ``like``; nothing waits for it.
+
+    ``arguments``: tensors of that device without gaps, and numpy scalars.
+    """
+    import torch
+    if not blocks:
+        return
+    cupy = _cupy()
+    device = like.get_device()
+    stream = torch.cuda.current_stream(like.device).cuda_stream
+    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
+        _function(family, name, device)((blocks,), (THREADS,), tuple(
+            cupy.from_dlpack(a) if isinstance(a, torch.Tensor) else a for a in arguments))
+
+
+def upload(values: np.ndarray, like: Array) -> Array:
+    """Copy to the device of ``like`` through a pinned buffer, which torch keeps for the next."""
+    import torch
+    pinned = torch.empty(values.shape, dtype=torch.from_numpy(values[:0]).dtype, pin_memory=True)
+    pinned.numpy()[...] = values
+    return pinned.to(like.device, non_blocking=True)
+
+
+def download(values: Array) -> np.ndarray:
+    """Copy to the host through a pinned buffer; waits for the current stream."""
+    import torch
+    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    pinned.copy_(values, non_blocking=True)
+    torch.cuda.current_stream(values.device).synchronize()
+    return pinned.numpy().copy()
