@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
+import rclpy
 from fleet_env.errors import SettingError
 from fleet_env.fleet import ReachConfig
 from rclpy.context import Context
@@ -133,9 +134,20 @@ _ASIDE = 101  # the highest domain whose ports Linux does not give to others
 
 @contextmanager
 def reaching(network: ReachConfig) -> Iterator[None]:
-    """Let DDS go where these settings say, for the domain that is joined meanwhile."""
-    former = dict(os.environ)
-    os.environ.update(dds_environment(network))
+    """Let DDS go where these settings say, for the domain that is joined meanwhile.
+
+    :raises SettingError: if this process is on another network already, and Fast DDS, which reads
+        its profile once per process, would use that one.
+    """
+    former, wanted = dict(os.environ), dds_environment(network)
+    if rclpy.ok() and 'fastrtps' in get_rmw_implementation_identifier() \
+            and any(former.get(name) != wanted[name] for name in FASTDDS_FILES):
+        raise SettingError(
+            f'interface and peers must be those of the fleet that this process is in, got interface '
+            f'{network.interface} and peers {network.peers or "none"}: a process has one network '
+            'with Fast DDS. Give both fleets the same interface and peers, and domains or '
+            'namespaces of their own; or use Cyclone DDS (docs/network.md)')
+    os.environ.update(wanted)
     try:
         yield
     finally:
