@@ -19,7 +19,8 @@ from fleet_env.fleet import ReachConfig
 from .dds_profiles import LOOPBACK, cyclone_profile, fastdds_profile, is_loopback
 
 LAST_DOMAIN = 232  # the ports of a higher one do not exist
-# The variables in which Fast DDS looks for its profile: version 2 in the first, 3 in both.
+# The variables in which Fast DDS looks for its profile: version 2 in the first, 3 in both, where
+# the first makes each process print a warning.
 FASTDDS_FILES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 
@@ -55,7 +56,7 @@ def dds_environment(network: ReachConfig) -> dict[str, str]:
         'ROS_LOCALHOST_ONLY': '',  # where it is 1 it wins over the range
         'ROS_STATIC_PEERS': '',
         'CYCLONEDDS_URI': cyclone_profile(network),
-        **dict.fromkeys(FASTDDS_FILES, profile),
+        **dict.fromkeys(FASTDDS_FILES, ''), fastdds_file(): profile,
         'SKIP_DEFAULT_XML_FILE': '1',      # a profile in the working directory would be merged
         'ROS_DISCOVERY_SERVER': '', 'RMW_FASTRTPS_USE_QOS_FROM_XML': '',
         'RMW_FASTRTPS_PUBLICATION_MODE': ''}
@@ -70,6 +71,11 @@ def fastdds_version() -> int:
     """Return the major version of Fast DDS of this ROS 2: 2 up to Jazzy, 3 since Kilted."""
     prefixes = [sys.prefix, *os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep)]
     return 3 if any((Path(prefix) / 'share' / 'fastdds').is_dir() for prefix in prefixes) else 2
+
+
+def fastdds_file() -> str:
+    """Return the variable that names the profile for the Fast DDS of this ROS 2."""
+    return FASTDDS_FILES[fastdds_version() - 2]
 
 
 def _kept(profile: str) -> Path:

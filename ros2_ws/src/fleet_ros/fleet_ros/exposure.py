@@ -19,7 +19,7 @@ from rclpy.context import Context
 from rclpy.node import Node
 from rclpy.utilities import get_rmw_implementation_identifier
 
-from .environment import FASTDDS_FILES, dds_environment
+from .environment import FASTDDS_FILES, dds_environment, fastdds_version
 
 _INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([^"\']+)["\']')
 
@@ -45,11 +45,13 @@ def leaves_machine(environment: Mapping[str, str]) -> bool:
 
 
 def _fastdds_interfaces(environment: Mapping[str, str]) -> list[str]:
-    """Return the interfaces that the profile of each version confines Fast DDS to; none: all."""
+    """Return the interfaces that its profiles confine Fast DDS to; none: all."""
     found: list[str] = []
-    for name in FASTDDS_FILES:
+    for name in FASTDDS_FILES[:fastdds_version() - 1]:
+        if not environment.get(name):
+            continue
         try:
-            root = ElementTree.parse(environment.get(name, '')).getroot()
+            root = ElementTree.parse(environment[name]).getroot()
         except (OSError, ElementTree.ParseError):
             return []
         for element in root.iter():
@@ -141,7 +143,7 @@ def reaching(network: ReachConfig) -> Iterator[None]:
     """
     former, wanted = dict(os.environ), dds_environment(network)
     if rclpy.ok() and 'fastrtps' in get_rmw_implementation_identifier() \
-            and any(former.get(name) != wanted[name] for name in FASTDDS_FILES):
+            and any(former.get(name, '') != wanted[name] for name in FASTDDS_FILES):
         raise SettingError(
             'interface and peers must be those of the fleet that this process is in, got '
             f'interface {network.interface} and peers {network.peers or "none"}: a process has '

@@ -12,9 +12,9 @@ from fleet_env.fleet import ReachConfig
 from fleet_env.settings import changed, checked
 from fleet_ros.dds_profiles import cyclone_profile, fastdds_profile, is_loopback
 from fleet_ros.environment import (
-    FASTDDS_FILES,
     dds_environment,
     domain_of,
+    fastdds_file,
     where_traffic_goes,
 )
 from rclpy.utilities import get_rmw_implementation_identifier
@@ -55,10 +55,9 @@ def test_what_the_environment_says_does_not_carry_a_fleet_off_this_machine(monke
     assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SYSTEM_DEFAULT'  # the profiles say it all
     assert '"lo"' in found['CYCLONEDDS_URI'] and _LINGER in found['CYCLONEDDS_URI']
     assert '<SPDPInterval>5s<' in found['CYCLONEDDS_URI']  # who was forgotten is met again soon
-    for name in FASTDDS_FILES:
-        text = Path(found[name]).read_text()
-        assert '<interfaceWhiteList><interface>lo</interface></interfaceWhiteList>' in text
-        assert '<useBuiltinTransports>false<' in text
+    text = Path(found[fastdds_file()]).read_text()
+    assert '<interfaceWhiteList><interface>lo</interface></interfaceWhiteList>' in text
+    assert '<useBuiltinTransports>false<' in text
 
 
 def test_what_the_environment_says_does_not_keep_a_fleet_on_this_machine(monkeypatch):
@@ -71,11 +70,10 @@ def test_what_the_environment_says_does_not_keep_a_fleet_on_this_machine(monkeyp
     for part in ('"wlan0"', '"10.0.0.2"', '"laptop.local"', '<MaxMessageSize>1400B',
                  '<SPDPInterval>5s', '>200ms</HeartbeatInterval>', _LINGER):
         assert part in found['CYCLONEDDS_URI']
-    for name in FASTDDS_FILES:
-        text = Path(found[name]).read_text()
-        for part in ('<interface>wlan0<', '>10.0.0.2<', '>10.0.0.3<', '>239.255.0.1<',
-                     '<maxMessageSize>1400<'):
-            assert part in text
+    text = Path(found[fastdds_file()]).read_text()
+    for part in ('<interface>wlan0<', '>10.0.0.2<', '>10.0.0.3<', '>239.255.0.1<',
+                 '<maxMessageSize>1400<'):
+        assert part in text
 
 
 def test_a_peer_that_cannot_be_resolved_is_named(monkeypatch):
@@ -87,8 +85,7 @@ def test_a_peer_that_cannot_be_resolved_is_named(monkeypatch):
 
 def test_profiles_are_kept_in_the_folder_of_ros(monkeypatch, tmp_path):
     monkeypatch.setenv('ROS_HOME', str(tmp_path))
-    paths = {dds_environment(HERE)[name] for name in FASTDDS_FILES}
-    path, = map(Path, paths)
+    path = Path(dds_environment(HERE)[fastdds_file()])
     assert path.parent == tmp_path / 'fleet'
     path.write_text('spoilt')
     dds_environment(HERE)

@@ -40,9 +40,6 @@ START_LIMIT = 60.0    # s that the radio has to start, on a busy machine
 AIR_FILE, SUMMARY = 'air.jsonl', 'air.json'
 _LINES = 1 << 17      # bytes that hold its last lines, of fleets with up to a hundred robots
 SERVER = 'server'
-# Of the user, beside those that `dds_environment` replaces; they would lead DDS elsewhere.
-FOREIGN = ('ROS_DISCOVERY_SERVER', 'FASTRTPS_DEFAULT_PROFILES_FILE',
-           'FASTDDS_DEFAULT_PROFILES_FILE')
 
 _NEW_NET, _NEW_MOUNTS = 0x40000000, 0x00020000  # CLONE_NEWNET, CLONE_NEWNS
 _TUNSETIFF, _TAP = 0x400454CA, 0x1002        # IFF_TAP | IFF_NO_PI
@@ -218,8 +215,6 @@ class EmulatedNetwork:
     def _set_environment(self) -> None:
         """Let DDS of this process, and of those that it starts, use the emulated network only."""
         self._environment = dict(os.environ)
-        for name in FOREIGN:
-            os.environ.pop(name, None)
         # Shared memory would go past the radio.
         os.environ['FASTDDS_BUILTIN_TRANSPORTS'] = 'UDPv4'
         os.environ.update(dds_environment(changed(self.fleet.network, interface=INTERFACE)))

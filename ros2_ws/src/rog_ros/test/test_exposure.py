@@ -8,7 +8,7 @@ import rclpy
 from fleet_env.errors import SettingError
 from fleet_env.fleet import ReachConfig
 from fleet_ros import exposure
-from fleet_ros.environment import dds_environment
+from fleet_ros.environment import dds_environment, fastdds_file
 from fleet_ros.exposure import leaves_machine, look_before, require_key
 from fleet_ros.process import run
 
@@ -30,7 +30,7 @@ AWAY = [CYCLONE, FASTDDS, {**dds_environment(ReachConfig()), 'RMW_IMPLEMENTATION
         {**FASTDDS, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'},
         {**FASTDDS, 'ROS_LOCALHOST_ONLY': '1'},
         {**dds_environment(ReachConfig()), **FASTDDS, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
-        {**dds_environment(ReachConfig()), **FASTDDS, 'FASTRTPS_DEFAULT_PROFILES_FILE': '/none'},
+        {**dds_environment(ReachConfig()), **FASTDDS, fastdds_file(): '/none'},
         {**CYCLONE, 'CYCLONEDDS_URI': URI.format('name="wlan0"')},
         {**CYCLONE, 'CYCLONEDDS_URI': 'file:///etc/dds.xml'},
         {**CYCLONE, 'CYCLONEDDS_URI': URI.format('name="lo"/><NetworkInterface name="eth0"')}]
@@ -49,9 +49,9 @@ def test_what_stays_on_this_machine_needs_no_key(environment):
 def test_a_profile_of_fast_dds_that_opens_one_other_interface_leaves_this_machine(
         spoilt, tmp_path):
     environment = {**dds_environment(ReachConfig()), **FASTDDS}
-    text = Path(environment['FASTRTPS_DEFAULT_PROFILES_FILE']).read_text()
+    text = Path(environment[fastdds_file()]).read_text()
     assert text.count(spoilt[0]) == 1
-    environment['FASTRTPS_DEFAULT_PROFILES_FILE'] = str(tmp_path / 'theirs.xml')
+    environment[fastdds_file()] = str(tmp_path / 'theirs.xml')
     (tmp_path / 'theirs.xml').write_text(text)
     assert not leaves_machine(environment)
     (tmp_path / 'theirs.xml').write_text(text.replace(*spoilt))
