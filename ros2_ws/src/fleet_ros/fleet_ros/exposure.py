@@ -6,9 +6,10 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
@@ -96,14 +97,15 @@ def look_before(name: str, namespace: str, arguments: Sequence[str] | None = Non
     """
     if not leaves_machine(os.environ) or os.environ.get('ROS_SECURITY_ENABLE', '') == 'true':
         return  # with SROS 2 it may not join another domain; the real node looks by itself
-    if (found := _aside(partial(_declared, name, namespace, arguments))) is not None:
+    given = sys.argv if arguments is None else arguments
+    if (found := _aside(name, namespace, given)) is not None:
         require_key(*found)
 
 
-def _declared(name: str, namespace: str, arguments: Sequence[str] | None) -> tuple[str, bool]:
+def _declared(name: str, namespace: str, arguments: Sequence[str]) -> tuple[str, bool]:
     context = Context()
     with reaching(ReachConfig()):
-        context.init(None if arguments is None else list(arguments), domain_id=_ASIDE)
+        context.init(list(arguments), domain_id=_ASIDE)
         try:
             node = Node(name, namespace=namespace, context=context, enable_rosout=False,
                         start_parameter_services=False)
@@ -115,22 +117,20 @@ def _declared(name: str, namespace: str, arguments: Sequence[str] | None) -> tup
     return str(key), bool(is_open)
 
 
-def _aside(function: Callable[[], Any]) -> Any:
-    """Return what a function returns in a forked process; None if it fails, as it will here."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(writing, json.dumps(function()).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else None
+def _aside(name: str, namespace: str, arguments: Sequence[str]) -> Any:
+    """Return what `_declared` returns in another process; None if it fails, as it will here.
+
+    The process is a new one: a child that is forked while threads of DDS run may hang.
+    """
+    try:
+        done = subprocess.run([sys.executable, '-m', __name__, name, namespace, *arguments],
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_LIMIT)
+        return json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        return None
 
 
+_LIMIT = 60.0  # s that reading the parameters may take
 _ASIDE = 101  # the highest domain whose ports Linux does not give to others
 
 
@@ -155,3 +155,7 @@ def reaching(network: ReachConfig) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(former)
+
+
+if __name__ == '__main__':
+    print(json.dumps(_declared(*sys.argv[1:3], sys.argv[3:])))
