@@ -450,8 +450,10 @@ class Device:
     def seed(self, seed: int) -> None:
         """Seed of the random operators; a server is not looked for because of it."""
         with self.lock:
+            seed = torch.Generator().manual_seed(seed).initial_seed()   # not negative
             self._seed = seed
             if 'engine' in self.__dict__:
+                self.turns.enter(True)
                 self._ask('seed', seed)
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .operators import DEFAULT, USUAL, overload
-from .record import Meta, Special
+from .record import SEEDING, Meta, Special
 from .tensors import DTYPES, from_special, meta_of
 
 
@@ -53,6 +53,8 @@ def _run(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], .
             return [empty(item) for item in value]
         return from_special(value, device) if isinstance(value, Special) else value
 
+    if op == SEEDING:
+        return ()
     function = overload(op.removeprefix('aten.'))
     given = {k: empty(v) for k, v in keywords}
     if given.pop(DEFAULT, USUAL) is not torch.get_default_dtype():

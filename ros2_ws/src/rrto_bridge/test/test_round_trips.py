@@ -98,7 +98,23 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x[:, :8], x[:, 8:] * 2], 1)
 
 
-@pytest.mark.parametrize('program', [shifts, experts, offloaded, growing, sizes, library])
+def seeds(device):
+    """One at the beginning and three in the midst, another each time."""
+    model = layers().to(device)
+    seed = torch.cuda.manual_seed if device == 'cuda' else torch.manual_seed
+
+    def infer(k):
+        torch.manual_seed(k - 3)
+        y = model[0](torch.rand(2, 8, generator=seeded(k)).to(device))
+        for step in range(3):
+            seed((1 << 64) - 1 - k - step)
+            y = model[2](torch.relu(y + torch.randn_like(y)))
+        return (y + torch.randn_like(y)).cpu()
+    return infer
+
+
+@pytest.mark.parametrize('program', [shifts, experts, offloaded, growing, sizes, library,
+                                     seeds])
 @pytest.mark.parametrize('mode', ['async', 'replay'])
 def test_an_inference_waits_for_its_output_alone(mode, program, capsys):
     def results(device):
@@ -113,3 +129,23 @@ def test_an_inference_waits_for_its_output_alone(mode, program, capsys):
         assert torch.equal(mine, its)
         trips, engine.machine.round_trips = engine.machine.round_trips, 0
     assert trips == 1 and capsys.readouterr().err == ''
+
+
+@pytest.mark.parametrize('journal', [False, True])
+def test_seeds_are_replayed_and_a_mismatch_leaves_the_numbers_right(journal):
+    def results(device):
+        torch.manual_seed(1)
+        infer = seeds(device)
+        for k in range(30):
+            yield infer(k)
+            if k % 9 == 8:
+                torch.manual_seed(k)
+                x = torch.ones(2, device=device)
+                yield (x + torch.randn(2, device=device)).cpu()
+                torch.manual_seed(k)       # and then something else than in an inference
+                yield torch.rand(3, device=device).cpu()
+
+    expected = list(results('cpu'))
+    engine = remote.start('replay', journal=journal)
+    assert all(map(torch.equal, results('cuda'), expected))
+    assert engine.inferences >= 20
