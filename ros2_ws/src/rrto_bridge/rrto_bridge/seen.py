@@ -94,5 +94,5 @@ def _look(names: dict[str, Any], path: str) -> None:
         source = Path(path).read_bytes()
     except OSError:   # it is not from a file
         return
-    if _USES.search(source) and _TENSORS.search(source):
+    if b'type(' in source and _TENSORS.search(source) and _USES.search(source):
         names['type'] = TYPE
