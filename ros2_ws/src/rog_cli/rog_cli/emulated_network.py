@@ -31,8 +31,8 @@ from fleet_env.settings import changed
 from fleet_ros.environment import dds_environment
 from rog_core.errors import RogError
 
+from .fork_server import kill
 from .link_use import PERIODS_FILE
-from .nursery import kill
 from .radio import BEGIN, end_processes_in
 
 INTERFACE = 'radio0'  # in every namespace

@@ -19,7 +19,7 @@ from fleet_ros.ending import LAST, SIGNALS, launched
 from fleet_ros.environment import dds_environment
 from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
-from .nursery import Child, Nursery, kill, possible
+from .fork_server import Child, ForkServer, kill, possible
 
 LINGER = 10.0  # s that a robot may take to evaluate the final model when the run is over
 _STEP = 0.05   # s between two looks at whether a process has ended
@@ -67,15 +67,15 @@ class FleetProcesses:
 
     # -- starting ---
 
-    def start(self, name: str, nursery: Nursery | None = None) -> None:
+    def start(self, name: str, fork_server: ForkServer | None = None) -> None:
         """Start the process of ``server`` or of a robot, again if need be."""
         command, env = self.command(name), self.environment(name)
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
         fleet, own = self._whose(name)
         with self.log(name).open('ab') as log, self.place(name):
             # A session of its own: Ctrl+C is for the launcher, who ends the fleet in order.
-            self.processes[name] = fleet.processes[own] = nursery.start(command, log, env) \
-                if nursery else subprocess.Popen(
+            self.processes[name] = fleet.processes[own] = fork_server.start(command, log, env) \
+                if fork_server else subprocess.Popen(
                     [sys.executable, '-m', *command], stdin=subprocess.DEVNULL, stdout=log,
                     stderr=subprocess.STDOUT, start_new_session=True, env=env)
 
@@ -86,9 +86,10 @@ class FleetProcesses:
             from rog_core.warm_up import warm_up
 
             warm_up()  # compile once, not in every process at the same time
-        with Nursery(self.environment(self.names[0])) if together else nullcontext() as nursery:
+        with (ForkServer(self.environment(self.names[0])) if together
+              else nullcontext()) as fork_server:
             for name in self.names:
-                self.start(name, nursery)
+                self.start(name, fork_server)
 
     def _whose(self, name: str) -> tuple[FleetProcesses, str]:
         """Return the fleet, this one or one below, that has a process, and its name there."""

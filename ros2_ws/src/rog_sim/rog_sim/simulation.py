@@ -49,7 +49,7 @@ from rog_tasks.sources import CameraSource
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
 from .below import FleetBelow
-from .portraits import SERVER, write_portraits
+from .model_outputs import SERVER, write_model_outputs
 from .processes import GradientProcesses
 from .robot import Robot
 from .traffic import traffic_factor
@@ -248,17 +248,17 @@ class Simulation:
         for name in self.below:
             self._report(self.robots[name], 'stopped')
         if self._out is not None:
-            self._save_portraits(self._out)
+            self._save_model_outputs(self._out)
         if reason != 'interrupted':
             progress(1.0)
         return self._recorder.stop(self.end, reason)
 
-    def _save_portraits(self, out: Path) -> None:
+    def _save_model_outputs(self, out: Path) -> None:
         """Write what the task shows of the models at the end, if it shows anything."""
         unflatten(self._model, self.server.master)
         shown = {SERVER: self._task.portrait(self._model), **{
             robot.name: robot.portrait(self._processes) for robot in self.real_robots}}
-        write_portraits(out, shown)
+        write_model_outputs(out, shown)
 
     def _measure_server(self) -> None:
         """Evaluate the server's model, as the papers on GSGM and gradient coding do."""
