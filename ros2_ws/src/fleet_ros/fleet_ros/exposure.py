@@ -158,4 +158,4 @@ def reaching(network: ReachConfig) -> Iterator[None]:
 
 
 if __name__ == '__main__':
-    print(json.dumps(_declared(*sys.argv[1:3], sys.argv[3:])))
+    print(json.dumps(_declared(sys.argv[1], sys.argv[2], sys.argv[3:])))

@@ -70,7 +70,7 @@ def test_they_end_by_signals_and_their_launcher_learns_by_which(start):
         process.send_signal(number)  # to nobody
 
 
-def test_they_go_on_without_the_nursery_and_it_starts_no_more(tmp_path):
+def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path):
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
     with (tmp_path / 'log').open('wb') as log, ForkServer(os.environ) as fork_server:
         process = fork_server.start(['says_what_it_is', 'stay'], log, environment(7, tmp_path))
