@@ -107,7 +107,7 @@ def explained_fleet(fleet: FleetConfig) -> str:
     return '\n'.join(lines) + '\n'
 
 
-def fleets_below(fleet: FleetConfig) -> dict[str, FleetConfig]:
+def child_fleets(fleet: FleetConfig) -> dict[str, FleetConfig]:
     """Return the child fleets, whose servers are robots of this fleet, by these robots' names.
 
     Duration and seed are those of the parent fleet.

@@ -1,7 +1,7 @@
-"""Where the traffic of a fleet goes: the one place that turns its settings into variables of DDS.
+"""Turn the network settings of a fleet into environment variables for DDS.
 
-The same for Fast DDS and Cyclone DDS, and whatever the user's environment says: setup.bash of
-ROS 2 exports a discovery range of its own, which must not carry a fleet off this machine.
+The result is the same for Fast DDS and Cyclone DDS, and independent of the user's environment. For
+example, setup.bash of ROS 2 exports a discovery range that would let a fleet leave this machine.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FASTDDS_FILES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FIL
 
 
 def domain_of(network: ReachConfig) -> int:
-    """Return the DDS domain: that of the settings, else ROS_DOMAIN_ID, else 0.
+    """Return the DDS domain of the settings, else of ROS_DOMAIN_ID, else 0.
 
-    :raises FleetFileError: when ROS_DOMAIN_ID is no domain; Fast DDS would end the process for it.
+    :raises FleetFileError: ROS_DOMAIN_ID is not a domain; Fast DDS would end the process.
     """
     if network.domain_id >= 0:
         return network.domain_id
@@ -39,9 +39,9 @@ def domain_of(network: ReachConfig) -> int:
 
 
 def dds_environment(network: ReachConfig) -> dict[str, str]:
-    """Return the variables of a process in this fleet; they replace what the user has set.
+    """Return the environment variables of a process in this fleet; they replace the user's.
 
-    :raises FleetFileError: when this machine has no such interface, or cannot resolve a peer.
+    :raises FleetFileError: this machine has no such interface, or cannot resolve a peer.
     """
     known = [name for _, name in socket.if_nameindex()]
     if network.interface not in known:
@@ -79,7 +79,7 @@ def fastdds_file() -> str:
 
 
 def _kept(profile: str) -> Path:
-    """Write a profile into the folder of ROS 2, under a name that its content decides."""
+    """Write a profile into the folder of ROS 2, under a name derived from its content."""
     path = ros_home() / 'fleet' / f'fastdds-{hashlib.sha256(profile.encode()).hexdigest()[:16]}.xml'
     try:
         if path.exists() and path.read_text() == profile:
@@ -96,7 +96,7 @@ def _kept(profile: str) -> Path:
 
 
 def where_traffic_goes(network: ReachConfig) -> str:
-    """Return the sentence about it that every start prints."""
+    """Return the sentence about the network that every start prints."""
     domain = f'DDS domain {domain_of(network)}'
     domain += f', namespace {network.namespace}' * bool(network.namespace)
     if is_loopback(network):

@@ -1,4 +1,4 @@
-"""Whether DDS may talk beyond this machine, and that a fleet that does has a key."""
+"""Check whether DDS may talk beyond this machine, and require a key for such a fleet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([
 def leaves_machine(environment: Mapping[str, str]) -> bool:
     """Return whether these variables let DDS reach, or be reached from, other machines.
 
-    What they leave open counts as yes.
+    If the variables do not decide, the result is True.
     """
     rmw = environment.get('RMW_IMPLEMENTATION') or get_rmw_implementation_identifier()
     reach = environment.get('ROS_AUTOMATIC_DISCOVERY_RANGE', '').strip().upper()
@@ -46,7 +46,7 @@ def leaves_machine(environment: Mapping[str, str]) -> bool:
 
 
 def _fastdds_interfaces(environment: Mapping[str, str]) -> list[str]:
-    """Return the interfaces that its profiles confine Fast DDS to; none: all."""
+    """Return the interfaces to which the profiles confine Fast DDS; an empty list means all."""
     found: list[str] = []
     for name in FASTDDS_FILES[:fastdds_version() - 1]:
         if not environment.get(name):
@@ -73,10 +73,10 @@ def _is_loopback(interface: str) -> bool:
 
 
 def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to leave this machine without a key, unless the user has said so.
+    """Raise an error if the fleet leaves this machine without a key and without consent.
 
     :param key: the setting ``security.key``; ``is_open``: ``security.open``.
-    :raises SettingError: says what to do.
+    :raises SettingError: the fleet would leave this machine without a key.
     """
     if not key and not is_open and leaves_machine(environment):
         raise SettingError(
@@ -87,12 +87,12 @@ def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.env
 
 
 def look_before(name: str, namespace: str, arguments: Sequence[str] | None = None) -> None:
-    """Call `require_key` with the parameters of a node before anything of it is on the network.
+    """Call `require_key` with the parameters of a node before the node joins the network.
 
-    Only a node can read its parameters. This one never leaves the machine, nor has it the DDS
-    domain of the real one. It is in a process of its own, as Fast DDS reads its profile once.
+    Only a node can read its parameters. So a temporary node reads them, confined to this machine
+    and in another DDS domain. It runs in a process of its own, because Fast DDS reads its profile once.
 
-    :param name, namespace: of the node that is going to be.
+    :param name, namespace: of the real node.
     :param arguments: of the process, by default sys.argv.
     """
     if not leaves_machine(os.environ) or os.environ.get('ROS_SECURITY_ENABLE', '') == 'true':
@@ -118,7 +118,7 @@ def _declared(name: str, namespace: str, arguments: Sequence[str]) -> tuple[str,
 
 
 def _aside(name: str, namespace: str, arguments: Sequence[str]) -> Any:
-    """Return what `_declared` returns in another process; None if it fails, as it will here.
+    """Call `_declared` in another process; return its result, or None if it fails.
 
     The process is a new one: a child that is forked while threads of DDS run may hang.
     """
@@ -136,7 +136,7 @@ _ASIDE = 101  # the highest domain whose ports Linux does not give to others
 
 @contextmanager
 def reaching(network: ReachConfig) -> Iterator[None]:
-    """Let DDS go where these settings say, for the domain that is joined meanwhile.
+    """Apply these network settings to every domain that is joined inside the context.
 
     :raises SettingError: if this process is on another network already, and Fast DDS, which reads
         its profile once per process, would use that one.

@@ -48,7 +48,7 @@ def on(interface, **more):
 
 
 @pytest.mark.parametrize('name', WANDERING)
-def test_what_the_environment_says_does_not_carry_a_fleet_off_this_machine(monkeypatch, name):
+def test_environment_variables_do_not_let_a_fleet_leave_this_machine(monkeypatch, name):
     monkeypatch.setenv(name, WANDERING[name])
     found = dds_environment(HERE)
     assert found[name] != WANDERING[name]
@@ -60,7 +60,7 @@ def test_what_the_environment_says_does_not_carry_a_fleet_off_this_machine(monke
     assert '<useBuiltinTransports>false<' in text
 
 
-def test_what_the_environment_says_does_not_keep_a_fleet_on_this_machine(monkeypatch):
+def test_environment_variables_do_not_confine_a_fleet_to_this_machine(monkeypatch):
     monkeypatch.setenv('ROS_LOCALHOST_ONLY', '1')
     monkeypatch.setattr(socket, 'if_nameindex', lambda: [(1, 'lo'), (2, 'wlan0')])
     monkeypatch.setattr(socket, 'getaddrinfo', lambda name, *_: [(2, 2, 17, '', (
@@ -129,7 +129,7 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are():
 @pytest.mark.parametrize(('changes', 'says'), [
     ({'peers': '10.0.0.2'}, 'over lo'), ({'namespace': 'blue'}, '/blue'),
     ({'interface': 'wlan0', 'peers': 'a b'}, '10.0.0.2'), ({'domain_id': 233}, '232')])
-def test_what_cannot_be_is_refused(changes, says):
+def test_invalid_network_settings_are_refused(changes, says):
     with pytest.raises(SettingError, match=says):
         changed(HERE, **changes)
 
@@ -140,7 +140,7 @@ def test_a_name_cannot_break_the_profile():
 
 
 @pytest.mark.parametrize('text', ['233', 'seven', '-1', '٣'])
-def test_a_domain_that_cannot_be_is_refused(text, monkeypatch):
+def test_an_invalid_domain_is_refused(text, monkeypatch):
     monkeypatch.setenv('ROS_DOMAIN_ID', text)
     with pytest.raises(FleetFileError, match=f"from 0 to 232, got '{text}'"):
         dds_environment(HERE)

@@ -34,7 +34,7 @@ def test_a_process_that_was_killed_has_ended():
     assert kill(process) and process.poll() == -9
 
 
-def test_the_processes_of_fleets_below_are_started_in_their_own_domains(tmp_path):
+def test_the_processes_of_child_fleets_are_started_in_their_own_domains(tmp_path):
     fleet = load_fleet('two_level', [FLEETS])
     processes = FleetProcesses(fleet, tmp_path, ['server', 'blue', 'red'])
     assert processes.names == ['server', 'blue/server', 'blue/robot1', 'blue/robot2',
