@@ -90,7 +90,8 @@ def look_before(name: str, namespace: str, arguments: Sequence[str] | None = Non
     """Call `require_key` with the parameters of a node before the node joins the network.
 
     Only a node can read its parameters. So a temporary node reads them, confined to this machine
-    and in another DDS domain. It runs in a process of its own, because Fast DDS reads its profile once.
+    and in another DDS domain. It runs in a process of its own, because Fast DDS reads its profile
+    once.
 
     :param name, namespace: of the real node.
     :param arguments: of the process, by default sys.argv.
