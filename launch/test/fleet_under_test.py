@@ -14,7 +14,7 @@ from fleet_testing import environment, eventually, free_domain
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
-from rog_cli.nursery import Nursery
+from rog_cli.fork_server import ForkServer
 from rog_msgs.msg import FleetStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.parameters import server_parameters, worker_parameters
@@ -38,9 +38,9 @@ def write_fleet(folder, robots=2, minutes=10.0, task='tiny_task:Tiny', sync='rsp
 
 
 @cache
-def nursery():
+def fork_server():
     """The one of all tests, for as long as this process lives."""
-    return Nursery(os.environ)
+    return ForkServer(os.environ)
 
 
 class Fleet:
@@ -85,7 +85,7 @@ class Fleet:
             file = self.folder / f'{label or name}.yaml'
             file.write_text(yaml.safe_dump({'/**': {'ros__parameters': {**values, **parameters}}}))
             with self.log_path(label or name).open('ab') as log:
-                self.processes[label or name] = nursery().start(
+                self.processes[label or name] = fork_server().start(
                     [MODULES.get(name, 'rog_worker.main'), '--ros-args', '-r',
                      f'__ns:={namespace}/{"rog" if name == "server" else name}',
                      '--params-file', str(file)], log, environment(self.domain, HERE, *folders))

@@ -1,4 +1,4 @@
-"""A link that follows a trace, as a first-in first-out server of bytes. Sans-I/O: time comes in."""
+"""A link that follows a trace, as a first-in first-out server of bytes. Sans-I/O."""
 
 import math
 
@@ -8,11 +8,11 @@ _MBIT_PER_BYTE = 8e-6
 
 
 class TokenBucket:
-    """Says when each packet that is offered to the link has left it.
+    """Compute when each packet that is offered to the link leaves it.
 
-    The tokens are what the trace lets through. They are not saved up while the link is idle, so
-    the bytes that leave in any interval never exceed the integral of the rate over it plus the
-    packet that was under way at its start. The link is work conserving and keeps the order.
+    The rate of the trace fills the bucket. An idle link saves no tokens, so the bytes that leave
+    in any interval never exceed the integral of the rate over that interval plus the packet under
+    way at its start. The link is never idle while a packet waits, and keeps the order of packets.
     Every call costs O(log n) in the samples of the trace.
 
     :param trace: rate of the link; a rate of 0 lets nothing through.
@@ -28,10 +28,10 @@ class TokenBucket:
         self._busy_until = -math.inf
 
     def offer(self, nbytes: int, now: float) -> float:
-        """Queue ``nbytes`` at time ``now``; return the time at which the last of them has left.
+        """Queue ``nbytes`` at time ``now``; return the time at which the last byte leaves.
 
-        Infinite when the link is dead for ever. A ``now`` before an earlier one counts as that
-        earlier one.
+        The result is infinite when the rest of the trace has rate 0. A ``now`` before the latest
+        one counts as the latest one.
 
         :raises ValueError: when ``nbytes`` is negative.
         """
@@ -46,7 +46,7 @@ class TokenBucket:
         return max(self._departure, now)
 
     def backlog_bytes(self, now: float) -> float:
-        """Bytes that were offered and have not left at time ``now``."""
+        """Return the bytes that still wait at time ``now``."""
         now = self._advance(now)
         if now >= self._departure:
             return 0.0
@@ -62,13 +62,13 @@ class TokenBucket:
         return self._departure
 
     def clear(self, now: float) -> None:
-        """Forget what has not left at time ``now``: the sender gave it up."""
+        """Drop all bytes that still wait at time ``now``, because the sender gave them up."""
         now = self._advance(now)
         if now < self._departure:
             self._departure = now
             self._busy_until = self.trace.carried(now - self.start)
 
     def _advance(self, now: float) -> float:
-        # Before `start` the link has carried nothing, and carries nothing.
+        # The link carries nothing before `start`.
         self._now = max(self._now, now, self.start)
         return self._now

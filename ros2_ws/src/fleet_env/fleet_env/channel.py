@@ -1,13 +1,13 @@
-"""The radio channel of a fleet in virtual time: robots share the air. Sans-I/O: time comes in.
+"""The radio channel of a fleet in virtual time: robots share the air time. Sans-I/O.
 
-Every robot has two flows, to the server (uplink) and from it; each is first in, first out. The
-flows that have something to send and a link to send it over get equal shares of the air time: with
-k of them each moves at its robot's present rate / k. A flow whose link is dead (rate 0) takes no
-air: its radio hears nobody, and the others have what it does not use. The channel conserves work.
+Every robot has two first-in first-out flows: the uplink to the server and the downlink from it. A
+flow is active when it has data and its link has a rate above 0. Active flows get equal shares of
+the air time: with k active flows, each moves at its robot's present rate / k. A flow with a dead
+link (rate 0) uses no air time. The channel is never idle while a flow is active.
 
-Between two events only one number moves: the air time that each active flow has had. A robot's next
-item leaves at a known amount of it, as long as the robot's rate holds, however often others begin
-and end; so an event costs a few operations, and the search for the earliest robot runs in C.
+Between two events only one number changes: the air time that each active flow has received. While a
+robot's rate is constant, its next item leaves at a known amount of air time, independent of the
+other robots. So an event costs a few operations, and the search for the earliest robot runs in C.
 """
 
 import math
@@ -24,14 +24,14 @@ _NEVER = math.inf
 
 
 class Channel:
-    """Says which items have left the links of a fleet, and when the next one will.
+    """Compute which items have left the links of a fleet, and when the next item leaves.
 
     :param traces: robot -> rate of its link; a rate of 0 lets nothing through.
-    :param shared: all robots share one channel; otherwise each has one of its own, whose air only
-        its two directions share.
+    :param shared: True: all robots share one channel. False: each robot has its own channel, which
+        only its two directions share.
     :param start: time, on the caller's clock in seconds, at which the traces begin. A time before
-        it, or before an earlier one, counts as that.
-    :param max_backlog: bytes; a flow with more than these waiting takes no further item.
+        ``start``, or before the latest time given, counts as the later of the two.
+    :param max_backlog: bytes; a flow with a longer queue drops further items.
     """
 
     def __init__(self, traces: Mapping[str, LinkTrace], shared: bool = True, start: float = 0.0,
@@ -51,7 +51,7 @@ class Channel:
     def offer(self, robot: str, uplink: bool, nbytes: float, item: Any, now: float) -> bool:
         """Queue ``item`` of ``nbytes`` bytes, which may be a fraction, on one flow at time ``now``.
 
-        Return False when it is dropped since more than ``max_backlog`` bytes wait there.
+        Return False if the flow drops the item because more than ``max_backlog`` bytes wait.
 
         :raises ValueError: when ``nbytes`` is negative or the robot unknown.
         """
@@ -73,15 +73,15 @@ class Channel:
 
     @property
     def deadline(self) -> float:
-        """Time at which :meth:`pop` has the next item, infinite if nothing will ever leave.
+        """Return the time at which :meth:`pop` has the next item; infinite if no item ever leaves.
 
-        A departure that more than 10,000 changes of rate precede is approached in steps: an earlier
-        time is given, at which `pop` returns nothing.
+        The search stops after 10,000 changes of rate. It then returns an earlier time, at which
+        `pop` returns nothing, and goes on from there.
         """
         return self._left_at if self._left else self._soonest
 
     def pop(self, now: float) -> list[tuple[str, bool, Any]]:
-        """Return (robot, uplink, item) of what has left by ``now``, in order of departure."""
+        """Return (robot, uplink, item) of each item that left by ``now``, in order of departure."""
         if self._soonest <= now:
             self._run(now)
         left, self._left = self._left, []
@@ -92,7 +92,7 @@ class Channel:
         return self.traces[robot].rate(now - self.start)
 
     def backlog_bytes(self, robot: str, uplink: bool) -> float:
-        """Bytes of the items that wait on a flow, the one under way included."""
+        """Return the bytes of all items that wait on a flow, including the item under way."""
         return self._flows[robot, uplink][0].waiting
 
     def _run(self, now: float) -> None:
@@ -120,14 +120,14 @@ class _Flow:
         self.robot, self.uplink, self.index = robot, uplink, index
         self.queue: deque[tuple[float, Any]] = deque()
         self.waiting = 0.0      # bytes
-        self.goal = _NEVER      # what `_Air.served` is when the first item leaves
+        self.goal = _NEVER      # value of `_Air.served` at which the first item leaves
         self.sent: Any = None   # the item that has left last
 
 
 class _Air:
-    """One channel. Lists hold one value per robot; air time and clock are in seconds.
+    """One channel. Each list holds one value per robot; air time and clock are in seconds.
 
-    A robot's two flows see the same rate and share, so `served` is that of either.
+    A robot's two flows have the same rate and share, so one `served` describes both.
     """
 
     def __init__(self, traces: Mapping[str, LinkTrace], start: float):
@@ -147,7 +147,7 @@ class _Air:
         self.place = [(0, -1, -_NEVER)] * n  # sample, cycle and its end, where the robot was last
 
     def copy(self) -> '_Air':
-        """Return a copy; what waits in the flows stays common."""
+        """Return a copy that shares the flows and their queues."""
         other = object.__new__(_Air)
         other.__dict__.update(self.__dict__)
         for name in ('busy', 'rate', 'served', 'since', 'finish', 'change', 'place'):
@@ -167,14 +167,14 @@ class _Air:
         return air.time, air
 
     def leaves(self) -> float:
-        """Time at which the next item leaves if no rate changes before."""
+        """Return the time at which the next item leaves if no rate changes before then."""
         soonest = min(self.finish)
         if soonest == _NEVER:
             return _NEVER
         return max(self.time + (soonest - self.used) * self.active, self.time)
 
     def begin(self, flow: _Flow, now: float) -> None:
-        """Let a flow that was empty start with its first item; nothing leaves before ``now``."""
+        """Start a flow that was empty with its first item; no item may leave before ``now``."""
         while (change := min(self.change)) <= now:
             self.step(change)
         self._advance(max(now, self.time))
@@ -191,7 +191,7 @@ class _Air:
         self._aim(i)
 
     def depart(self, now: float) -> _Flow | None:
-        """Take the item that leaves at ``now`` from its flow, and return the flow."""
+        """Remove the item that leaves at ``now`` from its flow; return the flow."""
         if self.leaves() > now:
             return None
         soonest = min(self.finish)
@@ -216,7 +216,7 @@ class _Air:
         return flow
 
     def step(self, change: float) -> None:
-        """Go on to the time at which the rate of a busy robot changes."""
+        """Advance to ``change``, the time at which the rate of a busy robot changes."""
         i = self.change.index(change)
         self._advance(change)
         self._serve(i)

@@ -1,9 +1,9 @@
-"""Files that survive a crash, a full disk and a flipped bit: each with a digest, some kept.
+"""Saves that survive a crash, a full disk and a flipped bit: each has a digest.
 
 A *save* is a pair: ``NAME-000012.safetensors``, or whatever the payload's suffix is, and
 ``NAME-000012.json``, whose digest covers both. Both are written to a temporary file, flushed to the
-disk and renamed, the JSON last: a save without it never happened. Only the standard library is
-needed, so that damage is found before anything else is imported.
+disk and renamed, the JSON last: a payload without its JSON file is no save. The module imports only
+the standard library, so that a process detects damage before it imports anything else.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _PROBE = 1 << 16  # bytes that must fit on the disk at the start
 
 
 def hold(path: Path, who: str) -> int:
-    """Open a file and hold it, for its directory, until this process ends or closes the handle.
+    """Lock a directory by a file in it, until this process ends or closes the returned handle.
 
-    :param who: what this process is, such as ``parameter server``; for the error.
+    :param who: role of this process for the error message, such as ``parameter server``.
     :raises DurableError: another process holds it, or it cannot be written.
     """
     directory = path.parent
@@ -44,7 +44,7 @@ def hold(path: Path, who: str) -> int:
 
 
 class Save(NamedTuple):
-    """A save that is as it was written; ``path``: of the payload."""
+    """An undamaged save; ``path`` is that of the payload."""
 
     path: Path
     payload: bytes
@@ -52,9 +52,9 @@ class Save(NamedTuple):
 
 
 class Kept:
-    """The saves called ``name`` in a directory, of which the newest ``keep`` stay.
+    """The saves called ``name`` in a directory; :meth:`write` keeps only the newest ``keep``.
 
-    ``skipped``: what :meth:`newest` has found damaged, and why.
+    ``skipped`` lists the damaged saves that :meth:`newest` found, with the reason.
     """
 
     def __init__(self, directory: Path, name: str, suffix: str, keep: int = 1) -> None:
@@ -76,13 +76,13 @@ class Kept:
         return sorted(int(match[1]) for match in found if match)
 
     def path(self, number: int, suffix: str = '') -> Path:
-        """Path of a save's payload, or of its file with that suffix."""
+        """Return the path of a save's payload, or of its file with ``suffix``."""
         return self.directory / f'{self.name}-{number:06d}{suffix or self.suffix}'
 
     def tidy(self) -> None:
-        """Remove what a process that was killed has left half written.
+        """Remove the temporary files that a killed process left behind.
 
-        :raises DurableError: it cannot be removed.
+        :raises DurableError: a file cannot be removed.
         """
         try:
             for left in self.directory.glob(f'.{self.name}-*'):
@@ -91,9 +91,9 @@ class Kept:
             raise DurableError(f'{self.directory} cannot be written: {error.strerror}') from None
 
     def probe(self) -> None:
-        """Raise :class:`DurableError` unless something can be written here now.
+        """Raise :class:`DurableError` unless the directory can be written now.
 
-        The directory is not made, as the user may have to correct something else first.
+        The probe does not create the directory, because a later check may still end the run.
         """
         try:
             self.tidy()
@@ -104,9 +104,9 @@ class Kept:
             raise DurableError(f'{self.directory} cannot be written: {error.strerror}') from None
 
     def write(self, payload: bytes, meta: dict[str, Any]) -> Path:
-        """Write a save and return the path of its payload; older ones go once it is complete.
+        """Write a save, then delete the oldest ones; return the path of its payload.
 
-        :raises DurableError: the save was not made, and all former ones are still there.
+        :raises DurableError: the save could not be written; all former saves are unchanged.
         """
         there = self.numbers()
         number = there[-1] + 1 if there else 1
@@ -123,7 +123,7 @@ class Kept:
                 raise
             self._flush_directory()
             oldest = [*there, number][-self.keep:][0]
-            for suffix in ('.json', self.suffix):  # who was killed between the two left a payload
+            for suffix in ('.json', self.suffix):  # a process killed in between leaves a payload
                 for old in self._numbers_of(suffix):
                     if old < oldest:
                         self.path(old, suffix).unlink()
@@ -132,9 +132,9 @@ class Kept:
         return path
 
     def newest(self) -> Save | None:
-        """Return the newest save that is as it was written; None if there are none at all.
+        """Return the newest undamaged save; None if there is no save at all.
 
-        :raises DurableError: all are damaged; the text says which and how.
+        :raises DurableError: all saves are damaged; the message names each with the reason.
         """
         self.skipped = []
         for number in reversed(self.numbers()):
@@ -147,7 +147,7 @@ class Kept:
         return None
 
     def _read(self, number: int) -> Save | str:
-        """Return a save, or what is wrong with it."""
+        """Return a save, or the reason why it cannot be used."""
         try:
             meta = json.loads(self.path(number, '.json').read_bytes())
             if not isinstance(meta, dict) or meta.pop('digest', '') != _digest(_text(meta)):
@@ -156,7 +156,7 @@ class Kept:
         except OSError as error:
             return f'{error.filename}: {error.strerror}'
         except ValueError:
-            return 'its JSON file is none'
+            return 'its JSON file does not hold JSON'
         if meta.pop('payload') != _digest(payload):
             return 'it was changed after it was written'
         return Save(self.path(number), payload, meta)

@@ -1,8 +1,8 @@
-"""Errors in files and settings; each says where it is and how to correct it."""
+"""Errors in files and settings; each message says where the fault is and how to correct it."""
 
 
 class FleetEnvError(ValueError):
-    """A file, a line of it, what is wrong there and what to do.
+    """Base of all errors in files and settings; holds file, line and message.
 
     :param message: what is wrong and what to do, one sentence each.
     :param file: path of the file, empty when the value did not come from one.
@@ -18,11 +18,11 @@ class FleetEnvError(ValueError):
 
 
 class TraceError(FleetEnvError):
-    """A link trace that cannot be read, or whose samples make no sense."""
+    """A link trace cannot be read, or its samples are invalid."""
 
 
 class SettingError(FleetEnvError):
-    """A setting that is unknown, of the wrong type, or out of its bounds; ``path``: its keys."""
+    """A setting is unknown, has the wrong type, or is out of bounds; ``path`` holds its keys."""
 
     def __init__(self, message: str, file: str = '', line: int = 0,
                  path: tuple[str | int, ...] = ()) -> None:
@@ -31,12 +31,12 @@ class SettingError(FleetEnvError):
 
 
 class FleetFileError(SettingError):
-    """A fleet file, or an override of one, that is refused; nothing has changed."""
+    """A fleet file, or an override of a setting in it, is invalid; nothing has changed."""
 
 
 class RecordError(FleetEnvError):
-    """A run record (run.jsonl, summary.json) that cannot be read or written."""
+    """A run record (run.jsonl, summary.json) cannot be read or written."""
 
 
 class DurableError(FleetEnvError):
-    """A save (`fleet_env.durable`) cannot be written, or none of those there can be used."""
+    """A save (`fleet_env.durable`) cannot be written, or every save is damaged."""

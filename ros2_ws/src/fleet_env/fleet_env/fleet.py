@@ -64,9 +64,9 @@ class ChannelConfig(Settings):
 
     shared: bool = _(True, 'the robots share the air time of one channel; false: each robot has a '
                            'channel of its own')
-    header: int = _(0, 'what every datagram takes on the air beside its content; if it is not 0, '
-                       'acknowledgements and the ends of transfers take air time, too. 98 over '
-                       'DDS: Ethernet, IP, UDP and RTPS', 'B', ge=0)
+    header: int = _(0, 'bytes that every datagram adds to its content; if not 0, acknowledgements '
+                       'and the ends of transfers use air time, too. DDS adds 98: Ethernet, IP, '
+                       'UDP and RTPS', 'B', ge=0)
 
 
 class LinkConfig(Settings):
@@ -99,7 +99,7 @@ class HeartbeatConfig(Settings):
 
 
 class ReachConfig(Settings):
-    """Where the traffic of a fleet goes, and whom it meets there."""
+    """Which network the traffic of a fleet uses, and which machines it reaches."""
 
     interface: str = _('lo', 'network interface of the machine; lo keeps everything on it, '
                              'whatever the environment says')
@@ -139,18 +139,18 @@ class ServerConfig(Settings):
     device: str = _('cpu', "device that holds the server's rows", **DEVICE)
     checkpoint_every: float = _(10.0, 'time between checkpoints; 0 for none', 's', ge=0.0)
     keep: int = _(3, 'checkpoints that are kept, the newest ones', ge=1)
-    patience: float = _(0.0, 'time without progress after which the others do not wait for a robot '
-                             'any more; 0: four times what an iteration of the fleet takes, at '
-                             'least heartbeat.limit; inf: they wait however long it takes', 's',
+    patience: float = _(0.0, 'time without progress after which the server retires a robot: the '
+                             'others no longer wait for it; 0: four times the duration of an '
+                             'iteration, at least heartbeat.limit; inf: never', 's',
                         ge=0.0, allow_inf_nan=True)
     drain_limit: float = _(5.0, 'longest time that the exact final model may take to reach a robot '
                                 'at the end of a run', 's', gt=0.0)
     stop_limit: float = _(60.0, 'longest time that the end of a run may take; robots that have not '
                                 'finished by then are given up', 's', gt=0.0)
-    implausible: float = _(100.0, 'a push is refused whose norm is so many times the median of the '
-                                  "fleet's last 64; 0: none is", ge=0.0)
-    clip: float = _(0.0, 'a push counts for at most so many times the median norm of what the '
-                         'robots push; the rest of it is dropped. 0: all of it counts', ge=0.0)
+    implausible: float = _(100.0, 'the server refuses a push whose norm exceeds this factor times '
+                                  "the median norm of the fleet's last 64 pushes; 0: never", ge=0.0)
+    clip: float = _(0.0, 'largest norm of a push, as a factor of the median norm of the robots\' '
+                         'pushes; the server drops the rest of the push. 0: no limit', ge=0.0)
 
 
 class SecurityConfig(Settings):
@@ -165,7 +165,7 @@ class SecurityConfig(Settings):
 
 
 class UpstreamConfig(ReachConfig):
-    """The fleet above: of that one this fleet's server is a robot (docs/scale.md)."""
+    """The parent fleet, in which this fleet's server is a robot (docs/scale.md)."""
 
     robot: str = _('', 'name of this fleet among the robots of the fleet above it; empty: there is '
                        'none above', empty=True, pattern=r'^([a-z][a-z0-9_]*)?$',
@@ -173,8 +173,8 @@ class UpstreamConfig(ReachConfig):
     codec: str = _('onebit', 'encoding of the rows in the fleet above')
     granularity: Literal['model', 'layer', 'row', 'element'] = _(
         'row', 'unit of transmission in the fleet above')
-    rank: int = _(0, 'how many robots other fleets have before those of this one; robots divide '
-                     'the data by it', ge=0)
+    rank: int = _(0, "rank of this fleet's first robot among the robots of all fleets, which "
+                     'divide the data by rank', ge=0)
     world: int = _(0, 'number of robots of all fleets, among which the data are divided; 0: this '
                       'fleet has all data', ge=0)
     key: str = _('', 'file with the key of this fleet as a robot of the one above; relative to the '
@@ -184,7 +184,7 @@ class UpstreamConfig(ReachConfig):
 
 
 class StragglerConfig(Settings):
-    """How often a robot is late or away; drawn once for each gradient."""
+    """How often a robot is late or drops out; drawn once for each gradient."""
 
     probability: float = _(0.0, 'probability that a gradient takes longer', ge=0.0, le=1.0)
     time: float = _(0.0, 'how much longer it takes then', 's', ge=0.0)
@@ -194,14 +194,14 @@ class StragglerConfig(Settings):
 
 
 class Computer(Settings):
-    """What a robot computes with."""
+    """The computer of a robot."""
 
     capacity: float = _(1.0, 'computing capacity, relative: a gradient takes pace / capacity, and '
                              'gradient coding deals out data in proportion', gt=0.0)
 
 
 class RobotConfig(Computer):
-    """One robot; settings that its entry leaves out are those of the fleet."""
+    """One robot; a setting that its entry omits has the fleet's value."""
 
     name: str = _(..., "the robot's name and namespace", pattern=r'^[a-z][a-z0-9_]*$',
                   form='lower case, digits and underscores (REP-144)')
@@ -244,7 +244,7 @@ class FleetConfig(FleetSettings):
     """Path of the file that it was read from; not a setting."""
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other says the same; which file it stands in is no part of that."""
+        """Return whether both fleets have the same settings, whatever files they were read from."""
         return isinstance(other, FleetConfig) \
             and {**dict(self), 'file': ''} == {**dict(other), 'file': ''}
 
@@ -273,17 +273,17 @@ class FleetConfig(FleetSettings):
         return above.rank + self.rank(name), above.world or above.rank + len(self.robots)
 
     def robot_defaults(self, index: int, name: str) -> RobotConfig:
-        """Return robot ``index``, called ``name``, as it is where its entry says nothing else."""
+        """Return the settings of robot ``index``, called ``name``, when its entry sets nothing."""
         return RobotConfig(
             name=name, link=changed(self.link, offset=self.link.offset * index),
             pace=self.training.pace, power=self.power, codec_pace=self.training.codec_pace,
             stragglers=self.stragglers)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a fleet file holds, every setting written out.
+        """Return the content of a fleet file, with every setting written out.
 
-        A robot's entry holds only what differs from the fleet's, so that an override of the
-        fleet's setting reaches every robot that has none of its own.
+        A robot's entry holds only the settings that differ from the fleet's. So an override of a
+        fleet's setting reaches every robot that does not set it.
         """
         head = {'name': self.name, 'description': self.description}
         usual = (self.robot_defaults(*place) for place in enumerate(self.capacities))
@@ -293,6 +293,6 @@ class FleetConfig(FleetSettings):
 
 
 def _differences(settings: Settings, usual: Settings) -> dict[str, Any]:
-    """Return the settings that are not as usual, those of a section below its name."""
+    """Return the settings that differ from ``usual``; a section becomes a nested dict."""
     return {key: _differences(value, getattr(usual, key)) if isinstance(value, Settings) else value
             for key, value in settings if value != getattr(usual, key)}

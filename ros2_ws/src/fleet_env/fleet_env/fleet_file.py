@@ -1,7 +1,7 @@
 """Reads, finds, overrides and writes fleet files.
 
-A fleet file is YAML; :mod:`fleet_env.fleet` says what may stand in it. Nothing is guessed: an
-unknown key, a wrong type, a value out of range or a repeated robot name is refused with the line.
+A fleet file is YAML; :mod:`fleet_env.fleet` defines its keys. The reader guesses nothing: an
+unknown key, a wrong type, a value out of range or a repeated robot name is an error with its line.
 """
 
 import os
@@ -79,7 +79,7 @@ def with_overrides(fleet: FleetConfig, overrides: Mapping[str, Any]) -> FleetCon
 
 
 def with_robots(fleet: FleetConfig, count: int) -> FleetConfig:
-    """Return ``fleet`` with its first ``count`` robots, and as many more like them as it takes."""
+    """Return ``fleet`` with exactly ``count`` robots: cut the list, or add robots with defaults."""
     names = {robot.name for robot in fleet.robots}
     more = (f'robot{number}' for number in range(1, count + len(names) + 1))
     robots = list(fleet.robots[:count])
@@ -95,7 +95,7 @@ def dump_fleet(fleet: FleetConfig) -> str:
 
 
 def explained_fleet(fleet: FleetConfig) -> str:
-    """Return what :func:`dump_fleet` does, with a comment that says what each setting is."""
+    """Return the text of :func:`dump_fleet` with a comment that describes each setting."""
     known = {knob.path: f'{knob.description} ({knob.allowed})' for knob in knobs(type(fleet))}
     lines, section = [], ''
     text = yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True, width=10**6)
@@ -107,13 +107,13 @@ def explained_fleet(fleet: FleetConfig) -> str:
     return '\n'.join(lines) + '\n'
 
 
-def fleets_below(fleet: FleetConfig) -> dict[str, FleetConfig]:
-    """Return the fleets whose servers are robots of this one, by the names of these robots.
+def child_fleets(fleet: FleetConfig) -> dict[str, FleetConfig]:
+    """Return the child fleets, whose servers are robots of this fleet, by these robots' names.
 
-    Duration and seed are those of the fleet above.
+    Duration and seed are those of the parent fleet.
 
-    :raises FleetFileError: for a file that cannot be read, is of a fleet with another name above,
-        has fleets below itself, or gives its robots the data of another one's.
+    :raises FleetFileError: a file cannot be read, names another robot of the parent, has child
+        fleets of its own, or gives its robots the same data as another fleet's.
     """
     found = {robot.name: changed(read_fleet(robot.fleet), minutes=fleet.minutes, seed=fleet.seed)
              for robot in fleet.robots if robot.fleet}
@@ -152,9 +152,9 @@ def link_trace(link: LinkConfig) -> LinkTrace:
 
 
 def find_tasks(fleet: FleetConfig) -> None:
-    """Let this process and those it starts import a task that lies beside the fleet file, or here.
+    """Let this process and its children import tasks from the fleet file's or working directory.
 
-    Names of installed modules come first in this process.
+    In this process installed modules have precedence.
     """
     for folder in dict.fromkeys((os.path.dirname(os.path.abspath(fleet.file)), os.getcwd())):
         if folder not in sys.path:
@@ -168,7 +168,7 @@ _Path = tuple[str | int, ...]
 
 
 class _Document:
-    """What a fleet file says, and on which lines.
+    """The content of a fleet file, and the line of each key.
 
     :param lines: keys from the top -> line; the top has none.
     """
@@ -179,7 +179,7 @@ class _Document:
         self._overrides: dict[_Path, str] = {}
 
     def override(self, setting: str, value: Any) -> None:
-        """Set what the dotted name of a setting means; robots go by their names."""
+        """Change the setting with this dotted name; a robot is given by its name."""
         *parents, last = setting.split('.')
         node = self._data
         path: list[str | int] = []
@@ -303,7 +303,7 @@ def _parse(text: str, file: str) -> tuple[Any, str, dict[_Path, int]]:
 
 
 def _plain(node: yaml.Node, file: str, lines: dict[_Path, int], path: _Path) -> Any:
-    """Return what the node holds, and fill in the lines on which that stands."""
+    """Return the value of a YAML node, and record the line of each of its keys."""
     line = lines.setdefault(path, node.start_mark.line + 1)
     if len(lines) > _MOST:
         raise FleetFileError(f'holds more than {_MOST} values; do aliases (*name) repeat a part '

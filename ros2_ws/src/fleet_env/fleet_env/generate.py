@@ -24,7 +24,7 @@ _SHARES = (0, .01, .05, .10, .25, .31, .38, .50, .60, .75, .90, .95, .99, 1)
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """What a link is like.
+    """Statistics of a link.
 
     :param mean: Mbit/s; the quantiles are scaled to give exactly this.
     :param quantiles: Mbit/s below which the shares 0, .01, .05, .1, .25, .31, .38, .5, .6, .75,

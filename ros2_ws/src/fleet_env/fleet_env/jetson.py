@@ -10,11 +10,11 @@ _log = logging.getLogger(__name__)
 
 
 class JetsonEnergyMeter(EnergyMeter):
-    """An :class:`EnergyMeter` whose power is the board's own, read from a running ``jtop``.
+    """An :class:`EnergyMeter` with the measured power of the board, read from a running ``jtop``.
 
     :param jtop: an open ``jtop.jtop`` client, or anything whose ``power['tot']['power']`` is mW.
 
-    The power is read at every call, and holds since the call before: ask at least once a second.
+    Every call reads the power and applies it since the previous call: call at least once a second.
     """
 
     def __init__(self, jtop: Any, now: float, state: str = 'stalled'):

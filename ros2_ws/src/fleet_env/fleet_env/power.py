@@ -38,13 +38,13 @@ class EnergyMeter:
         self.restart(now)
 
     def restart(self, now: float) -> None:
-        """Count from now on."""
+        """Reset all sums and count from ``now``."""
         self._now = now
         self._seconds = dict.fromkeys(STATES, 0.0)
         self._joules = 0.0
 
     def enter(self, state: str, now: float) -> None:
-        """Be in ``state`` from ``now`` on."""
+        """Change to ``state`` at ``now``."""
         self.model.watts(state)
         self._integrate(now)
         self.state = state

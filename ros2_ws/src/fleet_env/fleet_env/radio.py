@@ -1,7 +1,7 @@
 """The radio of an emulated network: frames of real nodes on the channel of virtual time. Sans-I/O.
 
-Between the air of :class:`fleet_env.channel.Channel`, which robots share, and the receiver stands
-what else a link does: delay, jitter, loss, duplicates, reordering, and no link at all.
+:class:`fleet_env.channel.Channel` models the air time that robots share. This module adds the other
+impairments of a link: delay, jitter, loss, duplicates, reordering, and outages.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ QUEUE_BYTES = 1_500_000  # that may wait for the air in one direction: 1000 fram
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a robot's link does to frames, in both directions, beside its rate.
+    """The impairments of a robot's link, in both directions, besides its rate.
 
-    :raises SettingError: for a value that is not finite, negative, or no probability.
+    :raises SettingError: a time is negative or not finite, or a probability is not within 0 to 1.
     """
 
-    linked: bool = True      # False: out of range; whatever is sent, or waits, is lost
-    delay: float = 0.0       # s, of every frame
-    jitter: float = 0.0      # s, at most added to it, drawn uniformly; frames keep their order
-    loss: float = 0.0        # probability that a frame is lost; it has taken its air time
+    linked: bool = True      # False: out of range; all frames are lost, also those that wait
+    delay: float = 0.0       # s, added to every frame
+    jitter: float = 0.0      # s, largest random addition to the delay; frames keep their order
+    loss: float = 0.0        # probability that a frame is lost after it has used its air time
     duplicate: float = 0.0   # probability that a frame arrives twice
     reorder: float = 0.0     # probability that a frame is held back until later ones have passed
-    reorder_time: float = 0.05  # s, how long it is held back
+    reorder_time: float = 0.05  # s for which such a frame is held back
 
     def __post_init__(self) -> None:
         for name in ('delay', 'jitter', 'reorder_time'):
@@ -54,21 +54,21 @@ class Conditions:
 class Counters:
     """One direction of a robot's link since the start."""
 
-    frames: int = 0         # that came out of it
-    bytes: int = 0          # that the air has carried
-    refused: int = 0        # frames that found no link, or a full queue
-    lost: int = 0           # frames that were on the air and are lost
-    busy: float = 0.0       # s during which frames waited for, or were on, the air
+    frames: int = 0         # frames that arrived
+    bytes: int = 0          # bytes that the air has carried
+    refused: int = 0        # frames dropped because there was no link or the queue was full
+    lost: int = 0           # frames lost after they were on the air
+    busy: float = 0.0       # s during which frames waited for the air or were on it
 
 
 class Radio:
-    """Says when each frame comes out of a robot's link.
+    """Compute when each frame arrives over a robot's link.
 
-    Until `begin` every link has the rate `AT_BASE`: robots get the model before they drive out, as
-    in virtual time, where they hold it from the start.
+    Until `begin` every link has the rate `AT_BASE`, because robots receive the model before they
+    drive out. In virtual time they hold the model from the start.
 
-    :param traces: robot -> rate of its link, Mbit/s; while it is 0, what is sent is lost.
-    :param conditions: robot -> its conditions at the start; none: a perfect link.
+    :param traces: robot -> rate of its link, Mbit/s; at rate 0 every frame sent is lost.
+    :param conditions: robot -> its conditions at the start; default: a perfect link.
     :param shared: all robots share the air.
     :param seed: of losses, jitter, duplicates and reordering.
     """
@@ -91,7 +91,7 @@ class Radio:
         self._order = itertools.count()
 
     def begin(self, now: float) -> None:
-        """Let the traces begin; what is on the air comes out at once."""
+        """Start the traces; all frames on the air arrive at once."""
         if self._start < math.inf:
             return
         while (left := self._channel.deadline) < math.inf:
@@ -111,7 +111,7 @@ class Radio:
             self._since[flow] = now
 
     def release(self, now: float) -> list[tuple[str, bool, bytes]]:
-        """Return (robot, uplink, frame) of what has come out by ``now``, in order."""
+        """Return (robot, uplink, frame) of each frame that arrived by ``now``, in order."""
         self._run(now)
         out = []
         while self._out and self._out[0][0] <= now:
@@ -126,7 +126,7 @@ class Radio:
         return min(self._channel.deadline, self._out[0][0] if self._out else math.inf)
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return per robot the counters of both directions, and what its link offers it alone.
+        """Return per robot the counters of both directions and the capacity of its own link.
 
         Amounts count from the start, `capacity_mbit` from `begin`: Mbit, bytes, frames, seconds.
         """
@@ -147,9 +147,9 @@ class Radio:
         return self._start
 
     def periods(self) -> list[tuple[str, bool, float, float]]:
-        """Return (robot, uplink, begin, end) of the times in which a flow was busy.
+        """Return (robot, uplink, begin, end) of each period in which a flow was busy.
 
-        Those that have ended since the last call, in order of their ends.
+        The list holds the periods that ended since the last call, in order of their ends.
         """
         ended, self._periods = self._periods, []
         return ended
@@ -160,7 +160,7 @@ class Radio:
                 self._leave(robot, uplink, frame, left)
 
     def _leave(self, robot: str, uplink: bool, frame: bytes, now: float) -> None:
-        """Let a frame come off the air at ``now``."""
+        """Apply the impairments to a frame that leaves the air at ``now``."""
         flow, conditions, draw = (robot, uplink), self.conditions[robot], self._random.random
         counters = self._counters[flow]
         counters.bytes += len(frame)

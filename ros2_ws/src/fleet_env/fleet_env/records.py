@@ -120,7 +120,7 @@ EVENTS: dict[str, type[Event]] = {kind.__name__.lower(): kind for kind in (
 class RunWriter:
     """Appends events to ``run.jsonl`` in ``directory``, which is made if need be.
 
-    A file that somebody removes meanwhile is written again, with all that it held.
+    If somebody removes the file during the run, the writer creates it again with its full content.
 
     :raises RecordError: when the file cannot be opened.
     """
@@ -135,7 +135,7 @@ class RunWriter:
                               str(self.path)) from error
 
     def write(self, event: Event) -> None:
-        """Append ``event`` as one line, in one write; a line that does not fit is not there.
+        """Append ``event`` as one line, by one write; remove a line that the disk cuts off.
 
         :raises RecordError: when the disk is full, or fails.
         """
@@ -152,10 +152,10 @@ class RunWriter:
         self._keep()
 
     def close(self) -> None:
-        """Close the file; nothing is buffered, so nothing is lost without it.
+        """Close the file. The writer buffers nothing, so a missing call loses nothing.
 
-        :raises RecordError: names the directory beside the run's in which the record is, because
-            something else stands in its place.
+        :raises RecordError: another file has taken the place of the record; the message names the
+            directory beside the run's to which the record was moved.
         """
         if self._file < 0:
             return
@@ -171,7 +171,7 @@ class RunWriter:
             self._file = -1
 
     def _keep(self) -> None:
-        """Write the file again where it should be, if it is not there any more."""
+        """Write the file again at its path, if somebody removed it."""
         try:
             there = os.stat(self.path)
         except OSError:
@@ -183,7 +183,7 @@ class RunWriter:
                               str(self.path))
 
     def _move(self, path: Path) -> None:
-        """Go on in a new file that begins with all that was written."""
+        """Copy the record to a new file and continue there."""
         try:
             new = _open(path, os.O_EXCL)
             try:
@@ -214,7 +214,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _end_last_line(file: int) -> None:
-    """Cut off a last line whose writer was cut off, or the next one would continue it."""
+    """Remove an incomplete last line, because the next line would continue it."""
     size = os.fstat(file).st_size
     if not size or os.pread(file, 1, size - 1) == b'\n':
         return
@@ -225,11 +225,11 @@ def read_run(directory: str | PathLike[str], damaged: list[RecordError] | None =
              ) -> list[Event]:
     """Read the events of a run, in order of writing.
 
-    A last line without its newline is left out: its writer was cut off.
+    A last line without newline is skipped, because its writer was interrupted.
 
-    :param damaged: takes the errors of lines that are not events, which are left out then.
-    :raises RecordError: the file cannot be read; without ``damaged``, names file and line of
-        anything else that is not an event.
+    :param damaged: list to which the errors of damaged lines are appended; the lines are skipped.
+    :raises RecordError: the file cannot be read; without ``damaged``, also for the first damaged
+        line, with file and line.
     """
     path = Path(directory) / RUN_FILE
     try:

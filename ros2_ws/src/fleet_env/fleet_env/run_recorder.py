@@ -11,7 +11,7 @@ from os import PathLike
 from fleet_env import records
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
 
-# Counters of a status, from the start of the robot's present life, and their names in the records.
+# Counters of a status since the start of the robot's process, and their names in the records.
 _COUNTERS = {'compute_time': 'compute_s', 'communicate_time': 'communicate_s',
              'stall_time': 'stall_s', 'bytes_sent': 'bytes_sent',
              'bytes_received': 'bytes_received', 'energy': 'energy_j'}
@@ -19,10 +19,10 @@ _COUNTERS = {'compute_time': 'compute_s', 'communicate_time': 'communicate_s',
 
 @dataclass(frozen=True)
 class RobotReport:
-    """The status of a robot; the fields are those of rog_msgs/TrainingStatus about training.
+    """The status of a robot, with the fields of rog_msgs/TrainingStatus about training.
 
-    Times in s, counted like bytes and energy from the start of the present process; bandwidth and
-    link_rate in Mbit/s, power in W, energy in J.
+    Times (s), bytes and energy (J) count from the start of the present process. bandwidth and
+    link_rate are in Mbit/s, power is in W.
     """
 
     robot: str
@@ -84,12 +84,12 @@ class _Robot:
 
 
 class Recorder:
-    """Writes run.jsonl while a run goes on and summary.json at its end. ``t`` in seconds.
+    """Write run.jsonl during a run and summary.json at its end. ``t`` is in seconds.
 
-    :param directory: of the two files; None writes nothing, and :meth:`stop` returns the outcome.
-    :param former: events of the same run before the server was restarted; the summary is of all of
-        it.
-    :raises RecordError: here and in every method, when a file cannot be written.
+    :param directory: directory of the two files; None: write nothing, :meth:`stop` still returns
+        the outcome.
+    :param former: events of the same run before a restart of the server; the summary covers them.
+    :raises RecordError: a file cannot be written; every method may raise it.
     """
 
     def __init__(self, directory: str | PathLike[str] | None, start: records.Start,
@@ -129,7 +129,7 @@ class Recorder:
         return self._robots.setdefault(name, _Robot())
 
     def baseline(self, clean: float, before: float) -> None:
-        """Record the metric before the shift and after it, before any training."""
+        """Record the metric before training, without and with the shift of the data."""
         self.clean, self.before = clean, before
         for phase, metric in (('clean', clean), ('before', before)):
             self._write(records.Evaluation(0.0, '', 0, metric, phase))
@@ -139,7 +139,7 @@ class Recorder:
         self._write(records.Evaluation(t, '', iteration, metric))
 
     def status(self, t: float, message: RobotReport) -> None:
-        """Record what a robot's report, or anything with its fields, adds to its former one."""
+        """Record the changes since the robot's previous report."""
         robot = self._robot(message.robot)
         life = f'life {message.incarnation:016x}'
         stopped = message.state == 'stopped'
@@ -193,5 +193,5 @@ class Recorder:
         return summary
 
     def final_statuses(self) -> set[str]:
-        """Robots whose last status says that they have stopped."""
+        """Return the robots whose last status has the state `stopped`."""
         return {name for name, robot in self._robots.items() if robot.stopped}

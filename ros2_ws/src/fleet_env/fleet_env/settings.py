@@ -30,9 +30,9 @@ _WITHOUT_PREFIX = ('training', 'network')  # sections whose settings go by their
 
 def setting(default: Any, description: str, unit: str = '', *, form: str = '', empty: bool = False,
             live: bool = False, **checks: Any) -> Any:
-    """Declare a setting; the default ``...`` means that it must be given.
+    """Declare a setting; with the default ``...`` a value is required.
 
-    :param form: what a value looks like, for settings with a ``pattern``.
+    :param form: example or description of a value, for settings with a ``pattern``.
     :param empty: whether an empty text is allowed.
     :param live: whether the ROS parameter may be changed while the node runs.
     :param checks: those of :func:`pydantic.Field`: ``ge``, ``gt``, ``le``, ``lt``, ``pattern``.
@@ -42,7 +42,7 @@ def setting(default: Any, description: str, unit: str = '', *, form: str = '', e
 
 
 class Text(str):
-    """A value from a command line, which gives numbers and everything else as text."""
+    """A value from a command line, where numbers are text, too."""
 
 
 class Settings(BaseModel):
@@ -58,7 +58,7 @@ class Settings(BaseModel):
         if value is None and (kind is dict or isinstance(field.default, Settings)):
             value = {}  # a key with nothing behind it
         if isinstance(value, dict):
-            if isinstance(field.default, Settings):  # what a section leaves out is its default's
+            if isinstance(field.default, Settings):  # an omitted key keeps the section's default
                 return {**dict(field.default), **value}
             return {key: _parsed(item, dict) if isinstance(item, Text) else item
                     for key, item in value.items()}
@@ -71,7 +71,7 @@ class Settings(BaseModel):
 
 
 def _parsed(text: str, kind: Any) -> Any:
-    """Return what the text means as a value of this type, or the text if it means none."""
+    """Return the text converted to type ``kind``, or the text itself if it cannot be converted."""
     try:
         if kind is bool:
             return {'true': True, 'false': False}.get(text.lower(), str(text))
@@ -91,7 +91,7 @@ class Knob(NamedTuple):
     :param path: its keys from the top of the model.
     :param kind: str, bool, int, float, dict or tuple.
     :param bounds: of ``ge``, ``gt``, ``le``, ``lt``.
-    :param allowed: which values it may have, in words, with the unit.
+    :param allowed: description of the allowed values, with the unit.
     :param live: whether the ROS parameter may be changed while the node runs.
     """
 
@@ -106,31 +106,31 @@ class Knob(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name as a ROS parameter and as a launch argument."""
+        """Return the name of the ROS parameter and launch argument."""
         return parameter_name(self.path)
 
     @property
     def usual(self) -> str:
-        """Its default, as a file or a command line has it."""
+        """Return the default as text for a file or a command line."""
         if self.default in (None, '', (), {}):
             return 'needed' if self.default is None else 'empty'
         return str(self.default) if self.kind is str else json.dumps(self.default)
 
     @property
     def help(self) -> str:
-        """Everything about it in a line."""
+        """Return description, allowed values and default in one line."""
         return f'{self.description} ({self.allowed}; default {self.usual})'
 
 
 def parameter_name(path: Iterable[Any]) -> str:
-    """Name of a setting on the graph and in a launch: section.name, of some sections the name."""
+    """Return a setting's parameter name: section.name, or only name for `_WITHOUT_PREFIX`."""
     keys = [str(key) for key in path]
     return '.'.join(keys[keys[0] in _WITHOUT_PREFIX and len(keys) > 1:])
 
 
 def knobs(model: type[Settings], path: tuple[str, ...] = (), default: Settings | None = None
           ) -> Iterator[Knob]:
-    """Yield every setting of a model, those of its sections in their place."""
+    """Yield every setting of a model and of its sections, in order of declaration."""
     for key, field in model.model_fields.items():
         value = getattr(default, key) if default is not None else field.default
         if isinstance(value, Settings):
@@ -168,9 +168,9 @@ def flat(settings: Settings) -> dict[str, Any]:
 
 
 def from_flat(model: type[S], values: Mapping[str, Any], prefix: str = '') -> S:
-    """Return the model with these values by parameter name; `flat` the other way round.
+    """Return the model with these values by parameter name; the inverse of `flat`.
 
-    :param prefix: what stands before the parameter's name in a message.
+    :param prefix: text before the parameter's name in an error message.
     :raises SettingError: names the parameter.
     """
     tree: dict[str, Any] = {}
@@ -184,7 +184,7 @@ def from_flat(model: type[S], values: Mapping[str, Any], prefix: str = '') -> S:
 
 
 def changed(settings: S, **changes: Any) -> S:
-    """Return the settings with these changes, checked; a dict changes a section where it says.
+    """Return a checked copy of the settings with these changes; a dict changes part of a section.
 
     :raises SettingError: names the setting.
     """
@@ -196,7 +196,7 @@ def changed(settings: S, **changes: Any) -> S:
 
 
 def dotted(path: _Path) -> str:
-    """Return the keys as they are written for a person: robots[1].link.trace."""
+    """Return the keys as text, such as robots[1].link.trace."""
     return ''.join(f'[{key}]' if isinstance(key, int) else f'.{key}' for key in path).lstrip('.')
 
 
@@ -204,9 +204,8 @@ def checked(model: type[S], values: Mapping[str, Any],
             name: Callable[[_Path], str] = dotted) -> S:
     """Return the model with these values by key, sections as dicts.
 
-    :param name: how keys are written in a message.
-    :raises SettingError: says what is wrong first, which value is allowed there, and ``path``, the
-        keys of that place.
+    :param name: function that formats keys for an error message.
+    :raises SettingError: describes the first error and the allowed values; ``path`` holds the keys.
     """
     try:
         return model.model_validate(dict(values))
@@ -248,7 +247,7 @@ def _sentence(model: type[Settings], error: Any, name: str) -> str:
 
 
 def suggestion(key: str, known: Iterable[str]) -> str:
-    """Say which known key is nearest, or which there are."""
+    """Return a hint: the most similar known key, or all known keys."""
     known = list(known)
     near = difflib.get_close_matches(key, known, 1, 0.6)
     if near:

@@ -1,4 +1,4 @@
-"""An emulated link at the sender: messages leave as a token bucket lets them; off on robots."""
+"""An emulated link at the sender: a token bucket delays messages. Real robots do not use it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ShapedLink:
         return cls(link_trace(link) if limited else None, link.latency, epoch)
 
     def hold(self) -> None:
-        """Carry everything at once until `begin`."""
+        """Send every message without delay until `begin`."""
         self._bucket = None
 
     def begin(self, start: float) -> None:
-        """Let the trace begin at this time, monotonic seconds; only the first call counts."""
+        """Start the trace at ``start``, monotonic seconds; only the first call has an effect."""
         if self._bucket is None and self._trace is not None:
             self.start, self._bucket = start, TokenBucket(self._trace, start)
 
@@ -51,8 +51,8 @@ class ShapedLink:
              ) -> None:
         """Call ``publish`` once the link has carried ``nbytes``.
 
-        ``lossy``: a message that is sent while the link is dead is lost, as on a radio; otherwise
-        it waits, as in a reliable connection.
+        ``lossy``: a dead link drops the message, as a radio does. Otherwise the message waits, as
+        in a reliable connection.
         """
         if lossy and self.is_dead(now):
             return
@@ -63,13 +63,13 @@ class ShapedLink:
         heapq.heappush(self._queue, (at, next(self._count), publish))
 
     def release(self, now: float) -> None:
-        """Publish what has left the link by now."""
+        """Publish every message that has left the link by ``now``."""
         while self._queue and self._queue[0][0] <= now:
             heapq.heappop(self._queue)[2]()
 
     @property
     def delays(self) -> bool:
-        """Whether it may ever hold a message."""
+        """Return whether the link can delay a message."""
         return self._trace is not None or self.latency > 0
 
     @property

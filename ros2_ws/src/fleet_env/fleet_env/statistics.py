@@ -1,7 +1,7 @@
 """Statistics of a link: its rate, how often it changes, and how long it stays bad.
 
-The measures are those that the ROG paper and the records in facts.md are described by, so that a
-generated trace, a recorded one and a published figure can be laid side by side.
+The ROG paper and the records in facts.md use the same measures, so a generated trace, a recorded
+trace and a published figure can be compared.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class TraceStatistics:
     autocorrelation: dict[float, float]
     """Correlation of the rate with itself so many seconds later."""
     change_20: float
-    """Mean time until the rate has moved by 20 % from where the last such change left it."""
+    """Mean time until the rate differs by 20 % from its value at the previous such change."""
     change_40: float
     spell_mean: float
     """Mean length of a spell below 10 Mbit/s; 0 when there is none."""

@@ -1,4 +1,4 @@
-"""Emulates robots that are late or drop out, with the probabilities of the fleet file."""
+"""Emulate robots that are late or drop out, with the probabilities of the fleet file."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Pause:
 
     seconds: float
     silent: bool
-    """Whether it has dropped out and does not communicate; false: it is only late."""
+    """True: the robot has dropped out and does not communicate. False: the robot is only late."""
 
 
 class Stragglers:
@@ -28,8 +28,8 @@ class Stragglers:
         self._rng = np.random.default_rng([seed, rank, *b'stragglers'])
 
     def next(self) -> Pause:
-        """Return the pause at the next gradient; a robot that drops out is not late as well."""
-        # Both are always drawn, so that one probability does not move the draws of the other.
+        """Return the pause before the next gradient; a robot that drops out is not also late."""
+        # Always draw both numbers, so that one probability does not change the draws of the other.
         late, away = self._rng.random(2)
         if away < self._config.drop_probability:
             return Pause(self._config.drop_time, silent=True)

@@ -23,7 +23,7 @@ class LinkTrace:
     """Rate of a link, piecewise constant, cyclic with ``period``.
 
     :param times: (n,) seconds, strictly increasing; made to start at 0.
-    :param rates: (n,) Mbit/s, finite and at least 0; 0 is no link.
+    :param rates: (n,) Mbit/s, finite and at least 0; 0 means no link.
     :param period: seconds after which the trace repeats; by default the last sample lasts as long
         as the one before it (1 s for a single sample).
     :raises TraceError: when samples are missing, not finite, negative or out of order.
@@ -55,7 +55,7 @@ class LinkTrace:
         self._carried: Floats = np.concatenate(([0.0], np.cumsum(r * (self._ends - t))))
         for array in (self.times, self.rates, self._ends, self._carried):
             array.setflags(write=False)
-        # Scalars are looked up in lists: several times faster than one by one in an array.
+        # A scalar lookup in a list is several times faster than in an array.
         self._lists = tuple(a.tolist() for a in (t, r, self._ends, self._carried))
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class LinkTrace:
         return LinkTrace(self.times, self.rates * factor, self.period)
 
     def shifted(self, offset: float) -> 'LinkTrace':
-        """Return the trace as it is seen when one starts ``offset`` seconds into it."""
+        """Return the trace that starts ``offset`` seconds later in this one."""
         if not math.isfinite(offset):
             raise TraceError(f'offset {offset} s must be finite')
         offset %= self.period

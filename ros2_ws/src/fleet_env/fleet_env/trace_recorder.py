@@ -1,4 +1,4 @@
-"""Records a link trace from our own transfers, or from the output of `iw`. Sans-I/O."""
+"""Record a link trace from the suite's transfers, or from the output of `iw`. Sans-I/O."""
 
 import math
 import re
@@ -12,11 +12,11 @@ _MBIT_PER_BYTE = 8e-6
 
 
 class TraceRecorder:
-    """Turns transfers over one link into its trace.
+    """Compute the trace of one link from the transfers over it.
 
-    The rate of a step is what was carried in it over the time in which something was under way;
-    a step without any transfer says nothing of the link and keeps the rate before it. A transfer
-    that gets nothing across (0 bytes) is what a dead link looks like.
+    The rate of a step is the amount carried divided by the time in which a transfer was under way.
+    A step without a transfer keeps the rate of the step before. A transfer of 0 bytes means a dead
+    link.
 
     :param step: seconds that one sample of the trace lasts.
     :raises TraceError: when ``step`` is not a positive time.
@@ -43,7 +43,7 @@ class TraceRecorder:
             self._transfers.append((begin, end, nbytes * _MBIT_PER_BYTE))
 
     def trace(self) -> LinkTrace:
-        """Return what was recorded so far; it starts with the first transfer.
+        """Return the trace recorded so far; it starts with the first transfer.
 
         :raises TraceError: when there was none.
         """
@@ -76,8 +76,8 @@ class TraceRecorder:
 def parse_iw(text: str) -> dict[str, float]:
     """Return station -> its tx bitrate in Mbit/s from ``iw dev X link`` or ``... station dump``.
 
-    Empty when there is no connection; NaN for a station that nothing was sent to yet. It is the
-    rate at which the card codes; half to two thirds of it is what programs get.
+    The result is empty without a connection. A station that has received nothing yet has NaN. The
+    bitrate is the coding rate of the card; programs get half to two thirds of it.
 
     :raises TraceError: when the text is neither.
     """

@@ -41,7 +41,7 @@ def test_order_is_kept_and_nothing_leaves_before_it_came(trace, arrivals):
 
 
 @given(traces(), offers)
-def test_it_is_work_conserving(trace, arrivals):
+def test_bucket_is_never_idle_while_a_packet_waits(trace, arrivals):
     _, out = play(trace, arrivals)
     free = 0.0
     for now, nbytes, left in out:
@@ -53,7 +53,7 @@ def test_it_is_work_conserving(trace, arrivals):
 
 
 @given(traces(), offers, st.floats(0, 100))
-def test_backlog_is_what_was_offered_and_has_not_left(trace, arrivals, later):
+def test_backlog_counts_the_bytes_that_still_wait(trace, arrivals, later):
     bucket, out = play(trace, arrivals)
     now = out[-1][0]
     total = sum(nbytes for _, nbytes, _ in out)
@@ -85,7 +85,7 @@ def test_idle_time_is_not_saved_up():
     assert bucket.offer(1_000_000, 100) == pytest.approx(101)
 
 
-def test_what_was_given_up_no_longer_holds_others_up():
+def test_dropped_packets_do_not_delay_later_ones():
     bucket = TokenBucket(LinkTrace([0], [8]))
     bucket.offer(100_000_000, 0)
     bucket.clear(1)
@@ -93,13 +93,13 @@ def test_what_was_given_up_no_longer_holds_others_up():
     assert bucket.offer(1_000_000, 1) == pytest.approx(2)
 
 
-def test_time_that_goes_back_counts_as_the_latest():
+def test_an_earlier_time_counts_as_the_latest():
     bucket = TokenBucket(LinkTrace([0], [8]))
     bucket.offer(1, 10)
     assert bucket.offer(1_000_000, 5) == pytest.approx(11, abs=1e-4)
 
 
-def test_it_stays_exact_after_a_day():
+def test_bucket_stays_exact_after_a_day():
     bucket = TokenBucket(LinkTrace([0, .1], [100, 0], period=.2))
     day = 86_400.0
     assert bucket.offer(12_500, day) == pytest.approx(day + .001, abs=1e-6)

@@ -75,7 +75,7 @@ def naive(fleet, arrivals, shared, until):
 
 
 @given(fleets, offers, modes)
-def test_it_agrees_with_a_naive_integration(fleet, gaps, shared):
+def test_channel_agrees_with_a_naive_integration(fleet, gaps, shared):
     arrivals = arrivals_of(fleet, gaps)
     until = arrivals[-1][0] + 20
     found = {left[3]: left[0] for left in play(fleet, arrivals, shared, until)}
@@ -168,13 +168,13 @@ def test_robots_with_channels_of_their_own_do_not_see_each_other(fleet, gaps):
 
 
 @given(fleets, offers, modes)
-def test_the_same_again_is_the_same_to_the_bit(fleet, gaps, shared):
+def test_equal_offers_give_equal_departures_bit_for_bit(fleet, gaps, shared):
     arrivals = arrivals_of(fleet, gaps)
     assert play(fleet, arrivals, shared) == play(fleet, arrivals, shared)
 
 
 @given(fleets, offers, modes)
-def test_how_often_one_looks_changes_nothing(fleet, gaps, shared):
+def test_calling_pop_more_often_changes_nothing(fleet, gaps, shared):
     arrivals = arrivals_of(fleet, gaps)
     channel, out = Channel(fleet, shared), []
     for index, (now, robot, uplink, nbytes) in enumerate(arrivals):
@@ -232,7 +232,7 @@ def test_a_departure_beyond_very_many_samples_is_approached_in_steps():
     assert left == [('a', True, 'x')] and looks == 2
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_offers_are_refused():
     channel = Channel({'a': LinkTrace([0], [8])})
     with pytest.raises(ValueError, match='nbytes'):
         channel.offer('a', True, -1, None, 0)

@@ -27,13 +27,13 @@ json_values = st.recursive(
 
 @examples(30)
 @given(st.binary(max_size=99), st.dictionaries(st.sampled_from('abc'), json_values))
-def test_it_comes_back_as_it_was(tmp_path_factory, payload, meta):
+def test_a_save_reads_back_unchanged(tmp_path_factory, payload, meta):
     folder = tmp_path_factory.mktemp('run')
     path = saves(folder).write(payload, meta)
     assert saves(folder).newest() == (path, payload, meta)
 
 
-def test_the_newest_are_kept(tmp_path):
+def test_only_the_newest_saves_are_kept(tmp_path):
     for number in range(5):
         saves(tmp_path).write(PAYLOAD, {'number': number})
     assert saves(tmp_path).newest().meta == {'number': 4}
@@ -41,7 +41,7 @@ def test_the_newest_are_kept(tmp_path):
         f'checkpoint-00000{n}{end}' for n in (3, 4, 5) for end in ('.json', '.safetensors')]
 
 
-def test_a_payload_that_a_killed_process_has_left_goes_with_the_old_saves(tmp_path):
+def test_an_orphaned_payload_is_deleted_with_the_old_saves(tmp_path):
     for number in range(4):
         saves(tmp_path).write(PAYLOAD, META)
     (tmp_path / 'checkpoint-000001.safetensors').write_bytes(PAYLOAD)  # its JSON is gone already
@@ -52,7 +52,7 @@ def test_a_payload_that_a_killed_process_has_left_goes_with_the_old_saves(tmp_pa
     assert saves(tmp_path).newest().payload == PAYLOAD
 
 
-def test_none_is_none(tmp_path):
+def test_newest_is_none_without_saves(tmp_path):
     assert saves(tmp_path).newest() is None
     assert saves(tmp_path / 'not there').newest() is None
 
@@ -83,7 +83,7 @@ def test_a_flipped_bit_anywhere_is_found_and_the_one_before_is_used(tmp_path_fac
     lambda path: path.with_suffix('.json').write_text('[]'),
     lambda path: path.with_suffix('.json').write_text('{}'),
     lambda path: path.with_suffix('.json').write_bytes(b'\xff')])
-def test_if_all_are_damaged_each_is_named_with_the_reason(tmp_path, damage):
+def test_if_all_saves_are_damaged_the_error_names_each(tmp_path, damage):
     paths = [saves(tmp_path).write(PAYLOAD, META) for _ in range(2)]
     for path in paths:
         damage(path)
@@ -92,7 +92,7 @@ def test_if_all_are_damaged_each_is_named_with_the_reason(tmp_path, damage):
     assert all(str(path) in str(raised.value) for path in paths)
 
 
-def test_a_save_that_was_not_finished_never_happened(tmp_path):
+def test_an_unfinished_save_is_ignored(tmp_path):
     path = saves(tmp_path).write(PAYLOAD, META)
     later = saves(tmp_path).path(2)
     later.write_bytes(b'half')                        # killed before the JSON file was there
@@ -122,7 +122,7 @@ for act in (store.probe, lambda: store.write(bytes(5000), {})):
 
 @pytest.mark.parametrize('limit, said', [(100, ['File too large'] * 2),
                                          (70_000, ['written', 'written'])])
-def test_a_disk_that_is_full_is_said_and_the_former_save_stays(tmp_path, limit, said):
+def test_a_full_disk_is_an_error_and_the_former_save_stays(tmp_path, limit, said):
     saves(tmp_path).write(PAYLOAD, META)
     out = subprocess.run([sys.executable, '-c', FULL, str(tmp_path), str(limit)],
                          capture_output=True, text=True, check=True).stdout.splitlines()
@@ -131,19 +131,19 @@ def test_a_disk_that_is_full_is_said_and_the_former_save_stays(tmp_path, limit, 
     assert saves(tmp_path).newest().payload == (bytes(5000) if limit > 1000 else PAYLOAD)
 
 
-def test_a_directory_that_cannot_be_made_is_said(tmp_path):
+def test_a_directory_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(DurableError, match='cannot be written'):
         saves(tmp_path / 'file' / 'out').probe()
 
 
-def test_what_was_left_half_written_and_cannot_be_removed_is_said(tmp_path):
+def test_a_temporary_file_that_cannot_be_removed_is_an_error(tmp_path):
     (tmp_path / '.checkpoint-xyz').mkdir()
     for look in saves(tmp_path).tidy, saves(tmp_path).probe:
         with pytest.raises(DurableError, match='cannot be written'):
             look()
 
 
-def test_what_is_written_is_json_that_people_can_read(tmp_path):
+def test_meta_is_readable_json(tmp_path):
     path = saves(tmp_path).write(PAYLOAD, META)
     assert json.loads(path.with_suffix('.json').read_text())['iteration'] == 7

@@ -46,7 +46,7 @@ def path(tmp_path):
     return file
 
 
-def test_what_a_robot_leaves_out_comes_from_the_fleet(path, tmp_path):
+def test_a_robot_inherits_settings_of_the_fleet(path, tmp_path):
     fleet = read_fleet(path)
     one, two, three = fleet.robots
     assert (one.link.trace, one.link.scale, one.link.offset) == ('indoor', .1, 0)
@@ -68,7 +68,7 @@ def test_only_name_and_robots_are_needed(tmp_path):
     assert fleet.network.interface == 'lo' and fleet.training.sync == 'rsp:4'
 
 
-def test_what_only_virtual_time_knows(tmp_path):
+def test_settings_of_virtual_time(tmp_path):
     file = tmp_path / 'f.yaml'
     file.write_text("""\
 name: small
@@ -192,13 +192,13 @@ def test_a_wrong_file_is_refused_with_line_and_key(path, old, new, line, words):
     ('', 'is empty'), ('- a\n', 'mapping'), ('robots: [{name: a}]\n', "'name' is missing"),
     ('name: a\n', "'robots' is missing"), ('name: a\nrobots: []\n', 'at least one'),
     ('name: a\nrobots: 3\n', 'list'), ('name: a\nrobots: [a]\n', 'mapping'), ('a: "\x00"', 'YAML')])
-def test_a_file_that_is_no_fleet_is_refused(path, text, words):
+def test_a_file_without_a_fleet_is_refused(path, text, words):
     path.write_text(text)
     with pytest.raises(FleetFileError, match=words):
         read_fleet(path)
 
 
-def test_a_few_lines_that_stand_for_billions_of_values_are_refused(path):
+def test_exponentially_nested_aliases_are_refused(path):
     lines = ['a: &a [1, 1, 1, 1, 1, 1, 1, 1]']
     lines += [f'{name}: &{name} [{", ".join([f"*{of}"] * 8)}]'
               for of, name in zip('abcdefghij', 'bcdefghijk', strict=True)]

@@ -79,18 +79,18 @@ def test_outdoor_fades_are_like_the_record():
         assert ours.autocorrelation[lag] == pytest.approx(record.autocorrelation[lag], abs=.08)
 
 
-def test_the_seed_decides():
+def test_different_seeds_give_different_traces():
     assert generate('indoor', 3).rates.tolist() == generate('indoor', 3).rates.tolist()
     assert generate('indoor', 3).rates.tolist() != generate('indoor', 4).rates.tolist()
 
 
-def test_it_is_600_seconds_in_steps_of_a_tenth():
+def test_a_trace_has_600_seconds_in_steps_of_a_tenth():
     trace = generate('outdoor')
     assert len(trace) == 6000 and trace.period == pytest.approx(600)
     assert np.diff(trace.times) == pytest.approx(np.full(5999, .1))
 
 
-def test_there_is_no_seam_where_it_repeats():
+def test_a_trace_repeats_without_a_jump():
     trace = generate(PROFILES['outdoor'], 2)
     jumps = np.abs(np.diff(trace.rates))
     assert abs(trace.rates[0] - trace.rates[-1]) <= jumps.max()
@@ -107,8 +107,8 @@ def test_impossible_requests_are_refused():
         generate('indoor', seed=-1)
 
 
-def test_times_that_can_be_no_seconds_are_refused():
-    """A record in nanoseconds filled the memory."""
+def test_times_in_nanoseconds_are_refused():
+    """Regression: a record in nanoseconds filled the memory."""
     with pytest.raises(TraceError, match='are its times in seconds'):
         describe(LinkTrace([0, 10**15], [5, 6]))
 

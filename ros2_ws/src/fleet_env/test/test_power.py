@@ -71,7 +71,7 @@ def test_measured_power_has_the_same_interface():
     assert not client.open
 
 
-def test_the_board_is_asked_where_jetson_stats_runs(monkeypatch):
+def test_power_is_measured_where_jetson_stats_runs(monkeypatch):
     module = ModuleType('jtop')
     module.jtop = Jtop
     monkeypatch.setitem(sys.modules, 'jtop', module)
@@ -83,6 +83,6 @@ def test_the_board_is_asked_where_jetson_stats_runs(monkeypatch):
     assert type(open_meter(PowerModel(), 0)) is EnergyMeter
 
 
-def test_the_model_is_used_elsewhere(monkeypatch):
+def test_power_comes_from_the_model_without_jetson_stats(monkeypatch):
     monkeypatch.setitem(sys.modules, 'jtop', None)
     assert type(open_meter(PowerModel(), 0)) is EnergyMeter

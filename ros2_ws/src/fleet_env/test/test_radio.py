@@ -135,6 +135,6 @@ def test_a_direction_is_busy_while_frames_wait_for_the_air_or_are_on_it(sent):
     ({'loss': 1.5}, 'loss is 1.5'), ({'duplicate': -0.1}, 'duplicate is -0.1'),
     ({'reorder': math.nan}, 'reorder is nan'), ({'delay': -1.0}, 'delay is -1.0'),
     ({'jitter': math.inf}, 'jitter is inf')])
-def test_conditions_that_cannot_be_are_refused(wrong, says):
+def test_invalid_conditions_are_refused(wrong, says):
     with pytest.raises(SettingError, match=says):
         Conditions(**wrong)

@@ -60,7 +60,7 @@ def test_several_writers_share_a_file(tmp_path):
         assert [event.t for event in events if event.robot == name] == list(range(200))
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path):
+def test_an_incomplete_last_line_is_skipped(tmp_path):
     with RunWriter(tmp_path) as writer:
         writer.write(EVENTS_OF_A_RUN[-1])
     with (tmp_path / 'run.jsonl').open('a') as file:
@@ -139,13 +139,13 @@ def test_a_broken_summary_is_refused(tmp_path, change, words):
         read_summary(tmp_path)
 
 
-def test_a_summary_that_is_no_json_is_refused(tmp_path):
+def test_a_summary_that_is_not_json_is_refused(tmp_path):
     (tmp_path / 'summary.json').write_text('{')
     with pytest.raises(RecordError, match='cannot be read'):
         read_summary(tmp_path)
 
 
-def test_a_line_for_which_the_disk_has_no_room_is_refused_and_not_half_there(tmp_path):
+def test_a_line_that_does_not_fit_on_the_disk_is_removed(tmp_path):
     event = Fault(1.0, 'robot1', 'peer_lost', 'x' * 100)
     with RunWriter(tmp_path) as writer:
         writer.write(event)
@@ -190,7 +190,7 @@ def test_a_damaged_line_costs_that_line_and_is_named(tmp_path, damage):
         read_run(tmp_path)
 
 
-def test_what_is_written_after_a_line_that_was_cut_off_stands_on_a_line_of_its_own(tmp_path):
+def test_a_writer_removes_an_incomplete_last_line(tmp_path):
     with RunWriter(tmp_path) as writer:
         writer.write(EVENTS_OF_A_RUN[0])
     with (tmp_path / RUN_FILE).open('ab') as file:

@@ -22,7 +22,7 @@ def test_equal_seeds_pause_alike_and_only_as_configured(late, away, seed, rank):
     assert set(found) <= {Pause(0.0, False), Pause(2.0, False), Pause(9.0, True)}
 
 
-def test_they_come_as_often_as_the_fleet_file_says():
+def test_pauses_have_the_configured_probability():
     config = StragglerConfig(probability=.2, time=2.0, drop_probability=.1, drop_time=9.0)
     found = pauses(config, count=10_000)
     assert found.count(Pause(9.0, True)) == pytest.approx(1000, abs=100)

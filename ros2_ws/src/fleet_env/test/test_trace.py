@@ -81,7 +81,7 @@ def test_comments_and_empty_lines_are_skipped(tmp_path):
     assert trace.times.tolist() == [0, 1] and trace.rates.tolist() == [5, 0]
 
 
-def test_the_mark_with_which_some_editors_begin_a_file_is_no_number(tmp_path):
+def test_a_byte_order_mark_is_skipped(tmp_path):
     path = tmp_path / 'link.txt'
     path.write_text('0 5\n1 2\n', encoding='utf-8-sig')
     assert read_trace(path).rates.tolist() == [5, 2]

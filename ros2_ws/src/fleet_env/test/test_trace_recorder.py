@@ -74,7 +74,7 @@ def test_steps_that_would_fill_the_memory_are_refused():
         recorder.trace()
 
 
-def test_nothing_is_no_trace():
+def test_a_trace_without_transfers_is_refused():
     recorder = TraceRecorder()
     recorder.add(3, 3, 10)
     with pytest.raises(TraceError, match='nothing was recorded'):
@@ -89,7 +89,7 @@ def test_impossible_transfers_are_refused(transfer):
         TraceRecorder(0)
 
 
-def test_iw_is_understood():
+def test_output_of_iw_is_parsed():
     assert parse_iw(LINK) == {'04:f0:21:aa:bb:cc': 433.3}
     dump = parse_iw(DUMP)
     assert dump.pop('04:f0:21:aa:bb:cc') == 65 and [*map(math.isnan, dump.values())] == [True]

@@ -1,7 +1,7 @@
 """One-shot deadlines.
 
-ROS timers are periodic; the machines ask for moments that move with every event,
-milliseconds apart.
+ROS timers are periodic. The state machines need deadlines that change with every event, every few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rclpy.node import Node
 
 
 class Alarm:
-    """Calls ``callback`` at the time last set (monotonic seconds).
+    """Call ``callback`` at the time last set (monotonic seconds).
 
-    With a ``node`` in its executor, else in a thread of its own: beside a program that computes in
-    Python each thread that takes part costs half a millisecond or more until it may run.
+    With a ``node`` the callback runs in its executor, otherwise in the alarm's own thread. Beside a
+    program that computes in Python, each further thread waits half a millisecond or more to run.
     """
 
     def __init__(self, callback: Callable[[], None], node: Node | None = None) -> None:
@@ -30,7 +30,7 @@ class Alarm:
         self._thread.start()
 
     def set(self, at: float) -> None:
-        """Ring at ``at`` instead of any former time; infinity: not at all."""
+        """Ring at ``at`` instead of the former time; infinity: do not ring."""
         with self._changed:
             if at < self._at:
                 self._at = at
@@ -39,7 +39,7 @@ class Alarm:
                 self._at = at  # the thread wakes at the former time and looks again
 
     def close(self) -> None:
-        """Stop; the callback is not called any more. Not while holding what it waits for."""
+        """Stop the alarm. Do not hold a lock that the callback waits for."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""What each DDS is told of a fleet's network; docs/network.md has a measurement of each setting."""
+"""The profiles of Cyclone DDS and Fast DDS for a fleet; docs/network.md measures each setting."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fleet_env.errors import FleetFileError
 from fleet_env.fleet import ReachConfig
 
 LOOPBACK = 'lo'
-DATAGRAM = 1400  # B; a larger datagram is cut by IP on the air, and one lost piece loses all of it
+DATAGRAM = 1400  # B; IP fragments a larger datagram, and one lost fragment loses the datagram
 RECEIVE_BUFFER = 10_000_000  # B; the kernel gives no more than net.core.rmem_max
 ANNOUNCED = 5    # s between announcements of a process of Cyclone
-# The same of Fast DDS, on `lo` and off it. It answers an announcement at most once, and where that
-# is lost two processes meet with the next announcement only; so it is more frequent here.
+# The same for Fast DDS, on `lo` and off it. Fast DDS answers an announcement at most once. If the
+# answer is lost, two processes meet only at the next announcement, so it announces more often.
 ANNOUNCED_FAST = {True: 1, False: 2}
 LEASE = {True: 20, False: 150}  # s without an announcement after which a process is forgotten
-HEARTBEAT = 0.2  # s between a reliable writer's questions for what is not acknowledged
+HEARTBEAT = 0.2  # s between a reliable writer's requests for missing acknowledgements
 LAST_WORDS = 0.2  # s that a writer of Cyclone waits for its last messages to be acknowledged
-INDICES = {True: 119, False: 32}  # highest index of a process that is met: on `lo`, off it
+INDICES = {True: 119, False: 32}  # highest participant index to discover: on `lo`, off it
 
 
 def is_loopback(network: ReachConfig) -> bool:
@@ -27,7 +27,7 @@ def is_loopback(network: ReachConfig) -> bool:
 
 
 def cyclone_profile(network: ReachConfig) -> str:
-    """Return the configuration of Cyclone DDS, for CYCLONEDDS_URI or, in a file, for anybody."""
+    """Return the configuration of Cyclone DDS, for CYCLONEDDS_URI or for a file."""
     here = is_loopback(network)
     peers = ['127.0.0.1'] if here else network.peer_list
     index = ('<ParticipantIndex>auto</ParticipantIndex>'
@@ -55,8 +55,8 @@ def cyclone_profile(network: ReachConfig) -> str:
 def fastdds_profile(network: ReachConfig, version: int = 2) -> str:
     """Return the XML profile of Fast DDS, whose ``version`` is 2 (Jazzy) or 3 (Kilted).
 
-    :raises FleetFileError: when the name of a peer cannot be resolved; Fast DDS would then drop
-        the whole profile, and with it what keeps the fleet to its interface.
+    :raises FleetFileError: the name of a peer cannot be resolved. Fast DDS would drop the whole
+        profile, and the fleet would use every interface.
     """
     here = is_loopback(network)
     peers = ['127.0.0.1'] if here else [_resolved(peer) for peer in network.peer_list]

@@ -1,4 +1,4 @@
-"""Which PyTorch device a setting names, and how much of its memory a process may take."""
+"""Select the PyTorch device of a setting, and limit the memory of a process on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleet_env.errors import SettingError
 def torch_device(name: str) -> Any:
     """Return the device called ``name``; 'auto' is cuda where there is one, else the CPU.
 
-    :raises SettingError: when this machine has no such device.
+    :raises SettingError: this machine has no such device.
     """
     import torch  # a node that computes has it; this package does without
 
@@ -26,7 +26,7 @@ def torch_device(name: str) -> Any:
 
 
 def warm_up(device: Any) -> None:
-    """Let PyTorch start its threads and load its libraries, before memory is counted."""
+    """Make PyTorch start its threads and load its libraries before memory is counted."""
     import torch
 
     image = torch.ones(1, 8, 64, 64, device=device)
@@ -36,7 +36,7 @@ def warm_up(device: Any) -> None:
 
 
 def limit_memory(device: Any, nbytes: int) -> None:
-    """Let this process allocate no more than ``nbytes`` from now on, on a GPU or on the host."""
+    """Limit the memory that this process may still allocate, on a GPU or on the host."""
     import torch
 
     if device.type == 'cuda':

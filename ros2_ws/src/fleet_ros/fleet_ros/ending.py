@@ -1,7 +1,7 @@
-"""How processes end: signals, a launcher that is gone, and threads that cannot be interrupted.
+"""End processes: signals, a launcher that has ended, and threads that cannot be interrupted.
 
-A launcher asks its processes to end, by `SIGINT` or `SIGTERM`; those that have not ended `ORDERLY`
-seconds later are asked again, and then end at once; `LAST` seconds later they are killed.
+A launcher sends its processes `SIGINT` or `SIGTERM`. After `ORDERLY` seconds it sends the signal
+again, and the processes end at once. After `LAST` more seconds it kills them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ORDERLY = 2.5  # s that a process has to end in order
-LAST = 1.5     # s that it has when it is asked again, before it is killed
+ORDERLY = 2.5  # s for an orderly end
+LAST = 1.5     # s between the second signal and the kill
 LAUNCHER = 'FLEET_LAUNCHER'  # variable with the process id of the launcher
 
 _SAME = 0.5    # s in which a signal that comes again is the same: Ctrl+C reaches a process from the
 #                terminal, and once more from `ros2 launch`
-_BOUND = 5     # s after which a process that was told to end at once is ended by the kernel
+_BOUND = 5     # s after which the kernel ends a process that should have ended at once
 _PR_SET_PDEATHSIG = 1
 _parent = 0    # process id of the parent, when there is a launcher
 
 
 class Interruption:
-    """Which signals have come: none (false), one, or one again, to end `at_once`."""
+    """The signals received: none (false), one, or a second one, which means end `at_once`."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -47,7 +47,7 @@ class Interruption:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Within this a signal raises KeyboardInterrupt, also one that came before."""
+        """Raise KeyboardInterrupt in this context on a signal, also on one received before."""
         self._raises = True
         try:
             if self:
@@ -71,12 +71,12 @@ class Interruption:
 
 
 def launched() -> dict[str, str]:
-    """Return the variable by which processes that this one starts end with it, even by kill -9."""
+    """Return the variable that makes child processes end with this one, even after kill -9."""
     return {LAUNCHER: str(os.getpid())}
 
 
 def end_with_launcher() -> None:
-    """From now on SIGTERM comes when the process that has started this one, a launcher, ends."""
+    """Arrange that this process receives SIGTERM when its launcher ends."""
     global _parent
     if LAUNCHER not in os.environ:
         return
@@ -88,9 +88,9 @@ def end_with_launcher() -> None:
 
 
 def die_with(parent: int) -> None:
-    """From now on this process is killed when ``parent``, which has started it, ends; Linux only.
+    """Arrange that the kernel kills this process when ``parent`` ends; Linux only.
 
-    More exactly: when the parent's thread that started it does.
+    More exactly: when the thread of the parent that started this process ends.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -113,7 +113,7 @@ def _launcher_is_gone() -> bool:
 
 
 def _silence() -> None:
-    """Nobody reads what is written any more, and writing to a closed pipe is an error."""
+    """Discard further output, because writing to a closed pipe is an error."""
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(null, stream)
@@ -121,10 +121,10 @@ def _silence() -> None:
 
 
 def ignore_signals() -> None:
-    """Let no signal interrupt the end any more.
+    """Ignore all signals while the process ends.
 
-    At exit Python restores the default handlers, and only then are libraries torn down: a Ctrl+C
-    meanwhile must not turn a clean end into a death by signal.
+    At exit Python restores the default handlers before libraries are torn down. A Ctrl+C in between
+    would turn a clean end into a death by signal.
     """
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
@@ -132,11 +132,11 @@ def ignore_signals() -> None:
 
 
 def leave_at_exit(code: int) -> None:
-    """Let this process end as soon as its program has, without tearing down what it has imported.
+    """End this process as soon as its program ends, without tearing down imported libraries.
 
-    To tear PyTorch down takes longer than a fleet may take to end. And the interpreter ends a
-    thread that still computes by unwinding it, which aborts the process when there are frames of
-    C++ on its stack: "terminate called without an active exception".
+    Tearing down PyTorch takes longer than a fleet may take to end. Also, the interpreter unwinds a
+    thread that still computes. This aborts the process if the thread's stack has C++ frames:
+    "terminate called without an active exception".
     """
     atexit.register(_leave, code)  # comes before everything that was registered earlier
 

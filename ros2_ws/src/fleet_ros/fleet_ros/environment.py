@@ -1,7 +1,7 @@
-"""Where the traffic of a fleet goes: the one place that turns its settings into variables of DDS.
+"""Turn the network settings of a fleet into environment variables for DDS.
 
-The same for Fast DDS and Cyclone DDS, and whatever the user's environment says: setup.bash of
-ROS 2 exports a discovery range of its own, which must not carry a fleet off this machine.
+The result is the same for Fast DDS and Cyclone DDS, and independent of the user's environment. For
+example, setup.bash of ROS 2 exports a discovery range that would let a fleet leave this machine.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from fleet_env.fleet import ReachConfig
 from .dds_profiles import LOOPBACK, cyclone_profile, fastdds_profile, is_loopback
 
 LAST_DOMAIN = 232  # the ports of a higher one do not exist
-# The variables in which Fast DDS looks for its profile: version 2 in the first, 3 in both.
+# The variables in which Fast DDS looks for its profile: version 2 in the first, 3 in both, where
+# the first makes each process print a warning.
 FASTDDS_FILES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 
 def domain_of(network: ReachConfig) -> int:
-    """Return the DDS domain: that of the settings, else ROS_DOMAIN_ID, else 0.
+    """Return the DDS domain of the settings, else of ROS_DOMAIN_ID, else 0.
 
-    :raises FleetFileError: when ROS_DOMAIN_ID is no domain; Fast DDS would end the process for it.
+    :raises FleetFileError: ROS_DOMAIN_ID is not a domain; Fast DDS would end the process.
     """
     if network.domain_id >= 0:
         return network.domain_id
@@ -38,9 +39,9 @@ def domain_of(network: ReachConfig) -> int:
 
 
 def dds_environment(network: ReachConfig) -> dict[str, str]:
-    """Return the variables of a process in this fleet; they replace what the user has set.
+    """Return the environment variables of a process in this fleet; they replace the user's.
 
-    :raises FleetFileError: when this machine has no such interface, or cannot resolve a peer.
+    :raises FleetFileError: this machine has no such interface, or cannot resolve a peer.
     """
     known = [name for _, name in socket.if_nameindex()]
     if network.interface not in known:
@@ -55,7 +56,7 @@ def dds_environment(network: ReachConfig) -> dict[str, str]:
         'ROS_LOCALHOST_ONLY': '',  # where it is 1 it wins over the range
         'ROS_STATIC_PEERS': '',
         'CYCLONEDDS_URI': cyclone_profile(network),
-        **dict.fromkeys(FASTDDS_FILES, profile),
+        **dict.fromkeys(FASTDDS_FILES, ''), fastdds_file(): profile,
         'SKIP_DEFAULT_XML_FILE': '1',      # a profile in the working directory would be merged
         'ROS_DISCOVERY_SERVER': '', 'RMW_FASTRTPS_USE_QOS_FROM_XML': '',
         'RMW_FASTRTPS_PUBLICATION_MODE': ''}
@@ -72,8 +73,13 @@ def fastdds_version() -> int:
     return 3 if any((Path(prefix) / 'share' / 'fastdds').is_dir() for prefix in prefixes) else 2
 
 
+def fastdds_file() -> str:
+    """Return the variable that names the profile for the Fast DDS of this ROS 2."""
+    return FASTDDS_FILES[fastdds_version() - 2]
+
+
 def _kept(profile: str) -> Path:
-    """Write a profile into the folder of ROS 2, under a name that its content decides."""
+    """Write a profile into the folder of ROS 2, under a name derived from its content."""
     path = ros_home() / 'fleet' / f'fastdds-{hashlib.sha256(profile.encode()).hexdigest()[:16]}.xml'
     try:
         if path.exists() and path.read_text() == profile:
@@ -90,7 +96,7 @@ def _kept(profile: str) -> Path:
 
 
 def where_traffic_goes(network: ReachConfig) -> str:
-    """Return the sentence about it that every start prints."""
+    """Return the sentence about the network that every start prints."""
     domain = f'DDS domain {domain_of(network)}'
     domain += f', namespace {network.namespace}' * bool(network.namespace)
     if is_loopback(network):

@@ -1,4 +1,4 @@
-"""Whether DDS may talk beyond this machine, and that a fleet that does has a key."""
+"""Check whether DDS may talk beyond this machine, and require a key for such a fleet."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
+import rclpy
 from fleet_env.errors import SettingError
 from fleet_env.fleet import ReachConfig
 from rclpy.context import Context
 from rclpy.node import Node
 from rclpy.utilities import get_rmw_implementation_identifier
 
-from .environment import FASTDDS_FILES, dds_environment
+from .environment import FASTDDS_FILES, dds_environment, fastdds_version
 
 _INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([^"\']+)["\']')
 
@@ -26,7 +28,7 @@ _INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([
 def leaves_machine(environment: Mapping[str, str]) -> bool:
     """Return whether these variables let DDS reach, or be reached from, other machines.
 
-    What they leave open counts as yes.
+    If the variables do not decide, the result is True.
     """
     rmw = environment.get('RMW_IMPLEMENTATION') or get_rmw_implementation_identifier()
     reach = environment.get('ROS_AUTOMATIC_DISCOVERY_RANGE', '').strip().upper()
@@ -44,11 +46,13 @@ def leaves_machine(environment: Mapping[str, str]) -> bool:
 
 
 def _fastdds_interfaces(environment: Mapping[str, str]) -> list[str]:
-    """Return the interfaces that the profile of each version confines Fast DDS to; none: all."""
+    """Return the interfaces to which the profiles confine Fast DDS; an empty list means all."""
     found: list[str] = []
-    for name in FASTDDS_FILES:
+    for name in FASTDDS_FILES[:fastdds_version() - 1]:
+        if not environment.get(name):
+            continue
         try:
-            root = ElementTree.parse(environment.get(name, '')).getroot()
+            root = ElementTree.parse(environment[name]).getroot()
         except (OSError, ElementTree.ParseError):
             return []
         for element in root.iter():
@@ -69,10 +73,10 @@ def _is_loopback(interface: str) -> bool:
 
 
 def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to leave this machine without a key, unless the user has said so.
+    """Raise an error if the fleet leaves this machine without a key and without consent.
 
     :param key: the setting ``security.key``; ``is_open``: ``security.open``.
-    :raises SettingError: says what to do.
+    :raises SettingError: the fleet would leave this machine without a key.
     """
     if not key and not is_open and leaves_machine(environment):
         raise SettingError(
@@ -83,24 +87,26 @@ def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.env
 
 
 def look_before(name: str, namespace: str, arguments: Sequence[str] | None = None) -> None:
-    """Call `require_key` with the parameters of a node before anything of it is on the network.
+    """Call `require_key` with the parameters of a node before the node joins the network.
 
-    Only a node can read its parameters. This one never leaves the machine, nor has it the DDS
-    domain of the real one. It is in a process of its own, as Fast DDS reads its profile once.
+    Only a node can read its parameters. So a temporary node reads them, confined to this machine
+    and in another DDS domain. It runs in a process of its own, because Fast DDS reads its profile
+    once.
 
-    :param name, namespace: of the node that is going to be.
+    :param name, namespace: of the real node.
     :param arguments: of the process, by default sys.argv.
     """
     if not leaves_machine(os.environ) or os.environ.get('ROS_SECURITY_ENABLE', '') == 'true':
         return  # with SROS 2 it may not join another domain; the real node looks by itself
-    if (found := _aside(partial(_declared, name, namespace, arguments))) is not None:
+    given = sys.argv if arguments is None else arguments
+    if (found := _aside(name, namespace, given)) is not None:
         require_key(*found)
 
 
-def _declared(name: str, namespace: str, arguments: Sequence[str] | None) -> tuple[str, bool]:
+def _declared(name: str, namespace: str, arguments: Sequence[str]) -> tuple[str, bool]:
     context = Context()
     with reaching(ReachConfig()):
-        context.init(None if arguments is None else list(arguments), domain_id=_ASIDE)
+        context.init(list(arguments), domain_id=_ASIDE)
         try:
             node = Node(name, namespace=namespace, context=context, enable_rosout=False,
                         start_parameter_services=False)
@@ -112,32 +118,45 @@ def _declared(name: str, namespace: str, arguments: Sequence[str] | None) -> tup
     return str(key), bool(is_open)
 
 
-def _aside(function: Callable[[], Any]) -> Any:
-    """Return what a function returns in a forked process; None if it fails, as it will here."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(writing, json.dumps(function()).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else None
+def _aside(name: str, namespace: str, arguments: Sequence[str]) -> Any:
+    """Call `_declared` in another process; return its result, or None if it fails.
+
+    The process is a new one: a child that is forked while threads of DDS run may hang.
+    """
+    try:
+        done = subprocess.run([sys.executable, '-m', __name__, name, namespace, *arguments],
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_LIMIT)
+        return json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        return None
 
 
+_LIMIT = 60.0  # s that reading the parameters may take
 _ASIDE = 101  # the highest domain whose ports Linux does not give to others
 
 
 @contextmanager
 def reaching(network: ReachConfig) -> Iterator[None]:
-    """Let DDS go where these settings say, for the domain that is joined meanwhile."""
-    former = dict(os.environ)
-    os.environ.update(dds_environment(network))
+    """Apply these network settings to every domain that is joined inside the context.
+
+    :raises SettingError: if this process is on another network already, and Fast DDS, which reads
+        its profile once per process, would use that one.
+    """
+    former, wanted = dict(os.environ), dds_environment(network)
+    if rclpy.ok() and 'fastrtps' in get_rmw_implementation_identifier() \
+            and any(former.get(name, '') != wanted[name] for name in FASTDDS_FILES):
+        raise SettingError(
+            'interface and peers must be those of the fleet that this process is in, got '
+            f'interface {network.interface} and peers {network.peers or "none"}: a process has '
+            'one network with Fast DDS. Give both fleets the same interface and peers, and '
+            'domains or namespaces of their own; or use Cyclone DDS (docs/network.md)')
+    os.environ.update(wanted)
     try:
         yield
     finally:
         os.environ.clear()
         os.environ.update(former)
+
+
+if __name__ == '__main__':
+    print(json.dumps(_declared(sys.argv[1], sys.argv[2], sys.argv[3:])))

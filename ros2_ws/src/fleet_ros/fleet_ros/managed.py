@@ -1,7 +1,7 @@
-"""Managed nodes: brought up by themselves, or by whoever drives them (design.ros2.org, REP-2002).
+"""Managed nodes: they start themselves, or a lifecycle manager drives them (REP-2002).
 
-What a node does in its transitions is its own; what all have in common stands here: `autostart`,
-errors that become reasons, and that everything a node has made is freed again.
+Each node implements its transitions. This module holds the common part: `autostart`, errors of the
+user, and the release of everything that a node has made.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class ManagedSettings(Settings):
 class ManagedNode(LifecycleNodeMixin, Node):
     """A node whose life cycle others can drive.
 
-    A node says what its transitions do in `configure`, `activate`, `deactivate`, `cleanup` and
-    `shutdown`. An error that names a fault of the user fails the transition, with the node in its
-    former state; any other frees the node, which is then unconfigured. With ``autostart`` the
-    constructor configures and activates it, and raises what goes wrong.
+    A subclass overrides `configure`, `activate`, `deactivate`, `cleanup` and `shutdown`. An error
+    of the user fails the transition, and the node keeps its state. Any other error releases
+    everything, and the node is then unconfigured. With ``autostart`` the constructor configures and
+    activates the node, and raises any error.
 
-    ``packages``: whose errors name a fault of the user, see `process.run`. ``held``: what
-    `configure` must give back, last first; topics, services and timers are freed by themselves.
-    ``configured``, ``active``: what the node is; ``done``: the process may end, not before
-    ``stays_until``, unless a signal comes.
+    ``packages``: packages whose errors are faults of the user, see `process.run`. ``held``: stack
+    that releases what `configure` made; topics, services and timers are freed automatically.
+    ``configured``, ``active``: state of the node. ``done``: the process may end, after
+    ``stays_until`` or on a signal.
     """
 
     packages: ClassVar[Collection[str]] = ()
@@ -63,13 +63,13 @@ class ManagedNode(LifecycleNodeMixin, Node):
             self._bring_up()
 
     def is_drivable(self) -> bool:
-        """Whether others may drive a node that has brought itself up."""
+        """Return whether others may drive a node that has started itself."""
         return True
 
     # -- what a node does ---
 
     def configure(self) -> None:
-        """Make everything that the node needs; it does nothing yet."""
+        """Make everything that the node needs; do not start to work yet."""
 
     def activate(self) -> None:
         """Begin to work, or go on."""
@@ -78,10 +78,10 @@ class ManagedNode(LifecycleNodeMixin, Node):
         """Pause in order."""
 
     def cleanup(self) -> None:
-        """Before everything is given back; an error that names a reason keeps the node as it is."""
+        """Prepare the release; an error of the user here keeps the node as it is."""
 
     def shutdown(self) -> None:
-        """End in order; once ``done`` is set, the process ends."""
+        """End in order; set ``done`` to end the process."""
         self.done = True
 
     # -- transitions ---
@@ -94,7 +94,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
         self._begins = False
 
     def _refuse_wrong_transitions(self) -> None:
-        """Answer a request that the state does not allow; in rclpy it ends the node."""
+        """Make the node refuse a transition that its state does not allow; rclpy would end it."""
         for service in self.services:
             if service.srv_name.endswith('/change_state'):
                 service.callback = self._guarded(service.callback)
@@ -122,7 +122,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
             return FAILURE if users else ERROR
 
     def on_configure(self, state: Any) -> TransitionCallbackReturn:
-        """Configure; what a configuration that failed has made is freed."""
+        """Configure; release everything if the configuration fails."""
         self.held.callback(self._destroy_all_but, self._entities())
         result = self._carry_out('configure', self.configure)
         self.configured = result == SUCCESS
@@ -143,24 +143,24 @@ class ManagedNode(LifecycleNodeMixin, Node):
         return result
 
     def on_cleanup(self, state: Any) -> TransitionCallbackReturn:
-        """Clean up and give everything back."""
+        """Clean up and release everything."""
         result = self._carry_out('cleanup', self.cleanup)
         return self._released() if result == SUCCESS else result
 
     def on_shutdown(self, state: Any) -> TransitionCallbackReturn:
-        """End in order. A manager asks for the state, and leaves the others if nobody answers."""
+        """End in order, and stay for a while, because a manager asks for the state afterwards."""
         if not self.configured:
             self.stays_until = time.monotonic() + STAYS
         return self._carry_out('shutdown', self.shutdown)
 
     def on_error(self, state: Any) -> TransitionCallbackReturn:
-        """Give everything back; the node can be configured again."""
+        """Release everything; the node can be configured again."""
         return self._released()
 
     # -- what the node has ---
 
     def _released(self, result: TransitionCallbackReturn = SUCCESS) -> TransitionCallbackReturn:
-        """Give back what `configure` has made; `result`, or what went wrong."""
+        """Release what `configure` made; return `result`, or ERROR if the release fails."""
         self.configured = self.active = False
         released = self._carry_out('cleanup', self.held.close)
         return result if released == SUCCESS else ERROR
@@ -174,6 +174,6 @@ class ManagedNode(LifecycleNodeMixin, Node):
                 getattr(self, f'destroy_{kind}')(entity)
 
     def destroy_node(self) -> None:
-        """Give everything back, then the node."""
+        """Release everything, then destroy the node."""
         self.held.close()
         super().destroy_node()

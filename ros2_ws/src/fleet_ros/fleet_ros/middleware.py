@@ -1,4 +1,4 @@
-"""Whether two nodes that hear each other can call each other's services."""
+"""Detect nodes whose middleware cannot call each other's services."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _OURS = {'rmw_fastrtps_cpp': 'Fast DDS', 'rmw_fastrtps_dynamic_cpp': 'Fast DDS',
 
 
 def other_middleware(node: Node, service: str) -> str:
-    """Return a sentence if all who offer a service use another middleware than ``node``.
+    """Return a message if all servers of a service use another middleware than ``node``.
 
-    ``service``: its full name. Topics work between vendors of DDS, services do not. Empty where
-    nothing of the kind is known.
+    ``service``: full name. Topics work between vendors of DDS, services do not. The message is
+    empty if no difference is known.
     """
     theirs = {_VENDORS.get(tuple(info.endpoint_gid[:2]), '')
               for info in node.get_publishers_info_by_topic(f'rr{service}Reply', no_mangle=True)}

@@ -15,7 +15,7 @@ from .environment import dds_environment, where_traffic_goes
 
 
 def add_network_options(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
-    """Add --interface, --domain-id, --peers and --namespace, but those of ``without``."""
+    """Add --interface, --domain-id, --peers and --namespace, except those of ``without``."""
     group = parser.add_argument_group('network')
     for knob in knobs(ReachConfig):
         if knob.name not in without:
@@ -24,7 +24,7 @@ def add_network_options(parser: argparse.ArgumentParser, without: Collection[str
 
 
 def chosen_network(options: argparse.Namespace) -> ReachConfig:
-    """Return what the options say.
+    """Return the network settings of the options.
 
     :raises SettingError: names the option.
     """
@@ -35,9 +35,9 @@ def chosen_network(options: argparse.Namespace) -> ReachConfig:
 
 
 def join_network(options: argparse.Namespace, quiet: bool = False) -> ReachConfig:
-    """Let this process, and those that it starts, use the network that the options say.
+    """Make this process and its children use the network of the options.
 
-    It is printed, on stderr; if ``quiet``, only when traffic leaves this machine.
+    The function prints the network on stderr; if ``quiet``, only when traffic leaves this machine.
 
     :raises SettingError: names the option.
     :raises FleetFileError: when this machine has no such interface.

@@ -19,7 +19,7 @@ S = TypeVar('S', bound=Settings)
 def declared(model: type[Settings]) -> Iterator[Knob]:
     """Yield the settings of a model that are parameters of its node.
 
-    ``model.UNUSED`` names parameters, and sections, that the node does nothing with.
+    ``model.UNUSED`` names the parameters and sections that the node does not use.
     """
     unused = getattr(model, 'UNUSED', ())
     for knob in knobs(model):
@@ -28,10 +28,9 @@ def declared(model: type[Settings]) -> Iterator[Knob]:
 
 
 def declare(node: Node, model: type[S], prefix: str = '') -> S:
-    """Declare the parameters on a node, those it lacks, and return their values as ``model``.
+    """Declare the missing parameters on a node, and return the values of all as ``model``.
 
-    :param prefix: comes before every parameter's name.
-    :raises SettingError: names the parameter that has a value that it can't have.
+    :param prefix: prefix of every parameter's name.
     """
     values = {knob.name: _declare(node, prefix + knob.name, knob) for knob in declared(model)}
     return from_flat(model, values, f'parameter {prefix}')
@@ -52,7 +51,7 @@ def _to_ros(value: Any) -> Any:
 
 
 def declare_early(node: Node, model: type[Settings], *names: str) -> dict[str, Any]:
-    """Declare these parameters alone, those of them that the model has, and return their values."""
+    """Declare only the parameters ``names`` that the model has, and return their values."""
     return {knob.name: _declare(node, knob.name, knob) for knob in declared(model)
             if knob.name in names}
 
@@ -73,7 +72,7 @@ def _declare(node: Node, name: str, knob: Knob) -> Any:
 
 
 def _descriptor(name: str, knob: Knob) -> ParameterDescriptor:
-    """What `ros2 param describe` shows; limits that do not belong to a range are only said."""
+    """Return the descriptor that `ros2 param describe` shows; it gives other limits as text."""
     bounds = knob.bounds
     low, high = bounds.get('ge', bounds.get('gt')), bounds.get('le', bounds.get('lt'))
     descriptor = ParameterDescriptor(

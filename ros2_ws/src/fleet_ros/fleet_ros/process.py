@@ -1,4 +1,4 @@
-"""Running one node as a process: signals, executor, errors of the user, exit code."""
+"""Run one node as a process: signals, executor, errors of the user, exit code."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         before: Callable[[Sequence[str] | None], None] = lambda arguments: None) -> int:
     """Build a node, serve it, and return the exit code of the process.
 
-    ``before`` is called with the arguments before the process joins DDS, and may refuse.
+    ``before`` is called with the arguments before the process joins DDS, and may raise an error.
 
-    ``build`` imports what takes long (PyTorch), so that Ctrl+C is as clean before as it is later.
-    Errors with which ``packages``, or rclpy, name a fault of the user are one line. Without
-    ``arguments`` this is the program of the process, which ends with it.
+    ``build`` imports slow packages (PyTorch), so that Ctrl+C works cleanly during the imports. An
+    error of ``packages`` or rclpy is a fault of the user and is printed as one line. Without
+    ``arguments`` the process ends when this function returns.
     """
     code = _run(build, serve, arguments, packages, before)
     if arguments is None:
@@ -69,7 +69,7 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
 
 
 def is_users(error: Exception, packages: Collection[str]) -> bool:
-    """Whether an error names a fault of the user: one of rclpy, of ours or of ``packages``."""
+    """Return whether an error is a fault of the user: of rclpy, fleet_* or ``packages``."""
     # rclpy has no common base for what is wrong with arguments, names, parameters or the domain.
     return type(error).__module__.partition('.')[0] in {'rclpy', 'fleet_ros', 'fleet_env',
                                                         *packages}
@@ -90,7 +90,7 @@ def _end(code: int) -> int:
 
 def spin_until(node: Node, done: Callable[[], bool], interruption: Interruption,
                interrupt: Callable[[], None] = lambda: None) -> None:
-    """Spin until ``done``; the first signal calls ``interrupt``, the second ends it."""
+    """Spin until ``done``; the first signal calls ``interrupt``, the second ends the loop."""
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     handled = False
@@ -107,6 +107,6 @@ def spin_until(node: Node, done: Callable[[], bool], interruption: Interruption,
 
 
 def fail(message: str) -> int:
-    """Print what went wrong and return the exit code for it."""
+    """Print an error message and return its exit code."""
     print(f'error: {message}', file=sys.stderr)
     return 1

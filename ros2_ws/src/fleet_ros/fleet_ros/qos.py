@@ -1,8 +1,8 @@
-"""QoS profiles that every part of the suite uses; each part has a `qos` with its own, too."""
+"""QoS profiles of the whole suite; each part has more in its own `qos`."""
 
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
-# Status for people and heartbeats: the newest is enough, and whoever comes late gets it too.
+# Statuses and heartbeats: only the newest message counts, and late subscribers receive it, too.
 STATUS = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                     reliability=ReliabilityPolicy.RELIABLE,
                     durability=DurabilityPolicy.TRANSIENT_LOCAL)

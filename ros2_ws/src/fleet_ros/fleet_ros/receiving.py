@@ -1,8 +1,8 @@
 """A subscription that keeps up with chunks of rows.
 
-An executor of rclpy takes one message a turn, and spends most of the time on the turns: it collects
-every entity of its nodes for each (bench/bench_receiving.py). The events executor of
-`rclpy.experimental` has cheaper turns, but no guard conditions, by which our alarms ring.
+An executor of rclpy handles one message per iteration. Most time goes into the iterations, each of
+which collects every entity of the nodes (bench/bench_receiving.py). The events executor of
+`rclpy.experimental` is cheaper, but has no guard conditions, which the alarms need.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rclpy.subscription import Subscription
 
 def subscribe(node: Node, kind: Any, topic: str, callback: Callable[[Any], None],
               profile: QoSProfile) -> Subscription:
-    """Create a subscription that, once woken, passes on every message that has arrived.
+    """Create a subscription that passes on all arrived messages each time it wakes.
 
-    At most as many as the profile is deep, so that the node's other callbacks get their turn.
+    It passes on at most ``profile.depth`` messages, so that the node's other callbacks can run.
     """
     def on_message(message: Any) -> None:
         callback(message)

@@ -1,4 +1,4 @@
-"""A node's callbacks on a thread of their own, while the program does something else."""
+"""Run a node's callbacks on a separate thread beside the program."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Spinning:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the callback that runs; no other follows. Call it before the node goes.
+        """Stop, after the running callback has ended. Call this before the node is destroyed.
 
-        From any thread but a callback's.
+        Do not call this from a callback.
         """
-        # rclpy's shutdown takes away what a spin in another thread waits with.
+        # rclpy's shutdown destroys objects that a spin in another thread waits on.
         self._executor.create_task(self._executor.shutdown)
         self._thread.join()
         self._executor.shutdown()

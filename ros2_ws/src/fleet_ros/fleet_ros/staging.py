@@ -1,8 +1,8 @@
 """Copies between the host and a GPU, through a few page-locked buffers.
 
-A copy for which the processor does not wait needs page-locked memory, of which there should be
-little: a ring of buffers is locked once, and everything goes through it in parts. No GPU has run
-this yet: `Cuda` was written where there was none, and `Staging` is tested with another `Copies`.
+An asynchronous copy needs page-locked memory, which should be small. So all copies pass in parts
+through a ring of buffers that is locked once. No GPU has run `Cuda` yet; the tests of `Staging` use
+another `Copies`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class Event(Protocol):
     """A moment on the device that the host can wait for."""
 
     def query(self) -> bool:
-        """Whether it has come."""
+        """Return whether the event has happened."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait for the event."""
 
 
 class Copies(Protocol):
-    """What staging needs of a device. Tensors are flat, of bytes."""
+    """The interface of a device for staging. Tensors are flat and of bytes."""
 
     def locked(self, size: int) -> Any:
         """Page-locked memory of the host."""
@@ -49,7 +49,7 @@ class Staging:
         self._under_way: deque[tuple[Any, Event]] = deque()   # in the order in which they end
 
     def upload(self, data: Any) -> Any:
-        """The bytes, on the device; what is asked of the device afterwards finds them there."""
+        """Return a copy of the bytes on the device, valid for later operations of the device."""
         made = self._copies.empty(len(data))
         with self._lock:
             for at in range(0, len(data), self._size):
@@ -61,7 +61,7 @@ class Staging:
         return made
 
     def download(self, data: Any, target: Any) -> Any:
-        """Fill `target`, memory of the host, with bytes of the device; returns it."""
+        """Copy bytes of the device to `target`, memory of the host; return `target`."""
         parts: deque[tuple[int, int, Any, Event]] = deque()
         with self._lock:
             for at in range(0, len(data), self._size):
@@ -82,7 +82,7 @@ class Staging:
         self._free.append(buffer)
 
     def _buffer(self) -> Any:
-        """A buffer that no copy reads any more; waits for the oldest if there is none."""
+        """Return a buffer that no copy uses; wait for the oldest if there is none."""
         while self._under_way and (not self._free or self._under_way[0][1].query()):
             buffer, event = self._under_way.popleft()
             event.synchronize()
@@ -121,7 +121,7 @@ def _staging(device: Any) -> Staging:
 
 
 def to_device(flat: Any, device: Any) -> Any:
-    """A tensor of one dimension without gaps on a device; a GPU goes on copying meanwhile."""
+    """Copy a contiguous tensor of one dimension to a device, for a GPU asynchronously."""
     import torch
     if device.type != 'cuda':
         return flat.to(device)
@@ -129,7 +129,7 @@ def to_device(flat: Any, device: Any) -> Any:
 
 
 def to_host(flat: Any) -> Any:
-    """Such a tensor on the CPU; of a GPU only what was asked of it before is waited for."""
+    """Copy a contiguous tensor of one dimension to the CPU; wait for the GPU's earlier work."""
     import torch
     if flat.device.type != 'cuda':
         return flat.cpu()

@@ -40,7 +40,7 @@ def bell():
     rclpy.shutdown(context=bell.context)
 
 
-def test_it_rings_once_and_not_before_its_time(bell):
+def test_alarm_rings_once_and_not_before_its_time(bell):
     at = time.monotonic() + 0.05
     bell.alarm.set(at)
     bell.spin(lambda: bell.rung)
@@ -60,14 +60,14 @@ def test_an_earlier_time_replaces_a_later_one_and_the_other_way_round(bell):
     assert len(bell.rung) == 1
 
 
-def test_after_close_it_is_silent(bell):
+def test_alarm_does_not_ring_after_close(bell):
     bell.alarm.set(time.monotonic() + 0.02)
     bell.alarm.close()
     bell.spin(lambda: bell.rung, deadline=0.1)
     assert not bell.rung
 
 
-def test_without_a_node_it_rings_in_a_thread_of_its_own():
+def test_alarm_without_a_node_rings_in_its_own_thread():
     rung = threading.Event()
     threads = []
 

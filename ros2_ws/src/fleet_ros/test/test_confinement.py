@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from fleet_env.fleet import ReachConfig
+from rclpy.utilities import get_rmw_implementation_identifier
 
 # The network that a user would not like to talk on; IPv6 is off because the kernel talks there.
 SETUP = '''
@@ -50,18 +51,45 @@ os._exit(0)
 '''
 
 
-def heard_and_sent(network, multicast='on', **environment):
-    """Whether two nodes meet, and how many packets they send on wlan9."""
+TWO_NETWORKS = '''
+import os, sys
+from fleet_env.errors import SettingError
+from fleet_env.fleet import ReachConfig
+from fleet_ros.environment import dds_environment
+from fleet_ros.exposure import reaching
+os.environ.update(dds_environment(ReachConfig.model_validate_json(sys.argv[1])))
+import rclpy
+from rclpy.context import Context
+rclpy.init(args=[])
+with reaching(ReachConfig(domain_id=7)):
+    Context().init([], domain_id=7)
+try:
+    with reaching(ReachConfig(interface='wlan9')):
+        print('another network')
+except SettingError as error:
+    print(error)
+sys.stdout.flush()
+os._exit(0)
+'''
+
+
+def in_a_network(program, network, multicast='on', **environment):
+    """What a Python program prints beside an interface wlan9."""
     if shutil.which('unshare') is None or shutil.which('ip') is None:
         pytest.skip('needs unshare and ip')
     done = subprocess.run(
-        ['unshare', '-rn', 'sh', '-c', SETUP, 'sh', sys.executable, '-c', NODES,
+        ['unshare', '-rn', 'sh', '-c', SETUP, 'sh', sys.executable, '-c', program,
          network.model_dump_json()], text=True, capture_output=True, timeout=120,
         env={**os.environ, 'MULTICAST': multicast, **environment})
     if done.returncode in (1, 77) and 'Traceback' not in done.stderr:
         pytest.skip(f'network namespaces are not allowed here: {done.stderr.strip()}')
     assert done.returncode == 0, done.stderr
-    heard, packets = done.stdout.split()
+    return done.stdout
+
+
+def heard_and_sent(network, multicast='on', **environment):
+    """Whether two nodes meet, and how many packets they send on wlan9."""
+    heard, packets = in_a_network(NODES, network, multicast, **environment).split()
     return heard == 'True', int(packets)
 
 
@@ -84,3 +112,11 @@ def test_on_an_interface_means_on_that_interface():
 def test_peers_meet_where_there_is_no_multicast():
     heard, _ = heard_and_sent(ReachConfig(interface='wlan9', peers='10.9.0.1'), 'off')
     assert heard
+
+
+def test_a_process_that_is_on_a_network_is_refused_another_one_with_fast_dds():
+    said = in_a_network(TWO_NETWORKS, ReachConfig())
+    if 'fastrtps' in get_rmw_implementation_identifier():
+        assert 'must be those of the fleet that this process is in, got interface wlan9' in said
+    else:
+        assert said.strip() == 'another network'

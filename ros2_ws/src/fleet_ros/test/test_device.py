@@ -11,6 +11,6 @@ def test_auto_is_a_gpu_where_there_is_one():
     assert torch_device('auto').type == ('cuda' if torch.cuda.is_available() else 'cpu')
 
 
-def test_a_device_that_is_not_here_is_refused_with_the_reason():
+def test_a_missing_device_is_refused_with_the_reason():
     with pytest.raises(SettingError, match="device is 'cuda:99', which cannot be used here: "):
         torch_device('cuda:99')

@@ -12,9 +12,9 @@ from fleet_env.fleet import ReachConfig
 from fleet_env.settings import changed, checked
 from fleet_ros.dds_profiles import cyclone_profile, fastdds_profile, is_loopback
 from fleet_ros.environment import (
-    FASTDDS_FILES,
     dds_environment,
     domain_of,
+    fastdds_file,
     where_traffic_goes,
 )
 from rclpy.utilities import get_rmw_implementation_identifier
@@ -48,20 +48,19 @@ def on(interface, **more):
 
 
 @pytest.mark.parametrize('name', WANDERING)
-def test_what_the_environment_says_does_not_carry_a_fleet_off_this_machine(monkeypatch, name):
+def test_environment_variables_do_not_let_a_fleet_leave_this_machine(monkeypatch, name):
     monkeypatch.setenv(name, WANDERING[name])
     found = dds_environment(HERE)
     assert found[name] != WANDERING[name]
     assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SYSTEM_DEFAULT'  # the profiles say it all
     assert '"lo"' in found['CYCLONEDDS_URI'] and _LINGER in found['CYCLONEDDS_URI']
     assert '<SPDPInterval>5s<' in found['CYCLONEDDS_URI']  # who was forgotten is met again soon
-    for name in FASTDDS_FILES:
-        text = Path(found[name]).read_text()
-        assert '<interfaceWhiteList><interface>lo</interface></interfaceWhiteList>' in text
-        assert '<useBuiltinTransports>false<' in text
+    text = Path(found[fastdds_file()]).read_text()
+    assert '<interfaceWhiteList><interface>lo</interface></interfaceWhiteList>' in text
+    assert '<useBuiltinTransports>false<' in text
 
 
-def test_what_the_environment_says_does_not_keep_a_fleet_on_this_machine(monkeypatch):
+def test_environment_variables_do_not_confine_a_fleet_to_this_machine(monkeypatch):
     monkeypatch.setenv('ROS_LOCALHOST_ONLY', '1')
     monkeypatch.setattr(socket, 'if_nameindex', lambda: [(1, 'lo'), (2, 'wlan0')])
     monkeypatch.setattr(socket, 'getaddrinfo', lambda name, *_: [(2, 2, 17, '', (
@@ -71,11 +70,10 @@ def test_what_the_environment_says_does_not_keep_a_fleet_on_this_machine(monkeyp
     for part in ('"wlan0"', '"10.0.0.2"', '"laptop.local"', '<MaxMessageSize>1400B',
                  '<SPDPInterval>5s', '>200ms</HeartbeatInterval>', _LINGER):
         assert part in found['CYCLONEDDS_URI']
-    for name in FASTDDS_FILES:
-        text = Path(found[name]).read_text()
-        for part in ('<interface>wlan0<', '>10.0.0.2<', '>10.0.0.3<', '>239.255.0.1<',
-                     '<maxMessageSize>1400<'):
-            assert part in text
+    text = Path(found[fastdds_file()]).read_text()
+    for part in ('<interface>wlan0<', '>10.0.0.2<', '>10.0.0.3<', '>239.255.0.1<',
+                 '<maxMessageSize>1400<'):
+        assert part in text
 
 
 def test_a_peer_that_cannot_be_resolved_is_named(monkeypatch):
@@ -87,8 +85,7 @@ def test_a_peer_that_cannot_be_resolved_is_named(monkeypatch):
 
 def test_profiles_are_kept_in_the_folder_of_ros(monkeypatch, tmp_path):
     monkeypatch.setenv('ROS_HOME', str(tmp_path))
-    paths = {dds_environment(HERE)[name] for name in FASTDDS_FILES}
-    path, = map(Path, paths)
+    path = Path(dds_environment(HERE)[fastdds_file()])
     assert path.parent == tmp_path / 'fleet'
     path.write_text('spoilt')
     dds_environment(HERE)
@@ -132,7 +129,7 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are():
 @pytest.mark.parametrize(('changes', 'says'), [
     ({'peers': '10.0.0.2'}, 'over lo'), ({'namespace': 'blue'}, '/blue'),
     ({'interface': 'wlan0', 'peers': 'a b'}, '10.0.0.2'), ({'domain_id': 233}, '232')])
-def test_what_cannot_be_is_refused(changes, says):
+def test_invalid_network_settings_are_refused(changes, says):
     with pytest.raises(SettingError, match=says):
         changed(HERE, **changes)
 
@@ -143,7 +140,7 @@ def test_a_name_cannot_break_the_profile():
 
 
 @pytest.mark.parametrize('text', ['233', 'seven', '-1', '٣'])
-def test_a_domain_that_cannot_be_is_refused(text, monkeypatch):
+def test_an_invalid_domain_is_refused(text, monkeypatch):
     monkeypatch.setenv('ROS_DOMAIN_ID', text)
     with pytest.raises(FleetFileError, match=f"from 0 to 232, got '{text}'"):
         dds_environment(HERE)

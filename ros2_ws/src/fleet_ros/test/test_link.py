@@ -14,7 +14,7 @@ def link(**given):
 
 
 @pytest.mark.parametrize('given', [{}, {'emulate': False, 'rate': 8.0, 'latency': 0.5}])
-def test_a_link_of_which_nothing_is_said_is_the_real_one(given):
+def test_a_link_without_settings_is_the_real_one(given):
     made, out = link(**given), []
     made.send(10 ** 9, lambda: out.append(1), 0.0)
     assert out == [1] and math.isnan(made.rate(0.0))

@@ -147,7 +147,7 @@ def test_a_wrong_transition_is_refused_and_changes_nothing(bench, state, wrong):
 
 
 @pytest.mark.parametrize('state', ['unconfigured', 'inactive', 'active'])
-def test_it_is_shut_down_in_any_state_once(bench, state):
+def test_a_node_is_shut_down_once_in_any_state(bench, state):
     node = bench.worker(autostart=False)
     for label in {'inactive': ['configure'], 'active': ['configure', 'activate']}.get(state, []):
         assert bench.change(label=label)

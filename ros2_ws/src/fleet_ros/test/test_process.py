@@ -16,7 +16,7 @@ sys.exit(run(build, None, [], ()))
 '''
 
 
-def test_what_a_node_loads_cannot_end_its_process_as_if_all_were_well():
+def test_sys_exit_in_loaded_code_is_an_error():
     done = subprocess.run([sys.executable, '-c', PROGRAM], env=environment(free_domain()),
                           capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 1 and 'error: what this node runs called sys.exit(0)' in done.stderr

@@ -29,7 +29,7 @@ def meet(publisher, subscription, step):
                lambda: 'they meet', step)
 
 
-def test_it_passes_on_all_that_has_arrived_in_order(ends):
+def test_subscription_passes_on_all_arrived_messages_in_order(ends):
     sender, receiver, step = ends
     got = []
     subscription = subscribe(receiver, Int32, 'numbers', lambda m: got.append(m.data), RELIABLE)

@@ -60,14 +60,14 @@ def test_close_waits_for_the_callback_that_runs(node):
     assert left.is_set() and not closer.is_alive() and not spinners()
 
 
-def test_it_ends_with_its_context_too(node):
+def test_spinning_ends_with_its_context(node):
     spinning = Spinning(node)
     node.context.try_shutdown()
     spinning.close()
     assert not spinners()
 
 
-def test_it_can_be_closed_whatever_comes_in(node):
+def test_spinning_can_be_closed_while_messages_arrive(node):
     for _ in range(50):
         guard = node.create_guard_condition(lambda: guard.trigger())
         spinning = Spinning(node)

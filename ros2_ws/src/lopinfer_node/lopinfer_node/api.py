@@ -40,8 +40,8 @@ _names_lock = threading.Lock()
 class OffloadedModel:
     """Called like the model, with the same result to float tolerance.
 
-    Inputs of other shapes than the first, and a model that can't be traced or was changed since
-    (`reason` says why), run whole on this machine.
+    The model runs whole on this machine when the inputs have other shapes than those of the first
+    call, or when it cannot be traced or has changed since (`reason` says why).
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:
@@ -61,7 +61,7 @@ class OffloadedModel:
         self._repeats = False       # whether the example gave one tensor twice
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One inference."""
+        """Run one inference."""
         kwargs = dict(sorted(kwargs.items()))  # in whichever order they were given
         with self._opening:
             if self._client is None and not self._reason:
@@ -87,7 +87,7 @@ class OffloadedModel:
             return self.model(*args, **kwargs)
 
     def _current(self) -> bool:
-        """Whether what was traced is the model as it is now."""
+        """Return whether the model is still the one that was traced."""
         if self._reason:
             return False
         changed = self._traced.change()
@@ -97,13 +97,13 @@ class OffloadedModel:
         return not changed
 
     def _warn(self, why: str) -> None:
-        """Warn of each reason once; of many shapes a few."""
+        """Warn once for each reason, and at most a few times about shapes."""
         if why not in self._warned and len(self._warned) < MOST_WARNINGS:
             self._warned.add(why)
             warnings.warn(f'{why}; it runs whole on this machine', stacklevel=4)
 
     def _misfit(self, client: Client, leaves: list[Any], structure: Any) -> str:
-        """Why a plan for the first call's inputs does not serve these; '' if it does."""
+        """Return why these inputs do not fit a plan for the first call's inputs; '' if they do."""
         if structure != self._inputs:
             return (f'{type(self.model).__name__}: the inputs are nested, named or ordered in '
                     'another way than those that were traced')
@@ -153,33 +153,33 @@ class OffloadedModel:
             self.model(*args, **kwargs)
 
     def _watch(self) -> None:
-        """Look for changes of the model that a call does not see."""
+        """Look repeatedly for changes of the model that a call does not detect."""
         while not self._closed.wait(LOOK_PERIOD) and not self._traced.look():
             pass
 
     @property
     def shared(self) -> bool:
-        """Whether the server is there and ready."""
+        """Return whether the server is ready."""
         return self._client is not None and self._client.machine.state == OPEN
 
     @property
     def reason(self) -> str:
-        """Why inferences run whole on this machine, or why the server refused; '' if nothing is."""
+        """Return why inferences run whole on this machine, or why the server refused; else ''."""
         return self._reason or self._whole_reason or (
             '' if self._client is None else self._client.machine.reason)
 
     @property
     def report(self) -> Report | None:
-        """Counts, and the times of the last inference; None when nothing was traced."""
+        """Return counters and the times of the last inference; None before the model is traced."""
         return None if self._client is None else self._client.machine.report
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the server is ready; False if it is not in time."""
+        """Wait until the server is ready; return False after the time limit."""
         return self._client is not None and self._client.wait_until(
             lambda: self.shared, time.monotonic() + seconds)
 
     def close(self) -> None:
-        """Leave the server alone; the model goes on here."""
+        """Disconnect from the server; the model runs on this machine from now on."""
         if self._client is None:
             return
         self._closed.set()
@@ -199,10 +199,10 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
     """Share the inferences of ``model`` with the server while the context is open.
 
     :param server: namespace of the server.
-    :param example: input, or tuple of inputs, to trace the model with; else the first call's.
-    :param robot: namespace of this robot; each one its own. A second model of the same process
+    :param example: input, or tuple of inputs, to trace the model with; default: the first call's.
+    :param robot: namespace of this robot, which must be unique. A second model of the same process
         gets `robot/model2`.
-    :param options: everything else; ``server`` is then that of the options.
+    :param options: all other options; their ``server`` replaces the argument.
     """
     shared = OffloadedModel(model, robot, options or ClientOptions(TablePlanner(), server))
     try:
@@ -216,9 +216,9 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
 
 def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[..., Any]],
                                                                   Callable[..., Any]]:
-    """Decorate a function whose first argument is to be ``model``, shared with a server.
+    """Decorate a function so that its first argument is ``model``, shared with a server.
 
-    ``options`` are those of `offload`. The first call connects it, until the program ends.
+    ``options`` are those of `offload`. The first call connects the model until the program ends.
     """
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         opened: list[OffloadedModel] = []
@@ -237,7 +237,7 @@ def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[...,
 
 
 def _claimed(robot: str) -> str:
-    """A name for one more client of this robot; a server knows each client by its namespace."""
+    """Return a new name for a client of this robot; a server identifies clients by namespace."""
     with _names_lock:
         others = (f'{robot}/model{k}' for k in itertools.count(2))
         name = next(name for name in itertools.chain([robot], others) if name not in _names)
@@ -246,7 +246,7 @@ def _claimed(robot: str) -> str:
 
 
 def _no_plain_tensor(leaves: list[Any]) -> str:
-    """The class of an input that stands for more than its values; '' if there is none."""
+    """Return the class of an input that is more than a plain tensor; '' if there is none."""
     for leaf in leaves:
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             return f'of class {type(leaf).__name__}'
@@ -258,7 +258,7 @@ def _no_plain_tensor(leaves: list[Any]) -> str:
 
 
 def _modes() -> str:
-    """Why PyTorch computes otherwise here than where the model was traced; '' if it does not."""
+    """Return the PyTorch mode that makes results differ from the trace; '' if there is none."""
     if torch.is_autocast_enabled('cpu') or torch.is_autocast_enabled('cuda'):
         return 'torch.autocast is on'
     modes = [torch._C._get_function_stack_at(k) for k in range(

@@ -6,7 +6,7 @@ class LopinferError(Exception):
 
 
 class ModelError(LopinferError, ValueError):
-    """The model can't be traced or divided; the message says why, and where in the model."""
+    """The model cannot be traced or divided; the message says why, and where in the model."""
 
 
 class PlanError(LopinferError, ValueError):
@@ -14,8 +14,8 @@ class PlanError(LopinferError, ValueError):
 
 
 class ProfileError(LopinferError, ValueError):
-    """A profile or plan file can't be read, or belongs to another model."""
+    """A profile or plan file cannot be read, or belongs to another model."""
 
 
 class RemoteError(LopinferError, RuntimeError):
-    """The other side broke the protocol, or can't serve this model."""
+    """The other side broke the protocol, or cannot serve this model."""

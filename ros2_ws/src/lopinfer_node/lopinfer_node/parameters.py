@@ -1,4 +1,4 @@
-"""Parameters of the two nodes, declared once, and what is made of them."""
+"""Parameters of the two nodes, and the objects made from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .runtime.server import Limits
 
 
 class NodeSettings(LinkSettings):
-    """What both nodes have."""
+    """Settings of both nodes."""
 
     threads: int = setting(0, "threads that compute; 0: PyTorch's own choice", ge=0, le=1024)
     recording: str = setting('', 'file to which every computation and transfer is written; empty: '
@@ -26,7 +26,7 @@ class NodeSettings(LinkSettings):
     device: str = setting('cpu', 'device that computes', **DEVICE)
 
     def open_recording(self) -> Recording | None:
-        """What is to be written down."""
+        """Open the recording, if the user asked for one."""
         return Recording(Path(self.recording)) if self.recording else None
 
 

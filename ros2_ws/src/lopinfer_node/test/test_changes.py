@@ -144,7 +144,7 @@ def as_before():
 
 
 @pytest.mark.parametrize('kind', AT_ONCE)
-def test_what_the_code_reads_is_seen_at_once_when_it_changes(kind, model, monkeypatch):
+def test_a_change_of_a_value_that_the_code_reads_is_detected(kind, model, monkeypatch):
     change, name = AT_ONCE[kind]
     snapshot = Snapshot(model)
     assert not snapshot.change()
@@ -156,13 +156,13 @@ def test_what_the_code_reads_is_seen_at_once_when_it_changes(kind, model, monkey
     lambda m: setattr(m.config, 'unread', 3), lambda m: m.log.append(3),
     lambda m: setattr(m, 'log', []), lambda m: setattr(m.conv, 'groups', int('1')),
     lambda m: setattr(m, 'options', {'add': float('1')})])
-def test_what_the_code_does_not_read_or_is_the_same_is_no_change(change, model):
+def test_unread_or_equal_values_do_not_count_as_changes(change, model):
     snapshot = Snapshot(model)
     change(model)
     assert not seen(snapshot)
 
 
-def test_what_is_put_in_the_place_of_an_equal_thing_is_watched_in_its_place(model):
+def test_an_equal_replacement_is_watched(model):
     snapshot = Snapshot(model)
     model.options = {'add': 1.0}
     assert not snapshot.change()
@@ -268,7 +268,7 @@ def test_modules_that_import_each_other_and_objects_that_answer_to_all_names_are
     assert snapshot.change() == 'one.scale'
 
 
-def test_what_can_not_be_followed_is_refused_with_a_reason(model):
+def test_a_model_that_cannot_be_followed_is_refused_with_a_reason(model):
     class Breaks(dict):
         def items(self):
             raise KeyError('mine')
@@ -295,7 +295,7 @@ class Caches(nn.Module):
         return x * LAST.gain
 
 
-def test_what_the_code_itself_changes_when_it_runs_is_what_it_keeps(monkeypatch):
+def test_values_that_the_code_changes_in_a_run_are_results(monkeypatch):
     monkeypatch.setitem(vars(LAST), 'gain', 1.0)
     model, x = Caches().eval(), torch.ones(2)
     snapshot = Snapshot(model, lambda: model(x))

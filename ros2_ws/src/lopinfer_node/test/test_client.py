@@ -89,7 +89,7 @@ def test_the_down_links_bandwidth_is_what_the_server_measured_and_decides_too():
     assert machine.rates[1] == 2e6
 
 
-def test_a_servers_probe_is_acknowledged_and_is_no_piece_of_a_request():
+def test_client_acknowledges_a_probe_of_the_server_without_a_request():
     machine = opened()
     probe = Piece(5, 0, 0, 0, PROBE, 0, 4, 0, 0.0, bytes(16000)).sealed()
     assert [type(a) for a in machine.on_piece(probe, 1.0)] == [Ack]
@@ -270,7 +270,7 @@ def test_where_every_shared_plan_takes_longer_the_robot_is_alone_and_says_why():
     assert 'took longer than that lately' in machine.alone
 
 
-def test_what_the_robot_alone_takes_is_measured_too():
+def test_client_measures_requests_on_the_robot_alone():
     machine = with_others(0.09, 0.12)
     plans = [ask(machine, now, {2: 0.1, 1: 0.12, None: 0.3}) for now in range(1, 20)]
     assert plans[:4] == [None] * 4 and set(plans[4:]) == {2}

@@ -251,7 +251,7 @@ def test_an_output_larger_than_the_input_may_still_come_from_the_server_as_a_bas
         check(plan, small_transfers=True)
 
 
-def test_a_large_global_tensor_that_only_a_baseline_may_send_is_no_dead_end():
+def test_search_continues_past_a_large_global_tensor():
     b = Builder()
     b.output(b.softmax(b.window(b.input(1, 8, 8), 4, 3, 1, 1)))
     graph = b.graph('large and global')

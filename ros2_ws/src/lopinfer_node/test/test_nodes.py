@@ -427,7 +427,7 @@ def test_a_server_that_is_killed_while_it_computes(processes, tmp_path):
 
 
 @pytest.mark.long
-def test_what_both_sides_do_is_written_down(processes, tmp_path):
+def test_both_sides_record_computations_and_transfers(processes, tmp_path):
     model, x = Small().eval(), torch.rand(SHAPE)
     start(processes, 'server', directory=tmp_path / 'store', recording=tmp_path / 'server')
     options = ClientOptions(halves, recording=Recording(tmp_path / 'robot'))

@@ -57,7 +57,7 @@ def test_a_wrong_field_is_named_with_the_file(tmp_path, field):
 
 
 @pytest.mark.parametrize('value', [float('nan'), float('inf'), True, 'x', None, 10 ** 400])
-def test_a_cost_that_is_no_finite_number_is_refused(tmp_path, value):
+def test_a_cost_that_is_not_finite_is_refused(tmp_path, value):
     path = tmp_path / 'p.json'
     made([1.0], [0.0]).save(path)
     state = json.loads(path.read_text())
@@ -68,7 +68,7 @@ def test_a_cost_that_is_no_finite_number_is_refused(tmp_path, value):
 
 
 @pytest.mark.parametrize('content', ['', '[]', '{', '[' * 100_000, '\xff'])
-def test_what_is_no_profile_is_refused(tmp_path, content):
+def test_an_invalid_profile_is_refused(tmp_path, content):
     path = tmp_path / 'p.json'
     path.write_bytes(content.encode('latin-1'))
     with pytest.raises(ProfileError, match=r'p\.json.*lopinfer profile'):

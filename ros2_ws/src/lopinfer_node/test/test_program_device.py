@@ -15,7 +15,7 @@ def traced():
     return trace(Small().eval(), torch.zeros(1, 3, 16, 16))
 
 
-def test_what_arrives_is_brought_to_the_device_by_whoever_computes(traced, monkeypatch):
+def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
     """On a GPU that waits; what arrives is taken under the lock that guards the machine."""
     brought = []
     monkeypatch.setattr(program, 'to_device', lambda flat, device: brought.append(flat) or flat)

@@ -80,7 +80,7 @@ def test_a_server_reads_the_model_that_was_written(name, tmp_path):
     assert load(tmp_path).digest == traced.digest
 
 
-def test_what_can_not_be_traced_is_refused_with_its_place():
+def test_an_untraceable_operator_is_refused_with_its_place():
     class Branch(torch.nn.Module):
         def forward(self, x):
             return x + 1 if x.sum() > 0 else x - 1
@@ -219,7 +219,7 @@ def test_arguments_that_are_left_out_count_as_their_defaults(name):
     assert [n.axis for n in short.graph.nodes] == [n.axis for n in full.graph.nodes]
 
 
-def test_what_follows_a_padding_by_default_is_divided():
+def test_operators_after_a_default_padding_are_divided():
     module = Apply(lambda m, x: m.conv(torch.nn.functional.pad(x, (1, 1, 1, 1))),
                    conv=torch.nn.Conv2d(3, 4, 3))
     traced = trace(module.eval(), torch.rand(1, 3, 16, 16))

@@ -121,7 +121,7 @@ def test_a_probe_is_answered_by_one_of_the_same_size_and_then_with_the_down_link
     assert ack.message.rate == pytest.approx(4e6)
 
 
-def test_what_a_probe_claims_to_be_does_not_make_the_server_send_more():
+def test_server_never_answers_a_probe_with_more_than_acknowledgements():
     server = serving('robot1')
     claims = Piece(5, 0, 0, 0, PROBE, 65534, 65535, 0, 0.0, bytes(MAX_PIECE)).sealed()
     sent = [s.message for s in server.on_piece('robot1', claims, 1.0)]
@@ -193,7 +193,7 @@ def test_a_model_with_other_weights_is_refused_by_the_name_of_the_first_that_dif
     (open_request('robot1', hashes=(1,)), 'hashes'),
     (open_request('robot 1'), 'namespace'), (open_request('a/../b'), 'namespace'),
     (open_request('a' * 300), 'at most 200 letters')])
-def test_what_does_not_fit_is_refused_with_the_reason(request_, says):
+def test_server_refuses_an_invalid_open_request_with_the_reason(request_, says):
     server = serving('robot1', limits=Limits(clients=1))
     reply, actions = server.on_open(request_, 1.0)
     assert reply.status == REFUSED and says in reply.reason and not actions
@@ -236,7 +236,7 @@ def test_a_silent_client_is_forgotten_and_a_heard_one_is_not():
     assert server.clients == ['robot2'] and server.deadline <= 50.0
 
 
-def test_a_request_that_can_not_be_computed_hurts_nobody_else():
+def test_a_failed_request_does_not_affect_other_clients():
     server = serving('robot1', 'robot2')
     for client in server.clients:
         for piece in pieces_of([np.arange(12)], 1):
@@ -314,7 +314,7 @@ def test_models_that_nobody_uses_make_room_the_oldest_first_but_not_those_that_a
     assert actions == [Prepare('c' * 64)]       # its files are still there
 
 
-def test_a_client_for_whose_requests_there_is_no_memory_is_told_until_another_leaves():
+def test_server_refuses_a_client_without_memory_until_another_leaves():
     server = having(1000, ('a', 200, 300))
     (status, _), _ = join(server, 'robot1', 'a')
     assert status == READY

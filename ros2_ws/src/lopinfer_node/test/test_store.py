@@ -59,7 +59,7 @@ def test_an_upload_survives_lost_calls_and_a_restart(model, tmp_path):
     assert sent == [b'', b'']             # a second robot only asks
 
 
-def test_what_has_arrived_before_a_restart_is_not_read_into_memory_at_once(tmp_path):
+def test_parts_from_before_a_restart_are_hashed_in_blocks(tmp_path):
     size = 64 << 20
     path = tmp_path / f'{DIGEST}.part' / (FILES[1] + '.part')
     path.parent.mkdir()
@@ -93,7 +93,7 @@ def test_a_file_that_arrives_damaged_is_refused_and_can_be_sent_again(model, tmp
     UploadRequest(DIGEST, '../passwd', '', 1, 0, b'x'),
     UploadRequest(DIGEST, 'graph.json', '', 10 ** 12, 0, b'x'),
     UploadRequest(DIGEST, 'graph.json', '', 1, 0, b'xyz')])
-def test_what_is_no_part_of_a_model_is_refused(bad, tmp_path):
+def test_an_invalid_part_of_a_model_is_refused(bad, tmp_path):
     store = Store(tmp_path / 'store')
     assert not store.take(bad).accepted
     assert not [p for p in (tmp_path / 'store').rglob('*') if p.is_file()]
@@ -199,7 +199,7 @@ def test_a_model_of_this_machines_own_is_there_whole_or_not_at_all(traced, tmp_p
     assert store.load(traced.digest).digest == traced.digest
 
 
-def test_what_has_arrived_is_on_the_disk_before_it_counts_as_there(model, tmp_path, monkeypatch):
+def test_a_model_is_flushed_to_disk_before_it_is_complete(model, tmp_path, monkeypatch):
     synced = []
     fsync = os.fsync
     monkeypatch.setattr(os, 'fsync', lambda file: synced.append(os.readlink(

@@ -54,14 +54,14 @@ def test_a_trial_says_what_a_model_takes_and_can_be_kept(folder, tmp_path):
 
 @pytest.mark.parametrize('damage', [{'loaded': -1}, {'request': 1.5}, {'plan': '1'},
                                     {'profile': {}}, {'profile': None}])
-def test_what_is_damaged_on_disk_is_not_believed(damage, tmp_path):
+def test_a_damaged_trial_file_is_refused(damage, tmp_path):
     path = tmp_path / 'trial.json'
     path.write_text(json.dumps({'loaded': 1, 'request': 1, 'plan': 1, 'profile': {}} | damage))
     with pytest.raises(ProfileError):
         Trial.load(path)
 
 
-def test_what_a_plan_takes_grows_with_the_operators(folder):
+def test_memory_of_a_plan_grows_with_the_operators(folder):
     few, many = (Trier('cpu', 512 * MIB, 30.0)(folder(4, times)).plan for times in (1, 200))
     assert 0 < few < 200 * 300 < many
 

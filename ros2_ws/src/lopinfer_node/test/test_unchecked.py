@@ -4,7 +4,7 @@ import pytest
 import torch
 from lopinfer_node.errors import ModelError
 from lopinfer_node.model.files import load
-from written import written
+from model_files import write_model
 
 X = {'v': 0}
 ONE = {'w': 'one'}
@@ -21,19 +21,19 @@ POOL = {'self': X, 'kernel_size': [1, 1], 'stride': [1, 1], 'padding': [0, 0], '
     ('aten.native_batch_norm.default', {**NORM, 'training': False}, 'float32',
      r'weight has shape \[1\] for 4 channels'),
     ('aten.view.dtype', {'self': X, 'dtype': {'dtype': 'quint8'}}, 'uint8',
-     'of type torch.quint8 can not be sent')], ids=['pool', 'norm', 'native norm', 'quantized'])
+     'of type torch.quint8 cannot be sent')], ids=['pool', 'norm', 'native norm', 'quantized'])
 def test_a_model_is_refused_with_the_reason(op, arguments, dtype, reason, tmp_path):
     made = 'quint8' if 'view' in op else dtype
-    folder = written(tmp_path / 'model', (2, 4, 3, 3), (op, arguments, (2, 4, 3, 3), made),
+    folder = write_model(tmp_path / 'model', (2, 4, 3, 3), (op, arguments, (2, 4, 3, 3), made),
                      weights={'one': torch.ones(1)}, dtype=dtype)
     with pytest.raises(ModelError, match=reason):
         load(folder)
 
 
 @pytest.mark.parametrize('op', ['div', 'divide'])
-def test_a_quotient_of_integers_that_there_is_not_is_an_error(op, tmp_path):
+def test_an_integer_quotient_out_of_range_is_an_error(op, tmp_path):
     arguments = {'self': X, 'other': {'w': 'one'}, 'rounding_mode': 'trunc'}
-    folder = written(tmp_path / 'model', (2,), (f'aten.{op}.Tensor_mode', arguments, (2,)),
+    folder = write_model(tmp_path / 'model', (2,), (f'aten.{op}.Tensor_mode', arguments, (2,)),
                      weights={'one': -torch.ones(1, dtype=torch.int64)}, dtype='int64')
     traced = load(folder)
     with pytest.raises(ModelError, match='is no number of its type'):

@@ -270,7 +270,7 @@ def test_a_change_of_the_model_is_seen_and_named(name, change):
     assert snapshot.change() == name
 
 
-def test_what_the_model_itself_stores_is_no_change():
+def test_values_that_the_model_stores_do_not_count_as_changes():
     model = Keeps().eval()
     snapshot = Snapshot(model)
     model(torch.randn(1, 3, 8, 8))
@@ -294,7 +294,7 @@ class Types(Base):
 
 
 @pytest.mark.parametrize('kind, why', [(Drops, 'is random'), (Types, 'can not be traced')])
-def test_what_can_not_be_shared_is_refused_with_a_reason(kind, why):
+def test_a_model_that_cannot_be_shared_is_refused_with_a_reason(kind, why):
     with pytest.raises(ModelError, match=why):
         trace(kind().eval(), torch.randn(1, 3, 8, 8))
 

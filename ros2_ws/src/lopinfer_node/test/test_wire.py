@@ -195,7 +195,7 @@ def test_the_window_carries_30_megabytes_a_second_over_10_ms():
     assert box.bytes_sent - before > 0.9 * 30e6 * 0.2
 
 
-def test_what_was_cleared_is_not_sent_again():
+def test_outbox_does_not_send_cleared_transfers():
     box = Outbox(1, MAX_PIECE)
     box.offer(ROUTE, 0, bytes(100_000))
     sent = box.poll(0.0)

@@ -1,4 +1,4 @@
-"""Statuses of a fleet in a rosbag2 recording: played back, or written as the records of a run."""
+"""Read statuses of a fleet from a rosbag2 recording: play them, or write run records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Played = Iterator[tuple[float, Any]]  # s on the recorder's clock, a status
 
 
 def is_bag(path: Path) -> bool:
-    """Whether a path is that of a rosbag2 recording: its folder, or its file."""
+    """Return whether a path is a rosbag2 recording: its folder, or its file."""
     return path.suffix in ('.mcap', '.db3') or (path / 'metadata.yaml').exists()
 
 
@@ -117,7 +117,7 @@ def _take(state: FleetState, message: Any, now: float) -> None:
 
 
 def write_run(path: Path, folder: Path, namespace: str = '') -> None:
-    """Write the records that a run would have written, as far as its statuses hold them.
+    """Write run records, as far as the recorded statuses allow.
 
     :raises RecordError: as `played`.
     """

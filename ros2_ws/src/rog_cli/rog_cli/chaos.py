@@ -1,4 +1,4 @@
-"""`rog chaos`: a real fleet on an emulated network, and all that can happen to it outside."""
+"""`rog chaos`: run a real fleet on an emulated network and inject the faults of the field."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from . import chaos_schedule as plan
 from .chaos_watch import Seen, Watch, checksums, grew, growth, mirrored, offered
 from .emulated_network import SERVER, EmulatedNetwork, check_rights, own_mounts
 from .fleet_options import add_fleet_options, chosen_fleet
-from .nursery import kill
+from .fork_server import kill
 from .option_types import place
 from .processes import LINGER
 
 ROBOTS = '5'
-DISK_MIB = 64        # of the server's directory, which the disk-full mishap fills
+DISK_MIB = 64        # of the server's directory, which the disk-full fault fills
 RESULT = 'chaos.json'
-JOIN = 120.0         # s that the fleet has to begin
-DRAIN = 120.0        # s that it has to end, beyond its minutes and the server's absences
+JOIN = 120.0         # s within which all robots must join
+DRAIN = 120.0        # s within which a run must end after its minutes and the server's absences
 START = 60.0         # s that a process may take from its start to its first status
-HELD_UP = 1.0        # s; if this process is late by so much, the machine is, and nobody is to blame
-SAMPLE = 5.0         # s between two looks at the memory of the processes
+HELD_UP = 1.0        # s; if this process is later than this, the machine is overloaded
+SAMPLE = 5.0         # s between two samples of the memory of the processes
 FADED = 0.05         # Mbit/s; below it a link, or its share of the air, passes no heartbeat in time
 SNAPSHOT = 180.0     # s that the whole model may take to a robot which was started again
 STEP = 0.25          # s between two looks at the fleet
@@ -71,11 +71,11 @@ def _run(options: argparse.Namespace) -> int:
     if (out / RESULT).exists():
         raise ConfigError(f'{out} already holds a run; choose another --out')
     (out / 'disk').mkdir(parents=True, exist_ok=True)
-    mishaps = [] if options.calm else plan.schedule(
+    faults = [] if options.calm else plan.schedule(
         fleet.seed, [robot.name for robot in fleet.robots], 60 * fleet.minutes)
     print(f'seed {fleet.seed}, {fleet.minutes:g} min of {len(fleet.robots)} robots, '
-          f'{fleet.training.sync}, {len(mishaps)} mishaps:', *mishaps, sep='\n', flush=True)
-    run = _Run(fleet, out, mishaps, options.bound)
+          f'{fleet.training.sync}, {len(faults)} faults:', *faults, sep='\n', flush=True)
+    run = _Run(fleet, out, faults, options.bound)
     run.do()
     result = run.result()
     (out / RESULT).write_text(json.dumps(result, indent=1) + '\n')
@@ -84,11 +84,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 class _Run:
-    """One run: carries out the schedule, and shows the watch what it sees."""
+    """One run: inject the scheduled faults and pass observations to the watch."""
 
-    def __init__(self, fleet: FleetConfig, out: Path, mishaps: list[plan.Mishap], bound: float
+    def __init__(self, fleet: FleetConfig, out: Path, faults: list[plan.Fault], bound: float
                  ) -> None:
-        self.fleet, self.out, self.disk, self.mishaps = fleet, out, out / 'disk', mishaps
+        self.fleet, self.out, self.disk, self.faults = fleet, out, out / 'disk', faults
         self.names = [SERVER, *(robot.name for robot in fleet.robots)]
         # Silence begins when the last heartbeat was sent; the server looks every period.
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
@@ -109,7 +109,7 @@ class _Run:
         self._offered: dict[str, float] = {}  # Mbit/s that the air has for each robot
 
     def do(self) -> None:
-        """Run the fleet to its end, or a signal; what goes wrong is in `watch`."""
+        """Run the fleet until it ends or a signal comes; `watch` collects the violations."""
         from fleet_ros.ending import ORDERLY
 
         from .emulated_fleet import EmulatedFleet
@@ -144,12 +144,12 @@ class _Run:
                                   f'{JOIN:g} s')
                 return
         self._start = time.monotonic()
-        for mishap in self.mishaps:
-            self._at(mishap.start, partial(self._begin, mishap))
-            self._at(mishap.end, partial(self._end, mishap))
+        for fault in self.faults:
+            self._at(fault.start, partial(self._begin, fault))
+            self._at(fault.end, partial(self._end, fault))
         # A server goes on where its checkpoint was, and needs time to start.
         lost = sum(m.duration + self.fleet.server.checkpoint_every + START
-                   for m in self.mishaps if m.kind == plan.RESTART)
+                   for m in self.faults if m.kind == plan.RESTART)
         limit = 60 * self.fleet.minutes + lost + DRAIN
         while self.down & {SERVER} or self.processes.running():
             before = time.monotonic()
@@ -169,52 +169,52 @@ class _Run:
     def _at(self, t: float, do: Callable[[], None]) -> None:
         heapq.heappush(self._due, (t, next(self._order), do))
 
-    # -- mishaps ---
+    # -- faults ---
 
-    def _begin(self, mishap: plan.Mishap) -> None:
-        whom = mishap.whom
+    def _begin(self, fault: plan.Fault) -> None:
+        target = fault.target
         if self._over():
             return
-        print(f'{self.ended:7.1f} s  {mishap}', flush=True)
-        if mishap.kind in (plan.KILL, plan.RESTART):
-            self.down.add(whom)
-            if not kill(self.processes.processes[whom]):
-                self.watch.report(self.ended, 'died', whom, 'it was killed, but does not end')
-        elif mishap.kind == plan.PAUSE:
-            self.processes.processes[whom].send_signal(signal.SIGSTOP)
-        elif mishap.kind == plan.DISK_FULL:
+        print(f'{self.ended:7.1f} s  {fault}', flush=True)
+        if fault.kind in (plan.KILL, plan.RESTART):
+            self.down.add(target)
+            if not kill(self.processes.processes[target]):
+                self.watch.report(self.ended, 'died', target, 'it was killed, but does not end')
+        elif fault.kind == plan.PAUSE:
+            self.processes.processes[target].send_signal(signal.SIGSTOP)
+        elif fault.kind == plan.DISK_FULL:
             _fill(self.disk / 'filler')
         else:
-            self._weather(whom)
+            self._link_impairment(target)
 
-    def _end(self, mishap: plan.Mishap) -> None:
-        whom = mishap.whom
-        if mishap.kind in (plan.KILL, plan.RESTART):
-            if whom in self.down:
-                self.down.discard(whom)
-                self._restart(whom)
-        elif mishap.kind == plan.PAUSE:
-            self.processes.processes[whom].send_signal(signal.SIGCONT)
-        elif mishap.kind == plan.DISK_FULL:
+    def _end(self, fault: plan.Fault) -> None:
+        target = fault.target
+        if fault.kind in (plan.KILL, plan.RESTART):
+            if target in self.down:
+                self.down.discard(target)
+                self._restart(target)
+        elif fault.kind == plan.PAUSE:
+            self.processes.processes[target].send_signal(signal.SIGCONT)
+        elif fault.kind == plan.DISK_FULL:
             (self.disk / 'filler').unlink(missing_ok=True)
         else:
-            self._weather(whom)
+            self._link_impairment(target)
 
     def _restart(self, name: str) -> None:
         self.processes.start(name)
         self._started[name] = time.monotonic()
 
-    def _weather(self, robot: str) -> None:
-        """Give a robot's link what the mishaps of now make of it."""
+    def _link_impairment(self, robot: str) -> None:
+        """Set the conditions of a robot's link by the faults that are active now."""
         now = self.ended
-        mine = [m for m in self.mishaps if m.whom == robot and m.start <= now < m.end]
-        found = next((m.conditions for m in mine if m.kind == plan.WEATHER), Conditions(
+        mine = [m for m in self.faults if m.target == robot and m.start <= now < m.end]
+        found = next((m.conditions for m in mine if m.kind == plan.LINK_IMPAIRMENT), Conditions(
             delay=self.fleet.robot(robot).link.latency))
         dark = any(m.kind == plan.BLACKOUT for m in mine)
         self.network.change(robot, dataclasses.replace(found, linked=not dark))
 
     def _over(self) -> bool:
-        """Whether the run is being ended: then nothing is disturbed any more."""
+        """Return whether the run is ending; then no further fault is injected."""
         fleet = self.monitor.fleet
         return fleet is not None and fleet.state in ('stopping', 'stopped')
 
@@ -248,14 +248,14 @@ class _Run:
         return -1 if status is None else int(status.iteration)
 
     def _unable(self, robot: str, now: float) -> str:
-        """Return what keeps a robot from working: a mishap, or a link that has faded."""
-        for whom in (SERVER, robot):
-            for mishap in self.mishaps:
-                if mishap.whom == whom and mishap.start <= now < mishap.end and mishap.takes_away:
-                    return mishap.kind
-            started = self._started.get(whom, -math.inf)
-            if self._heard(whom) < started and time.monotonic() < started + START:
-                return 'start of the server' if whom == SERVER else 'start'
+        """Return the reason why a robot cannot work: a fault, or a faded link; '' if none."""
+        for target in (SERVER, robot):
+            for fault in self.faults:
+                if fault.target == target and fault.start <= now < fault.end and fault.takes_away:
+                    return fault.kind
+            started = self._started.get(target, -math.inf)
+            if self._heard(target) < started and time.monotonic() < started + START:
+                return 'start of the server' if target == SERVER else 'start'
         if time.monotonic() < self._held_until:
             return 'held up'
         trace = self._traces.get(robot)
@@ -292,7 +292,7 @@ class _Run:
             lives[-1].append((round(now, 1), round(pages * os.sysconf('SC_PAGE_SIZE') / 2**20, 1)))
 
     def _check_checkpoint(self, now: float) -> None:
-        """Look at a new checkpoint: it can be read, is finite, and goes on where the last was."""
+        """Check a new checkpoint: it must be readable and finite, and not older than the last."""
         from rog_ps.directory import kept
 
         try:
@@ -314,7 +314,7 @@ class _Run:
     # -- outcome ---
 
     def result(self) -> dict[str, Any]:
-        """Return what happened, and what was wrong."""
+        """Return the result of the run with all violations."""
         texts = {name: (self.out / 'logs' / f'{name}.log').read_text(errors='replace')
                  if (self.out / 'logs' / f'{name}.log').exists() else '' for name in self.names}
         sums = {name: checksums(text.splitlines()) for name, text in texts.items()}
@@ -329,7 +329,7 @@ class _Run:
         return {
             'seed': self.fleet.seed, 'minutes': self.fleet.minutes,
             'sync': self.fleet.training.sync, 'took_s': round(self.ended, 1),
-            'schedule': [dataclasses.asdict(mishap) for mishap in self.mishaps],
+            'schedule': [dataclasses.asdict(fault) for fault in self.faults],
             'violations': [dataclasses.asdict(v) for v in self.watch.violations],
             'iterations': {n: int(s.iteration) for n, s in sorted(self.monitor.robots.items())},
             'accuracy': self._accuracy(), 'checkpoints': self.checkpoints,
@@ -339,7 +339,7 @@ class _Run:
             'held_up': self.held_up, 'memory_mib': self.memory}
 
     def _accuracy(self) -> float | None:
-        """Accuracy of the model in the last checkpoint."""
+        """Return the accuracy of the model in the last checkpoint."""
         import torch
         from rog_core.flat import trainable
         from rog_ps.directory import kept
@@ -373,7 +373,7 @@ def _read_checkpoint(directory: Path) -> tuple[int, bool]:
 
 @contextmanager
 def _small_disk(path: Path) -> Iterator[None]:
-    """Put a small file system there; nobody else sees it, and it is gone with this process."""
+    """Mount a small file system at ``path`` that only this process sees and that ends with it."""
     own_mounts()
     subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={DISK_MIB}m', 'rog-chaos', str(path)],
                    check=True, timeout=30.0)
@@ -399,6 +399,6 @@ def _tell(result: dict[str, Any], out: Path) -> None:
         print(f'{len(found)} times back from {cause}: half had made an iteration after '
               f'{sorted(found)[len(found) // 2]:.1f} s, all after {max(found):.1f} s')
     for violation in result['violations']:
-        print(f'{violation["t"]:7.1f} s  {violation["what"]}: {violation["whom"]}: '
+        print(f'{violation["t"]:7.1f} s  {violation["what"]}: {violation["target"]}: '
               f'{violation["detail"]}')
     print(f'{len(result["violations"])} violations; {out / RESULT}')

@@ -1,4 +1,4 @@
-"""What must hold while a fleet is disturbed, judged from outside. Sans-I/O."""
+"""Check from outside what must hold while a fleet has faults. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ BUSY = 0.95                        # share of the time from which on a direction
 
 @dataclass(frozen=True)
 class Seen:
-    """One robot now: iterations finished, whether the server calls it away, whether it can work.
+    """One robot at one time: finished iterations, `away` at the server, and why it cannot work.
 
-    ``unable``: what keeps it from working, as the kind of a mishap; empty: it can work.
+    ``unable``: kind of the fault that keeps the robot from working; empty: the robot can work.
     """
 
     iteration: int
@@ -28,7 +28,7 @@ class Seen:
 
 
 def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """Return what the shared air has offered each robot, Mbit/s, in the worse direction.
+    """Return the rate that the shared air offered each robot, Mbit/s, in the worse direction.
 
     From two reports of `fleet_env.radio.Radio` with their times ``t``. A direction that was not
     busy all the time has had as much as it wanted: infinity.
@@ -46,11 +46,11 @@ def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, fl
 
 @dataclass(frozen=True)
 class Violation:
-    """What went wrong, at which time in s, with whom."""
+    """What went wrong, at which time in s, at which robot or server."""
 
     t: float
     what: str
-    whom: str
+    target: str
     detail: str
 
 
@@ -67,10 +67,10 @@ class _Robot:
 
 @dataclass
 class Watch:
-    """Judges observations in order of time.
+    """Check observations in order of time and collect violations.
 
-    :param bound: s in which a robot that is able must make an iteration.
-    :param limit: s of silence after which a robot rightly counts as gone.
+    :param bound: s within which a robot that can work must make an iteration.
+    :param limit: s of silence after which the server may count a robot as away.
     """
 
     bound: float
@@ -81,7 +81,7 @@ class Watch:
     _robots: dict[str, _Robot] = field(default_factory=dict)
 
     def observe(self, now: float, fleet: Mapping[str, Seen]) -> None:
-        """Take what is seen of every robot at one time."""
+        """Check the observations of all robots at one time."""
         for name, seen in fleet.items():
             known = self._robots.get(name)
             if known is None:
@@ -114,15 +114,15 @@ class Watch:
             known.returned = math.inf
         known.iteration, known.moved, known.told = seen.iteration, now, False
 
-    def report(self, now: float, what: str, whom: str, detail: str) -> None:
-        """Note a violation."""
-        self.violations.append(Violation(round(now, 2), what, whom, detail))
+    def report(self, now: float, what: str, target: str, detail: str) -> None:
+        """Add a violation."""
+        self.violations.append(Violation(round(now, 2), what, target, detail))
 
 
 def growth(samples: Sequence[tuple[float, float]]) -> float | None:
-    """Return by how many MiB a process of (time s, MiB) has grown; None: it did not live long.
+    """Return the growth of a process in MiB from (time s, MiB); None: too few samples.
 
-    From the median of its second quarter, when it works, to that of its last.
+    The growth is the median of the last quarter minus that of the second quarter.
     """
     if not samples or samples[-1][0] - samples[0][0] < AGE:
         return None
@@ -133,13 +133,13 @@ def growth(samples: Sequence[tuple[float, float]]) -> float | None:
 
 
 def grew(samples: Sequence[tuple[float, float]]) -> bool:
-    """Whether the memory of a process is not flat."""
+    """Return whether the memory of a process grows."""
     found = growth(samples)
     return found is not None and found > max(FLAT_MIB, FLAT_SHARE * samples[-1][1])
 
 
 def checksums(lines: Iterable[str]) -> dict[str, str]:
-    """Return transfer -> checksum of the rows that it left, as a node has logged them first."""
+    """Return transfer -> checksum of the rows after it, from a node's first log line of each."""
     found: dict[str, str] = {}
     for line in lines:
         if match := CHECKSUM.search(line):
@@ -149,7 +149,7 @@ def checksums(lines: Iterable[str]) -> dict[str, str]:
 
 def mirrored(server: Mapping[str, str], robots: Iterable[Mapping[str, str]]
              ) -> tuple[int, list[str]]:
-    """Return how many transfers both sides have logged, and those after which their rows differ."""
+    """Return the number of transfers that both sides logged, and those with different rows."""
     here = {transfer: value for robot in robots for transfer, value in robot.items()}
     both = server.keys() & here.keys()
     return len(both), sorted(t for t in both if server[t] != here[t])

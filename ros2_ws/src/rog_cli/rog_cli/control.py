@@ -1,4 +1,4 @@
-"""`rog control`: stop a running fleet, save it, or change its method; proved by its key."""
+"""`rog control`: stop a running fleet, save it, or change its method; authenticated by its key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SILENT_SERVER = 'the parameter server does not answer'
 
 
 class ControlError(RogError):
-    """The server has not done what it was asked for; the text says why."""
+    """The server refused a request; the message says why."""
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -67,7 +67,7 @@ def _wait(monitor: Monitor, end: float, otherwise: str) -> None:
 
 
 class Controls:
-    """The control services of the server that a monitor hears; whoever waits, waits by itself.
+    """The control services of the server that a monitor hears; calls do not block.
 
     :param key: the fleet's, if it has one.
     """
@@ -79,7 +79,7 @@ class Controls:
             for service, kind in SERVICES.items()}
 
     def unable(self) -> str:
-        """Return why no service can be called now; empty if they can."""
+        """Return why no service can be called now; empty if they can be called."""
         if self._monitor.fleet is None:
             return 'the status of the parameter server is not proved by this key' \
                 if self._monitor.unproved else 'no parameter server is there'
@@ -94,7 +94,7 @@ class Controls:
 
 
 def answer(future: Any) -> str:
-    """Return what the server has answered; `ControlError` if it has refused."""
+    """Return the answer of the server; raise `ControlError` if it refused."""
     response = future.result()
     if not response.success:
         raise ControlError(shown(response.message))

@@ -1,4 +1,4 @@
-"""`rog doctor`: what stands in the way of a fleet on this machine and this network."""
+"""`rog doctor`: find what prevents a fleet on this machine and network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SETTLED = 1          # messages of a machine that do not count for its clock: t
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; ``change``: what to do about it."""
+    """The result of one check; ``change``: how to correct a fault."""
 
     what: str
     level: str
@@ -48,7 +48,7 @@ class Finding:
 
 @dataclass
 class Heard:
-    """What the statuses of one process said. ``late``: s by which its stamps were late, each."""
+    """The statuses of one process. ``late``: delay of each status by its time stamp, s."""
 
     role: str
     host: str
@@ -57,7 +57,7 @@ class Heard:
 
     @property
     def offset(self) -> float | None:
-        """How far its clock is behind ours, s, plus the shortest way; None: not known."""
+        """Return its clock lag, s, plus the shortest delay; None if unknown."""
         late = self.late[_SETTLED:]
         return min(late, key=abs) if late else None
 
@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def examine(network: ReachConfig, fleet: FleetConfig | None, seconds: float) -> Iterator[Finding]:
-    """Yield what is found; ``seconds``: how long the fleet is listened to."""
+    """Yield findings; ``seconds``: time to listen to the fleet."""
     known = [name for _, name in socket.if_nameindex()]
     there = network.interface in known
     yield Finding('traffic', GOOD, where_traffic_goes(network))
@@ -115,7 +115,7 @@ def examine(network: ReachConfig, fleet: FleetConfig | None, seconds: float) -> 
 
 
 def interface(name: str, flags: int | None, known: list[str]) -> Finding:
-    """Whether the interface is there and up; ``flags``: of the kernel, None if it is not there."""
+    """Check that the interface exists and is up; ``flags``: of the kernel, None if missing."""
     if flags is None:
         return Finding('interface', BAD, f'{name} is not here; there are {", ".join(known)}',
                        'set network.interface to one of them')
@@ -125,7 +125,7 @@ def interface(name: str, flags: int | None, known: list[str]) -> Finding:
 
 
 def multicast(network: ReachConfig, flags: int, works: bool) -> Finding:
-    """Whether robots can find each other by multicast; ``works``: it comes back to this machine."""
+    """Check multicast discovery; ``works``: a multicast packet returns to this machine."""
     if network.peer_list:
         return Finding('multicast', GOOD, f'not needed: peers {", ".join(network.peer_list)}')
     if flags & _MULTICAST and works:
@@ -137,7 +137,7 @@ def multicast(network: ReachConfig, flags: int, works: bool) -> Finding:
 
 
 def buffers(rmem_max: int | None, loopback: bool) -> Finding:
-    """Whether the kernel gives DDS the receive buffer that it asks for."""
+    """Check that the kernel gives DDS the receive buffer that it requests."""
     if rmem_max is None or rmem_max >= BUFFER:
         return Finding('socket buffers', GOOD, f'net.core.rmem_max is {rmem_max} B')
     return Finding('socket buffers', GOOD if loopback else WARN,
@@ -146,7 +146,7 @@ def buffers(rmem_max: int | None, loopback: bool) -> Finding:
 
 
 def domain(network: ReachConfig, environ: Any) -> Finding:
-    """Whether domain and environment fit the fleet."""
+    """Check that domain and environment fit the fleet."""
     number = domain_of(network)
     if number > 101:
         return Finding('domain', WARN, f'the UDP ports of domain {number} may be in use: Linux '
@@ -164,7 +164,7 @@ def domain(network: ReachConfig, environ: Any) -> Finding:
 
 
 def judged(heard: list[Heard], fleet: FleetConfig | None, mine: str) -> Iterator[Finding]:
-    """Judge what the fleet's processes say of themselves; ``mine``: the version here."""
+    """Check the statuses of the fleet's processes; ``mine``: version of this installation."""
     servers = [process for process in heard if process.role == 'server']
     names = ' and '.join(server.host for server in servers)
     if len(servers) > 1:
@@ -192,7 +192,7 @@ def judged(heard: list[Heard], fleet: FleetConfig | None, mine: str) -> Iterator
 
 
 def listen(network: ReachConfig, seconds: float) -> list[Heard]:
-    """Return what the processes of the fleet say of themselves within so many seconds."""
+    """Return the statuses that the fleet's processes send within ``seconds``."""
     import rclpy
     from rclpy.executors import SingleThreadedExecutor
     from rclpy.signals import SignalHandlerOptions
@@ -235,7 +235,7 @@ def listen(network: ReachConfig, seconds: float) -> list[Heard]:
 
 
 def gpu(fleet: FleetConfig | None) -> Finding:
-    """Whether there is the GPU that the fleet's settings name."""
+    """Check that the GPU of the fleet's settings exists."""
     import torch
     wanted = sorted({device for device in (fleet.training.device, fleet.server.device)
                      if device.startswith('cuda')}) if fleet else []
@@ -247,7 +247,7 @@ def gpu(fleet: FleetConfig | None) -> Finding:
 
 
 def jetson(find: Callable[[str], Any] | None = None) -> Finding:
-    """Whether energy can be measured on this Jetson."""
+    """Check that energy can be measured on this Jetson."""
     from importlib.util import find_spec
     if (find or find_spec)('jtop'):
         return Finding('jetson-stats', GOOD, 'installed: energy is measured')

@@ -17,7 +17,7 @@ JOIN_LIMIT = 30.0  # s after the first robot has joined: the links become slow w
 
 
 class EmulatedFleet(FleetProcesses):
-    """Starts server and robots in the namespaces of a network, whose links are real to them."""
+    """Start server and robots in the namespaces of a network, where links look real to them."""
 
     apart = True
 
@@ -31,7 +31,7 @@ class EmulatedFleet(FleetProcesses):
         return self.network.inside(name)
 
     def link_use(self) -> list[str]:
-        """Say per robot how much of what its link offered its pushes used; add it to air.json."""
+        """Print each robot's link use, and add it to air.json."""
         found = use_of_run(self.network.fleet, self.out)
         path = self.out / SUMMARY
         whole = {**json.loads(path.read_text()),
@@ -42,7 +42,7 @@ class EmulatedFleet(FleetProcesses):
                 for robot, use in found.items()]
 
     def follow(self, status: Any) -> None:
-        """Let the traces begin as soon as all robots train, as in virtual time."""
+        """Start the traces as soon as all robots train, as in virtual time."""
         if self.network.began or status is None:
             return
         training = {robot.robot for robot in status.robots if robot.state != 'joining'}

@@ -2,9 +2,9 @@
 
 The server's namespace holds a bridge, the access point. Each robot's namespace has a TAP device,
 and the bridge a port that is a TAP device, too; `rog_cli.radio` carries frames between the two.
-There is no way out of these namespaces, and they have no names: they are held by open files and by
-the processes in them, and the kernel removes them, and every device, with the last of these. The
-processes end with this one, also if that is killed.
+These namespaces have no route to the outside and no names. Open files and the processes in them
+keep them alive. The kernel removes namespaces and devices with the last of these. The processes
+end with this one, even if this one is killed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from fleet_env.settings import changed
 from fleet_ros.environment import dds_environment
 from rog_core.errors import RogError
 
+from .fork_server import kill
 from .link_use import PERIODS_FILE
-from .nursery import kill
 from .radio import BEGIN, end_processes_in
 
 INTERFACE = 'radio0'  # in every namespace
@@ -40,9 +40,6 @@ START_LIMIT = 60.0    # s that the radio has to start, on a busy machine
 AIR_FILE, SUMMARY = 'air.jsonl', 'air.json'
 _LINES = 1 << 17      # bytes that hold its last lines, of fleets with up to a hundred robots
 SERVER = 'server'
-# Of the user, beside those that `dds_environment` replaces; they would lead DDS elsewhere.
-FOREIGN = ('ROS_DISCOVERY_SERVER', 'FASTRTPS_DEFAULT_PROFILES_FILE',
-           'FASTDDS_DEFAULT_PROFILES_FILE')
 
 _NEW_NET, _NEW_MOUNTS = 0x40000000, 0x00020000  # CLONE_NEWNET, CLONE_NEWNS
 _TUNSETIFF, _TAP = 0x400454CA, 0x1002        # IFF_TAP | IFF_NO_PI
@@ -53,7 +50,7 @@ class NetworkError(RogError):
     """The machine, or the rights of the user, do not allow an emulated network."""
 
 
-# -- the plan: what is set up, as values ---
+# -- the plan of the network, as values ---
 
 
 def addresses(robots: Sequence[str]) -> dict[str, str]:
@@ -81,10 +78,10 @@ def commands(name: str, robots: Sequence[str]) -> list[str]:
 
 
 def without_shaping(fleet: FleetConfig) -> FleetConfig:
-    """Return the fleet as its nodes get it: the links are real to them, and nobody else is there.
+    """Return the fleet for its nodes: without link emulation, on an isolated network.
 
-    So it needs no key, though its interface is not the loopback. Robots log their pushes, which
-    `rog_cli.link_use` compares with what their links offered.
+    The isolated network needs no key, though its interface is not the loopback. Robots log their
+    pushes for `rog_cli.link_use`.
     """
     return changed(fleet, link=changed(fleet.link, emulate=False), robots=tuple(
         changed(robot, link=changed(robot.link, emulate=False)) for robot in fleet.robots),
@@ -93,7 +90,7 @@ def without_shaping(fleet: FleetConfig) -> FleetConfig:
 
 
 def summary(last: Mapping[str, Any], fragments: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """Return what the air has carried: the radio's last line, and IP counters per namespace."""
+    """Return the traffic: the radio's last line, and IP counters per namespace."""
     return {**last, 'ip': {name: dict(values) for name, values in fragments.items()}}
 
 
@@ -113,7 +110,7 @@ class EmulatedNetwork:
     :param out: directory of the run; gets ``air.jsonl``, the radio's counters line by line, and
         ``air.json`` at the end.
     :param every: seconds between two lines of counters.
-    :raises NetworkError: when the user is not root, or the kernel lacks what is needed.
+    :raises NetworkError: the user is not root, or the kernel lacks a feature.
     """
 
     def __init__(self, fleet: FleetConfig, out: Path, every: float = 1.0) -> None:
@@ -127,7 +124,7 @@ class EmulatedNetwork:
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Put this thread, and what it starts, into the namespace of ``server`` or of a robot."""
+        """Move this thread and its children into the namespace of ``server`` or of a robot."""
         before = os.open('/proc/thread-self/ns/net', os.O_RDONLY)
         _set_namespace(self._spaces[name])
         try:
@@ -137,19 +134,19 @@ class EmulatedNetwork:
             os.close(before)
 
     def change(self, robot: str, conditions: Conditions) -> None:
-        """Change what a robot's link does from now on.
+        """Change the conditions of a robot's link.
 
         :raises NetworkError: when the radio has ended.
         """
         self._tell({'robot': robot, **asdict(conditions)})
 
     def begin(self) -> None:
-        """Let the traces begin; until then the links are fast, and robots can join."""
+        """Start the traces; before, the links are fast, so that robots can join."""
         self._tell(BEGIN)
         self.began = True
 
     def counters(self) -> list[dict[str, Any]]:
-        """Return the radio's last lines of counters, oldest first: two, or those there are."""
+        """Return the radio's last two lines of counters, or fewer, oldest first."""
         with (self.out / AIR_FILE).open('rb') as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _LINES, 0))
             *lines, _ = file.read().split(b'\n')  # the last may be incomplete
@@ -218,8 +215,6 @@ class EmulatedNetwork:
     def _set_environment(self) -> None:
         """Let DDS of this process, and of those that it starts, use the emulated network only."""
         self._environment = dict(os.environ)
-        for name in FOREIGN:
-            os.environ.pop(name, None)
         # Shared memory would go past the radio.
         os.environ['FASTDDS_BUILTIN_TRANSPORTS'] = 'UDPv4'
         os.environ.update(dds_environment(changed(self.fleet.network, interface=INTERFACE)))
@@ -229,7 +224,7 @@ class EmulatedNetwork:
         self.close()
 
     def close(self) -> None:
-        """End what runs in the namespaces, leave and release them; write what the air has done."""
+        """End the processes in the namespaces, release the namespaces, write the traffic."""
         counters = {name: self._ip_counters(name) for name in self._spaces}
         end_processes_in(self._inodes())
         if self._home >= 0:
@@ -277,7 +272,7 @@ def check_rights() -> None:
 
 
 def own_mounts() -> None:
-    """Let what is mounted from now on be seen by this process and its children only."""
+    """Hide later mounts from all but this process and its children."""
     _checked(_libc.unshare(_NEW_MOUNTS), 'a mount namespace')
     subprocess.run(['mount', '--make-rprivate', '/'], check=True, timeout=30.0)
 

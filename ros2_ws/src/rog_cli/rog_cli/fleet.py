@@ -1,4 +1,4 @@
-"""`rog fleet`: start a fleet on this machine, look at its settings."""
+"""`rog fleet`: start a fleet on this machine, or show its settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from fleet_env.fleet import FleetConfig, ReachConfig
-from fleet_env.fleet_file import dump_fleet, explained_fleet, fleets_below, load_fleet
+from fleet_env.fleet_file import child_fleets, dump_fleet, explained_fleet, load_fleet
 from fleet_env.summary import SUMMARY_FILE, read_summary
 from fleet_ros.dds_profiles import cyclone_profile, fastdds_profile
 from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
@@ -88,7 +88,7 @@ def _up(options: argparse.Namespace) -> int:
             check_rights()
         else:  # for the processes and for the live view
             os.environ.update(dds_environment(fleet.network))
-        below = fleets_below(fleet)
+        below = child_fleets(fleet)
         if below and options.emulate:
             raise argparse.ArgumentTypeError('--emulate: the fleets below are not emulated; start '
                                              'each by itself')
@@ -117,7 +117,7 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
-    """Refuse fleets that would not find the server above, or would meet each other's.
+    """Refuse fleets that would not find the parent's server, or would meet other fleets.
 
     :raises ConfigError: names the file and the setting.
     """
@@ -143,12 +143,12 @@ def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
 
 def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Interruption,
               resume: bool = False, emulate: bool = False, plain: bool = True) -> int:
-    """Run processes of a fleet here, watch them, say how it ended; return the exit code.
+    """Run processes of a fleet here, watch them, print the outcome; return the exit code.
 
-    :param out: directory of the run, which is there; absolute.
+    :param out: existing directory of the run, absolute.
     :param emulate: in an emulated network.
     """
-    below = fleets_below(fleet)
+    below = child_fleets(fleet)
     former = _version(out)
     for one, folder in ((fleet, out), *((one, out / name) for name, one in below.items())):
         folder.mkdir(exist_ok=True)
@@ -170,7 +170,7 @@ def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Int
 
 
 def _end(processes: FleetProcesses, interruption: Interruption) -> None:
-    """End the processes: those of a run that is over, and those of one that was interrupted."""
+    """End the processes of a finished or interrupted run."""
     if not (interruption or processes.failures()):
         processes.end(LINGER, ORDERLY, hurry=lambda: interruption)
         return
@@ -181,7 +181,7 @@ def _end(processes: FleetProcesses, interruption: Interruption) -> None:
 
 
 def _version(out: Path) -> tuple[int, int] | None:
-    """Return what tells one summary of a directory from the next, None if there is none."""
+    """Return a value that changes with each new summary in a directory; None without one."""
     try:
         found = (out / SUMMARY_FILE).stat()
     except FileNotFoundError:
@@ -191,9 +191,9 @@ def _version(out: Path) -> tuple[int, int] | None:
 
 def _result(processes: FleetProcesses, interruption: Interruption,
             former: tuple[int, int] | None) -> int:
-    """Say how it ended, and return the exit code: 128 + n if signal n left something undone.
+    """Print the outcome; return the exit code: 128 + n if signal n interrupted the run.
 
-    :param former: version of the summary that was there before: it says nothing of this run.
+    :param former: version of the summary before this run.
     """
     failed, out = processes.failures(), processes.out
     for name, code in failed.items():
@@ -228,7 +228,7 @@ def _result(processes: FleetProcesses, interruption: Interruption,
 
 
 def _names(fleet: FleetConfig, only: str | None) -> list[str]:
-    """Return what is started here: the server and all robots, or those of ``--only``."""
+    """Return the processes to start here: the server and all robots, or those of ``--only``."""
     known = ['server', *(robot.name for robot in fleet.robots)]
     if only is None:
         return known

@@ -1,8 +1,8 @@
-"""The state of a fleet, made from its statuses: what terminal, page and figures show of it.
+"""The state of a fleet, made from its statuses, for terminal, page and figures.
 
-No ROS, no clock and nothing that draws. A status may be a message, what a recording holds of one,
-or anything with its fields. What comes from the network is made safe here, once: texts are
-printable and cut, and there are never more robots, points and events than the bounds below.
+This module uses no ROS and no clock, and draws nothing. A status is a message, a recorded message,
+or any object with its fields. This module makes data from the network safe: texts are printable
+and short, and the numbers of robots, points and events are bounded.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Robot:
-    """One robot, as it is shown.
+    """The displayed state of one robot.
 
-    ``state``: its own, or ``away`` and ``retired`` as the server sees it. ``doing``: the state, and
-    for whom it waits. ``why``: why others wait for it, or do not wait any more. ``heard``: whether
-    there is a status of its own; without one all numbers are unknown. ``silent``: s since then.
-    ``link``: Mbit/s of the emulated link, or what was measured. Times in s, W and J.
+    ``state``: its own, or ``away`` or ``retired`` from the server. ``doing``: the state, and the
+    robots that it waits for. ``why``: why others wait for it, or no longer wait. ``heard``: whether
+    it has sent a status; without one all numbers are unknown. ``silent``: s since its last status.
+    ``link``: Mbit/s, emulated or measured. Units are s, W and J.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Fleet:
                                         self.minimum, self.above)))
 
     def causes(self) -> list[str]:
-        """Say of each robot why others wait for it, or do not wait any more."""
+        """Return for each robot why others wait for it, or no longer wait."""
         return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
                 for r in self.robots if r.why]
 
@@ -125,19 +125,19 @@ def _line(robot: Robot) -> str:
 
 
 def number(value: float, form: str, unit: str = '') -> str:
-    """Return a number as text, a dash when nobody knows it."""
+    """Return a number as text; a dash if it is unknown."""
     return '-' if math.isnan(value) else format(value, form) + unit
 
 
 class Curve:
-    """Points (t, value) that come one after another; of a long run fewer, evenly."""
+    """Points (t, value) in order of time; a long run keeps evenly spaced points."""
 
     def __init__(self) -> None:
         self.points: list[tuple[float, float]] = []
         self._every, self._left = 1, 0
 
     def add(self, t: float, value: float) -> None:
-        """Add a point, unless it is one too many, or there is no number."""
+        """Add a point, unless it is thinned out or not a number."""
         if not (math.isfinite(t) and math.isfinite(value)):
             return
         if self._left:
@@ -155,7 +155,7 @@ CURVES = {'accuracy': 'accuracy, %', 'link': 'link, Mbit/s', 'rows': 'rows in a 
 
 
 class FleetState:
-    """What was heard of a fleet. ``now`` is the time in s of whoever listens, from any origin.
+    """The received statuses of a fleet. ``now`` is the listener's time in s, from any origin.
 
     ``above``: what it is to another fleet, in words; no status says it.
     """
@@ -170,13 +170,13 @@ class FleetState:
         self.curves: dict[str, dict[str, Curve]] = {name: {} for name in CURVES}  # robot -> curve
 
     def on_fleet(self, message: Any, now: float) -> None:
-        """Take a status of the server."""
+        """Handle a status of the server."""
         former, self.fleet, self.heard_fleet = self.fleet, message, now
         for event in changes(former, message):
             self.events.append(event)
 
     def on_robot(self, message: Any, now: float) -> None:
-        """Take a status of a robot."""
+        """Handle a status of a robot."""
         name = message.robot
         if name not in self.robots and len(self.robots) >= ROBOTS:
             return
@@ -201,7 +201,7 @@ class FleetState:
         return float(self.fleet.elapsed) + (0.0 if over else now - self.heard_fleet)
 
     def shown(self, now: float) -> Fleet:
-        """Return the fleet as it is shown at this moment."""
+        """Return the displayed state of the fleet now."""
         fleet = self.fleet
         known = {} if fleet is None else {r.robot: r for r in fleet.robots[:ROBOTS]}
         names = sorted({*self.robots, *known})[:ROBOTS]
@@ -232,12 +232,12 @@ class FleetState:
 
 
 def _link(status: Any) -> float:
-    """Return the rate of the emulated link in Mbit/s, or of a real one what was measured."""
+    """Return the rate of the emulated link, or the measured rate of a real link, in Mbit/s."""
     return float(status.bandwidth if math.isnan(status.link_rate) else status.link_rate)
 
 
 def changes(former: Any, message: Any) -> Sequence[Event]:
-    """Return what has happened between two statuses of the server; the former one may be None."""
+    """Return the events between two statuses of the server; the former one may be None."""
     found, t = [], float(message.elapsed)
     if former is not None and former.sync not in ('', message.sync):
         found.append(Event(t, '', f'the method is {shown(message.sync, NAME)} now'))

@@ -1,10 +1,10 @@
-"""How much of what the links offer the pushes of an emulated fleet use.
+"""Compute which share of the links' capacity the pushes of an emulated fleet use.
 
-What a link *offers* a push, from begin to receipt, is what it could carry if the push always
-had something to send: the rate of the trace, divided by the flows that share the air at that
-moment, this one included. What the push *uses* is what the air carries of the robot's uplink
-meanwhile. The two differ only while nothing of the robot waits for the air. The radio writes when
-each flow was busy, the robots log when each push began and ended; both by the clock of the machine.
+A link *offers* a push, from begin to receipt, the bytes that it can carry if the push always has
+data: the rate of the trace divided by the number of flows that share the air, this one included.
+The push *uses* the bytes that the air carries of the robot's uplink in this time. The two differ
+only while no frame of the robot waits for the air. The radio records when each flow is busy, and
+the robots log the begin and end of each push, both by the clock of the machine.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ PUSH = re.compile(r'push \d+ from (\S+) to (\S+) s')
 
 @dataclass(frozen=True)
 class Use:
-    """What the pushes of a robot had of its link.
+    """The use of a robot's link by its pushes.
 
-    Shares are of what the link offered; `head`, `tail` and `1 - used - head - tail`, which is lost
-    in between, say where the rest has gone.
+    Shares refer to the offered bytes. `head`, `tail` and `1 - used - head - tail` (in between) are
+    the unused shares.
     """
 
     pushes: int
@@ -43,7 +43,7 @@ class Use:
 
 
 def pushes_of(lines: Iterable[str]) -> Floats:
-    """Return (n, 2) times at which a robot's pushes began and were over, from its log."""
+    """Return the begin and end times (n, 2) of a robot's pushes, from its log."""
     found = [match.groups() for line in lines if (match := PUSH.search(line))]
     return np.array(found, np.float64).reshape(-1, 2)
 
@@ -64,7 +64,7 @@ def read_periods(lines: Iterable[str]) -> tuple[float, dict[tuple[str, bool], Fl
 def link_use(traces: Mapping[str, LinkTrace], shared: bool, start: float,
              periods: Mapping[tuple[str, bool], Floats], pushes: Mapping[str, Floats]
              ) -> dict[str, Use]:
-    """Return what the pushes of each robot used; those from ``start`` on that have ended.
+    """Return the use by each robot's finished pushes from ``start`` on.
 
     ``periods``: as `read_periods` returns them; ``pushes``: robot -> as `pushes_of`.
     """
@@ -94,7 +94,7 @@ def link_use(traces: Mapping[str, LinkTrace], shared: bool, start: float,
 
 
 def use_of_run(fleet: FleetConfig, out: Path) -> dict[str, Use]:
-    """Return what the pushes of each robot used, from the files of a run in ``out``."""
+    """Return the use by each robot's pushes, from the files of a run in ``out``."""
     with (out / PERIODS_FILE).open(encoding='ascii') as lines:
         start, periods = read_periods(lines)
     pushes = {}
@@ -128,7 +128,7 @@ def _samples(trace: LinkTrace, start: float, last: float) -> Floats:
 
 
 def _within(periods: Floats | None, times: Floats) -> np.ndarray:
-    """Whether each of the times lies in one of the periods, which do not overlap."""
+    """Return for each time whether it lies in one of the periods, which do not overlap."""
     if periods is None:
         return np.zeros(times.shape, bool)
     index = np.searchsorted(periods[:, 0], times, side='right') - 1

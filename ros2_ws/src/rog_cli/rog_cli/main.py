@@ -20,11 +20,11 @@ IN_STUDIES = ('study', 'calibrate')  # verbs that the package rog_studies adds
 
 
 def make_parser(wanted: str = '') -> argparse.ArgumentParser:
-    """Return the parser of all verbs; of the one that is wanted alone, if there is such a one.
+    """Return the parser of the wanted verb; without a known verb, the parser of all verbs.
 
-    What a verb needs may take seconds to import, so the others stay away. Other packages add verbs
-    through entry points of the group ``rog.verbs``, whose name is the verb and whose object
-    declares it, as ``add_to`` of the modules here does.
+    A verb's imports may take seconds, so other verbs are not imported. Other packages add verbs by
+    entry points of the group ``rog.verbs``: the name is the verb, and the object is a function such
+    as ``add_to`` of the modules here.
     """
     parser = argparse.ArgumentParser(
         prog='rog', description='Train one model on a team of robots over bad Wi-Fi.')
@@ -68,9 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_what_is_closed() -> None:
-    """Give a process that was started without stdin, stdout or stderr a place for them.
+    """Open stdin, stdout and stderr on the null device if the process was started without them.
 
-    Else the next file or socket that it opens becomes its output, and `sys.stdout` is None.
+    Otherwise the next file or socket becomes the output, and `sys.stdout` is None.
     """
     for number, name in enumerate(('stdin', 'stdout', 'stderr')):
         try:

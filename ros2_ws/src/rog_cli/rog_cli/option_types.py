@@ -1,4 +1,4 @@
-"""What options of several verbs may be."""
+"""Types of options that several verbs share."""
 
 from __future__ import annotations
 

@@ -14,19 +14,19 @@ from typing import Any
 
 import yaml
 from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import fleets_below
+from fleet_env.fleet_file import child_fleets
 from fleet_ros.ending import LAST, SIGNALS, launched
 from fleet_ros.environment import dds_environment
 from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
-from .nursery import Child, Nursery, kill, possible
+from .fork_server import Child, ForkServer, kill, possible
 
 LINGER = 10.0  # s that a robot may take to evaluate the final model when the run is over
 _STEP = 0.05   # s between two looks at whether a process has ended
 
 
 def how_it_ended(code: int) -> str:
-    """Say in words what the exit code of a process means."""
+    """Describe the exit code of a process."""
     if code >= 0:
         return f'ended with exit code {code}'
     try:
@@ -42,7 +42,7 @@ def _all(fleet: FleetConfig) -> list[str]:
 
 
 class FleetProcesses:
-    """Starts the server and the robots; ends them in order. Logs go to ``out``/logs.
+    """Start the server and the robots; end them in order. Logs go to ``out``/logs.
 
     The processes of a fleet below are called ``robot/server``, ``robot/robot1``, ..., after the
     robot that this fleet is; what belongs to them lies in ``out``/robot.
@@ -57,7 +57,7 @@ class FleetProcesses:
         wanted = list(names)
         self.fleet, self.out, self.resume = fleet, out, resume
         self.below = {name: FleetProcesses(below, out / name, _all(below), resume)
-                      for name, below in fleets_below(fleet).items() if name in wanted}
+                      for name, below in child_fleets(fleet).items() if name in wanted}
         self.names: list[str] = [own for name in wanted for own in (
             (f'{name}/{part}' for part in self.below[name].names) if name in self.below
             else (name,))]
@@ -67,15 +67,15 @@ class FleetProcesses:
 
     # -- starting ---
 
-    def start(self, name: str, nursery: Nursery | None = None) -> None:
+    def start(self, name: str, fork_server: ForkServer | None = None) -> None:
         """Start the process of ``server`` or of a robot, again if need be."""
         command, env = self.command(name), self.environment(name)
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
         fleet, own = self._whose(name)
         with self.log(name).open('ab') as log, self.place(name):
             # A session of its own: Ctrl+C is for the launcher, who ends the fleet in order.
-            self.processes[name] = fleet.processes[own] = nursery.start(command, log, env) \
-                if nursery else subprocess.Popen(
+            self.processes[name] = fleet.processes[own] = fork_server.start(command, log, env) \
+                if fork_server else subprocess.Popen(
                     [sys.executable, '-m', *command], stdin=subprocess.DEVNULL, stdout=log,
                     stderr=subprocess.STDOUT, start_new_session=True, env=env)
 
@@ -86,17 +86,18 @@ class FleetProcesses:
             from rog_core.warm_up import warm_up
 
             warm_up()  # compile once, not in every process at the same time
-        with Nursery(self.environment(self.names[0])) if together else nullcontext() as nursery:
+        with (ForkServer(self.environment(self.names[0])) if together
+              else nullcontext()) as fork_server:
             for name in self.names:
-                self.start(name, nursery)
+                self.start(name, fork_server)
 
     def _whose(self, name: str) -> tuple[FleetProcesses, str]:
-        """Return the fleet, this one or one below, that has a process, and its name there."""
+        """Return the fleet of a process, this one or a child fleet, and its name there."""
         below, _, own = name.rpartition('/')
         return (self.below[below] if below else self), own
 
     def place(self, name: str) -> AbstractContextManager[object]:
-        """Return within what a process is started: nothing special."""
+        """Return the context in which a process is started; here an empty one."""
         return nullcontext()
 
     def command(self, name: str) -> list[str]:
@@ -134,27 +135,27 @@ class FleetProcesses:
     # -- watching ---
 
     def follow(self, status: Any) -> None:
-        """Take note of a `FleetStatus`, or None, while the fleet is watched; there is no need."""
+        """Handle a `FleetStatus`, or None, while the fleet is watched; here do nothing."""
 
     def log(self, name: str) -> Path:
-        """Path of a process's log."""
+        """Return the path of a process's log."""
         fleet, own = self._whose(name)
         return fleet.out / 'logs' / f'{own}.log'
 
     def alive(self) -> list[str]:
-        """Names of the processes that have not ended."""
+        """Return the names of the running processes."""
         return [name for name, process in self.processes.items() if process.poll() is None]
 
     def running(self) -> bool:
-        """Whether the run goes on here: the server lives, and at least one robot to train with."""
+        """Return whether the server and at least one robot run here."""
         alive = self.alive()
         return bool(alive) and ('server' not in self.processes or 'server' in alive) \
             and (alive != ['server'] or len(self.processes) == 1)
 
     def failures(self) -> dict[str, int]:
-        """Processes that have ended, and neither with exit code 0 nor because they were asked to.
+        """Return the processes that failed: exit code not 0, without a request to end.
 
-        A server that has failed stands alone: what the robots do without it is no news.
+        After a failure of the server the list holds only the server.
         """
         # Before a process has its handlers, the signal that asks it to end is what it dies of.
         found = {name: code for name, process in self.processes.items()
@@ -163,7 +164,7 @@ class FleetProcesses:
         return {'server': found['server']} if 'server' in found else found
 
     def said(self, name: str) -> str:
-        """Return the error that a process has ended with, or the last line of its log."""
+        """Return the error of a process, or the last line of its log."""
         lines = self.log(name).read_text(errors='replace').splitlines()
         errors = [line.removeprefix('error: ') for line in lines if line.startswith('error: ')]
         return (errors or [line for line in lines if line.strip()] or [''])[-1]

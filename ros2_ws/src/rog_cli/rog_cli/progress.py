@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
-    """Give a function to call with the share of the work that is done, 0 to 1."""
+    """Yield a function to call with the finished share of the work, 0 to 1."""
     if not sys.stdout.isatty():
         shown = 0
 
@@ -31,7 +31,7 @@ def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
 
 @contextmanager
 def runs_progress(runs: int) -> Iterator[Callable[[str, int], None]]:
-    """Give a function to call with label and seed of each run that is done.
+    """Yield a function to call with label and seed of each finished run.
 
     It shows a bar and the time that has passed on a terminal, else one line per finished run.
     """

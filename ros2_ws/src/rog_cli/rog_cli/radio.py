@@ -1,4 +1,4 @@
-"""The process that carries frames between robots and access point, as their links let it.
+"""The process that carries frames between robots and access point over emulated links.
 
     python -m rog_cli.radio FLEET_FILE EVERY READY SPACES PERIODS FD FD ...
 
@@ -129,7 +129,7 @@ def processes_in(spaces: Collection[int]) -> list[int]:
 
 
 def end_processes_in(spaces: Collection[int], patience: float = 0.0) -> None:
-    """Kill what is in these namespaces and does not end by itself within ``patience`` seconds."""
+    """Kill processes in these namespaces that do not end within ``patience`` seconds."""
     until = time.monotonic() + patience
     while (found := processes_in(spaces)) and time.monotonic() < until:
         time.sleep(0.1)
@@ -139,7 +139,7 @@ def end_processes_in(spaces: Collection[int], patience: float = 0.0) -> None:
 
 
 def _written(fd: int, frame: bytes) -> bool:
-    """Hand a frame to a device; False: it takes none now."""
+    """Write a frame to a device; return False if the device is full."""
     try:
         os.write(fd, frame)
     except OSError as error:

@@ -8,7 +8,7 @@ import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from fleet_env.fleet_file import fleets_below
+from fleet_env.fleet_file import child_fleets
 
 from .fleet_options import add_fleet_options, chosen_fleet
 from .option_types import place
@@ -31,7 +31,7 @@ def _run(options: argparse.Namespace) -> int:
     from rog_core.methods import check_method
 
     fleet = chosen_fleet(options)
-    for one in (fleet, *fleets_below(fleet).values()):
+    for one in (fleet, *child_fleets(fleet).values()):
         check_method(one, one.capacities)
 
     from rog_sim.figures import draw_run

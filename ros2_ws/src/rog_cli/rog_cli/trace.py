@@ -1,4 +1,4 @@
-"""`rog trace`: look at link traces, generate them, record them."""
+"""`rog trace`: show, generate and record link traces."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _record(options: argparse.Namespace) -> int:
 
 def _from_run(recorder: TraceRecorder, directory: Path, robot: str | None,
               seconds: float) -> None:
-    """Take the emulated link's rate, or the measured throughput, of each iteration of a robot."""
+    """Return the link's emulated rate or measured throughput at each iteration of a robot."""
     iterations = [event for event in read_run(directory) if isinstance(event, Iteration)]
     there = sorted({event.robot for event in iterations})
     if robot not in there:

@@ -1,4 +1,4 @@
-"""Shows a fleet on the terminal: a live table during training, the outcome at the end."""
+"""Show a fleet on the terminal: a live table during training, the outcome at the end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Monitor:
 
     @property
     def fleet(self) -> Any:
-        """The last `FleetStatus`, or None."""
+        """Return the last `FleetStatus`, or None."""
         return self.state.fleet
 
     @property
@@ -96,7 +96,7 @@ class Monitor:
             self.listen(robot.robot)
 
     def spin(self, seconds: float) -> None:
-        """Take what arrives for a while."""
+        """Receive messages for a while."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._executor.spin_once(timeout_sec=left)
@@ -158,9 +158,9 @@ def place(namespace: str) -> str:
 
 def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interruption,
           plain: bool) -> None:
-    """Show a fleet that runs on this machine until its run is over, or a signal has come.
+    """Show a fleet that runs on this machine until its run ends or a signal comes.
 
-    It is over, too, when a robot fails before it has joined: whoever starts a fleet wants to know.
+    The function also returns when a robot fails before it joins.
     """
     upstream = fleet.upstream
     above = f'robot {upstream.namespace}/{upstream.robot} of the fleet above' \

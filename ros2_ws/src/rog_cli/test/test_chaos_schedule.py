@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rog_cli.chaos_schedule import (
     APART,
+    LINK_IMPAIRMENT,
     OF_A_ROBOT,
     OF_THE_SERVER,
     PRESENT,
     SERVER,
-    WEATHER,
     quiet,
     schedule,
 )
@@ -28,32 +28,32 @@ def test_the_seed_decides_everything(seed, duration):
 def test_mishaps_are_in_order_within_their_bounds_and_leave_the_ends_quiet(seed, duration):
     found = schedule(seed, ROBOTS, duration)
     assert [m.start for m in found] == sorted(m.start for m in found)
-    for mishap in found:
-        server = mishap.whom == SERVER
-        assert server or mishap.whom in ROBOTS
-        shortest, longest, _ = (OF_THE_SERVER if server else OF_A_ROBOT)[mishap.kind]
-        assert shortest <= mishap.duration <= longest * (1 + 1e-12)
-        assert mishap.start >= quiet(duration)
-        assert mishap.end <= duration - quiet(duration) + 1e-9
-        assert (mishap.conditions != Conditions()) == (mishap.kind == WEATHER)
-        assert mishap.conditions.loss <= 0.3
+    for fault in found:
+        server = fault.target == SERVER
+        assert server or fault.target in ROBOTS
+        shortest, longest, _ = (OF_THE_SERVER if server else OF_A_ROBOT)[fault.kind]
+        assert shortest <= fault.duration <= longest * (1 + 1e-12)
+        assert fault.start >= quiet(duration)
+        assert fault.end <= duration - quiet(duration) + 1e-9
+        assert (fault.conditions != Conditions()) == (fault.kind == LINK_IMPAIRMENT)
+        assert fault.conditions.loss <= 0.3
 
 
 @given(seeds, st.integers(PRESENT + 1, 8))
 def test_enough_robots_are_there_at_every_moment_and_each_has_time_to_recover(seed, count):
     robots = [f'robot{number}' for number in range(count)]
     found = schedule(seed, robots, 3600.0)
-    for mishap in found:
-        at = mishap.start
+    for fault in found:
+        at = fault.start
         now = [m for m in found if m.start <= at < m.end]
-        away = [m.whom for m in now if m.absent]
+        away = [m.target for m in now if m.absent]
         assert len(away) == len(set(away)) <= count - PRESENT
-        assert sum(m.whom == SERVER for m in now) <= 1
+        assert sum(m.target == SERVER for m in now) <= 1
         for other in found:
-            if other.whom == mishap.whom and other.start > at and other.absent == mishap.absent:
-                assert other.start >= mishap.end + APART
+            if other.target == fault.target and other.start > at and other.absent == fault.absent:
+                assert other.start >= fault.end + APART
 
 
 def test_an_hour_has_everything_in_it():
-    kinds = {mishap.kind for mishap in schedule(1, ROBOTS, 3600.0)}
+    kinds = {fault.kind for fault in schedule(1, ROBOTS, 3600.0)}
     assert kinds == {*OF_A_ROBOT, *OF_THE_SERVER}

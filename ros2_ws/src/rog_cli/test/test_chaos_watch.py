@@ -21,7 +21,7 @@ def watched(*seen):
 
 def test_a_robot_that_can_work_and_stands_still_is_reported_once():
     found = watched((10, 1, False, True), (200, 0, False, True)).violations
-    assert [(v.what, v.whom) for v in found] == [('no progress', 'robot1')]
+    assert [(v.what, v.target) for v in found] == [('no progress', 'robot1')]
     assert found[0].t == pytest.approx(10 + BOUND, abs=1.5)
 
 

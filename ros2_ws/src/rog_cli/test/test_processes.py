@@ -9,8 +9,8 @@ import yaml
 from fleet_env.fleet_file import load_fleet
 from fleet_ros.environment import dds_environment
 from rog_bringup import FLEETS
+from rog_cli.fork_server import kill
 from rog_cli.main import main
-from rog_cli.nursery import kill
 from rog_cli.processes import FleetProcesses
 
 
@@ -34,7 +34,7 @@ def test_a_process_that_was_killed_has_ended():
     assert kill(process) and process.poll() == -9
 
 
-def test_the_processes_of_fleets_below_are_started_in_their_own_domains(tmp_path):
+def test_the_processes_of_child_fleets_are_started_in_their_own_domains(tmp_path):
     fleet = load_fleet('two_level', [FLEETS])
     processes = FleetProcesses(fleet, tmp_path, ['server', 'blue', 'red'])
     assert processes.names == ['server', 'blue/server', 'blue/robot1', 'blue/robot2',

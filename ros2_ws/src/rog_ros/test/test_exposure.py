@@ -1,14 +1,15 @@
 """A fleet that leaves this machine has a key, or its user has said that it needs none."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import rclpy
 from fleet_env.errors import SettingError
 from fleet_env.fleet import ReachConfig
-from fleet_ros import exposure
-from fleet_ros.environment import dds_environment
+from fleet_ros.environment import dds_environment, fastdds_file
 from fleet_ros.exposure import leaves_machine, look_before, require_key
 from fleet_ros.process import run
 
@@ -30,7 +31,7 @@ AWAY = [CYCLONE, FASTDDS, {**dds_environment(ReachConfig()), 'RMW_IMPLEMENTATION
         {**FASTDDS, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'},
         {**FASTDDS, 'ROS_LOCALHOST_ONLY': '1'},
         {**dds_environment(ReachConfig()), **FASTDDS, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
-        {**dds_environment(ReachConfig()), **FASTDDS, 'FASTRTPS_DEFAULT_PROFILES_FILE': '/none'},
+        {**dds_environment(ReachConfig()), **FASTDDS, fastdds_file(): '/none'},
         {**CYCLONE, 'CYCLONEDDS_URI': URI.format('name="wlan0"')},
         {**CYCLONE, 'CYCLONEDDS_URI': 'file:///etc/dds.xml'},
         {**CYCLONE, 'CYCLONEDDS_URI': URI.format('name="lo"/><NetworkInterface name="eth0"')}]
@@ -49,9 +50,9 @@ def test_what_stays_on_this_machine_needs_no_key(environment):
 def test_a_profile_of_fast_dds_that_opens_one_other_interface_leaves_this_machine(
         spoilt, tmp_path):
     environment = {**dds_environment(ReachConfig()), **FASTDDS}
-    text = Path(environment['FASTRTPS_DEFAULT_PROFILES_FILE']).read_text()
+    text = Path(environment[fastdds_file()]).read_text()
     assert text.count(spoilt[0]) == 1
-    environment['FASTRTPS_DEFAULT_PROFILES_FILE'] = str(tmp_path / 'theirs.xml')
+    environment[fastdds_file()] = str(tmp_path / 'theirs.xml')
     (tmp_path / 'theirs.xml').write_text(text)
     assert not leaves_machine(environment)
     (tmp_path / 'theirs.xml').write_text(text.replace(*spoilt))
@@ -67,26 +68,35 @@ def test_what_leaves_it_needs_one_or_the_users_word(environment):
     require_key('', True, environment)
 
 
-def test_a_node_without_a_key_is_refused_before_anything_of_it_is_on_the_network(
-        monkeypatch, tmp_path):
-    """What reads its parameters stays on this machine."""
+def test_a_node_without_a_key_is_refused_before_anything_of_it_is_on_the_network(monkeypatch):
     monkeypatch.delenv('CYCLONEDDS_URI', raising=False)
     monkeypatch.setenv('ROS_AUTOMATIC_DISCOVERY_RANGE', 'SUBNET')
-    environment, seen = dict(os.environ), tmp_path / 'seen'
-
-    class Watched(exposure.Node):
-        def __init__(self, *args, **options):
-            with seen.open('a') as file:  # it is in a process of its own
-                file.write(f'{leaves_machine(os.environ)} ')
-            super().__init__(*args, **options)
-
-    monkeypatch.setattr(exposure, 'Node', Watched)
+    environment = dict(os.environ)
     with pytest.raises(SettingError, match='rog key FILE'):
         look_before('worker', '/', ['--ros-args', '-r', '__ns:=/robot1'])
     for given in ('security.open:=true', 'security.key:=fleet.key'):
         look_before('worker', '/', ['--ros-args', '-p', given])
-    assert seen.read_text() == 'False ' * 3 and not rclpy.ok()
-    assert dict(os.environ) == environment
+    assert dict(os.environ) == environment and not rclpy.ok()
+
+
+def test_the_process_that_reads_the_parameters_of_a_node_stays_on_this_machine():
+    environment = {**os.environ, 'CYCLONEDDS_URI': '', 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'}
+    program = '''
+import os
+from fleet_ros import exposure
+
+class Watched(exposure.Node):
+    def __init__(self, *args, **options):
+        print(exposure.leaves_machine(os.environ))
+        super().__init__(*args, **options)
+
+print(exposure.leaves_machine(os.environ))
+exposure.Node = Watched
+print(*exposure._declared('worker', '/', ['--ros-args', '-p', 'security.key:=fleet.key']))
+'''
+    done = subprocess.run([sys.executable, '-c', program], text=True, stdout=subprocess.PIPE,
+                          timeout=60, check=True, env=environment)
+    assert done.stdout.split() == ['True', 'False', 'fleet.key', 'False']
 
 
 def test_a_process_that_is_refused_has_not_joined(capsys):

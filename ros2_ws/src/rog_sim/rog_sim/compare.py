@@ -1,4 +1,4 @@
-"""Compares methods, or other variants of a fleet, on the same links and seeds."""
+"""Compare methods, or other variants of a fleet, on the same links and seeds."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
 
     :param methods: for example ``['bsp', 'rsp:4']``; all are checked before anything runs.
     :param seeds: number of seeds, at least 1.
-    :param target: accuracy, 0 to 1, see `compare_runs`; so is ``times``, in s.
-    :param run: does one run, in place of virtual time; they take turns.
-    :raises ConfigError: for an unknown method; and, with `RunError`, as `run_jobs`, which says what
-        the other parameters are.
+    :param target: accuracy, 0 to 1, see `compare_runs`, also for ``times`` in s.
+    :param run: function that does one run, in place of virtual time; runs take turns.
+    :raises ConfigError: a method is unknown. `run_jobs` describes the other errors and parameters.
     """
     for method in methods:
         if list(methods).count(method) > 1:
@@ -64,7 +63,7 @@ def jobs_of(variants: Mapping[str, FleetConfig], seeds: int, out: Path) -> list[
 
 def collect(jobs: Sequence[Job], out: Path, target: float | None = None,
             times: Sequence[float] | None = None) -> Comparison:
-    """Read what the jobs have left, and write ``comparison.json`` into ``out``."""
+    """Read the records of the jobs, and write ``comparison.json`` into ``out``."""
     runs: dict[str, list[Run]] = {}
     for job in jobs:
         runs.setdefault(job.label, []).append(read_run_measures(job.directory))

@@ -37,14 +37,14 @@ COMPARISON_FILE = 'comparison.json'
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation over seeds; NaN where there is none."""
+    """Mean and sample standard deviation over seeds; NaN if undefined."""
 
     mean: float = math.nan
     std: float = math.nan
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Return the spread of those of ``values`` that are numbers."""
+        """Return the spread of ``values`` without NaN."""
         known = np.array([v for v in values if math.isfinite(v)])
         return cls(float(known.mean()) if known.size else math.nan,
                    float(known.std(ddof=1)) if known.size > 1 else math.nan)
@@ -56,7 +56,7 @@ def _(help: str, unit: str = '', default: Any = Spread()) -> Any:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What one method did; durations and amounts of an iteration are means over all robots'."""
+    """Outcome of one method; durations and amounts of an iteration are means over all robots."""
 
     sync: str = field(metadata={'help': 'method, or what else a study calls it'})
     runs: list[str] = field(metadata={'help': 'directories of its runs, relative to this file'})
@@ -113,8 +113,8 @@ def compare_runs(runs: Mapping[str, Sequence[Run]], base: Path, target: float | 
     """Condense the ``runs`` of each method, all of the same fleet, into a comparison.
 
     :param base: directory that the paths of the runs are relative to.
-    :param target: accuracy, 0 to 1, of the times and energies to a target. Default: what every
-        run reaches, that is, the least accuracy that any has at its end.
+    :param target: accuracy, 0 to 1, for the times and energies to a target. Default: the lowest
+        final accuracy of all runs.
     :param times: times in s at which accuracies are given; default: half of the duration.
     """
     every = [run for group in runs.values() for run in group]
@@ -152,7 +152,7 @@ def write_comparison(directory: str | PathLike[str], comparison: Comparison) -> 
 def read_comparison(directory: str | PathLike[str]) -> Comparison:
     """Read ``comparison.json``.
 
-    :raises RecordError: names the file and what is wrong with it.
+    :raises RecordError: the file cannot be read or is damaged.
     """
     path = Path(directory) / COMPARISON_FILE
     try:

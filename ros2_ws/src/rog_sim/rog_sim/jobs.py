@@ -1,8 +1,8 @@
-"""Many runs, several at a time: in processes of this machine (joblib), or on a Dask cluster.
+"""Run many jobs in parallel: in processes of this machine (joblib), or on a Dask cluster.
 
 Runs share nothing and `simulate` computes in one thread, so that the outcome
 depends neither on the number of workers nor on the order in which they finish. A run on a cluster
-gets its links as values and hands back what its files hold, so that no file system is shared.
+receives its links as values and returns the content of its files, so it needs no shared disk.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ Results = Generator[tuple[int, dict[str, bytes]], None, None]  # of calls of `_r
 
 
 class RunError(RogError):
-    """One of the runs failed; the text names its label and seed."""
+    """A run failed; the message names its label and seed."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its label, everything about it, and where it goes."""
+    """One run: label, settings and directory."""
 
     label: str
     fleet: FleetConfig
     directory: Path
 
     def done(self) -> bool:
-        """Whether the directory holds this run, complete and with the same settings."""
+        """Return whether the directory holds this run, complete and with the same settings."""
         try:
             read_summary(self.directory)
             # Not as text: a version that has one setting more would repeat many hours of runs.
@@ -60,7 +60,7 @@ class Job:
             return False
 
     def keep(self, files: dict[str, bytes]) -> None:
-        """Write the files of the run, the summary last: a run that has one is complete."""
+        """Write the files of the run; the summary comes last and marks the run complete."""
         self.directory.mkdir(parents=True, exist_ok=True)
         files = {FLEET_FILE: dump_fleet(self.fleet).encode(), **files}
         for name in sorted(files, key=SUMMARY_FILE.__eq__):
@@ -70,20 +70,20 @@ class Job:
 def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone | None = None,
              resume: bool = False, simulate: Simulate | None = None,
              cluster: str | None = None) -> None:
-    """Run all that are due. One that fails ends the others and is reported; Ctrl+C ends them too.
+    """Run all due jobs. A failed run, or Ctrl+C, ends the others.
 
-    What is finished stays on disk.
+    Finished runs stay on disk.
 
     :param workers: runs at a time on this machine; default: one per core.
-    :param progress: called with label and seed of each run that is done, also if it was before.
-    :param resume: keep the runs that are whole and have the same settings.
-    :param simulate: runs one; default `rog_sim.simulation.simulate`. It must be picklable.
-    :param cluster: address of a Dask scheduler, whose workers take the runs, one in a process at a
-        time; tasks must be installed there.
-    :raises ConfigError: for a directory that holds another run, or is none, and for a scheduler
-        that does not answer; before anything runs.
-    :raises TraceError: for a link that cannot be read; before anything runs on a cluster.
-    :raises RunError: names label and seed of the run that failed.
+    :param progress: called with label and seed of each finished run, including earlier ones.
+    :param resume: keep the complete runs with the same settings.
+    :param simulate: picklable function for one run; default `rog_sim.simulation.simulate`.
+    :param cluster: address of a Dask scheduler, whose workers do one run per process at a time;
+        tasks must be installed there.
+    :raises ConfigError: before any run, if ``out`` holds another run or is not a directory, or if
+        the scheduler does not answer.
+    :raises TraceError: before any run on a cluster, if a link cannot be read.
+    :raises RunError: a run failed.
     """
     due = _due(jobs, resume)
     tell = progress or (lambda label, seed: None)
@@ -110,7 +110,7 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
 
 def run_in_turn(jobs: Sequence[Job], run: Callable[[Job], None], progress: RunDone | None = None,
                 resume: bool = False) -> None:
-    """Do all that are due, one after another, by ``run``, which leaves its files in the directory.
+    """Do all due jobs one after another by ``run``, which writes the files of the job.
 
     The other parameters, and errors, are those of `run_jobs`.
     """
@@ -153,7 +153,7 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 
 @contextmanager
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
-    """Give what makes calls of `_run` in processes of this machine; none is left at the end."""
+    """Yield a function that calls `_run` in processes of this machine; end them afterwards."""
     parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch='all', batch_size=1)
 
     def results_of(calls: list[Any]) -> Results:
@@ -171,7 +171,7 @@ def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
 
 @contextmanager
 def _on_cluster(address: str) -> Iterator[Callable[[list[Any]], Results]]:
-    """Give what makes calls of `_run` on a Dask cluster; those not done at the end are given up."""
+    """Yield a function that calls `_run` on a Dask cluster; cancel unfinished calls at the end."""
     try:
         from distributed import Client, as_completed
         from distributed import TimeoutError as NoAnswer
@@ -199,7 +199,7 @@ def _on_cluster(address: str) -> Iterator[Callable[[list[Any]], Results]]:
 
 
 def _reported(results: Results) -> Results:
-    """Yield results; what breaks a worker, or the cluster, is a `RunError`."""
+    """Yield results; raise `RunError` if a worker or the cluster breaks."""
     try:
         yield from results
     except BrokenProcessPool as error:
@@ -215,9 +215,9 @@ def _reported(results: Results) -> Results:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Start processes that Ctrl+C does not reach: the parent ends them.
+    """Block SIGINT in processes started in this context; the parent ends them.
 
-    A process inherits the mask of the thread that starts it; here SIGINT is only put off.
+    A process inherits the signal mask of its starting thread. In the parent SIGINT is only delayed.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -227,7 +227,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 class _GivenUp(Exception):
-    """Nobody waits for the result of a run any more."""
+    """The client no longer waits for the result of this run."""
 
 
 # `simulate` sets how many threads PyTorch has in its process, so that the threads of a Dask worker
@@ -239,8 +239,8 @@ def _run(index: int, label: str, fleet: FleetConfig, links: dict[str, bytes],
          simulate: Simulate | None, places: tuple[str, int] | None) -> tuple[int, dict[str, bytes]]:
     """Run one job in a worker; return its index and its files.
 
-    :param links: contents of link traces that are to be taken instead of the files, by path.
-    :param places: directory for temporary files, and the process that waits, if on its machine.
+    :param links: path -> content of a link trace, used instead of the file.
+    :param places: directory for temporary files, and the waiting process if it is on this machine.
     """
     scratch, check = (places[0], _parent_lives(places[1])) if places else (None, _still_wanted())
     with _turn, TemporaryDirectory(prefix='rog-run-', dir=scratch) as directory:
@@ -271,7 +271,7 @@ def _simulate(*arguments: Any) -> Summary:
 
 
 def _parent_lives(parent: int) -> Callable[[float], None]:
-    """Return what ends this worker process when the process that started it is gone."""
+    """Return a callback that ends this worker process when its parent has ended."""
     def check(share: float) -> None:
         if parent not in (os.getpid(), os.getppid()):
             os._exit(1)
@@ -279,7 +279,7 @@ def _parent_lives(parent: int) -> Callable[[float], None]:
 
 
 def _still_wanted() -> Callable[[float], None]:
-    """Return what ends this run of a Dask worker when it was given up, or its client is gone."""
+    """Return a callback that ends this run when it was cancelled or its client has ended."""
     from distributed import get_worker
 
     worker = get_worker()

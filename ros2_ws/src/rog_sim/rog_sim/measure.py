@@ -1,8 +1,7 @@
-"""Reads the records of one run: accuracy and energy over time, and the numbers of a table.
+"""Read the records of one run: accuracy and energy over time, and the numbers of a table.
 
-Accuracy is that of the server's model where a run measured it, as those of the studies do. Else it
-is a mean over the robots, each counting with its last evaluation. Energy is the mean over the
-robots of what each had drawn.
+Accuracy is that of the server's model if the run measured it, as the studies do. Otherwise it is
+the mean of each robot's last evaluation. Energy is the mean over the robots.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class Run:
     def smoothed(self, window: int) -> Run:
         """Return the run with the mean of the last ``window`` accuracies of the server's model.
 
-        The first is that of the first ``window``. Where the server's model was not measured so
-        often, the run is returned as it is.
+        The first mean covers the first ``window`` accuracies. A run with fewer evaluations of the
+        server's model is returned unchanged.
         """
         if self.server.shape[1] < window:
             return self
@@ -74,12 +73,12 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """Iterations of the robot that made most."""
+        """Return the iterations of the robot with the most iterations."""
         return max(robot.iterations for robot in self.summary.robots.values())
 
     @property
     def diverged(self) -> bool:
-        """Whether the training ended because gradients were no numbers any more."""
+        """Return whether the training ended because gradients were not finite."""
         return self.summary.notes.get('reason') == 'diverged'
 
     def measures(self, target: float, rounds: int) -> dict[str, float]:
@@ -111,7 +110,7 @@ class Run:
             'rows_share': pushed / self.rows_total if self.rows_total else np.nan}
 
     def _curve(self, start: float = 0.0) -> Series:
-        """Return the accuracy at every moment from ``start`` on at which one was measured."""
+        """Return the accuracy at every measured time from ``start`` on."""
         times = np.unique(np.concatenate([np.empty(0), *(e[0] for e in self._evaluations())]))
         curve = self.accuracy(times[times >= start])
         return curve[np.isfinite(curve)]
@@ -171,5 +170,5 @@ def read_run_measures(directory: str | PathLike[str]) -> Run:
 
 
 def _log_deviation(values: Series) -> float:
-    """Return the natural logarithm of the standard deviation; NaN of less than two."""
+    """Return the natural logarithm of the standard deviation; NaN for fewer than two values."""
     return float(np.log(max(values.std(ddof=1), 1e-9))) if values.size > 1 else np.nan

@@ -1,4 +1,4 @@
-"""Processes that compute gradients at the same time as the event loop runs.
+"""Processes that compute gradients in parallel with the event loop.
 
 Threads of Python would take turns with the loop. So the processes are forked when the run begins:
 they inherit task, data and each robot's place in the data, and share the memory of models and
@@ -22,7 +22,7 @@ _work: list[Callable[..., Any]] = []  # inherited by the processes
 
 
 class GradientProcesses:
-    """Calls ``work[k]`` in another process; calls of the same k are in one process, in order."""
+    """Call ``work[k]`` in other processes; all calls of one k run in the same process, in order."""
 
     def __init__(self, work: list[Callable[..., Any]]) -> None:
         self._work = work

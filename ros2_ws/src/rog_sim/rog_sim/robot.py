@@ -29,7 +29,7 @@ EVALUATIONS = 40  # of a robot in a run, at most
 
 
 class Robot:
-    """Computes real gradients; the fleet file says how long each takes in virtual time."""
+    """Compute real gradients; the fleet file gives their duration in virtual time."""
 
     def __init__(self, config: RobotConfig, fleet: FleetConfig, task: Task,
                  model: torch.nn.Module, traffic: float, incarnation: int) -> None:
@@ -68,7 +68,7 @@ class Robot:
         return order.step.batches(self._source) * self._pace + self._codec_pace + pause.seconds
 
     def finish(self) -> None:
-        """Wait for the gradient that is being computed; the model must not change before."""
+        """Wait for the running gradient computation; the model must not change before it ends."""
         if self._job is not None:
             job, self._job = self._job, None
             self.loss, accuracy = job.result()
@@ -76,7 +76,7 @@ class Robot:
                 self.accuracy, self.evaluated_at = accuracy, self._evaluating
 
     def before(self, message: Any) -> None:
-        """Before rows change the model, wait for a gradient that is being computed on it."""
+        """Wait for a running gradient computation before rows change the model."""
         if self._job is not None and isinstance(message, Chunk) \
                 and self.store.model is self.store.weights:
             self.finish()
@@ -85,8 +85,8 @@ class Robot:
              ) -> Any:
         """Evaluate the model, if asked, then compute a gradient, if any; return loss and accuracy.
 
-        Runs in another process, which shares only the model and the gradient with this one;
-        therefore the anchor of the store (SVRG) is an argument. ``portrait``: return that instead.
+        This method runs in another process, which shares only the model and the gradient.
+        Therefore the anchor (SVRG) is an argument. ``portrait``: return the task's outputs instead.
         """
         if portrait:
             return self.task.portrait(self.model)
@@ -107,7 +107,7 @@ class Robot:
         return self.machine.on_gradient(self._source.result, self._sgd, now)
 
     def evaluation_due(self, now: float) -> bool:
-        """Whether to evaluate the model: as the fleet file says, but `EVALUATIONS` times at most.
+        """Return whether to evaluate: as the fleet file says, but at most `EVALUATIONS` times.
 
         An hour of virtual time has too many iterations to evaluate after every tenth one.
         """
@@ -119,12 +119,12 @@ class Robot:
         return due
 
     def evaluate(self, processes: GradientProcesses, finished: int) -> None:
-        """Evaluate the model that this robot holds now."""
+        """Evaluate the robot's present model."""
         _, self.accuracy = processes.submit(self.place, None, None, True).result()
         self.evaluated_at = finished
 
     def portrait(self, processes: GradientProcesses) -> Mapping[str, np.ndarray]:
-        """Return what the task shows of this robot; its state is in the process that trains."""
+        """Return the task's outputs for figures, from the process that trains this robot."""
         return processes.submit(self.place, None, None, False, True).result()
 
     def settle(self, now: float) -> None:
@@ -141,7 +141,7 @@ class Robot:
 
 
 def on_the_air(machine: WorkerMachine, now: float, state: str = '') -> dict[str, Any]:
-    """Return the report of a worker, bytes as the model takes them that it stands for."""
+    """Return a worker's report, with bytes scaled to the published model (`traffic`)."""
     known = asdict(machine.report(now))
     known['state'] = state or known['state']
     for name in ('bytes_sent', 'bytes_received'):

@@ -1,9 +1,9 @@
 """The virtual-time fleet: the machines of `rog_core` in a discrete-event loop.
 
-The same state machines as on the robots, in a shell without a clock. Gradients are computed for
-real; the fleet file says how long that takes, what the links carry and how much power is drawn.
-Equal seeds give equal files. At time 0 every robot holds the model and starts its first gradient.
-The run ends at its last minute, without the exchange of the final model that ends a real run.
+The state machines are the same as on the robots. Gradients are real; the fleet file gives their
+duration, the rates of the links and the power. Equal seeds give equal files. At time 0 every robot
+holds the model and starts its first gradient. The run ends after its minutes, without the exchange
+of the final model that ends a real run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from fleet_env import records
 from fleet_env.channel import Channel
 from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import fleets_below, link_trace
+from fleet_env.fleet_file import child_fleets, link_trace
 from fleet_env.run_recorder import Recorder
 from fleet_env.summary import Summary
 from rog_core.config import ServerConfig, TransferConfig
@@ -48,8 +48,8 @@ from rog_core.server import ServerMachine
 from rog_tasks.sources import CameraSource
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
-from .below import FleetBelow
-from .portraits import SERVER, write_portraits
+from .child_fleet import ChildFleet
+from .model_outputs import SERVER, write_model_outputs
 from .processes import GradientProcesses
 from .robot import Robot
 from .traffic import traffic_factor
@@ -66,8 +66,8 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     :param progress: called with the share of the run that is done, 0 to 1.
     :param server_every: seconds between evaluations of the server's model; 0: the robots' models
         are evaluated instead. Training that diverges then ends the run, and ``notes`` says so.
-    :raises ConfigError: when virtual time cannot run this fleet file.
-    :raises GradientError: when the training diverges.
+    :raises ConfigError: virtual time cannot run this fleet file.
+    :raises GradientError: the training diverges.
     """
     if out is not None and (out / records.RUN_FILE).exists():
         raise ConfigError(f'{out} already holds a run; choose another directory')
@@ -89,10 +89,10 @@ def _refuse_live(task: Task) -> None:
 
 
 class Simulation:
-    """One run of a fleet in virtual time, with the fleets below it.
+    """One run of a fleet in virtual time, with its child fleets.
 
-    ``above``: told whenever the server of this fleet has done something; ``model_above``: rows
-    and weights with which the fleet above begins, so that they are trained only once.
+    ``above``: callback after each action of this fleet's server, for the parent fleet.
+    ``model_above``: initial rows and weights of the parent fleet, so that they are trained once.
     """
 
     def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0,
@@ -129,7 +129,7 @@ class Simulation:
             ServerConfig.of(fleet, fleet.capacities, self._traffic))
         self.below = {name: Simulation(below, out and out / name, above=self._worked(name),
                                        model_above=(partition, master))
-                      for name, below in fleets_below(fleet).items()}
+                      for name, below in child_fleets(fleet).items()}
         self.robots: dict[str, Any] = {
             config.name: self._robot(config, task, master, int(lives[rank + 1]))
             for rank, config in enumerate(fleet.robots)}
@@ -149,17 +149,17 @@ class Simulation:
         self._recorder.baseline(clean, before)
 
     def _robot(self, config: Any, task: Task, weights: np.ndarray, life: int
-               ) -> Robot | FleetBelow:
+               ) -> Robot | ChildFleet:
         if config.name in self.below:
             below = self.below[config.name]
-            return FleetBelow(config.name, below.server, below.robots,
+            return ChildFleet(config.name, below.server, below.robots,
                               TransferConfig.of(self.fleet, self._traffic), life)
         model = task.model()
         unflatten(model, weights)
         return Robot(config, self.fleet, task, model, self._traffic, life)
 
     def _worked(self, name: str) -> Callable[[float], None]:
-        """Return what the fleet ``name`` below calls when its server has done something."""
+        """Return the callback of child fleet ``name`` after an action of its server."""
         def worked(now: float) -> None:
             if actions := self.robots[name].account(now):
                 self.now = now
@@ -192,11 +192,11 @@ class Simulation:
 
     @property
     def real_robots(self) -> list[Robot]:
-        """The robots of this fleet that are no fleets."""
+        """Return the robots of this fleet that are not child fleets."""
         return [robot for robot in self.robots.values() if isinstance(robot, Robot)]
 
     def start(self, processes: GradientProcesses, progress: Progress) -> None:
-        """Let all robots begin at time 0; ``processes``: in which they compute."""
+        """Start all robots at time 0; they compute in ``processes``."""
         self._processes = processes
         for robot in self.robots.values():
             self._act(robot, robot.machine.start(0.0))
@@ -205,7 +205,7 @@ class Simulation:
             self._at(self._server_every, self._measure_server)
 
     def _loop(self, fleets: list[Simulation]) -> None:
-        """Let the fleet go on whose next event is the earliest, until all have come to the end."""
+        """Step the fleet with the earliest next event until all fleets have ended."""
         while True:
             times = [fleet.next_event for fleet in fleets]
             soonest = min(times)
@@ -215,11 +215,11 @@ class Simulation:
 
     @property
     def next_event(self) -> float:
-        """Time of the next event of this fleet."""
+        """Return the time of the next event of this fleet."""
         return min(self._queue[0][0], self.channel.deadline)
 
     def step(self) -> None:
-        """Let the next event of this fleet happen."""
+        """Process the next event of this fleet."""
         departs = self.channel.deadline
         if departs <= self._queue[0][0]:
             self.now = max(departs, self.now)
@@ -248,17 +248,17 @@ class Simulation:
         for name in self.below:
             self._report(self.robots[name], 'stopped')
         if self._out is not None:
-            self._save_portraits(self._out)
+            self._save_model_outputs(self._out)
         if reason != 'interrupted':
             progress(1.0)
         return self._recorder.stop(self.end, reason)
 
-    def _save_portraits(self, out: Path) -> None:
-        """Write what the task shows of the models at the end, if it shows anything."""
+    def _save_model_outputs(self, out: Path) -> None:
+        """Write the outputs of the final models that figures show, if the task has any."""
         unflatten(self._model, self.server.master)
         shown = {SERVER: self._task.portrait(self._model), **{
             robot.name: robot.portrait(self._processes) for robot in self.real_robots}}
-        write_portraits(out, shown)
+        write_model_outputs(out, shown)
 
     def _measure_server(self) -> None:
         """Evaluate the server's model, as the papers on GSGM and gradient coding do."""
@@ -271,7 +271,7 @@ class Simulation:
         heapq.heappush(self._queue, (self.now + delay, next(self._count), call))
 
     def _set_alarm(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
-        """Call ``ring`` by ``deadline``; an additional call does no harm."""
+        """Call ``ring`` at ``deadline`` at the latest; it must tolerate additional calls."""
         if deadline < self._alarms.get(who, math.inf):
             self._alarms[who] = deadline
             self._at(max(deadline - self.now, 0.0), lambda: self._ring(who, deadline, ring))
@@ -282,7 +282,7 @@ class Simulation:
             ring()
 
     def _heartbeat(self, progress: Progress) -> None:
-        """Heartbeats of all robots whose link carries anything, and the server's."""
+        """Deliver the heartbeats of the server and of all robots with a link."""
         server = self.server
         for name, robot in self.robots.items():
             if self._heard(name):
@@ -338,9 +338,9 @@ class Simulation:
         self._set_alarm(robot, robot.machine.deadline,
                         lambda: self._act(robot, robot.machine.on_time(self.now)))
 
-    def _compute(self, robot: Robot | FleetBelow, order: Compute) -> None:
+    def _compute(self, robot: Robot | ChildFleet, order: Compute) -> None:
         self._report(robot)
-        if isinstance(robot, FleetBelow):
+        if isinstance(robot, ChildFleet):
             robot.go_on(order)
             self._at(0.0, lambda: self._act(robot, robot.account(self.now)))  # if it is due already
             return
@@ -351,21 +351,21 @@ class Simulation:
     def _computed(self, robot: Robot) -> None:
         self._act(robot, robot.computed(self.now))
 
-    def _report(self, robot: Robot | FleetBelow, state: str = '') -> None:
+    def _report(self, robot: Robot | ChildFleet, state: str = '') -> None:
         self._recorder.status(self.now, robot.report(
             self.now, self.channel.rate_at(robot.name, self.now), state))
 
     # -- network ---
 
     def _heard(self, name: str) -> bool:
-        """Whether the robot has a link, and has not dropped out."""
+        """Return whether the robot has a link and has not dropped out."""
         return self.channel.rate_at(name, self.now) > 0 \
             and self.now >= self.robots[name].silent_until
 
     def _send(self, name: str, uplink: bool, message: Any) -> None:
-        """Send a message: rows over the channel; others, which are small, only take the latency.
+        """Send a message: rows use the channel; other messages, which are small, only the latency.
 
-        If headers count, all go over the channel.
+        If `channel.header` is set, all messages use the channel.
         """
         if self.now > 0.0 and (self._header or isinstance(message, Chunk)):
             self._queue_up(name, uplink, message)
@@ -373,9 +373,9 @@ class Simulation:
             self._over_the_air(name, lambda: self._deliver(name, uplink, message))
 
     def _queue_up(self, name: str, uplink: bool, message: Any) -> None:
-        """Queue a message at the channel; dropped without a link.
+        """Queue a message at the channel; drop it without a link.
 
-        A chunk is dropped, too, while a copy of it still waits.
+        Also drop a chunk while a copy of it still waits.
         """
         if not self._heard(name):
             return
@@ -390,7 +390,7 @@ class Simulation:
         self.channel.offer(name, uplink, nbytes, message, self.now)
 
     def _over_the_air(self, name: str, deliver: Callable[[], None]) -> None:
-        """Deliver after the latency, at time 0 at once; without a link it is lost after time 0."""
+        """Deliver after the latency; at time 0 at once. After time 0 a dead link loses it."""
         if self.now == 0.0:
             self._at(0.0, deliver)
         elif self._heard(name):

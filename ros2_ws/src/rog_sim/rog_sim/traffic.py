@@ -1,4 +1,4 @@
-"""Published models that a small model may stand for on the air."""
+"""Published models whose traffic a small model can imitate."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ MODELS = {'convmlp-m': PublishedModel(33307, 2123965)}
 
 
 def traffic_factor(name: str, partition: RowPartition) -> float:
-    """Bytes on the air for each byte that the small model's rows take; 1 without a name.
+    """Return the bytes on the air for each byte of the small model's rows; 1 without a name.
 
-    It makes the small model as large as the published one, so it does not depend on the codec of a
-    run: what takes less room in another code takes less on the air, too. Raises `ConfigError` for a
-    model that is not known.
+    The factor is the ratio of the models' sizes. It does not depend on the codec, so a smaller code
+    also uses less air time. Raises `ConfigError` for an unknown model.
     """
     if not name:
         return 1.0

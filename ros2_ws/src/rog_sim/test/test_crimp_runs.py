@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fleet_env.errors import RecordError
 from rog_sim.figures import draw_run
-from rog_sim.portraits import PORTRAIT_FILE, read_portraits
+from rog_sim.model_outputs import MODEL_OUTPUTS_FILE, read_model_outputs
 from rog_sim.simulation import simulate
 from virtual_fleet import fleet_of
 
@@ -34,10 +34,10 @@ def test_robots_map_and_find_their_ways(run):
 
 def test_the_map_and_the_ways_are_kept_and_drawn(run, tmp_path):
     _, directory = run
-    portraits = read_portraits(directory)
-    assert portraits.keys() == {'', 'robot1', 'robot2', 'robot3'}
+    outputs = read_model_outputs(directory)
+    assert outputs.keys() == {'', 'robot1', 'robot2', 'robot3'}
     for name in ('robot1', 'robot2', 'robot3'):
-        truth, estimate = portraits[name]['truth'], portraits[name]['estimate']
+        truth, estimate = outputs[name]['truth'], outputs[name]['estimate']
         assert 1 < len(estimate) <= len(truth)
         assert np.abs(estimate - truth[:len(estimate)]).max() < .5
     names = [path.name for path in draw_run(directory, tmp_path)]
@@ -47,15 +47,15 @@ def test_the_map_and_the_ways_are_kept_and_drawn(run, tmp_path):
 def test_equal_seeds_give_equal_files(run, tmp_path):
     _, directory = run
     mapped(directory.parent, tmp_path / 'again')
-    for name in ('run.jsonl', PORTRAIT_FILE):
+    for name in ('run.jsonl', MODEL_OUTPUTS_FILE):
         assert (tmp_path / 'again' / name).read_bytes() == (directory / name).read_bytes()
 
 
 def test_a_damaged_portrait_is_named(tmp_path):
-    assert read_portraits(tmp_path) == {}
-    (tmp_path / PORTRAIT_FILE).write_bytes(b'damaged')
-    with pytest.raises(RecordError, match=PORTRAIT_FILE):
-        read_portraits(tmp_path)
+    assert read_model_outputs(tmp_path) == {}
+    (tmp_path / MODEL_OUTPUTS_FILE).write_bytes(b'damaged')
+    with pytest.raises(RecordError, match=MODEL_OUTPUTS_FILE):
+        read_model_outputs(tmp_path)
 
 
 @pytest.mark.long

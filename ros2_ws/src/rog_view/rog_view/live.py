@@ -1,4 +1,4 @@
-"""A fleet that is heard on a thread of its own; a page gets what was heard last, at once."""
+"""Listen to a fleet on a separate thread; a page gets the last statuses without waiting."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Live:
             self.view = self._look()
 
     def _inquire(self) -> None:
-        """Ask each new server process, and one that does not answer, whether it may be called."""
+        """Ask each new server process whether it accepts control calls, until it answers."""
         fleet, now = self._monitor.fleet, time.monotonic()
         if fleet is None or not self._parameters.service_is_ready():
             return

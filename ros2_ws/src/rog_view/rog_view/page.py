@@ -1,7 +1,7 @@
-"""The page: what it shows and how it looks.
+"""The page: its content and its style.
 
-Names and texts come from the network. They are only ever given to elements that show them as text:
-labels, cells of tables, and the canvas of a chart; never to one that takes HTML.
+Names and texts come from the network. The page passes them only to elements that show plain text:
+labels, table cells and the canvas of a chart. It never passes them to an element that accepts HTML.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Page:
             self._events = ui.label().classes('text events').props('id=events')
 
     def show(self) -> None:
-        """Show what there is to show now."""
+        """Show the present view."""
         view = self._source.view
         fleet = view.fleet
         self._state.set_text(fleet.state or 'no fleet')

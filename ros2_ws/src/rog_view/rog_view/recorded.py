@@ -1,4 +1,4 @@
-"""A run that was recorded: the directory that it wrote, or a rosbag2 recording of its statuses."""
+"""A recorded run: its directory, or a rosbag2 recording of its statuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .source import view_of
 
 
 class Recorded:
-    """What a path holds, read once.
+    """The run at a path, read once.
 
     :param namespace: of the fleet, for a recording that holds several.
     :raises RecordError: when it cannot be read.
@@ -36,7 +36,7 @@ class Recorded:
 
 
 def state_of_run(directory: Path) -> tuple[FleetState, float]:
-    """Return what the directory of a run says, also of one that has no summary yet, and when."""
+    """Return the state from the directory of a run, also of an unfinished one, and its time."""
     events = read_run(directory)
     summary = read_summary(directory) if (directory / SUMMARY_FILE).exists() else None
     start = next((e for e in events if isinstance(e, Start)), None)

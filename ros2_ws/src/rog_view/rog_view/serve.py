@@ -1,4 +1,4 @@
-"""The web server of the page: who may reach it, and how it ends."""
+"""The web server of the page: access control and shutdown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLICY = ("default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
 
 
 class Guard:
-    """Keeps out the pages of other sites that are open in the same browser.
+    """Reject requests from pages of other sites in the same browser.
 
     Such a page can name this server by a name of its own (DNS rebinding), or open a WebSocket to
     it. So the request must name an address, or this machine, and come from a page of this server.
@@ -76,7 +76,7 @@ def _with_policy(send: Send) -> Send:
 def serve(source: Source, host: str, port: int) -> None:
     """Serve the page of this source until Ctrl+C or SIGTERM.
 
-    :raises SettingError: when nothing can listen at this address.
+    :raises SettingError: the server cannot listen at this address.
     """
     try:
         listener = socket.create_server(

@@ -1,4 +1,4 @@
-"""What a page shows, whether it is heard now or was recorded."""
+"""The content of a page, from a live fleet or a recording."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class View:
-    """All that a page shows at one moment; nothing in it changes any more.
+    """The content of a page at one moment; immutable.
 
-    ``curves``: name as in `rog_cli.fleet_state.CURVES` -> robot -> points. ``notice``: what the
-    reader has to know first. ``unable``: why no button can be pressed; empty if they can.
+    ``curves``: name as in `rog_cli.fleet_state.CURVES` -> robot -> points. ``notice``: message at
+    the top. ``unable``: why the buttons are disabled; empty if they are enabled.
     """
 
     title: str
@@ -27,20 +27,20 @@ class View:
 
 
 def view_of(state: FleetState, now: float, title: str, notice: str = '', unable: str = '') -> View:
-    """Return what a page shows of this state."""
+    """Return the view of this state."""
     curves = {name: {robot: list(curve.points) for robot, curve in robots.items()}
               for name, robots in state.curves.items()}
     return View(title, state.shown(now), curves, tuple(state.events), notice, unable)
 
 
 class Source(Protocol):
-    """Where a page gets what it shows. ``live``: whether that changes, and can be controlled."""
+    """The source of a page's views. ``live``: the fleet runs and can be controlled."""
 
     live: bool
 
     @property
     def view(self) -> View:
-        """What is to be shown now; at once."""
+        """Return the present view without waiting."""
 
     async def ask(self, service: str, **values: str) -> str:
         """Call a control service and return its answer; `ControlError` if it is refused."""

@@ -82,23 +82,23 @@ cholesky_ex cross eig eigvals householder_product inv_ex ldl_factor_ex ldl_solve
 lu_factor_ex lu_solve matrix_exp pinv qr solve_triangular vector_norm
 '''
 _FOREACH = '''
-abs acos add addcdiv addcmul asin atan ceil clone copy_ cos cosh div erf erfc exp expm1 floor frac
-lerp lgamma log log10 log1p log2 max maximum minimum mul neg norm pow reciprocal round rsqrt
-sigmoid sign sin sinh sqrt sub tan tanh trunc zero
+abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min clone copy_ cos cosh div erf erfc
+exp expm1 floor frac lerp lgamma log log10 log1p log2 max maximum minimum mul neg norm pow
+reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc zero
 '''
 _INNER = '''
-_adaptive_avg_pool2d _adaptive_avg_pool3d _addmm_activation _aminmax _assert_async
-_batch_norm_no_update _batch_norm_with_update _cdist_forward _conj _conj_physical _convolution
-_embedding_bag _embedding_bag_forward_only _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _is_all_true
-_is_any_true _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd
-_local_scalar_dense _log_softmax _native_batch_norm_legit _native_batch_norm_legit_no_training
-_native_multi_head_attention _neg_view _nested_tensor_from_mask_left_aligned
-_pack_padded_sequence _pdist_forward _prelu_kernel
-_safe_softmax _sample_dirichlet _softmax _standard_gamma _thnn_fused_gru_cell
-_thnn_fused_lstm_cell _to_copy _transformer_encoder_layer_fwd _trilinear _unique _unique2
-_unsafe_view _upsample_bicubic2d_aa
-_upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d
-_upsample_nearest_exact3d _weight_norm_interface
+__ilshift__ __irshift__ __lshift__ __rshift__ _adaptive_avg_pool2d _adaptive_avg_pool3d
+_addmm_activation _aminmax _assert_async _batch_norm_no_update _batch_norm_with_update
+_cdist_forward _conj _conj_physical _convolution _embedding_bag _embedding_bag_forward_only
+_euclidean_dist _fft_c2c _fft_c2r _fft_r2c _grouped_mm _int_mm _is_all_true _is_any_true
+_linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense
+_log_softmax _native_batch_norm_legit _native_batch_norm_legit_no_training
+_native_multi_head_attention _neg_view _nested_tensor_from_mask_left_aligned _pack_padded_sequence
+_pdist_forward _prelu_kernel _safe_softmax _sample_dirichlet _softmax _standard_gamma
+_thnn_fused_gru_cell _thnn_fused_lstm_cell _to_copy _transformer_encoder_layer_fwd _trilinear
+_unique _unique2 _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa
+_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+_weight_norm_interface
 '''
 # What a PyTorch with CUDA, on the robot, asks for in place of others; see `checks`.
 _CUDA = '''

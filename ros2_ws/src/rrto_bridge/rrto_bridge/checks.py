@@ -41,6 +41,8 @@ def prepared(operator: Any, device: torch.device) -> Call:
         function = _encoder_layer(function)
     if base in UNINITIALISED:
         function = _zeroed(function)
+    if base == '_grouped_mm':
+        function = _grouped(function)
     if outs:
         function = _restoring(function, outs)
     check = _CHECKS.get(base) or _CHECKS.get(base.removesuffix('_'))
@@ -52,6 +54,18 @@ def _zeroed(function: Call) -> Call:
         made: torch.Tensor = function(*args, **kwargs)
         whole = made.untyped_storage().nbytes() // made.itemsize   # gaps between elements, too
         made.as_strided((whole,), (1,), 0).zero_()
+        return made
+    return call
+
+
+def _grouped(function: Call) -> Call:
+    """Products of groups of rows or columns; what is in no group is not written: it is zero."""
+    def call(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *args: Any, **kwargs: Any
+             ) -> torch.Tensor:
+        made: torch.Tensor = function(self, mat2, offs, *args, **kwargs)
+        if offs is not None and self.dim() != mat2.dim():
+            end = int(offs[-1])
+            (made[end:] if self.dim() == 2 else made[:, end:]).zero_()
         return made
     return call
 
@@ -205,6 +219,16 @@ def _segments(data: torch.Tensor, reduce: str, *, axis: int = 0, unsafe: bool = 
           'lengths of segments do not fit the data')
 
 
+def _groups_of_rows(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *rest: Any,
+                    **named: Any) -> None:
+    """Where the groups end: they are read and written by these numbers."""
+    if offs is not None:
+        rows = self.shape[0] if (self.dim(), mat2.dim()) == (2, 3) else mat2.shape[-1] \
+            if self.dim() == 3 else self.shape[-1]
+        ends = [0, *offs.tolist(), rows] if offs.dim() == 1 else []
+        _need(len(ends) > 2 and ends == sorted(ends), f'groups that end at {ends[1:-1]} of {rows}')
+
+
 def _pivots(LU: torch.Tensor, pivots: torch.Tensor, *rest: Any, **named: Any) -> None:
     n = LU.shape[-1] if LU.dim() else 0
     _need(LU.dim() >= 2 and pivots.dim() >= 1 and pivots.shape == LU.shape[:-1]
@@ -252,7 +276,7 @@ _CHECKS: dict[str, Call] = {
     'as_strided': _strided, 'as_strided_copy': _strided, 'as_strided_scatter': _scattered,
     'empty_strided': _made, 'new_empty_strided': _made_like,
     'rrelu_with_noise': _noise, 'segment_reduce': _segments, 'linalg_lu_solve': _pivots,
-    'linalg_ldl_solve': _pairs, '_weight_norm_interface': _norms,
+    'linalg_ldl_solve': _pairs, '_weight_norm_interface': _norms, '_grouped_mm': _groups_of_rows,
 }
 
 

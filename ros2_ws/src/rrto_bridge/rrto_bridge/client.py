@@ -142,8 +142,9 @@ class ClientMachine:
         return self._add((FREE, tuple(handles)), self.mode == 'rpc')
 
     def seed(self, seed: int) -> Ticket | None:
-        """Seed of the random operators."""
-        return self._add((SEED, seed), self.mode == 'rpc')
+        """Seed of the random operators: a number of 64 bits without sign."""
+        signed = seed - (1 << 64) if seed >> 63 else seed
+        return self._add((SEED, signed), self.mode == 'rpc')
 
     def random(self, state: bytes) -> Ticket:
         """State of the random operators' generator; `state`: the new one, if not empty."""

@@ -101,7 +101,7 @@ class Link(Port):
         self._alarm = Alarm(self._told(self._on_alarm))
         self._spinning = Spinning(self.node)
         try:
-            self.server = self._wanted or find_server(self.node)
+            self.server = self._find()
             self._create_topics()
             self.lease = self._open()
         except BaseException:
@@ -124,7 +124,7 @@ class Link(Port):
 
     def _open(self) -> float:
         client = self.node.create_client(srv.Open, f'/rrto/{self.server}/open')
-        if not self._is_there(client):
+        if not client.wait_for_service(LIMIT):
             if strange := other_middleware(self.node, f'/rrto/{self.server}/open'):
                 raise ConfigError(strange)
             raise ConfigError(f'there is no server {self.server!r} in DDS domain '
@@ -155,23 +155,27 @@ class Link(Port):
             time.sleep(0.005)
         return float(response.lease)
 
-    def _is_there(self, client: Any) -> bool:
-        """Wait for the server; one that was started for this program may take long."""
+    def _find(self) -> str:
+        """The server; one that was started for this program may take long, or be ended.
+
+        The latter where another one is found meanwhile, which then serves.
+        """
         started = os.environ.get(STARTING)
-        if client.wait_for_service(LIMIT) or not started or not self._wanted:
-            return bool(client.service_is_ready())
+        if not started or not self._wanted:
+            return self._wanted or find_server(self.node)
         try:
             process = os.pidfd_open(int(started))
         except OSError:
-            return False
+            return find_server(self.node)
         end = time.monotonic() + START_LIMIT
         try:
-            while not client.wait_for_service(0.1):
-                if select.select([process], [], [], 0)[0] or time.monotonic() > end:
-                    return False
+            while self._wanted not in servers(self.node) and time.monotonic() < end:
+                if select.select([process], [], [], 0.02)[0]:
+                    self._wanted = ''
+                    return find_server(self.node)
         finally:
             os.close(process)
-        return True
+        return self._wanted
 
     def close(self) -> None:
         """Tell the server that this program ends."""

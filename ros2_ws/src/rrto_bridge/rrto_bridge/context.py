@@ -14,7 +14,7 @@ from .allow import resolve
 from .checks import prepared
 from .errors import Failed, Missing, OutOfMemory, RemoteError
 from .operators import DEFAULT, USUAL
-from .record import DTOH, HTOD, Meta, Ref, Special
+from .record import DTOH, HTOD, SEEDING, Meta, Ref, Special
 from .tensors import from_special, meta_of, pack, to_device, to_host, unpack
 
 GIVEN = 'given'  # Special in a result: the k-th tensor argument came back; its meta follows
@@ -145,7 +145,7 @@ class Context:
 
     def seed(self, seed: int) -> None:
         """Seed of the random operators of this client."""
-        self.generator.manual_seed(seed)
+        self.generator.manual_seed(seed % (1 << 64))
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -195,6 +195,8 @@ class Context:
     def prepare(self, op: str) -> Callable[..., Any]:
         """What runs an operator; a random one draws from this client's own generator."""
         found = self._calls.get(op)
+        if op == SEEDING:
+            return self._seeding
         if found is None:
             function = resolve(op)
             found = prepared(function, self.device)
@@ -203,6 +205,9 @@ class Context:
                                                             function._schema.arguments))
             found = self._calls[op] = _with_default(found)
         return found
+
+    def _seeding(self, number: torch.Tensor) -> None:
+        self.seed(int(number))
 
     def _random(self, function: Callable[..., Any], takes: bool) -> Callable[..., Any]:
         own, default = self.generator, default_generator(self.device)

@@ -25,7 +25,7 @@ from .here import Here
 from .inprocess import InProcess
 from .match import MISS, compiled
 from .moving import carry
-from .operators import COMPOSITE, DEFAULT, USUAL, Operator, operator, overload
+from .operators import COMPOSITE, DEFAULT, EXPLICIT, USUAL, Operator, operator, overload
 from .percall import PerCall, Result, Unknowing
 from .placement import Strayed
 from .record import Call, Meta, Ref
@@ -185,6 +185,8 @@ class Device:
         try:
             resolve(facts.name)
         except Refused as error:
+            if facts.python:
+                return function._op_dk(EXPLICIT, *args, **kwargs)
             return self._run_here(function, facts, args, kwargs, error)
         self.collect()
         if facts.out:
@@ -315,7 +317,12 @@ class Device:
             kwargs.pop('non_blocking', None)
             return self.run(aten._to_copy.default, (tensor,), kwargs)
         if isinstance(tensor, RemoteTensor):
-            return aten._to_copy.default(self.download(tensor), **kwargs)
+            if device is not None and device.type == 'meta':
+                values = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype,
+                                             device=device)
+            else:
+                values = self.download(tensor)
+            return aten._to_copy.default(values, **kwargs)
         check_device(kwargs.pop('device', None) or CUDA)
         return self.upload(aten._to_copy.default(tensor, **kwargs) if kwargs else tensor)
 
@@ -443,8 +450,10 @@ class Device:
     def seed(self, seed: int) -> None:
         """Seed of the random operators; a server is not looked for because of it."""
         with self.lock:
+            seed = torch.Generator().manual_seed(seed).initial_seed()   # not negative
             self._seed = seed
             if 'engine' in self.__dict__:
+                self.turns.enter(True)
                 self._ask('seed', seed)
 
     @property

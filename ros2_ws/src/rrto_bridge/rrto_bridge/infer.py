@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .operators import DEFAULT, USUAL, overload
-from .record import Meta, Special
+from .record import SEEDING, Meta, Special
 from .tensors import DTYPES, from_special, meta_of
 
 
@@ -32,7 +32,14 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
 def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
            ) -> tuple[Meta | None, ...]:
     """As `infer`, several times faster, but a few operators lay out their results otherwise."""
-    return _run(op, arguments, keywords, torch.device('meta'))
+    made = _run(op, arguments, keywords, torch.device('meta'))
+    if op == 'aten.native_batch_norm.default' and not arguments[5]:   # not in training
+        nothing = Meta((0,), (1,), arguments[0].dtype)   # PyTorch's own rule has statistics there
+        return made[0], nothing, nothing
+    if op == 'aten.scaled_dot_product_attention.default' and made[0] \
+            and made[0].shape == arguments[0].shape:   # a CPU lays it out as the query
+        return (made[0]._replace(stride=arguments[0].stride),)
+    return made
 
 
 def _run(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...],
@@ -46,6 +53,8 @@ def _run(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], .
             return [empty(item) for item in value]
         return from_special(value, device) if isinstance(value, Special) else value
 
+    if op == SEEDING:
+        return ()
     function = overload(op.removeprefix('aten.'))
     given = {k: empty(v) for k, v in keywords}
     if given.pop(DEFAULT, USUAL) is not torch.get_default_dtype():

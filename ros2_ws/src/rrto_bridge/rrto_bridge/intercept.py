@@ -6,6 +6,8 @@ has no such argument and comes through the backend's own key.
 
 from __future__ import annotations
 
+import sys
+import types
 import warnings
 from functools import partial
 from typing import Any, NoReturn
@@ -28,7 +30,7 @@ _OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided', '_local_scalar_de
 def install(device: Device) -> None:
     """Make `device` the CUDA device of this process. Raises ConfigError; once per process."""
     guard.install()
-    Hook.dispatch, Hook.copy = device.dispatch, device.copy
+    Hook.dispatch, Hook.copy = partial(_first, device), device.copy
     Hook.memory, Hook.ask = device.memory, device.ask
     backend = torch.library.Library('_', 'IMPL')
     backend.fallback(_from_backend, 'CUDA')
@@ -46,6 +48,38 @@ def install(device: Device) -> None:
     _KEPT.extend((backend, kernels))
     cuda_api.install(device)
     signals.install(device.busy, RemoteTensor.__del__.__code__)
+
+
+def _first(device: Device, *args: Any) -> Any:
+    """The first call."""
+    _without_dtensor()
+    Hook.dispatch = device.dispatch
+    return device.dispatch(*args)
+
+
+class _First(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, *args: Any) -> None:
+        pass
+
+
+def _without_dtensor() -> None:
+    """Spare a program what PyTorch imports at the first call of a class of tensors: a second.
+
+    It looks up `DTensor`, once for all: a program may use that if it has begun with it by now.
+    """
+    name = 'torch.distributed.tensor'
+    if name in sys.modules or torch.distributed.is_available() \
+            and torch.distributed.is_initialized():
+        return
+    module: Any = types.ModuleType(name)
+    module.DTensor = type('DTensor', (torch.Tensor,), {})
+    sys.modules[name] = module
+    try:
+        first: Any = torch.Tensor._make_wrapper_subclass(_First, ())
+        first.detach()
+    finally:
+        del sys.modules[name]
 
 
 def _from_backend(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
 
 RECURRENT = ('gru', 'lstm', 'rnn_tanh', 'rnn_relu')
 LEARNT = 'learnt'   # a keyword that `RECURRENT` have here: weights may need gradients,
@@ -47,6 +48,7 @@ class Operator:
     writes: tuple[str, ...]  # names of arguments that it changes
     lists: bool         # it returns one list of tensors
     out: bool           # it gives what it is to write to (`out=`) the shape of the result
+    python: bool        # a library's own, for all devices: what it is made of arrives by itself
 
 
 @lru_cache(1)
@@ -71,7 +73,9 @@ def operator(function: Any) -> Operator:
         _functional(name, schema) if torch.Tag.inplace_view in tags else '',
         tuple(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write),
         len(schema.returns) == 1 and str(schema.returns[0].type) == 'List[Tensor]',
-        any(a.kwarg_only and a.alias_info and a.alias_info.is_write for a in schema.arguments))
+        any(a.kwarg_only and a.alias_info and a.alias_info.is_write for a in schema.arguments),
+        function.namespace != 'aten'
+        and torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), EXPLICIT))
 
 
 def _functional(name: str, schema: Any) -> str:

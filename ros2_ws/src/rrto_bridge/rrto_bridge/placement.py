@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .operators import COMPOSITE, Operator
+from .operators import COMPOSITE, EXPLICIT, Operator
 from .ragged import Ragged, refuse
 from .remote import CUDA, RemoteTensor
 from .tensors import check_dense
@@ -19,7 +19,6 @@ from .tensors import check_dense
 if TYPE_CHECKING:
     from .device import Device
 
-EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
 NON_FUNCTIONAL = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
 INDICES = 'List[Optional[Tensor]]'
 SEVERAL = 'List[Tensor]'

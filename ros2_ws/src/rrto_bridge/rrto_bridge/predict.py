@@ -14,41 +14,46 @@ from typing import Any
 from .record import Call, Meta, Ref
 from .sequence import substitute
 
-WAITS = 128      # calls that are learnt by waiting; many programs have no more, and need no rule
+WAITS = 16       # of a known kind, before a slow rule is asked: many programs have no more
 KINDS = 4096     # that are remembered
 
 Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
 
 
 class Predictor:
-    """`rules`, the fastest first, give the metas of a call's results, or raise; see `infer`."""
+    """`rules` give the metas of a call's results, or raise; see `infer`.
+
+    The first is fast; the others are asked in programs that have waited often.
+    """
 
     def __init__(self, *rules: Rule) -> None:
         self._rules = rules
         self._waits = 0
         self._seen: dict[Any, tuple[Call, tuple[Meta | None, ...], Any]] = {}
-        self._trusted: dict[Any, Rule | None] = {}   # what reproduces the recorded answer
+        # What reproduces the recorded answer, and how many rules were tried.
+        self._trusted: dict[Any, tuple[Rule | None, int]] = {}
 
     def learn(self, call: Call, inputs: tuple[Meta | None, ...], described: Any) -> None:
         """The server answered this; `inputs`: metas of `call.inputs()`."""
-        self._waits += 1
+        kind = _kind(call, inputs)
+        self._waits += kind in self._seen
         if len(self._seen) >= KINDS:
             self._seen.clear()
             self._trusted.clear()
-        self._seen.setdefault(_kind(call, inputs), (call, inputs, described))
+        self._seen.setdefault(kind, (call, inputs, described))
 
     def predict(self, call: Call, inputs: tuple[Meta | None, ...]) -> Any:
         """What the server will answer, as `Context.execute` describes it; None if not known."""
-        if self._waits < WAITS:
-            return None
         kind = _kind(call, inputs)
         if kind not in self._seen:
             return None
-        if kind not in self._trusted:
+        rule, tried = self._trusted.get(kind, (None, 0))
+        allowed = len(self._rules) if self._waits >= WAITS else 1
+        if rule is None and tried < allowed:
             example, its_inputs, answer = self._seen[kind]
-            self._trusted[kind] = next((rule for rule in self._rules if _answer(
+            rule = next((rule for rule in self._rules[tried:allowed] if _answer(
                 rule, example, its_inputs, answer) == answer), None)
-        rule = self._trusted[kind]
+            self._trusted[kind] = rule, allowed
         return _answer(rule, call, inputs, self._seen[kind][2]) if rule else None
 
 

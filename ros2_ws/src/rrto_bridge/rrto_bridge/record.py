@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 HTOD = 'htod'  # host to device: no arguments, one result; the bytes travel beside the call
+SEEDING = 'rrto.seed.default'  # seed of the random operators: one Ref, a number; no result
 DTOH = 'dtoh'  # device to host: one Ref, no result, always wanted; the bytes are the value
 
 

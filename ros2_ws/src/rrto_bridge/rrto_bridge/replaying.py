@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,12 @@ from .infer import infer
 from .journal import Journal
 from .percall import PerCall, Result
 from .port import Port
-from .record import DTOH, HTOD, Call, Meta, Ref
+from .record import DTOH, HTOD, SEEDING, Call, Meta, Ref
 from .replay import Decision, ReplayClient
 from .search import Search
 from .sequence import Sequence
+
+NUMBER = Meta((), (), 'int64')   # of a seed
 
 
 class Replaying(PerCall):
@@ -99,9 +102,12 @@ class Replaying(PerCall):
         super().synchronize()
 
     def seed(self, seed: int) -> None:
-        """Seed of the random operators; an open run may have drawn from the former one ahead."""
-        self._leave()
-        super().seed(seed)
+        """Seed of the random operators: an input, and a call that takes it, which are replayed."""
+        if self.journal is not None:
+            self.journal.seed = seed
+        number = self.upload(NUMBER, memoryview(struct.pack('Q', seed)), False)
+        self.execute(Call(SEEDING, (Ref(number),)), (NUMBER,), False)
+        self.free([number])
 
     def random(self, state: bytes) -> bytes:
         """State of the generator; a run may have drawn from it ahead."""

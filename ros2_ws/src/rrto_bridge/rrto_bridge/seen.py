@@ -72,8 +72,11 @@ def install() -> None:
     """Look at the modules that are being imported, the program's own first, and all later ones."""
     frame: Any = sys._getframe(1)
     while frame is not None:
+        names, path = frame.f_globals, frame.f_code.co_filename
         if frame.f_code.co_name == '<module>':
-            _look(frame.f_globals, frame.f_code.co_filename)
+            _look(names, path)
+        if names.get('__name__') == '__main__' and not os.path.exists(path):
+            names['type'] = TYPE   # `python -c`, a prompt, a notebook: no source to look at
         frame = frame.f_back
     execute = SourceFileLoader.exec_module
 
@@ -91,5 +94,5 @@ def _look(names: dict[str, Any], path: str) -> None:
         source = Path(path).read_bytes()
     except OSError:   # it is not from a file
         return
-    if _USES.search(source) and _TENSORS.search(source):
+    if b'type(' in source and _TENSORS.search(source) and _USES.search(source):
         names['type'] = TYPE

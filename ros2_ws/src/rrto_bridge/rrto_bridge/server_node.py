@@ -8,8 +8,6 @@ from typing import Any
 from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
 
-from .discovery import wait_for_servers
-from .errors import ConfigError
 from .names import graph_name
 from .parameters import ServerSettings
 from .server_shell import Server
@@ -31,8 +29,6 @@ class ServerNode(ManagedNode):
         settings = declare(self, ServerSettings)
         settings.shaped_link()    # a trace that can not be read is an error now
         name = graph_name(settings.name or socket.gethostname())
-        if name in wait_for_servers(self, wanted=name):
-            raise ConfigError(f'there is a server {name!r} in this DDS domain; choose another name')
         self.server = Server(self, name, settings)
         self.held.callback(self.server.close)
         self.server.pause(True)

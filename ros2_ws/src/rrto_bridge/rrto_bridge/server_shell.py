@@ -27,6 +27,7 @@ from rrto_msgs import msg, srv
 
 from . import qos
 from .convert import to_ros
+from .discovery import wait_for_servers
 from .errors import ConfigError
 from .page import Page
 from .parameters import ServerSettings
@@ -128,6 +129,9 @@ class Server:
         self._weights = Weights(settings.weights << 20, self.folder / 'weights')
         self._zygote = Zygote(name, self.folder, settings)
         try:
+            if name in wait_for_servers(node, wanted=name):   # while PyTorch is loaded
+                raise ConfigError(f'there is a server {name!r} in this DDS domain; choose another '
+                                  'name')
             facts = self._zygote.ready()
         except ConfigError:
             self._end()

@@ -43,6 +43,7 @@ def install(device: Device) -> None:
     tracer: Any = proxy_tensor._MakefxTracer
     tracer.trace = checked
     _higher_order()
+    _exporting()
     linearize = torch.func.linearize
 
     @functools.wraps(linearize)
@@ -54,6 +55,24 @@ def install(device: Device) -> None:
     places: tuple[Any, ...] = torch.func, torch._functorch.eager_transforms
     for place in places:
         place.linearize = linearized
+
+
+def _exporting() -> None:
+    """Refuse `torch.export` of what is on the device: its own error is of something else."""
+    for name in ('export', 'draft_export', 'export_for_training'):
+        export = getattr(torch.export, name, None)
+        if export is not None:
+            setattr(torch.export, name, _exporter(export))
+
+
+def _exporter(export: Any) -> Any:
+    @functools.wraps(export)
+    def checked(mod: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
+        if _remote((mod, args, kwargs)):
+            _refuse('torch.export', 'export it on the CPU, and move what it gives: '
+                    'program.module().cuda()')
+        return export(mod, args, kwargs, **options)
+    return checked
 
 
 def _higher_order() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from .actions import Action, Define, Forget
 from .derive import Infer, derive
-from .record import HTOD, Call, Meta, Persistent
+from .record import HTOD, SEEDING, Call, Meta, Persistent
 from .sequence import Bound, Sequence, Step, changed, loosen, matches
 
 MAX_SEQUENCES = 32    # known at a time; the one longest unused is forgotten
@@ -36,8 +36,8 @@ class Known:
         roles = [(step, step.roles()) for step in self.sequence.steps]
         self.persistent = frozenset(
             r.handle for _, row in roles for r in row if isinstance(r, Persistent))
-        self.fast = [None if step.op == HTOD or step.wanted or any(type(r) is Bound for r in row)
-                     else step for step, row in roles]
+        self.fast = [None if step.op in (HTOD, SEEDING) or step.wanted
+                     or any(type(r) is Bound for r in row) else step for step, row in roles]
 
     def failed(self) -> None:
         """A run left the sequence; one that is left again and again pauses."""

@@ -19,13 +19,16 @@ os.environ.setdefault('YOLO_OFFLINE', '1')
 
 CLIENTS = {}
 SMALL = set()    # names of those that take a second or so
+VARYING = set()  # names of those whose every inference has other shapes: none is replayed
 OPERATORS = []   # registrations end with their library object
 
 
-def client(small=False):
+def client(small=False, varying=False):
     def add(build):
         name = build.__name__
         CLIENTS[name] = build
+        if varying:
+            VARYING.add(name)
         if small:
             SMALL.add(name)
         return build
@@ -471,6 +474,89 @@ def graph_network(device):
         with torch.no_grad():
             data = library.data.Batch.from_data_list([graph(k, 10), graph(k + 1, 7)]).to(device)
             return [model(data).cpu()]
+    return infer
+
+
+@client(varying=True)
+def graph_of_several_types(device):
+    """Two kinds of nodes and three of edges, of other sizes each time."""
+    library = importlib.import_module('torch_geometric')
+    types = [('user', 'rates', 'item'), ('item', 'rated_by', 'user'), ('user', 'knows', 'user')]
+    layers = nn.ModuleList(library.nn.HeteroConv({
+        t: library.nn.GATConv((8, 8), 8, add_self_loops=False) if t[0] != t[2]
+        else library.nn.GCNConv(8, 8) for t in types}) for _ in range(2)).eval().to(device)
+
+    def infer(k):
+        data, draw = library.data.HeteroData(), seeded(k)
+        sizes = {'user': 10 + k % 5, 'item': 7 + k % 3}
+        for kind, size in sizes.items():
+            data[kind].x = torch.rand(size, 8, generator=draw)
+        for t in types:
+            data[t].edge_index = torch.stack([
+                torch.randint(sizes[end], (20 + k,), generator=draw) for end in (t[0], t[2])])
+        data = data.to(device)
+        with torch.no_grad():
+            x = data.x_dict
+            for layer in layers:
+                x = {kind: y.relu() for kind, y in layer(x, data.edge_index_dict).items()}
+            return [x['user'].cpu()]
+    return infer
+
+
+def small_gpt2(layers=2):
+    t = transformers()
+    return t.GPT2LMHeadModel(t.GPT2Config(
+        vocab_size=200, n_positions=128, n_embd=64, n_layer=layers, n_head=4, bos_token_id=0,
+        eos_token_id=None)).eval()
+
+
+@client()
+def gpt2_offloaded(device):
+    """Weights that stay on the CPU and come for each layer's turn."""
+    accelerate = importlib.import_module('accelerate')
+    model = accelerate.cpu_offload(small_gpt2(), execution_device=torch.device(device))
+
+    def infer(k):
+        with torch.no_grad():
+            return [model(tokens(k, 8).to(device)).logits.cpu()]
+    return infer
+
+
+@client(varying=True)
+def gpt2_growing_cache(device):
+    """A token at a time, with a cache that grows from one inference to the next."""
+    model = small_gpt2().to(device)
+    kept = []
+
+    def infer(k):
+        with torch.no_grad():
+            out = model(tokens(k, 1).to(device), past_key_values=kept.pop() if kept else None,
+                        use_cache=True)
+            kept.append(out.past_key_values)
+            return [out.logits.cpu()]
+    return infer
+
+
+@client()
+def gpt2_prompt_lookup(device):
+    model = small_gpt2().to(device)
+
+    def infer(k):
+        ids = tokens(k, 6).repeat(1, 3).to(device)
+        return [model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20,
+                               do_sample=False, pad_token_id=0,
+                               prompt_lookup_num_tokens=3).cpu()]
+    return infer
+
+
+@client()
+def gpt2_assisted(device):
+    model, helper = small_gpt2().to(device), small_gpt2(1).to(device)
+
+    def infer(k):
+        ids = tokens(k, 6).to(device)
+        return [model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20,
+                               do_sample=False, pad_token_id=0, assistant_model=helper).cpu()]
     return infer
 
 

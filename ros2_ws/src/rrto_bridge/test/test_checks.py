@@ -12,6 +12,8 @@ from rrto_bridge.record import Ref, Special
 CPU = torch.device('cpu')
 X = torch.rand(2, 6, 4, 4)
 SIX, TWO = torch.ones(6), torch.ones(2)
+ROWS, MATRICES = torch.rand(12, 16).bfloat16(), torch.rand(3, 16, 16).bfloat16()
+ENDS = torch.tensor([4, 8, 12], dtype=torch.int32)
 PIVOTS = torch.tensor([1, 2], dtype=torch.int32)
 
 
@@ -50,6 +52,9 @@ def call(op, *args, **kwargs):
     ('segment_reduce.default', (SIX, 'sum'), {'lengths': torch.tensor([6]), 'unsafe': True}),
     ('segment_reduce.default', (SIX, 'sum'), {'lengths': torch.tensor([600])}),
     ('segment_reduce.default', (SIX, 'sum'), {'offsets': torch.tensor([0, 600])}),
+    *(('_grouped_mm.default', (ROWS, MATRICES, torch.tensor(ends, dtype=torch.int32)), {})
+      for ends in ([4, 8, 400], [8, 4, 12], [-3, 4, 12], [], [[4, 8, 12]])),
+    ('_grouped_mm.default', (MATRICES, ROWS.t(), torch.tensor([4, 8, 400], dtype=torch.int32)), {}),
     ('linalg_lu_solve.default', (torch.eye(2), PIVOTS * 9, torch.eye(2)), {}),
     ('linalg_ldl_solve.default', (torch.eye(2), PIVOTS * -9, torch.eye(2)), {}),
     ('_weight_norm_interface.default', (torch.rand(6, 3), torch.rand(2, 1), 0), {}),
@@ -80,12 +85,25 @@ def test_what_pytorch_does_not_check_is_checked(op, args, kwargs):
     ('_fft_r2c.default', (X, [2, 3], 0, True), {}),
     ('_fft_c2r.default', (X.cfloat(), [3], 0, 6), {}),
     ('segment_reduce.default', (SIX, 'max'), {'lengths': torch.tensor([2, 4])}),
+    ('_grouped_mm.default', (ROWS, MATRICES, ENDS), {}),
+    ('_grouped_mm.default', (MATRICES, MATRICES), {}),
     ('linalg_lu_solve.default', (torch.eye(2), PIVOTS, torch.eye(2)), {}),
     ('_weight_norm_interface.default', (torch.rand(6, 3), torch.rand(6, 1), 0), {}),
 ])
 def test_what_is_right_gives_what_pytorch_gives(op, args, kwargs):
     torch.testing.assert_close(call(op, *args, **kwargs), resolve(f'aten.{op}')(*args, **kwargs),
                                rtol=0, atol=0)
+
+
+def test_products_of_groups_are_zero_where_there_is_no_group():
+    """PyTorch leaves memory there as it was."""
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    for _ in range(20):
+        for args in ((ROWS, MATRICES, ends), (MATRICES, ROWS.t(), ends)):
+            torch.full((12, 16), 7.0).bfloat16()
+            made = call('_grouped_mm.default', *args)
+            rest = made[5:] if args[0] is ROWS else made[..., 5:]
+            assert rest.numel() and not rest.any() and made.any()
 
 
 @pytest.mark.parametrize('op', ['ones.out', 'rand.out', 'fft_fftfreq.out'])

@@ -22,7 +22,7 @@ def test_in_every_mode(name):
         engine = remote.start(mode)
         for mine, theirs in zip(clients.run(name, 'cuda', COUNT), expected, strict=True):
             assert len(mine) == len(theirs) and all(map(torch.equal, mine, theirs)), mode
-        assert mode != 'replay' or engine.inferences
+        assert mode != 'replay' or engine.inferences or name in clients.VARYING
 
 
 @pytest.mark.parametrize('name', ['packed_lstm', 'benchmark_loop'])

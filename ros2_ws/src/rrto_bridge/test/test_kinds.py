@@ -170,3 +170,14 @@ def test_linearize_is_refused_and_jvp_is_right(engine):
             torch.func.linearize(function, x.cuda())
 
 
+
+
+def test_torch_export_says_in_one_line_what_to_do(engine):
+    layer, x = nn.Linear(2, 2), torch.ones(1, 2)
+    expected = layer(x)
+    moved = torch.export.export(copy.deepcopy(layer), (x,)).module().cuda()
+    assert torch.equal(moved(x.cuda()).cpu(), expected)
+    for model, given in ((copy.deepcopy(layer).cuda(), x), (layer, x.cuda())):
+        for strict in (False, True):
+            with pytest.raises(RuntimeError, match=r'^rrto: torch.export .*module\(\).cuda\(\)$'):
+                torch.export.export(model, (given,), strict=strict)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -72,6 +73,16 @@ def test_a_program_starts_beside_its_own_server():
         assert (done, out) == (1, '') and 'rrto: there is no server' in err, err
     finally:
         alone.close()
+
+
+@pytest.mark.long
+def test_a_program_takes_the_server_that_is_found_instead_of_its_own(domain, server, monkeypatch):
+    """`rrto run` ends the one that it has started then."""
+    ended = subprocess.Popen(['true'])
+    ended.wait()
+    monkeypatch.setitem(domain.env, 'RRTO_STARTING', str(ended.pid))
+    code = 'import torch; print(torch.ones(3).cuda().sum().item())'
+    assert domain.run('--server', 'local_1', '--', sys.executable, '-c', code) == (0, '3.0\n', '')
 
 
 @pytest.mark.long

@@ -28,7 +28,7 @@ def aten(op, *arguments, **keywords):
 
 @pytest.fixture
 def learnt(monkeypatch):
-    monkeypatch.setattr(predict, 'WAITS', 1)
+    monkeypatch.setattr(predict, 'WAITS', 0)
     return Predictor(sketch, infer)
 
 
@@ -50,6 +50,13 @@ CALLS = {
                            1e-5),
     'convolution': lambda n: aten('convolution.default', image(2, n), torch.rand(3, 4, 3, 3), None,
                                   (1, 1), (1, 1), (1, 1), False, (0, 0), 1),
+    'attention': lambda n: aten('scaled_dot_product_attention.default',
+                                *torch.rand(3, 1, 2, n, 8)),
+    'attention of one': lambda n: aten('scaled_dot_product_attention.default',
+                                       torch.rand(1, 1, 2, 8).transpose(1, 2),
+                                       *torch.rand(2, 1, 2, n, 8)),
+    'norm of a batch': lambda n: aten('native_batch_norm.default', image(2, n), *torch.rand(4, 4),
+                                      True, 0.1, 1e-5),
     'channels last': lambda n: aten('relu.default', image(2, n).to(
         memory_format=torch.channels_last))}
 
@@ -85,3 +92,28 @@ def test_a_call_that_is_wrong_is_left_to_the_server(learnt):
     learnt.learn(*CALLS['view'](3))
     call, metas, _ = CALLS['view'](5)
     assert learnt.predict(Call(call.op, (call.arguments[0], (7, 7))), metas) is None
+
+
+def test_a_slow_rule_is_asked_only_in_a_program_that_has_waited_often():
+    asked = []
+
+    def slow(*call):
+        asked.append(call)
+        return infer(*call)
+
+    predictor = Predictor(lambda *call: 1 / 0, slow)
+    call, metas, answer = CALLS['add'](3)
+    another, its_metas, expected = CALLS['add'](4)
+    predictor.learn(call, metas, answer)
+    for _ in range(predict.WAITS):
+        assert predictor.predict(another, its_metas) is None and not asked
+        predictor.learn(call, metas, answer)
+    assert predictor.predict(another, its_metas) == expected
+
+
+@pytest.mark.parametrize('name', ['convolution', 'norm', 'attention', 'attention of one'])
+def test_a_fast_rule_is_asked_from_the_first_call_on(name):
+    predictor = Predictor(sketch, infer)
+    predictor.learn(*CALLS[name](5))
+    call, metas, answer = CALLS[name](7)
+    assert predictor.predict(call, metas) == answer

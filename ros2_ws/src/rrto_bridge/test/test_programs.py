@@ -5,6 +5,7 @@ RRTO_INFERENCES=200 is the full run; each program then is a test of its own.
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from processes import PROGRAMS, Domain
@@ -75,3 +76,5 @@ def test_a_program_sees_the_types_of_pytorch(domain):
     code, out, err = domain.run('--server', 'tested', '--', sys.executable, program)
     assert (code, err) == (0, '')
     assert out == domain.plain(program)
+    assert domain.run('--server', 'tested', '--', sys.executable, '-c',
+                      Path(program).read_text()) == (0, out, '')

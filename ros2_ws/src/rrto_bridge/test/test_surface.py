@@ -2,11 +2,14 @@
 
 import multiprocessing
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import remote
 import torch
+from fleet_testing import LIMIT
 from torch import nn
 
 
@@ -244,3 +247,22 @@ def test_a_cell_that_can_not_be_traced_on_the_device_says_so(replay):
     torch.jit.trace(cell, x)
     with pytest.raises(RuntimeError, match='trace the module on the CPU'):
         torch.jit.trace(cell.cuda(), x.cuda())
+
+
+SPARED = '''
+import sys
+sys.path.insert(0, {folder!r})
+import remote, torch
+remote.start('replay')
+print((torch.ones(2).cuda() + 1).sum().item(), 'torch.distributed.tensor' in sys.modules)
+import torch.distributed.tensor
+print(torch.distributed.tensor.DTensor.__module__, (torch.ones(2).cuda() + 2).sum().item())
+'''
+
+
+def test_the_first_call_imports_nothing_that_a_program_has_no_use_for():
+    """PyTorch looks up `DTensor` there, which takes a second."""
+    code = SPARED.format(folder=str(Path(__file__).parent))
+    done = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True, check=True,
+                          timeout=LIMIT)
+    assert done.stdout == '4.0 False\ntorch.distributed.tensor 6.0\n'

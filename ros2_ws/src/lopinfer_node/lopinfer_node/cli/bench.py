@@ -1,4 +1,4 @@
-"""`lopinfer bench`: what sharing costs where the link costs nothing."""
+"""`lopinfer bench`: measure the overhead of sharing over a link without delay."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plain(model: torch.nn.Module, example: torch.Tensor, requests: int) -> float:
-    """Median seconds of the model called as it is."""
+    """Return the median seconds of a call of the unchanged model."""
     seconds = []
     with torch.inference_mode():
         for _ in range(3 + requests):

@@ -1,4 +1,4 @@
-"""Which model, which machines, which bandwidths: options that several verbs share."""
+"""Options that several verbs share: model, machines, bandwidths."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def measured(traced: Traced, repeats: int = 7, slowdown: float = 1.0) -> Profile
 
 @contextmanager
 def bar(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Give a function that is told (done, all); a bar on a terminal, nothing elsewhere."""
+    """Return a progress callback (done, all) that draws a bar if the output is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -116,7 +116,7 @@ def shape(text: str) -> tuple[int, ...]:
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f'{text!r} is no shape; write 1x3x224x224')
+        raise argparse.ArgumentTypeError(f'must be a shape such as 1x3x224x224, got {text!r}')
     return sizes
 
 
@@ -136,7 +136,7 @@ def bandwidths(text: str) -> tuple[float, ...]:
 
 
 def positive(text: str) -> int:
-    """An integer of at least 1."""
+    """Parse an integer of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f'{text} is below 1')
@@ -144,7 +144,7 @@ def positive(text: str) -> int:
 
 
 def above_zero(text: str) -> float:
-    """A number above 0."""
+    """Parse a number above 0."""
     number = float(text)
     if not 0 < number < float('inf'):
         raise argparse.ArgumentTypeError(f'{text} is not above 0')
@@ -152,7 +152,7 @@ def above_zero(text: str) -> float:
 
 
 def not_negative(text: str) -> float:
-    """A number of at least 0."""
+    """Parse a number of at least 0."""
     number = float(text)
     if not 0 <= number < float('inf'):
         raise argparse.ArgumentTypeError(f'{text} is below 0')

@@ -15,9 +15,9 @@ VERBS = ('demo', 'profile', 'plan', 'compare', 'serve', 'bench')
 
 
 def make_parser(wanted: str = '') -> argparse.ArgumentParser:
-    """Return the parser of all verbs; of the one that is wanted alone, if there is such a one.
+    """Return the parser of the wanted verb; without a known verb, the parser of all verbs.
 
-    What a verb needs may take seconds to import, so the others stay away.
+    A verb's imports may take seconds, so other verbs are not imported.
     """
     parser = argparse.ArgumentParser(
         prog='lopinfer', description='Share one inference between a robot and a server.')

@@ -1,4 +1,4 @@
-"""`lopinfer plan MODEL`: what will run where, for every bandwidth, and why."""
+"""`lopinfer plan MODEL`: print which side computes what, for every bandwidth."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def views(graph: Graph, costs: Costs, rates: tuple[float, ...], plans: tuple[Plan, ...],
           latency: float) -> list[View]:
-    """DSCCS and LOPInfer at a low, a middle and a high bandwidth."""
+    """Return timelines of DSCCS and LOPInfer at a low, a middle and a high bandwidth."""
     chosen = sorted({min(range(len(rates)), key=lambda k: abs(rates[k] - wanted))
                      for wanted in PICTURES})
     found = []
@@ -90,7 +90,7 @@ def views(graph: Graph, costs: Costs, rates: tuple[float, ...], plans: tuple[Pla
 
 
 def describe(graph: Graph, plan: Plan) -> str:
-    """A plan in a few words: who computes how much, and what crosses where."""
+    """Describe a plan in a few words: the work of each side, and the transfers."""
     operators = [n for n in graph.nodes if n.kind is Kind.OPERATOR]
     share = [sum((plan.interval(side, n.index)[1] - plan.interval(side, n.index)[0]) / n.extent
                  for n in operators) / len(operators) for side in (DEVICE, SERVER)]

@@ -64,10 +64,10 @@ class Measured:
 
 
 class Rig:
-    """Server and link stay while `measure` tries one method after the other.
+    """A server and a link that stay open while `measure` runs one method after the other.
 
     ``rate`` in bytes/s in each direction, None for loopback as it is; ``latency`` in s. The robot
-    computes ``slowdown`` times as slowly as it could.
+    computes ``slowdown`` times slower than the machine can.
     """
 
     def __init__(self, model: torch.nn.Module, example: torch.Tensor, rate: float | None,
@@ -113,7 +113,7 @@ class Rig:
 
     @contextmanager
     def robot(self, planner: TablePlanner, name: str) -> Iterator[OffloadedModel]:
-        """A robot that is connected and has measured the link."""
+        """Yield a robot that is connected and has measured the link."""
         link = ShapedLink() if self.rate is None else \
             ShapedLink(LinkTrace([0.0], [self.rate * 8e-6]), self.latency)
         shared = OffloadedModel(self.model, name.replace('-', '_'),
@@ -130,7 +130,7 @@ class Rig:
 
 def measure(shared: OffloadedModel, example: torch.Tensor, want: Sequence[torch.Tensor],
             method: str, requests: int, alone: float) -> Measured:
-    """Run requests one after the other, after a few that do not count.
+    """Run requests one after the other; the first few warm up and do not count.
 
     ``alone``: expected seconds of the robot alone.
     """
@@ -157,7 +157,7 @@ def measure(shared: OffloadedModel, example: torch.Tensor, want: Sequence[torch.
 
 @contextmanager
 def private_domain() -> Iterator[None]:
-    """Keep DDS on loopback, in a domain of this process's own unless the user chose one."""
+    """Keep DDS on loopback, in a domain of this process unless the user chose a domain."""
     chosen = os.environ.get('ROS_DOMAIN_ID') or str(1 + os.getpid() % 100)
     before = dict(os.environ)
     os.environ.update({**dds_environment(ReachConfig()), 'ROS_DOMAIN_ID': chosen, **launched()})

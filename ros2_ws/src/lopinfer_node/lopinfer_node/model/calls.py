@@ -1,7 +1,7 @@
 """One call of an ATen operator in a traced model, and how it may be divided.
 
-A rule (package `rules`) looks at a call and says along which axis its result may be divided, what
-intervals of its inputs an output interval needs, and which arithmetic computes just that interval.
+A rule (package `rules`) returns for a call the axis along which its result may be divided, the
+footprints of its inputs, and a function that computes one interval of the output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Value:
 
     @property
     def extent(self) -> int:
-        """Number of indices along the axis; 1 for a tensor that is not divided."""
+        """Return the number of indices along the axis; 1 for a tensor that is not divided."""
         return 1 if self.axis is None else self.shape[self.axis]
 
 
@@ -43,13 +43,13 @@ class Weight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the tensor."""
+        """Return the shape of the tensor."""
         return tuple(self.tensor.shape)
 
 
 @dataclass(frozen=True)
 class Division:
-    """How a call is divided.
+    """The division of a call into intervals of its output.
 
     `axis` of the result, None if it is computed whole or not at all; one footprint for each of
     `Call.values`; `part(lo, hi, needs)` returns the arithmetic of the output interval [lo, hi)
@@ -66,7 +66,7 @@ class Division:
 class Call:
     """`overload(**arguments)`; `pick` selects one of several results, None for a single one.
 
-    An argument that is left out is there by its default, so a rule need not know it.
+    Omitted arguments have their defaults, so a rule need not know the defaults.
     """
 
     overload: torch._ops.OpOverload
@@ -82,12 +82,12 @@ class Call:
 
     @property
     def op(self) -> str:
-        """Operator without namespace and overload: `conv2d`."""
+        """Return the operator without namespace and overload: `conv2d`."""
         return self.overload.overloadpacket.__name__
 
     @cached_property
     def values(self) -> tuple[Value, ...]:
-        """The tensors that this call takes, each once, in the order of the operator's schema."""
+        """Return the input tensors, each once, in the order of the operator's schema."""
         found: dict[int, Value] = {}
         for name in (a.name for a in self.overload._schema.arguments):
             argument = self.arguments.get(name)
@@ -97,7 +97,7 @@ class Call:
         return tuple(found.values())
 
     def bind(self, /, **changes: Any) -> Arithmetic:
-        """A function of the tensors `values` (whole or slices) that makes the call.
+        """Return a function of the tensors `values` (whole or slices) that makes the call.
 
         `changes` replace arguments; a replacement may hold values and weights too.
         """
@@ -149,14 +149,14 @@ def _constant(argument: Any) -> Any:
 
 
 def indivisible(call: Call, is_global: bool | None = None) -> Division:
-    """Computed whole, from whole inputs; global unless every input is whole already."""
+    """Return the division of a call that must be computed whole, from whole inputs."""
     if is_global is None:
         is_global = any(v.extent > 1 for v in call.values)
     return Division(None, tuple(whole(1, v.extent) for v in call.values), None, is_global)
 
 
 def along(call: Call, axis: int, same: Sequence[Value] = ()) -> list[Footprint]:
-    """Footprints of a result divided along `axis`: `same` by index, all other inputs whole."""
+    """Return footprints of a result along `axis`: `same` index by index, other inputs whole."""
     extent = call.shape[axis]
     return [identity(extent) if value in same else whole(extent, value.extent)
             for value in call.values]
@@ -196,7 +196,7 @@ WHOLE = frozenset((
 
 
 def divide(call: Call) -> Division:
-    """Apply the operator's rule. ModelError for operators that are not known to be safe."""
+    """Apply the operator's rule; raise ModelError for an operator not known to be safe."""
     if call.overload.namespace != 'aten' or call.overload._schema.is_mutable:
         raise ModelError(f'operator {call.overload} is not a pure ATen operator')
     if random(call.overload, call.arguments):
@@ -214,7 +214,7 @@ def divide(call: Call) -> Division:
 
 
 def random(overload: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call draws numbers."""
+    """Return whether a call draws random numbers."""
     if torch.Tag.nondeterministic_seeded not in overload.tags:
         return False
     if overload.overloadpacket.__name__ == 'scaled_dot_product_attention':

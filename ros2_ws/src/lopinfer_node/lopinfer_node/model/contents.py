@@ -1,4 +1,4 @@
-"""What stands in the memory of weights, by checksums: sees writes that PyTorch does not count.
+"""Checksums of the memory of weights: detect writes that PyTorch does not count.
 
 Another process writes through shared memory, NumPy through an array of the same memory, and weights
 that were made in inference mode count no writes at all.
@@ -17,9 +17,9 @@ SAMPLE = 256       # bytes of each weight that every look reads
 
 
 class Contents:
-    """Checksums of the memory of tensors on the CPU and of arrays, as it is now.
+    """Checksums of the present memory of tensors on the CPU and of arrays.
 
-    It keeps that memory alive, so that no other weight gets the same address.
+    The object keeps this memory alive, so that no other weight gets the same address.
     """
 
     def __init__(self, held: Mapping[str, torch.Tensor | np.ndarray]) -> None:
@@ -33,9 +33,9 @@ class Contents:
         self._next = 0
 
     def look(self, nbytes: int) -> str:
-        """Read a sample of each weight, and so many bytes further on; which weight differs, or ''.
+        """Check a sample of each weight and the next bytes; return the weight that differs, or ''.
 
-        After as many looks as their bytes take, all was read.
+        Enough calls read all bytes.
         """
         for (name, part), known in zip(self._samples, self._sums[0], strict=True):
             if zlib.crc32(part) != known:
@@ -57,7 +57,7 @@ def _middle(memory: memoryview) -> memoryview:
 
 
 def _memory(value: torch.Tensor | np.ndarray) -> memoryview | None:
-    """The bytes of a tensor or an array; None where they are not one stretch of this memory."""
+    """Return the bytes of a tensor or an array; None if they are not contiguous host memory."""
     array = value if isinstance(value, np.ndarray) else _array(value)
     if array is None or not array.flags.c_contiguous or array.dtype.hasobject:
         return None

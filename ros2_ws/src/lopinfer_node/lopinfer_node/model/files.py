@@ -2,8 +2,8 @@
 
 graph.json: {"version", "name", "inputs": [{"shape", "dtype", "axis", "place"}], "calls": [{"op",
 "arguments", "shape", "dtype", "place", "pick"}], "outputs": [...]}. Tensors in arguments are
-{"v": record} for a result and {"w": name} for a weight. Reading trusts nothing: operators come
-from an allow-list, and every shape is computed again before the model is accepted.
+{"v": record} for a result and {"w": name} for a weight. The reader does not trust the files: it
+accepts only operators of an allow-list, and computes every shape again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def save(traced: Traced, directory: Path) -> None:
 
 
 def load(directory: Path, device: str = 'cpu') -> Traced:
-    """Read and check both files, weights to `device`. ModelError says what does not fit."""
+    """Read and check both files, weights to `device`; raise ModelError if they do not fit."""
     try:
         document = json.loads((directory / GRAPH).read_text())
         weights = _weights(directory / WEIGHTS, device)
@@ -51,7 +51,7 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
 
 
 def _weights(path: Path, device: str) -> dict[str, torch.Tensor]:
-    """Read tensors into memory of their own; those of safetensors would change with the file."""
+    """Read tensors into new memory; tensors of safetensors would change with the file."""
     with safe_open(str(path), 'pt') as file:   # checks the header
         kinds = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         kinds = {name: torch.empty_like(tensor) for name, tensor in kinds.items()}
@@ -92,7 +92,7 @@ def _read(document: dict[str, Any], weights: dict[str, torch.Tensor],
 
 
 def _check(made: Record, shadows: list[torch.Tensor]) -> torch.Tensor:
-    """Run the call on tensors without memory: its shape and type have to be as declared."""
+    """Run the call on tensors without memory, and check the declared shape and type."""
     assert made.overload is not None
 
     def shadow(a: Any) -> Any:
@@ -126,14 +126,14 @@ def _overload(name: str) -> torch._ops.OpOverload:
 def _shape(entry: dict[str, Any]) -> tuple[int, ...]:
     shape = tuple(entry['shape'])
     if not all(type(n) is int and n >= 0 for n in shape) or math.prod(shape) > 1 << 31:
-        raise ModelError(f'{entry["place"]}: {shape} is no shape')
+        raise ModelError(f'{entry["place"]}: shape must be a list of sizes, got {shape}')
     return shape
 
 
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, str(name), None)
     if not isinstance(dtype, torch.dtype):
-        raise ModelError(f'{name} is no type of tensors')
+        raise ModelError(f'dtype must be a type of tensors, got {name}')
     return dtype
 
 

@@ -1,7 +1,7 @@
-"""What the code of a model reads beside its arguments: found from its modules and functions.
+"""Find what the code of a model reads besides its arguments, from its modules and functions.
 
-A module's attributes, weights and submodules; where the code names them, lists, dictionaries and
-objects in attributes, globals, closures and attributes of classes, and what is in those.
+These are a module's attributes, weights and submodules. If the code names them, these are also
+lists, dictionaries and objects in attributes, globals, closures and classes, with their items.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_READ = {'__init__', '__new__', '__del__', '__repr__', '__reduce__', '__gets
 
 
 class Picked:
-    """Some items of what has no list of them: ``get(name, default)``, such as globals."""
+    """Named items of a namespace such as globals, read by ``get(name, default)``."""
 
     def __init__(self, get: Callable[[str, Any], Any], names: Iterable[str]) -> None:
         self._get, self._names = get, tuple(names)
@@ -35,7 +35,7 @@ class Picked:
         return [(name, self._get(name, MISSING)) for name in self._names]
 
     def without(self, names: Collection[str]) -> Picked:
-        """The others."""
+        """Return the other items."""
         return Picked(self._get, [name for name in self._names if name not in names])
 
     def __iter__(self) -> Iterator[Any]:
@@ -46,7 +46,7 @@ class Picked:
 
 
 class _Owner:
-    """Of whose items those are followed whose names the code reads."""
+    """An object of which only the items that the code reads by name are followed."""
 
     def __init__(self, path: str, get: Callable[[str, Any], Any],
                  wanted: Callable[[], Iterable[str]], held: bool = True) -> None:
@@ -55,7 +55,7 @@ class _Owner:
         self.names: dict[str, None] = {}
 
     def more(self) -> list[tuple[str, Any]]:
-        """Items that are wanted since the last call."""
+        """Return the items that the code reads, found since the last call."""
         new = [name for name in self._wanted() if name not in self.names]
         self.names.update(dict.fromkeys(new))
         return [(join(self.path, name), self.get(name, None)) for name in new]
@@ -84,7 +84,7 @@ class Followed:
                       for owner in self._owners if owner.held and owner.names]
 
     def reads(self, name: str) -> bool:
-        """Whether the code reads an attribute of this name, as far as can be seen."""
+        """Return whether the code seems to read an attribute of this name."""
         return self._dynamic or name in self._names
 
     def _visit(self, path: str, value: Any) -> None:
@@ -147,7 +147,7 @@ class Followed:
             self._owners.append(_Owner(base.__qualname__, own.get, partial(self._of, own, ours)))
 
     def _of(self, own: Mapping[str, Any], ours: bool) -> list[str]:
-        """Attributes of a class that are read; of a library's own its computation alone."""
+        """Return the attributes of a class that the code reads; of a library only `forward`."""
         if not ours:
             return ['forward'] if 'forward' in own else []
         return [name for name, value in own.items() if name in self._names
@@ -194,7 +194,7 @@ class Followed:
 
 
 def _wrapped(value: Any) -> Any:
-    """What a decorator has wrapped; None if it is none, or an object that answers otherwise."""
+    """Return the function that a decorator has wrapped; None if there is none."""
     try:
         return getattr(value, '__wrapped__', None)
     except Exception:
@@ -209,7 +209,7 @@ def _cell(cells: dict[str, Any], name: str, default: Any) -> Any:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Names that code uses, and texts that may be one."""
+    """Return the names that code uses, and the strings that may be names."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -219,10 +219,10 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def follows(value: Any) -> bool:
-    """Whether a class or function is neither Python's nor of a library that keeps no state."""
+    """Return whether to follow a class or function: not Python's, nor of a stateless library."""
     return str(getattr(value, '__module__', '')).partition('.')[0] not in NO_STATE
 
 
 def join(path: str, name: Any) -> str:
-    """The path of an item."""
+    """Return the path of an item."""
     return f'{path}.{name}' if path and name != '' else f'{path}{name}'

@@ -1,8 +1,8 @@
 """Footprints: which input interval an output interval needs (thesis 4.4.1).
 
 A tensor is divided along one axis, an operator's output interval [a, b) on its axis needs an
-interval [lo, hi) of each input on that input's axis. Both ends are tables over the output index, so
-every operator, whatever its arithmetic, looks the same to the planner, the checker and the runtime.
+interval [lo, hi) of each input on that input's axis. Both ends are tables over the output index. So
+planner, checker and runtime treat all operators alike, whatever their arithmetic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EMPTY: Interval = (0, 0)
 
 @dataclass(frozen=True)
 class Footprint:
-    """What output intervals need of one input of `extent` indices.
+    """The interval of one input, of `extent` indices, that each output interval needs.
 
     `starts[i]` and `ends[i]`, int64 of shape (output extent,), both non-decreasing: the interval
     [a, b) needs [starts[a], ends[b - 1]), nothing where that is empty. Where the footprint of a
@@ -36,7 +36,7 @@ class Footprint:
                 raise ValueError(f'a footprint stays in 0..{self.extent} and never steps back')
 
     def need(self, lo: int, hi: int) -> Interval:
-        """Input interval that the output interval [lo, hi) needs; (0, 0) for nothing."""
+        """Return the input interval that the output interval [lo, hi) needs; (0, 0) if empty."""
         if lo >= hi:
             return EMPTY
         start, end = int(self.starts[lo]), int(self.ends[hi - 1])
@@ -44,12 +44,12 @@ class Footprint:
 
     @property
     def local(self) -> bool:
-        """Whether some output index does without a part of the input."""
+        """Return whether some output index needs only a part of the input."""
         return self.extent == 1 or bool(self.starts[-1] > 0 or self.ends[0] < self.extent)
 
 
 def _of(starts: np.ndarray, ends: np.ndarray, extent: int) -> Footprint:
-    """Hulls of [starts[i], ends[i]) per output index, clipped to the input; skips empty ones."""
+    """Return the hulls of [starts[i], ends[i]), clipped to the input, skipping empty ones."""
     starts, ends = np.clip(starts, 0, extent), np.clip(ends, 0, extent)
     empty = starts >= ends
     starts = np.where(empty, extent, starts)

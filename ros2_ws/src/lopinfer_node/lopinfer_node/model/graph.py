@@ -1,7 +1,7 @@
-"""The graph of a model: operators, what they need of each other, and how large their tensors are.
+"""The graph of a model: its operators, their footprints, and the sizes of their tensors.
 
-Only what planning needs; nothing here imports torch. `trace.py` makes one from a model,
-`published.py` from the published profiles.
+The graph holds only what planning needs, and this module does not import torch. `trace.py` makes a
+graph from a model, `published.py` from the published profiles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .footprint import Footprint
 
 
 class Kind(Enum):
-    """What a node stands for."""
+    """The kind of a node."""
 
     INPUT = 'input'        # the model's inputs; whole on the robot
     OPERATOR = 'operator'
@@ -28,12 +28,12 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Node:
-    """One operator and the tensor it makes.
+    """One operator and its output tensor.
 
-    `axis` is the one along which the tensor may be divided, None if it may not: then its extent is
-    1 and it is computed whole or not at all. `inputs` are producers' indices, each once,
-    `footprints` has one entry for each. `is_global`: an output index needs a whole input of more
-    than one index (thesis 4.4.1); such an operator is never computed twice.
+    `axis` is the axis along which the tensor may be divided. None: it is indivisible, its
+    extent is 1. `inputs` are the producers' indices, each once; `footprints` has one entry each.
+    `is_global`: an output index needs a whole input of more than one index (thesis 4.4.1). Only one
+    side computes a global operator.
     """
 
     index: int
@@ -65,7 +65,7 @@ class Node:
 
 
 class Graph:
-    """Nodes in topological order, checked once: inputs come before their consumers."""
+    """Nodes in topological order; the constructor checks that inputs precede their consumers."""
 
     def __init__(self, nodes: Sequence[Node], name: str = 'model') -> None:
         self.nodes = tuple(nodes)
@@ -97,7 +97,7 @@ class Graph:
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """For each node the nodes that take its tensor."""
+        """Return for each node the nodes that read its tensor."""
         found: list[list[int]] = [[] for _ in self.nodes]
         for node in self.nodes:
             for source in node.inputs:
@@ -111,12 +111,12 @@ class Graph:
 
     @cached_property
     def input_bytes(self) -> int:
-        """Bytes of the model's inputs together."""
+        """Return the total bytes of the model's inputs."""
         return sum(self.nodes[i].bytes for i in self.inputs)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of everything a plan depends on: who needs what of whom, and the shapes."""
+        """Return the SHA-256 of everything a plan depends on: edges, footprints and shapes."""
         state = hashlib.sha256()
         for n in self.nodes:
             state.update(repr((n.op, n.kind.value, n.inputs, n.shape, n.itemsize, n.axis,
@@ -126,6 +126,6 @@ class Graph:
         return state.hexdigest()
 
     def counts(self) -> tuple[int, int]:
-        """Numbers of local and of global operators (Table 4.1)."""
+        """Return the numbers of local and of global operators (Table 4.1)."""
         operators = [n for n in self.nodes if n.kind is Kind.OPERATOR]
         return sum(not n.is_global for n in operators), sum(n.is_global for n in operators)

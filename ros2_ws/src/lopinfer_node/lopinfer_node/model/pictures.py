@@ -1,4 +1,4 @@
-"""Models that take pictures as bytes, as cameras give them."""
+"""Models whose input is a picture in bytes, as cameras give it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)   # of ImageNet, which 
 
 
 class OfImages(torch.nn.Module):
-    """A model that takes pictures as they are, uint8 (n, 3, rows, columns), and normalises them.
+    """A model whose input is pictures, uint8 (n, 3, rows, columns), which it normalises.
 
-    Each channel becomes (x / 255 - mean) / std. So one byte of a colour crosses the link, not the
-    four bytes of the same number in float32; results are equal.
+    Each channel becomes (x / 255 - mean) / std. So each colour value crosses the link as one byte
+    instead of four (float32). Results are equal.
     """
 
     mean: torch.Tensor
@@ -31,7 +31,7 @@ class OfImages(torch.nn.Module):
         self.eval()
 
     def forward(self, image: torch.Tensor) -> Any:
-        """The model's results."""
+        """Return the model's results."""
         return self.model((image.float() / 255 - self.mean) / self.std)
 
 

@@ -1,8 +1,8 @@
-"""A model as it was traced, and whether that is still the same.
+"""Detect whether a model has changed since it was traced.
 
-Looking again compares flat lists of all that `follow` finds, in C: below a millisecond for a
-thousand modules. What has no version, such as a write of another process, is looked for in the
-background, a part at a time.
+Each check compares flat lists of all items that `follow` finds, in C, in less than a millisecond
+for a thousand modules. A background check looks part by part for changes without a version count,
+such as a write of another process.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _address = torch.Tensor.data_ptr
 
 
 class Snapshot:
-    """What a model computes with: modules, weights, mode, hooks, and what their code reads.
+    """Everything a model computes with: modules, weights, mode, hooks, and what their code reads.
 
-    ``run()`` runs the model: what its code changes then outside of its modules' attributes, such as
-    the cache of a library, is what it keeps, and no change later. Raises ModelError for weights in
-    which a write could not be seen.
+    ``run()`` runs the model. Items that this run changes outside of its modules' attributes, such
+    as the cache of a library, are results: they do not count as changes. Raises ModelError for
+    weights in which a write cannot be detected.
     """
 
     def __init__(self, model: torch.nn.Module, run: Callable[[], Any] | None = None) -> None:
@@ -66,7 +66,7 @@ class Snapshot:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The model itself runs: what its code stores is no change, as while it is traced."""
+        """Run the model inside this context: what its code stores does not count as a change."""
         with self._lock:
             self._running += 1
         try:
@@ -77,12 +77,12 @@ class Snapshot:
                 self._running -= 1
 
     def settle(self) -> None:
-        """Take what the model is now for what it was."""
+        """Accept the present state of the model as unchanged."""
         if not self._taken.unchanged():
             self._taken = _Taken(self._model, self._taken.ignored)
 
     def change(self) -> str:
-        """What is another than it was, in words; '' if nothing is."""
+        """Return a description of a change; '' if there is none."""
         if self._seen or self._taken.unchanged():
             return self._seen
         found = self._taken.change(self._model)
@@ -91,7 +91,7 @@ class Snapshot:
         return found
 
     def look(self) -> str:
-        """Look in the background for what `change` can not see, a part of it; then it says so."""
+        """Check in the background a part of what `change` cannot detect; `change` reports it."""
         with self._lock:
             if not self._running and not self._seen:
                 self._turn = (self._turn + 1) % TURNS
@@ -103,7 +103,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _Held:
-    """A container, and what was in it."""
+    """A container and its former items."""
 
     path: str
     live: Any
@@ -111,14 +111,14 @@ class _Held:
     before: dict[Any, Any]
 
     def change(self, followed: Followed) -> str:
-        """The path of an item that is another; '' if none is."""
+        """Return the path of an item that has changed; '' if there is none."""
         try:
             return next((self._words(key) for key in self.changes(followed)), '')
         except RuntimeError:   # another thread writes into it
             return self.path
 
     def changes(self, followed: Followed) -> Iterator[Any]:
-        """Keys of items that are others."""
+        """Return the keys of items that have changed."""
         now = _contents(self.live)
         for key in {**self.before, **now}:
             old, new = self.before.get(key, MISSING), now.get(key, MISSING)
@@ -136,7 +136,7 @@ class _Held:
 
 
 class _Taken:
-    """All that was found but what is ``ignored``, and the lists by which it is compared."""
+    """All items found except those ``ignored``, and the lists to compare them."""
 
     def __init__(self, model: torch.nn.Module,
                  ignored: Mapping[str, Collection[Any]] | None = None) -> None:
@@ -171,7 +171,7 @@ class _Taken:
         return None if kind == ITEMS and path in self.ignored else live
 
     def kept(self) -> dict[str, Collection[Any]]:
-        """Keys that are others now, of what is no module's, by path."""
+        """Return changed keys outside of modules, by path."""
         found = {h.path: list(h.changes(self.followed)) for h in self.held
                  if h.kind == ITEMS or isinstance(h.live, Picked)}
         return {path: keys for path, keys in found.items() if keys}
@@ -180,7 +180,7 @@ class _Taken:
         return list(map(_address, self._addressed)), [t._version for t in self._counted]
 
     def unchanged(self) -> bool:
-        """Whether nothing is another than it was; False also where that takes a closer look."""
+        """Return whether nothing has changed; False also if only a closer check can tell."""
         try:
             if any(self._empty) or self._mark() != self._marks \
                     or any(len(live) != size for live, size in self._large) \
@@ -192,7 +192,7 @@ class _Taken:
         return len(now) == len(self._sames) and all(map(operator.is_, now, self._sames))
 
     def change(self, model: torch.nn.Module) -> str:
-        """What is another, in words; '' if nothing is."""
+        """Return a description of a change; '' if there is none."""
         hooks = _hooks(model)
         return next(chain(
             (path for held in self.held if (path := held.change(self.followed))),
@@ -207,25 +207,25 @@ def _hooks(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def _views(container: Any) -> Iterable[Any]:
-    """Its items, without keys, as they are when somebody goes through them."""
+    """Return views of a container's items, without keys, which always show the present items."""
     return container.values() if isinstance(container, dict) else container
 
 
 def _contents(container: Any) -> dict[Any, Any]:
-    """Its items by key or place; a set's by themselves."""
+    """Return a container's items by key or index; those of a set by themselves."""
     if isinstance(container, (set, frozenset)):
         return dict.fromkeys(container, True)
     return dict(container.items() if hasattr(container, 'items') else enumerate(container))
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int]:
-    """Other memory, or a write that PyTorch counts, makes another mark."""
+    """Return a value that changes with a tensor's memory and each write that PyTorch counts."""
     return (tensor.data_ptr() if tensor.layout is torch.strided else 0,
             0 if tensor.is_inference() else tensor._version)
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Whether the code of a model computes the same with either."""
+    """Return whether the code of a model computes the same with either value."""
     if old is new:
         return True
     if type(old) is not type(new):
@@ -245,12 +245,12 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _plain(value: Any) -> bool:
-    """Whether another value that is equal may stand in its place."""
+    """Return whether an equal value may replace this one."""
     return isinstance(value, (float, complex, torch.nn.Module, type, *_VALUES)) \
         or isinstance(value, tuple) and all(map(_plain, value))
 
 
 def _keeps(value: Any) -> bool:
-    """Whether it is of a kind in which a model keeps results, and not what it computes with."""
+    """Return whether a model keeps only results in an object of this kind."""
     return not isinstance(value, (torch.Tensor, np.ndarray, torch.nn.Module, type, tuple, float,
                                   complex, *_VALUES))

@@ -1,4 +1,4 @@
-"""What a model keeps beside its results: put back after a trace."""
+"""Restore after a trace what a model stores besides its results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_STATE = {*sys.stdlib_module_names, 'torch', 'numpy'}
 
 @contextlib.contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Take back what the model's own code stores in its modules while the block runs.
+    """Undo, after the block, what the model's code stored in its modules during the block.
 
     Attributes, also those of objects in them, and lists, dictionaries, sets and deques hold the
     same objects afterwards; tensors that are not parameters have their values again. Without it a
@@ -55,7 +55,7 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _restore(value: Any, former: Any) -> None:
-    """Give a container its former items; one that did not change is not written at all."""
+    """Restore a container's former items; do not write to an unchanged container."""
     if isinstance(value, dict):
         for key in value.keys() - former.keys():
             del value[key]
@@ -66,7 +66,7 @@ def _restore(value: Any, former: Any) -> None:
 
 
 def refuse_hooks(model: torch.nn.Module) -> None:
-    """A hook may do anything beside computing, for example keep a result; on a server it can't."""
+    """Raise ModelError for hooks, because they may have side effects that a server cannot have."""
     hooks = [(name or 'the model', hooks_of(module)) for name, module in model.named_modules()]
     for name, found in [('every module', every_hook()), *hooks]:
         for hook in found.values():
@@ -76,13 +76,13 @@ def refuse_hooks(model: torch.nn.Module) -> None:
 
 
 def hooks_of(module: torch.nn.Module) -> dict[int, Any]:
-    """A module's forward hooks, but those of libraries: they make a weight or gather results."""
+    """Return a module's forward hooks, except those of libraries."""
     return {k: hook for k, hook in (*module._forward_hooks.items(),
                                     *module._forward_pre_hooks.items())
             if not str(getattr(hook, '__module__', '')).startswith(('torch.', 'transformers.'))}
 
 
 def every_hook() -> dict[int, Any]:
-    """Forward hooks of all modules of the process."""
+    """Return the forward hooks that apply to all modules of the process."""
     of = torch.nn.modules.module
     return {**of._global_forward_hooks, **of._global_forward_pre_hooks}

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 def exchange_statistics(traced: Traced, parts: int = 4) -> Traced:
-    """The same model, whose softmaxes, means and attentions over the divided axis are in `parts`.
+    """Return the model with softmaxes, means and attentions over the divided axis in `parts`.
 
     More parts let the planner cut at more places, at the price of more operators.
     """

@@ -1,4 +1,4 @@
-"""What a trace is: a list of ATen calls, all of whose results are single tensors."""
+"""The data of a trace: a list of ATen calls whose results are single tensors."""
 
 from __future__ import annotations
 

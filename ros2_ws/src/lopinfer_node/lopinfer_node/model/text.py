@@ -56,4 +56,4 @@ def _encode(argument: Any) -> Any:
         return {'float': str(argument)}
     if argument is None or isinstance(argument, (bool, int, float, str)):
         return argument
-    raise ModelError(f'an argument of type {type(argument).__name__} can not be written down')
+    raise ModelError(f'an argument of type {type(argument).__name__} cannot be written as JSON')

@@ -42,7 +42,7 @@ _FILLED = {'new_zeros': 0, 'new_ones': 1, 'new_full': None}
 
 
 class _Aliased(Exception):
-    """An in-place operator writes through a view: the graph has to be made functional first."""
+    """An in-place operator writes through a view, so the graph must be made functional first."""
 
 
 def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
@@ -77,7 +77,7 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
 
 
 def _fill_caches(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
-    """Run the model, so that what it caches outside its modules is no tensor of the tracer.
+    """Run the model before tracing, so that its caches hold no tensors of the tracer.
 
     Its parameters are copied where it writes to them. What fails here fails again, with a reason.
     """
@@ -88,7 +88,7 @@ def _fill_caches(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
 
 
 def place_of(error: Exception) -> str:
-    """First line of what torch said, and the innermost line of code outside torch."""
+    """Return the first line of torch's message and the innermost code line outside torch."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
     at, frame = '', error.__traceback__
     while frame is not None:
@@ -116,7 +116,7 @@ def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """What PyTorch logs and prints of a failure is for its developers; the exception says it."""
+    """Suppress what PyTorch logs of a failure, because the exception says the same."""
     log = logging.getLogger(name)
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -174,7 +174,7 @@ class _Reader:
         self.order = {node: i for i, node in enumerate(module.graph.nodes)}
 
     def read(self, results: Sequence[bool] | None = None) -> Tape:
-        """Read it all; `results` says which outputs are the model's, default all."""
+        """Read the graph; `results` selects the model's outputs, default all."""
         for node in self.module.graph.nodes:
             if node.op == 'placeholder':
                 self._placeholder(node)
@@ -394,13 +394,13 @@ def _module_of(node: torch.fx.Node) -> str:
 
 
 def _line_of(node: torch.fx.Node) -> str:
-    """The line of the user's code that made this node, in brackets; empty if it is not known."""
+    """Return the line of the user's code that made this node, in brackets; '' if unknown."""
     lines = re.findall(r'File "(.*?)", line (\d+), in (\S+)', node.meta.get('stack_trace') or '')
     return ' ({}:{}, in {})'.format(*lines[-1]) if lines else ''
 
 
 def _live(tape: Tape) -> Tape:
-    """Leave out what no output depends on; inputs stay. Collect the weights that are used."""
+    """Remove records that no output depends on, except inputs; collect the used weights."""
     records = tape.records
     needed = {o.index for o in tape.outputs if isinstance(o, Ref)}
     for index in range(len(records) - 1, -1, -1):

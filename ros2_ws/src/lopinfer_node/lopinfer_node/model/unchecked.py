@@ -1,7 +1,7 @@
-"""What PyTorch's kernels take on trust, and a server may not.
+"""Checks that PyTorch's kernels omit and that a server needs.
 
-With these arguments a kernel ends its process, or gives back what other memory held. Some of it
-shows only with certain numbers in a request, so that a trial of the model would not find it.
+With invalid arguments a kernel ends its process or returns the content of other memory. Some faults
+depend on the numbers of a request, so a trial of the model does not find them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def check_type(dtype: torch.dtype) -> None:
     torch.frombuffer ends the process for quantized ones.
     """
     if not (dtype.is_floating_point or dtype.is_complex or dtype in _INTEGERS):
-        raise ModelError(f'tensors of type {dtype} can not be sent')
+        raise ModelError(f'tensors of type {dtype} cannot be sent')
 
 
 def check_arguments(op: str, arguments: dict[str, Any], dtype: torch.dtype) -> None:
-    """Raise ModelError for a call whose kernel would believe what is wrong."""
+    """Raise ModelError for a call with invalid arguments that its kernel does not check."""
     if op in ('_native_batch_norm_legit_no_training', 'native_batch_norm'):
         channels = arguments['input'].shape[1]
         for name in ('weight', 'bias', 'running_mean', 'running_var'):
@@ -41,7 +41,7 @@ def check_arguments(op: str, arguments: dict[str, Any], dtype: torch.dtype) -> N
 
 
 def quotients(divide: Callable[..., Any]) -> Callable[..., Any]:
-    """Division of integers; the one quotient that they do not have would end the process."""
+    """Divide integers safely: the lowest integer divided by -1 would end the process."""
     def call(dividend: torch.Tensor, divisor: Any, **keywords: Any) -> Any:
         least = torch.iinfo(torch.result_type(dividend, divisor)).min
         if torch.any((dividend == least) & (divisor == -1)):

@@ -1,4 +1,4 @@
-"""What LOPInfer is compared with, and seeded by: whole operators on one side or the other.
+"""Baselines that LOPInfer is compared with and starts from: each operator runs whole on one side.
 
 Each takes the same graph, costs and link as LOSS and returns a `Plan` for the same runtime. Over a
 link that carries nothing all are device-only.
@@ -23,12 +23,12 @@ Baseline = Callable[[Graph, Costs, Link], Plan]
 
 
 def device_only(graph: Graph, costs: Costs, link: Link) -> Plan:
-    """Everything on the robot."""
+    """Return the plan in which the robot computes everything."""
     return Plan.device_only(graph)
 
 
 def server_only(graph: Graph, costs: Costs, link: Link) -> Plan:
-    """Everything on the server, where something can cross."""
+    """Return the plan in which the server computes everything, unless the link is dead."""
     return Plan.server_only(graph) if link.up and link.down else Plan.device_only(graph)
 
 
@@ -139,7 +139,7 @@ def _layer_score(p, w, on_server):
 
 @kernel
 def _cross(particle, other, rng):
-    """Take a random stretch from another particle."""
+    """Copy a random range from another particle."""
     a, b = rng.integers(0, len(particle)), rng.integers(0, len(particle))
     particle[min(a, b):max(a, b) + 1] = other[min(a, b):max(a, b) + 1]
 

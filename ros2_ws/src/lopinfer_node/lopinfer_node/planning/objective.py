@@ -1,4 +1,4 @@
-"""What a plan is to be good at."""
+"""The objective of a plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Objective:
             raise ValueError('an objective has a weight of energy or a deadline, not both')
 
     def score(self, seconds: np.ndarray, joules: np.ndarray) -> np.ndarray:
-        """What is to be least, of latencies and energies of any shape, as `compiled.evaluate`."""
+        """Return the value to minimise, for latencies and energies of any shape."""
         if self.deadline is None:
             return seconds + self.weight * joules if self.weight else seconds
         return np.where(seconds <= self.deadline, joules, 1e9 * (1 + seconds))

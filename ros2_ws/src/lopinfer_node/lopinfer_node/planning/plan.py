@@ -69,12 +69,12 @@ class Plan:
 
     @classmethod
     def device_only(cls, graph: Graph) -> Plan:
-        """Everything on the robot."""
+        """Return the plan in which the robot computes everything."""
         return cls.of_cuts(graph, graph.extents, graph.extents)
 
     @classmethod
     def server_only(cls, graph: Graph) -> Plan:
-        """Everything on the server."""
+        """Return the plan in which the server computes everything."""
         zero = np.zeros(len(graph), np.int64)
         return cls.of_cuts(graph, zero, zero)
 
@@ -85,7 +85,7 @@ class Plan:
         return hash(self.own.tobytes())
 
     def interval(self, side: int, node: int) -> Interval:
-        """What `side` computes of an operator."""
+        """Return the interval of an operator that `side` computes."""
         return int(self.own[side, node, 0]), int(self.own[side, node, 1])
 
     @cached_property
@@ -108,7 +108,7 @@ class Plan:
         return needs
 
     def missing(self, side: int, node: int) -> Iterator[Interval]:
-        """The at most two intervals that `side` needs of a tensor and does not compute."""
+        """Return the intervals, at most two, that `side` needs of a tensor and does not compute."""
         (lo, hi), (start, end) = self.needs[side, node], self.own[side, node]
         if start == end:
             if lo < hi:
@@ -121,7 +121,7 @@ class Plan:
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """Everything that crosses the link, in the order in which its producers run."""
+        """Return all transfers, in the order in which their producers run."""
         found: list[Transfer] = []
         for node in self.graph.nodes:
             for source in (DEVICE, SERVER):
@@ -143,7 +143,7 @@ class Plan:
 
     @property
     def digest(self) -> bytes:
-        """Eight bytes by which both sides know that they run the same plan of the same graph."""
+        """Return eight bytes that identify the plan and its graph on both sides."""
         return hashlib.sha256(self.graph.digest.encode() + self.own.tobytes()).digest()[:8]
 
 

@@ -1,4 +1,4 @@
-"""The two searches of LOSS as kernels: beam search over boundaries, and large-neighbourhood search.
+"""The two searches of LOSS as kernels: beam search, and large-neighbourhood search.
 
 Both work on bounds (`compiled.py`). A *boundary* at position i lets a part of all tensors that are
 alive there, made at or before i and used after it, cross the link: upwards the server receives
@@ -23,7 +23,7 @@ _KINDS = ((UP, 0), (UP, 1), (DOWN, 0))      # boundaries that the beam tries: di
 
 @kernel
 def better(a, b):
-    """Whether evaluation a (score, bytes, computing s) beats b; equal to rounding is equal."""
+    """Return whether evaluation a (score, bytes, computing s) beats b by more than rounding."""
     for i in range(3):
         margin = 1e-12 * abs(b[i]) if np.isfinite(b[i]) else 0.0
         if a[i] < b[i] - margin:
@@ -35,7 +35,7 @@ def better(a, b):
 
 @kernel
 def place(p, most, least, begin, end, where):
-    """Operators begin..end - 1: all on one side, or each side what it needs."""
+    """Place operators begin..end - 1 on one side, or let each side compute what it needs."""
     for v in range(begin, end):
         n = p.extent[v]
         if where == APART:
@@ -47,7 +47,7 @@ def place(p, most, least, begin, end, where):
 
 @kernel
 def place_globals(p, most, least, begin, end, side):
-    """Global operators among begin..end - 1 to one side; how many there are."""
+    """Place the global operators among begin..end - 1 on one side; return their number."""
     count = 0
     for v in range(begin, end):
         if p.whole[v]:
@@ -66,7 +66,7 @@ def bound(p, most, least, position, direction, fraction):
 
 @kernel
 def hold(p, most, least, begin, end, direction, fraction):
-    """Bound each operator of begin..end - 1; a fraction below 0 removes the bounds."""
+    """Set a bound at each operator of begin..end - 1; a fraction below 0 removes the bounds."""
     for v in range(begin, end):
         _bound_one(p, most, least, v, direction, fraction)
 
@@ -138,7 +138,7 @@ def _value(p, w, most, least):
 
 @kernel
 def _path(p, w, value, sums):
-    """Running count of operators on the critical path; of all where energy matters too."""
+    """Return the running count of operators on the critical path; with energy, of all operators."""
     on_path = np.ones(len(p.kind), np.bool_)
     if p.weight == 0:
         _mark(p, w, value, on_path)
@@ -147,14 +147,14 @@ def _path(p, w, value, sums):
 
 @kernel
 def _mark(p, w, value, on_path):
-    """The critical path of what was just evaluated, unless it is invalid or energy is the aim."""
+    """Mark the critical path of the last evaluation, unless the plan is invalid or saves energy."""
     if p.deadline == np.inf and np.isfinite(value[0]):
         compiled.critical(p, w, on_path)
 
 
 @kernel
 def _extend(p, most, least, last, position, way):
-    """Go on in one way; how many global operators had to be placed for it."""
+    """Extend a beam in one way; return the number of global operators placed."""
     _, direction, side, held, step = way
     place(p, most, least, last + 1, position + 1, APART)
     several = place_globals(p, most, least, last + 1, position + 1, side)
@@ -168,9 +168,9 @@ def _extend(p, most, least, last, position, way):
 
 @kernel
 def _expand(p, w, most, least, last, position, parent, before, ways, values):
-    """Evaluate the boundaries that one beam may put at one position; how many there were.
+    """Evaluate the boundaries that one beam may put at one position; return their number.
 
-    `before`: the way that the beam went last. Going up twice, the device's part never grows.
+    `before`: the beam's last extension. In two upward boundaries the device's part never grows.
     """
     made = 0
     for choice in range(6 * STEPS):
@@ -190,7 +190,7 @@ def _expand(p, w, most, least, last, position, parent, before, ways, values):
 
 @kernel
 def _select(values, ways, width):
-    """Rows to go on with: the best of each boundary put here, the best `width` of the others."""
+    """Select the best row of each boundary at this position and the best `width` other rows."""
     kept = np.zeros(len(values), np.int64)
     used = np.zeros(len(values), np.bool_)
     here = np.zeros((2, STEPS), np.bool_)
@@ -254,7 +254,7 @@ def improve(p, w, positions, most, least, rng, evaluations, heat):
 
 @kernel
 def _centre(on_path, rng):
-    """An operator, mostly one on the critical path."""
+    """Draw an operator, mostly one on the critical path."""
     v = 0
     for _ in range(8):
         v = rng.integers(0, len(on_path))
@@ -265,7 +265,7 @@ def _centre(on_path, rng):
 
 @kernel
 def _window(nodes, positions, centre, rng):
-    """A stretch of operators around `centre`, every other time from one position to another."""
+    """Draw a range of operators around `centre`, every other time between two positions."""
     if len(positions) > 1 and rng.random() < 0.5:
         before = np.searchsorted(positions, centre)
         size = int((len(positions) + 1) ** rng.random())
@@ -304,7 +304,7 @@ def _move(p, positions, cut, most, least, on_path, rng):
 
 @kernel
 def _single(p, most, least, v, direction, fraction):
-    """One operator's bound; a global operator changes sides."""
+    """Change one operator's bound; move a global operator to the other side."""
     if p.whole[v]:
         most[v] = least[v] = p.extent[v] - most[v]
     else:

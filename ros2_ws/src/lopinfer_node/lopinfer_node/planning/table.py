@@ -31,7 +31,7 @@ LEAST = 5000           # evaluations, however large the graph
 
 
 class PlanTable(Sequence[Plan]):
-    """Plans by bandwidth in bytes/s, ascending; the first is for everything below the second.
+    """Plans by bandwidth in bytes/s, ascending; the first serves all below the second bandwidth.
 
     The file is JSON: `format`, `graph` (the graph's digest), `bandwidths` (bytes/s), `latency`
     (s), `plans` (different plans: `Plan.own` as a flat list of integers, (2, nodes, 2) in row-major
@@ -61,11 +61,11 @@ class PlanTable(Sequence[Plan]):
         return self.plans[index]
 
     def bin(self, bandwidth: float) -> int:
-        """The bin of a measured bandwidth (bytes/s): the greatest that it reaches."""
+        """Return the bin of a measured bandwidth (bytes/s): the greatest that is not above it."""
         return max(0, int(np.searchsorted(self.bandwidths, bandwidth, 'right')) - 1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, at once or not at all."""
+        """Write the file atomically."""
         different = list(dict.fromkeys(self.plans))
         number = {plan: k for k, plan in enumerate(different)}
         text = json.dumps({
@@ -80,7 +80,7 @@ class PlanTable(Sequence[Plan]):
     def load(cls, graph: Graph, path: str | os.PathLike[str]) -> PlanTable:
         """Read a file and prove every plan valid for `graph`.
 
-        :raises ProfileError: for a file that can't be read, is damaged, or is another model's.
+        :raises ProfileError: the file cannot be read, is damaged, or belongs to another model.
         """
         try:
             state = json.loads(Path(path).read_text())

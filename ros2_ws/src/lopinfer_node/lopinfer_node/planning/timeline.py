@@ -1,4 +1,4 @@
-"""What one inference costs under a plan: schedule, latency, critical path, overlap, energy.
+"""Estimate one inference under a plan: schedule, latency, critical path, overlap, energy.
 
 The thesis's event-driven simulator (4.4.3). Each processor runs its operators in topological order
 and each direction of the link sends in the order in which producers finish, which is the same
@@ -19,7 +19,7 @@ from .plan import DEVICE, SERVER, SIDES, Plan, Transfer
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of every operator on either side: `fixed + per_share * share of its extent`.
+    """Seconds of every operator on each side: `fixed + per_share * share of its extent`.
 
     Both float64 of shape (2, nodes), finite and not negative; inputs and outputs cost nothing
     whatever stands there. A side that computes nothing of an operator pays nothing for it.
@@ -45,7 +45,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Link:
-    """Rates in bytes/s, 0 where nothing can cross; latency in s, which does not occupy the link.
+    """Rates in bytes/s, 0 for a dead link; latency in s, during which the link is free.
 
     `message`: seconds that a transfer costs beyond its bytes, at both ends together.
     """
@@ -61,14 +61,14 @@ class Link:
             raise ValueError(f'no link has {self}')
 
     def seconds(self, source: int, size: int) -> float:
-        """How long `size` bytes from side `source` occupy the link; infinite at rate 0."""
+        """Return how long `size` bytes from side `source` occupy the link; infinite at rate 0."""
         rate = self.up if source == DEVICE else self.down
         return size / rate + self.message if rate > 0 else float('inf')
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One stretch of the critical path, seconds; a transfer lasts until it has arrived.
+    """One computation or transfer of the critical path, seconds; a transfer ends on arrival.
 
     `transfer` is the index in `Plan.transfers`, -1 for a computation; `side` computes or sends.
     """
@@ -107,18 +107,18 @@ class Timeline:
     critical_path: tuple[Segment, ...] = field(repr=False)
 
     def computing(self, side: int) -> float:
-        """Seconds in which a side computes."""
+        """Return the seconds in which a side computes."""
         return float(np.nansum(self.end[side] - self.start[side]))
 
     @property
     def bytes(self) -> int:
-        """Bytes that cross the link, both directions."""
+        """Return the bytes that cross the link in both directions."""
         return sum(t.bytes for t in self.plan.transfers)
 
 
 def estimate(graph: Graph, plan: Plan, costs: Costs, link: Link,
              power: PowerModel | None = None) -> Timeline:
-    """Timeline of one inference; `plan` must be valid (`plan.check`)."""
+    """Return the timeline of one inference; `plan` must be valid (`plan.check`)."""
     schedule = _Schedule(graph, plan, costs, link)
     latency = schedule.latency
     busy, length = _busy(schedule, latency)
@@ -200,7 +200,7 @@ class _Schedule:
         self._sent[source] = transfer.index
 
     def critical_path(self) -> tuple[Segment, ...]:
-        """From the last output backwards: who was each waiting for? Without empty stretches."""
+        """Return the critical path, found from the last output back by what each waited for."""
         if not np.isfinite(self.latency):
             return ()
         side = DEVICE
@@ -226,9 +226,9 @@ class _Schedule:
 
 
 def _busy(schedule: _Schedule, latency: float) -> tuple[np.ndarray, np.ndarray]:
-    """Who of (device, server, up, down) is busy in each stretch between two events, and how long.
+    """Return which of (device, server, up, down) are busy between two events, and how long.
 
-    bool (4, stretches), float64 (stretches,) seconds; nothing of what happens after the result.
+    bool (4, intervals), float64 (intervals,) seconds; the time after the result does not count.
     """
     if not np.isfinite(latency):
         return np.zeros((4, 0), bool), np.zeros(0)

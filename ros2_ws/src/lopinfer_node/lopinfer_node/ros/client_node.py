@@ -23,9 +23,9 @@ from .images import image_tensor, result_message
 
 
 class ClientNode(Node):
-    """Topic `image` in, topic `lopinfer/result` out; of images that wait only the newest counts.
+    """Answer images of topic `image` on topic `lopinfer/result`; skip all but the newest image.
 
-    `parameters.ClientSettings` says what can be set.
+    `parameters.ClientSettings` declares the parameters.
     """
 
     def __init__(self, **options: Any) -> None:

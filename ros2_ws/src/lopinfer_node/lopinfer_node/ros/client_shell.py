@@ -1,7 +1,7 @@
 """The client's shell: `ClientMachine` on the topics of a ROS 2 node, and the robot's computing.
 
-Three threads meet at one lock: the executor (messages, time), whoever calls `infer` (computing and
-sending what it has computed), and one for what takes long (planning, compiling, sending the model).
+Three threads share one lock: the executor (messages, time), the caller of `infer` (computes and
+sends), and a background thread for long tasks (planning, compiling, sending the model).
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ class Client:
     # -- one inference ---------------------------------------------------------------------------
 
     def infer(self, inputs: Sequence[torch.Tensor], check: float = 0.0) -> Tensors:
-        """Outputs of the model; from any thread but the executor's.
+        """Return the outputs of the model; call this from any thread but the executor's.
 
-        ``check``: seconds that the request took before, to see whether the model was changed.
+        ``check``: seconds that the request already spent to detect changes of the model.
         """
         with self._turn:
             started = time.monotonic() - check
@@ -183,7 +183,7 @@ class Client:
                 return run.outputs()
 
     def _next_steps(self) -> range | None:
-        """Wait until there is something to compute; None: finish alone."""
+        """Wait for steps to compute; return None to finish alone."""
         with self._changed:
             while True:
                 now = time.monotonic()
@@ -212,9 +212,9 @@ class Client:
         self._step(self.machine.on_time)
 
     def _step(self, event: Callable[[float], Sequence[Action]]) -> None:
-        """Hand an event to the machine, do what it wants, and look whether a request goes on.
+        """Pass an event to the machine, perform its actions, and wake a waiting request.
 
-        Messages are published outside the lock: the kernel takes its time, and often the processor.
+        Messages are published outside the lock, because publishing may block.
         """
         with self._changed:
             now = time.monotonic()
@@ -296,7 +296,7 @@ class Client:
         except LopinferError as error:
             reason = str(error)
         except Exception as error:   # a full disk, which each library reports in its own way
-            reason = f'the model can not be sent: {type(error).__name__}: {error}'
+            reason = f'the model cannot be sent: {type(error).__name__}: {error}'
         self._step(lambda now: self.machine.on_uploaded(reason, now))
 
     def _send_part(self, request: UploadRequest) -> UploadReply:

@@ -17,7 +17,7 @@ _ACK = ('incarnation', 'packet', 'mask', 'arrived', 'status', 'rate')
 
 
 def byte_array(data: Buffer) -> array[int]:
-    """Bytes as rclpy takes them without looking at each."""
+    """Return bytes in the type that rclpy does not check element by element."""
     made = array('B')
     made.frombytes(data)
     return made

@@ -1,4 +1,4 @@
-"""The server as a ROS 2 node: parameters, and the models that it has ready."""
+"""The server as a ROS 2 node: parameters, and the models prepared at the start."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DRAIN = 2.0  # s in which requests that are under way are finished when the node
 
 
 class ServerNode(ManagedNode):
-    """Serves models to robots; `parameters.ServerSettings` says what can be set.
+    """Serve models to robots; `parameters.ServerSettings` declares the parameters.
 
-    While it is not active it refuses robots, which go on alone, and finishes what is under way.
+    An inactive server finishes running requests and refuses robots, which then compute alone.
     """
 
     packages = ('lopinfer_node',)
@@ -34,7 +34,7 @@ class ServerNode(ManagedNode):
         super().__init__('lopinfer_server', ServerSettings, **options)
 
     def configure(self) -> None:
-        """Have the models ready and declare topics; robots are refused yet."""
+        """Prepare the models and declare topics; the server still refuses robots."""
         settings = declare(self, ServerSettings)
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -54,11 +54,11 @@ class ServerNode(ManagedNode):
         self.get_logger().info('serving')
 
     def deactivate(self) -> None:
-        """Refuse what is new."""
+        """Refuse new requests."""
         self.server.pause(True)
 
     def shutdown(self) -> None:
-        """Refuse what is new; the process ends when nothing is under way."""
+        """Refuse new requests; the process ends after the running ones."""
         if self.configured:
             self.server.pause(True)
         self._ends_at = time.monotonic() + DRAIN * self.configured
@@ -66,5 +66,5 @@ class ServerNode(ManagedNode):
 
     @property
     def drained(self) -> bool:
-        """Whether it was shut down and nothing is under way any more."""
+        """Return whether the node was shut down and all requests are finished."""
         return self.done and (time.monotonic() >= self._ends_at or not self.server.busy)

@@ -1,7 +1,7 @@
 """The server's shell: `ServerMachine` on the topics of a ROS 2 node, and the server's computing.
 
-Four threads meet at one lock: the executor (messages, services, time), one that computes for all
-clients, and two for what takes long: trying and loading models, checking and compiling plans.
+Four threads share one lock: the executor (messages, services, time), one that computes for all
+clients, and two for long tasks: one tries and loads models, one checks and compiles plans.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Server:
         self._plans_jobs.shutdown(cancel_futures=True)
 
     def pause(self, paused: bool) -> None:
-        """Begin nothing new, or go on."""
+        """Stop accepting requests, or accept them again."""
         with self._changed:
             self.machine.paused = paused
 
@@ -138,7 +138,7 @@ class Server:
             return self.machine.busy
 
     def add(self, traced: Traced) -> None:
-        """Have a model of this machine's own ready."""
+        """Prepare a model of this machine."""
         self.store.add(traced)
         prints = traced.fingerprints
         with self._changed:
@@ -179,20 +179,20 @@ class Server:
     # -- messages and time -----------------------------------------------------------------------
 
     def on_piece(self, client: str, message: Any) -> None:
-        """Take a piece from a client's topic."""
+        """Handle a piece from a client's topic."""
         self._step(lambda now: self.machine.on_piece(client, piece_of(message), now))
 
     def on_ack(self, client: str, message: Any) -> None:
-        """Take an acknowledgement from a client's topic."""
+        """Handle an acknowledgement from a client's topic."""
         self._step(lambda now: self.machine.on_ack(client, ack_of(message), now))
 
     def _on_time(self) -> None:
         self._step(self.machine.on_time)
 
     def _step(self, event: Callable[[float], Sequence[Action]]) -> None:
-        """Hand an event to the machine, do what it wants, and look whether there is work.
+        """Pass an event to the machine, perform its actions, and wake the computing thread.
 
-        Messages are published outside the lock: the kernel takes its time, and often the processor.
+        Messages are published outside the lock, because publishing may block.
         """
         with self._changed:
             self._act(event(time.monotonic()))
@@ -262,7 +262,7 @@ class Server:
             self.machine.on_model(digest, *costs, reason)
 
     def _try(self, digest: str) -> Trial:
-        """What the model takes here: tried once."""
+        """Return the memory and profile of a model on this machine, by one trial."""
         folder = self.store.use(digest)
         path = folder / 'trial.json'
         try:

@@ -1,11 +1,12 @@
-"""The client's protocol: getting a server, using it, doing without it. No I/O, no clock, no thread.
+"""The client's protocol: connect to a server, use it, and run without it. Sans-I/O.
 
     OPENING -> [UPLOADING ->] PLANNING -> CHECKING -> OPEN
                                             ^-----------'   fallback, or no answer
-    any -> OPENING: the server does not know us, or is silent for long
+    any -> OPENING: the server does not know this client, or is silent for long
 
-Only in OPEN is a request shared; in every other state it runs on the robot alone, so no request
-waits for a server that is known to be gone. CHECKING sends probes until one is answered.
+The client shares a request only in OPEN. In every other state the request runs on the robot alone,
+so no request waits for a server that is known to be gone. CHECKING sends probes until the server
+answers one.
 """
 
 from __future__ import annotations
@@ -83,12 +84,11 @@ Action = Piece | Ack | CallOpen | Upload | MakePlans | CallSetPlans
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """Which of ``plans`` serves best, by the bandwidths of the up link and the down link.
+    """The best of ``plans`` for each pair of bandwidths of uplink and downlink.
 
-    ``bandwidths``: bytes/s, ascending, of both. ``chosen``: int (up, down), position of the plan;
-    ``estimates``: float (up, down), latency that is expected of it, s (NaN: unknown). ``others``
-    and ``other_estimates`` (ways, up, down): what to go over to where the chosen plan takes longer
-    than that.
+    ``bandwidths``: bytes/s, ascending, for both directions. ``chosen``: int (up, down), index of
+    the plan. ``estimates``: float (up, down), its expected latency, s (NaN: unknown). ``others``
+    and ``other_estimates`` (ways, up, down): alternatives if the chosen plan is slower than that.
     """
 
     bandwidths: Sequence[float]
@@ -100,21 +100,21 @@ class PlannedTable:
     programs: Sequence[AnyProgram] = ()  # of the plans, for the device; for the shell
 
     def ways(self, up: int, down: int) -> list[tuple[int, float]]:
-        """Positions of plans and their estimates for a pair of bandwidths, the chosen one first."""
+        """Return plans (index, estimate) for a pair of bandwidths, the chosen plan first."""
         others = zip(self.others[:, up, down], self.other_estimates[:, up, down], strict=True) \
             if len(self.others) else ()
         return [(int(plan), float(seconds)) for plan, seconds in (
             (self.chosen[up, down], self.estimates[up, down]), *others)]
 
     def shares(self, plan: int) -> bool:
-        """Whether the server computes anything of a plan."""
+        """Return whether the server computes any part of a plan."""
         return any(t.source == DEVICE for t in self.plans[plan].transfers)
 
 
 class Settings(fleet_env.settings.Settings):
-    """What a user may set of the protocol.
+    """Settings of the protocol for users.
 
-    ``piece_bytes``: most bytes in one piece; all of it is lost with any of its network packets.
+    ``piece_bytes``: most bytes in one piece; the loss of one network packet loses the whole piece.
     """
 
     probe_period: float = setting(0.5, 'time between measurements of an idle link', 's', ge=0.05,
@@ -128,9 +128,9 @@ class Settings(fleet_env.settings.Settings):
 
 @dataclass
 class Report:
-    """Counts since the start; times in s, of the last request.
+    """Counters since the start, and times of the last request in s.
 
-    ``check``: to see whether the model was changed, in ``latency`` and ``estimate``.
+    ``check``: time to detect changes of the model, which ``latency`` and ``estimate`` include.
     """
 
     requests: int = 0
@@ -147,12 +147,12 @@ class Report:
 
     @property
     def overlap(self) -> float:
-        """Seconds saved because both sides and the link worked side by side."""
+        """Return the seconds saved because both sides and the link worked at the same time."""
         return max(0.0, self.device + self.server + self.transfer - self.latency)
 
 
 class ClientMachine:
-    """Protocol of one robot and one model. Events return actions; `work` says what to compute."""
+    """Protocol of one robot and one model. Events return actions; `work` returns steps."""
 
     def __init__(self, incarnation: int, settings: Settings | None = None) -> None:
         self.incarnation = incarnation
@@ -189,7 +189,7 @@ class ClientMachine:
     # -- connection ------------------------------------------------------------------------------
 
     def on_open(self, reply: OpenReply, now: float) -> list[Action]:
-        """Take the answer to CallOpen."""
+        """Handle the answer to CallOpen."""
         if self.state != OPENING:
             return []
         self.reason = reply.reason
@@ -216,14 +216,14 @@ class ClientMachine:
         return [MakePlans(reply.fixed, reply.per_share)]
 
     def on_uploaded(self, reason: str, now: float) -> list[Action]:
-        """The upload is over; ``reason``: why it failed, empty if it did not."""
+        """Handle the end of the upload; ``reason`` says why it failed, '' if it succeeded."""
         if self.state == UPLOADING:
             self._enter(OPENING, reason)
             self._again = now + (CALL_LIMIT if reason else 0.0)
         return self.on_time(now)
 
     def on_plans_made(self, table: PlannedTable, now: float) -> list[Action]:
-        """Take a plan table; one that follows another is used from the next request on."""
+        """Adopt a plan table; a later table counts from the next request on."""
         if self._request is not None:
             self._next_table = table
             return []
@@ -235,7 +235,7 @@ class ClientMachine:
         return self.on_time(now)
 
     def on_plans_set(self, status: int, reason: str, now: float) -> list[Action]:
-        """Take the answer to CallSetPlans."""
+        """Handle the answer to CallSetPlans."""
         if self.state != PLANNING:
             return []
         if status == READY:
@@ -251,7 +251,7 @@ class ClientMachine:
         self.state, self.reason, self.changed = state, reason, True
 
     def _check(self, now: float, reason: str) -> None:
-        """Use the server again once it has answered a probe, which is due now."""
+        """Start probing; the server is used again after it answers a probe."""
         self._enter(CHECKING, reason)
         self._checking = self.outbox.next_packet
         self._heard = self._again = now
@@ -259,9 +259,9 @@ class ClientMachine:
     # -- requests --------------------------------------------------------------------------------
 
     def choose(self, now: float, check: float = 0.0) -> int | None:
-        """Position of the plan for a request that begins now; None: the robot alone.
+        """Return the index of the plan for a request that begins now; None: the robot alone.
 
-        ``check``: seconds that it took before.
+        ``check``: seconds already spent on the request.
         """
         self.report.requests += 1
         self.report.check = check
@@ -276,7 +276,7 @@ class ClientMachine:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Bytes/s up and down; down as up until the server has measured it."""
+        """Return bytes/s up and down; until the server has measured down, it equals up."""
         up = self.outbox.link.rate
         return up, self.down or up
 
@@ -286,9 +286,9 @@ class ClientMachine:
         return up, down
 
     def _best_way(self, now: float) -> tuple[tuple[int, float], float]:
-        """The plan that is the fastest by estimates and measurements, and what is expected of it.
+        """Return the fastest plan by estimates and measurements, and its expected latency.
 
-        What the table chose stays unless another is faster by `HYSTERESIS`.
+        The table's plan stays unless another is faster by `HYSTERESIS`.
         """
         ways = self.table.ways(*self._bins())
         expected = [way[1] * self._feedback.factor(way[0], now) for way in ways]
@@ -298,13 +298,13 @@ class ClientMachine:
         return ways[best], expected[best]
 
     def _alone_way(self) -> tuple[int, float]:
-        """The plan that leaves all to the robot, as over a link that carries nothing."""
+        """Return the plan in which the robot computes everything, as over a dead link."""
         if not len(self.table.plans) or self.table.shares(int(self.table.chosen[0, 0])):
             return 0, math.nan
         return self.table.ways(0, 0)[0]
 
     def _why_alone(self, now: float) -> str:
-        """Why the server is not used now, empty if it can be."""
+        """Return why the server is not used now; '' if it can be used."""
         if self.state != OPEN:
             return f'{self.state}: {self.reason}' if self.reason else self.state
         if now < self._not_before:
@@ -321,9 +321,9 @@ class ClientMachine:
                 f'everything on the robot: {why}')
 
     def begin(self, bin_: int, steps: Sequence[AnyStep], run: AnyRun, now: float) -> Execution:
-        """Begin a request with the plan that `choose` gave; a former one is forgotten.
+        """Begin a request with the plan from `choose`; drop a former request.
 
-        Whoever computes hands the steps of `work` to the result's `compute`.
+        The caller passes the steps of `work` to the `compute` method of the result.
         """
         plan = self.table.plans[bin_]
         self._number += 1
@@ -341,10 +341,10 @@ class ClientMachine:
         return self._request
 
     def _patience(self, known: float, now: float) -> float:
-        """Seconds that a request waits for the server; fewer once it is known how long they take.
+        """Return the seconds that a request waits for the server; fewer after enough measurements.
 
-        Whoever waits twice as long as was expected and then computes alone takes three times as
-        long; most answers that are not there after the longest of many do not come soon.
+        A request that waits twice the expected time and then runs alone takes three times as long.
+        An answer later than the longest of many requests is unlikely to come soon.
         """
         most = max(2 * known, known + self.settings.deadline)
         plan, estimate = self._way
@@ -353,7 +353,7 @@ class ClientMachine:
             LATER * longest, known + LEAST_WAIT))
 
     def work(self, now: float) -> range | None:
-        """Steps to compute now, empty when the request must wait; None: finish it alone."""
+        """Return steps to compute now; empty: the request must wait; None: finish it alone."""
         assert self._request is not None
         steps = self._request.runnable()
         if not steps and not self._abandoned and now >= self._limit:
@@ -362,7 +362,7 @@ class ClientMachine:
 
     def on_computed(self, pieces: Sequence[tuple[int, Buffer]], seconds: float, now: float
                     ) -> list[Action]:
-        """Steps of `work` were computed in ``seconds``; ``pieces``: transfers to send."""
+        """Handle the end of the steps of `work`, computed in ``seconds``; send ``pieces``."""
         request = self._request
         assert request is not None
         self.report.device += seconds
@@ -374,11 +374,11 @@ class ClientMachine:
 
     @property
     def finished(self) -> bool:
-        """Whether the request has all its outputs."""
+        """Return whether the request has all its outputs."""
         return self._request is not None and self._request.done
 
     def end(self, now: float, started: float) -> list[Action]:
-        """The result is there; ``started``: when the request came."""
+        """Finish the request, whose result is complete; ``started``: time of its arrival."""
         report = self.report
         report.latency = now - started
         plan, estimate = self._way
@@ -408,7 +408,7 @@ class ClientMachine:
     # -- the link --------------------------------------------------------------------------------
 
     def on_piece(self, piece: Piece, now: float) -> list[Action]:
-        """Take a piece of the server; late ones are acknowledged, so that it stops, and dropped."""
+        """Handle a piece from the server; acknowledge and drop late pieces, so that it stops."""
         if piece.incarnation != self.incarnation:
             self.dropped['foreign'] += 1
             return []
@@ -429,7 +429,7 @@ class ClientMachine:
         return [self._arrivals.note(piece, now)]
 
     def on_ack(self, ack: Ack, now: float) -> list[Action]:
-        """Take an acknowledgement of the server."""
+        """Handle an acknowledgement from the server."""
         if ack.incarnation != self.incarnation:
             self.dropped['foreign'] += 1
             return []
@@ -455,7 +455,7 @@ class ClientMachine:
         return self._send(now)
 
     def on_time(self, now: float) -> list[Action]:
-        """Do what is due; call it at `deadline`."""
+        """Perform all due actions; call this at `deadline`."""
         actions = self._send(now)   # before a probe, which waits until nothing is on its way
         if self.state in (OPENING, PLANNING) and now >= self._again:
             self._again = now + CALL_LIMIT
@@ -486,7 +486,7 @@ class ClientMachine:
         return pieces
 
     def _note_sending(self, now: float) -> None:
-        """Add up the time in which the request's pieces are on their way."""
+        """Add up the time in which pieces of the request are in flight."""
         if self._sending_since < now:
             self.report.transfer += now - self._sending_since
         busy = self._request is not None and not self.outbox.idle
@@ -494,7 +494,7 @@ class ClientMachine:
 
     @property
     def deadline(self) -> float:
-        """Time at which `on_time` has something to do even if nothing arrives."""
+        """Return the time at which `on_time` must run if no event comes before."""
         at = min(self._again, self.outbox.deadline)
         if self.state == CHECKING:
             at = min(at, self._heard + SILENCE)
@@ -502,5 +502,5 @@ class ClientMachine:
 
     @property
     def limit(self) -> float:
-        """Time at which the present request stops waiting for the server."""
+        """Return the time at which the present request stops waiting for the server."""
         return self._limit

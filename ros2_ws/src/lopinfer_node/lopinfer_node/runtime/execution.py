@@ -12,25 +12,25 @@ from .wire import Buffer, Inbox, Piece
 
 
 class AnyStep(Protocol):
-    """One operator of a program, see `program.Step`."""
+    """An operator of a program; see `program.Step`."""
 
     @property
     def waits(self) -> Sequence[int]:
-        """Transfers that must be delivered before."""
+        """Return the transfers that must be delivered before the step."""
 
     @property
     def sends(self) -> Sequence[int]:
-        """Transfers that are ready after."""
+        """Return the transfers that are ready after the step."""
 
 
 class AnyRun(Protocol):
     """The tensors of one inference, see `program.Run`; the shell computes its steps."""
 
     def piece(self, transfer: int) -> Buffer:
-        """Bytes of a transfer whose step has been computed."""
+        """Return the bytes of a transfer whose step has been computed."""
 
     def deliver(self, transfer: int, data: Buffer) -> None:
-        """Take all bytes of a transfer."""
+        """Store all bytes of a transfer."""
 
     def compute(self, position: int) -> None:
         """Compute the step at this position."""

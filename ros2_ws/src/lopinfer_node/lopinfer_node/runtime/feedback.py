@@ -21,17 +21,17 @@ class Feedback:
             lambda: deque(maxlen=LATEST))
 
     def note(self, plan: int, seconds: float, estimate: float, now: float) -> None:
-        """Take a request that was over at ``now``; one of which nothing was expected is passed."""
+        """Record a request that ended at ``now``; skip a request without an estimate."""
         if 0 < estimate < math.inf:
             self._ratios[plan].append((now, seconds / estimate))
 
     def factor(self, plan: int, now: float) -> float:
-        """By what to multiply an estimate; 1 until enough is known."""
+        """Return the factor that corrects an estimate; 1 until there are enough measurements."""
         ratios = self._recent(plan, now)
         return median_low(ratios[-MEDIAN:]) if len(ratios) >= ENOUGH else 1.0
 
     def longest(self, plan: int, now: float) -> float:
-        """The greatest ratio; infinite until enough is known."""
+        """Return the largest ratio; infinite until there are enough measurements."""
         ratios = self._recent(plan, now)
         return max(ratios) if len(ratios) >= KNOWN else math.inf
 

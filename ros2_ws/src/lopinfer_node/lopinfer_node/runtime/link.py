@@ -1,11 +1,11 @@
-"""What a sender knows of its link, from the acknowledgements of its own pieces.
+"""Estimate a sender's link from the acknowledgements of its own pieces.
 
-The bandwidth is the rate at which pieces that queued behind one another arrived: bytes over the
-time that the link was busy, by the receiver's clock, so neither the sender's pauses nor the round
-trip count. A run of such pieces is a train. Within a train the last `TRAIN_BYTES` count; a new
-train counts the more, the longer it is, and alone when it says that the link has changed by a
-factor of two: after a fade the first train, a request's or a probe's, is enough. Upwards a probe
-is not: pieces that a busy receiver finds all at once look as if the link were fast.
+The bandwidth is the rate at which pieces that queue behind one another arrive: bytes divided by
+the time in which the link is busy, by the receiver's clock. Neither the sender's pauses nor the
+round trip count. A run of such pieces is a train. Within a train the last `TRAIN_BYTES` count. A
+longer train has a larger weight in the estimate. A train that differs from the estimate by a
+factor of two replaces it, so after a fade the first train of a request or probe is enough. For an
+increase a probe is not enough, because a busy receiver may read all its pieces at once.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ class LinkEstimate:
 
     @property
     def piece_bytes(self) -> int:
-        """Bytes that the next transfer's pieces should have."""
+        """Return the size of the next transfer's pieces in bytes."""
         return int(min(max(self.rate * PIECE_TIME, MIN_PIECE), self.max_piece))
 
     @property
     def window_bytes(self) -> int:
-        """Bytes that may be unacknowledged: what the link carries in a round trip, and a bit."""
+        """Return the bytes that may be unacknowledged: one round trip plus a margin."""
         wanted = 1.25 * self.rate * (min(self._trips) + QUEUE_TIME)
         return int(min(max(wanted, MIN_WINDOW), MAX_WINDOW))
 
     @property
     def timeout(self) -> float:
-        """Seconds after which an unacknowledged piece counts as lost."""
+        """Return the seconds after which an unacknowledged piece counts as lost."""
         patience = max(3 * self.round_trip, 2 * self.window_bytes / self.rate, MIN_RTO)
         return min(patience * self.backoff, MAX_RTO)
 
     def sample(self, packet: int, nbytes: int, sent_at: float, delivered_then: int, arrived: float,
                now: float) -> None:
-        """Take the acknowledgement of ``packet``; ``arrived`` is by the receiver's clock.
+        """Update by the acknowledgement of ``packet``; ``arrived`` is by the receiver's clock.
 
         ``delivered_then``: bytes that had arrived when it was sent.
         """
         trip = max(now - sent_at, 1e-6)
-        # What has arrived meanwhile can't be more than the link carries. Without it a window that
-        # became too small to keep the link busy would stay so: there would be no train.
+        # The bytes that arrived since are a lower bound of the link's rate. Without this bound a
+        # window too small to keep the link busy would never grow, because there would be no train.
         self.rate = max(self.rate, (self.delivered - delivered_then) / trip)
         self._trips.append(trip)
         weight = 1 / 8 if self.backoff == 1 else 1.0
@@ -109,7 +109,7 @@ class LinkEstimate:
         self.rate, self.known = max(self.rate, MIN_RATE), True
 
     def timed_out(self, now: float) -> None:
-        """A piece was not acknowledged in time: send less, and wait longer. Once per time-out."""
+        """Reduce the window and extend the time-out after an unacknowledged piece."""
         if now >= self._backed_off + self.timeout:
             self._backed_off = now
             self.rate = max(self.rate / 2, MIN_RATE)

@@ -1,4 +1,4 @@
-"""Measuring a profile: what each operator of a model costs on this machine."""
+"""Measure a profile: the time of each operator of a model on this machine."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def measure(traced: Traced, repeats: int = 7, warm_up: int = 2, shares: Sequence
             progress: Progress | None = None, slowdown: float = 1.0) -> Profile:
     """Run the model `repeats` times at each share, operator by operator, and fit the medians.
 
-    Every pass goes through the whole model in order, as an inference does, so caches are as warm
-    as they will be. `progress(done, passes)` is called after each pass. `slowdown`: of a robot that
-    is emulated by pauses (`slow.py`), after which caches are colder.
+    Every pass runs the whole model in order, so caches are as warm as in an inference. The function
+    calls `progress(done, passes)` after each pass. `slowdown`: factor of a robot emulated by pauses
+    (`slow.py`), after which caches are colder.
     """
     sizes = [_sizes(traced, share) for share in shares]
     actual = np.array(sizes) / traced.graph.extents
@@ -50,7 +50,7 @@ def measure(traced: Traced, repeats: int = 7, warm_up: int = 2, shares: Sequence
 
 
 def machine() -> str:
-    """Name of the machine, for people."""
+    """Return a readable name of the machine."""
     if torch.cuda.is_available():
         return f'{torch.cuda.get_device_name()} ({platform.node()})'
     return f'{platform.machine()}, {torch.get_num_threads()} threads ({platform.node()})'
@@ -81,7 +81,7 @@ class _Pass:
         self.device = next(iter(traced.parameters.values()), torch.empty(0)).device
 
     def run(self) -> np.ndarray:
-        """Seconds of every node in one pass, float64 (nodes,)."""
+        """Run one pass; return the seconds of every node, float64 (nodes,)."""
         graph = self.traced.graph
         values: dict[int, torch.Tensor] = {}
         marks: list[tuple[int, Any, Any]] = []

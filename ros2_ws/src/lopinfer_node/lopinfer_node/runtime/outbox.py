@@ -1,9 +1,9 @@
-"""Sender of one direction: pieces within a bounded window, again if they are lost.
+"""Sender of one direction: send pieces within a bounded window, and send lost pieces again.
 
-Topics are best effort and the window is our own: a reliable queue in the middleware would hold what
-a dead link cannot carry, and deliver it, too late, before everything that is sent later. Every
-sending has a packet number of its own (as in QUIC), so an acknowledgement says without doubt which
-one arrived and how long it took.
+Topics are best effort, and this module bounds the bytes in flight. A reliable queue in the
+middleware would keep old messages behind a dead link and deliver them before newer ones. Every
+transmission has its own packet number (as in QUIC), so an acknowledgement identifies one
+transmission and its duration.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Sent:
 
 
 class Outbox:
-    """Feed it transfers, acknowledgements and time; `poll` returns the pieces to send now."""
+    """Accept transfers, acknowledgements and time; `poll` returns the pieces to send now."""
 
     def __init__(self, incarnation: int, piece_bytes: int) -> None:
         self.incarnation = incarnation
@@ -65,18 +65,18 @@ class Outbox:
         self.in_flight = 0         # bytes
 
     def clear(self) -> None:
-        """Nothing of what was offered is sent (again); what is on its way still counts."""
+        """Drop all offered transfers; pieces in flight still count for the window."""
         self._waiting.clear()
         for sent in self._flight.values():
             sent.part.repeat = False
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing is on its way."""
+        """Return whether no piece waits and none is in flight."""
         return not self._waiting and not self._flight
 
     def offer(self, route: Route, transfer: int, data: Buffer) -> None:
-        """Send all bytes of one transfer; they must not change until they are acknowledged."""
+        """Queue one transfer; its bytes must not change until they are acknowledged."""
         view = memoryview(data).cast('B')
         parts = parts_of(len(view), self.link.piece_bytes)
         for part in range(parts):
@@ -84,13 +84,13 @@ class Outbox:
             self._waiting.append(_Part(route, transfer, part, parts, view[lo:hi]))
 
     def probe(self, nbytes: int, pieces: int) -> None:
-        """Send a train of ``pieces`` that belongs to no request and is never repeated."""
+        """Queue a train of ``pieces`` that belongs to no request and is never repeated."""
         for part in range(pieces):
             self._waiting.append(_Part(Route(0, 0, 0), PROBE, part, pieces,
                                        bytes(nbytes // pieces), repeat=False))
 
     def on_ack(self, ack: Ack, now: float) -> None:
-        """Take an acknowledgement; raises RemoteError for one of a packet that was never sent."""
+        """Handle an acknowledgement; raise RemoteError if the packet was never sent."""
         if not 0 <= ack.packet < self.next_packet or not math.isfinite(ack.arrived):
             raise RemoteError(f'acknowledgement of packet {ack.packet} of {self.next_packet}')
         sent = self._arrive(ack.packet)
@@ -104,7 +104,7 @@ class Outbox:
             self._lose(packet)
 
     def _arrive(self, packet: int) -> _Sent | None:
-        """Note that a packet has arrived; None: that was known."""
+        """Mark a packet as arrived; return None if it was already marked."""
         sent = self._flight.pop(packet, None)
         if sent is not None:
             self.in_flight -= len(sent.part.data)
@@ -116,7 +116,7 @@ class Outbox:
         return sent
 
     def _lose(self, packet: int) -> None:
-        """Count a packet as lost; if its acknowledgement is only late, it will still count."""
+        """Count a packet as lost; a late acknowledgement still counts."""
         sent = self._late[packet] = self._flight.pop(packet)
         if len(self._late) > MASK_BITS:
             del self._late[next(iter(self._late))]
@@ -125,7 +125,7 @@ class Outbox:
             self._waiting.appendleft(sent.part)
 
     def poll(self, now: float) -> list[Piece]:
-        """Return what to send now. Call it after every event and at `deadline`."""
+        """Return the pieces to send now. Call this after every event and at `deadline`."""
         while self._flight:
             packet, oldest = next(iter(self._flight.items()))
             if oldest.at + self.link.timeout > now:
@@ -152,7 +152,7 @@ class Outbox:
 
     @property
     def deadline(self) -> float:
-        """Time at which `poll` has something to do even if nothing arrives."""
+        """Return the time at which `poll` must run if no event comes before."""
         if not self._flight:
             return math.inf
         return next(iter(self._flight.values())).at + self.link.timeout

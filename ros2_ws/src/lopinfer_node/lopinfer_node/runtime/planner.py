@@ -1,4 +1,4 @@
-"""The client's plan tables: its own profile and the server's, and a planning method."""
+"""Make the client's plan tables from its profile, the server's profile and a planning method."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s: bins of 
 
 @dataclass
 class TablePlanner:
-    """Makes a table by one of `METHODS`, or estimates one that is given.
+    """Make a table by one of `METHODS`, or estimate a given table.
 
-    ``profile``: of this machine, measured when it is None, as ``slowdown`` times as slow.
-    ``latency`` of the link per direction, and what a transfer costs beyond its bytes, s.
+    ``profile``: of this machine; None: measure it, ``slowdown`` times slower. ``latency``: delay of
+    the link per direction, and the cost of a transfer beyond its bytes, s.
     """
 
     method: str = LOSS
@@ -50,9 +50,9 @@ class TablePlanner:
                  ) -> Iterator[PlannedTable]:
         """Plan for a server with this profile, seconds per operator; yield one table or two.
 
-        To measure and to search takes seconds, on a busy machine minutes. So without a profile the
-        first of two tables is made of a short measurement: all of the model on the robot, or all of
-        it on the server.
+        Measuring and searching take seconds, on a busy machine minutes. So without a profile the
+        first of two tables comes from a short measurement and has two plans: the whole model on the
+        robot, or the whole model on the server.
         """
         if self.profile is None and self.table is None and self.method == LOSS:
             own = measure(traced, 1, 1, (0.5, 1.0), slowdown=self.slowdown)
@@ -81,12 +81,12 @@ class TablePlanner:
         return self._by_rates(table, costs)
 
     def _by_rates(self, table: PlanTable, costs: Costs) -> PlannedTable:
-        """The plan for each pair of bandwidths, up and down, and what to go over to from there.
+        """Return the plan for each pair of bandwidths, up and down, and its alternatives.
 
-        Plans are searched for links that are as fast in both directions. Where they are not, a plan
-        made for another bandwidth may be better than that for the up link's. A plan of layers takes
-        the place of the robot alone and the server alone, and a plan of LOSS that of all three,
-        where it gains a margin: estimates are not better than that.
+        The search assumes links with equal rates in both directions. For other links, a plan made
+        for another bandwidth may be better than the plan for the uplink's bandwidth. A layer plan
+        replaces the two plans on one side only if it is faster by a margin, and a plan of LOSS
+        replaces all three only then, because estimates are not more exact than the margin.
         """
         graph, bins = table.graph, len(table)
         searched = list(dict.fromkeys(table.plans))
@@ -121,19 +121,19 @@ class TablePlanner:
             position[1:], np.take_along_axis(seconds, others, 0))
 
     def _margin(self, score: np.ndarray, more: np.ndarray) -> np.ndarray:
-        """What a plan must gain over one of this score that sends so many transfers fewer."""
+        """Return how much better a plan must be than one with this score and fewer transfers."""
         if not self._fastest:
             return np.zeros_like(score)
         return MARGIN * score + TRANSFER * np.maximum(more, 0)
 
     @property
     def _fastest(self) -> bool:
-        """Whether the least latency is the aim, and nothing else."""
+        """Return whether the objective is only the least latency."""
         return self.objective in (None, Objective())
 
     def _grids(self, graph: Graph, plans: Sequence[Plan], costs: Costs, rates: Sequence[float]
                ) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds and joules of each plan for each pair of bandwidths, (plans, up, down)."""
+        """Return seconds and joules of each plan for each bandwidth pair, (plans, up, down)."""
         pairs = np.stack(np.meshgrid(rates, rates, indexing='ij'), -1).reshape(-1, 2)
         found = [estimates(graph, plan, costs, pairs, self.latency, self.message, self.power)
                  for plan in plans]
@@ -152,5 +152,5 @@ class TablePlanner:
 
 
 def _at(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Of each pair of bandwidths the value of the plan that is chosen there."""
+    """Return the value of the chosen plan for each pair of bandwidths."""
     return np.take_along_axis(values, chosen[None], 0)[0]

@@ -1,4 +1,4 @@
-"""Running one side's part of a plan: compiled once per plan, then one `Run` per inference."""
+"""Run one side's part of a plan: compile once per plan, then make one `Run` per inference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Step:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """Arithmetic of a step: which intervals of which values, and what is done with them."""
+    """Arithmetic of a step, with the intervals of its input values."""
 
     sources: tuple[tuple[int, Interval, int | None], ...]
     run: Arithmetic | None
@@ -45,7 +45,7 @@ class _Compiled:
 
 def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Interval]
                ) -> Arithmetic:
-    """What computes [lo, hi) of operator `index` from just the intervals `needs` of its inputs."""
+    """Return the function that computes [lo, hi) of operator `index` from intervals `needs`."""
     node, nodes = traced.graph.nodes[index], traced.graph.nodes
     call, division = traced.calls[index], traced.divisions[index]
     whole = (lo, hi) == (0, node.extent) and all(
@@ -56,9 +56,9 @@ def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Int
 
 
 class Program:
-    """What `side` does in every inference under `plan`.
+    """The work of `side` in every inference under `plan`.
 
-    The plan is proved valid first (`plan.check`), so a program that exists is right.
+    The constructor first proves the plan valid (`plan.check`), so every program is valid.
     """
 
     def __init__(self, traced: Traced, plan: Plan, side: int) -> None:
@@ -92,7 +92,7 @@ class Program:
                      for source, footprint in zip(node.inputs, node.footprints, strict=True))
 
     def _mark_last_uses(self) -> None:
-        """Free intermediate tensors early; inputs stay, a request may have to finish alone."""
+        """Mark intermediate tensors to be freed early; keep inputs, as a side may finish alone."""
         seen: set[int] = set()
         nodes = self.traced.graph.nodes
         for at in range(len(self._compiled) - 1, -1, -1):
@@ -106,16 +106,16 @@ class Program:
             self._compiled[at] = _Compiled(c.sources, c.run, c.own, tuple(last))
 
     def start(self, inputs: Sequence[torch.Tensor] | None = None) -> Run:
-        """Begin one inference; the device gives the inputs."""
+        """Begin one inference; the device passes the inputs."""
         if self.side == DEVICE:
             self.traced.check_inputs(inputs or ())
         return Run(self, inputs)
 
 
 class Run:
-    """One inference on one side; `deliver` and `piece` may run beside one `compute`.
+    """One inference on one side; `deliver` and `piece` may run in parallel with one `compute`.
 
-    `deliver` does not touch the device: whoever computes next brings there what has arrived.
+    `deliver` does not use the device: the next `compute` copies the delivered tensors to it.
     """
 
     def __init__(self, program: Program, inputs: Sequence[torch.Tensor] | None) -> None:
@@ -132,7 +132,7 @@ class Run:
         self._inputs = dict(self._stretches)
 
     def compute(self, at: int) -> None:
-        """Run step `at`, all of whose waits have been delivered."""
+        """Run step `at`, whose `waits` must all have been delivered."""
         self._place()
         compiled = self.program._compiled[at]
         if compiled.run is not None:
@@ -145,7 +145,7 @@ class Run:
             self._stretches.pop(value, None)
 
     def _place(self) -> None:
-        """Bring to the device what has arrived."""
+        """Copy the delivered tensors to the device."""
         while self._arrived:
             node, (lo, hi, tensor) = self._arrived.popleft()
             flat = to_device(tensor.reshape(-1), self._device)
@@ -173,7 +173,7 @@ class Run:
         return torch.cat(cuts, axis)
 
     def piece(self, transfer: int) -> memoryview:
-        """Contiguous bytes of a transfer that leaves this side; valid once its step has run."""
+        """Return the bytes of an outgoing transfer; its step must have run."""
         t = self.program.plan.transfers[transfer]
         with torch.inference_mode():
             tensor = self._gather(t.node, (t.lo, t.hi), self.graph.nodes[t.node].axis)
@@ -181,9 +181,9 @@ class Run:
         return flat.view(torch.uint8).numpy().data
 
     def deliver(self, transfer: int, data: Any) -> None:
-        """Take the bytes of a transfer that comes from the other side.
+        """Store the bytes of a transfer from the other side.
 
-        `data` must stay as it is until the run is over. Raises RemoteError for a wrong length.
+        `data` must not change until the run is over. Raises RemoteError for a wrong length.
         """
         t = self.program.plan.transfers[transfer]
         made = self.program.traced.tape.records[t.node]
@@ -196,7 +196,7 @@ class Run:
         self._arrived.append((t.node, (t.lo, t.hi, tensor)))
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """The model's results, on the device after the last step."""
+        """Return the model's results, available on the device after the last step."""
         self._place()
         return self.program.traced.outputs(self._whole)
 
@@ -205,9 +205,9 @@ class Run:
         return self._gather(node, (0, n.extent), n.axis)
 
     def finish_alone(self) -> tuple[torch.Tensor, ...]:
-        """Compute here all that is missing, from the inputs and what is whole already.
+        """Compute all missing tensors on this side, from the inputs and the complete tensors.
 
-        Of a tensor that is here in part only, the whole is computed again.
+        A tensor that is only partly on this side is computed again as a whole.
         """
         self._place()
         complete: dict[int, torch.Tensor] = {}

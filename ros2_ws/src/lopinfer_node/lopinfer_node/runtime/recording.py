@@ -1,4 +1,4 @@
-"""What one side really did, and when: the measured counterpart of `timeline.Timeline`.
+"""Record what one side did and when: the measured counterpart of `timeline.Timeline`.
 
 A file of JSON lines: `side` (0 device, 1 server), `run` (counts the side's inferences), `what`
 (`compute` of the step at `index`, `send` or `receive` of the transfer at `index`), `start` and
@@ -20,7 +20,7 @@ from .wire import Buffer
 
 
 class Recording:
-    """Appends to the file at ``path``; from any thread."""
+    """Append lines to the file at ``path``; any thread may call."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open('a', buffering=1)
@@ -28,13 +28,13 @@ class Recording:
         self._runs = 0
 
     def next_run(self) -> int:
-        """Number of a new inference."""
+        """Return the number of a new inference."""
         with self._lock:
             self._runs += 1
             return self._runs
 
     def note(self, side: int, run: int, what: str, index: int, start: float) -> None:
-        """Write what began at ``start`` and has ended now."""
+        """Write a line for an event that began at ``start`` and ends now."""
         line = json.dumps({'side': side, 'run': run, 'what': what, 'index': index, 'start': start,
                            'end': time.monotonic()})
         with self._lock:
@@ -42,14 +42,14 @@ class Recording:
 
 
 class RecordedProgram:
-    """A program whose runs are written down."""
+    """A program whose runs are recorded."""
 
     def __init__(self, program: AnyProgram, side: int, recording: Recording) -> None:
         self.program, self.side, self.recording = program, side, recording
 
     @property
     def steps(self) -> Sequence[AnyStep]:
-        """Those of the program."""
+        """Return the steps of the program."""
         return self.program.steps
 
     def start(self, inputs: Any) -> AnyRun:
@@ -58,7 +58,7 @@ class RecordedProgram:
 
 
 class _RecordedRun:
-    """A run, and a line in the file for each call that says when something happened."""
+    """A run that writes a line to the file for each computation and transfer."""
 
     def __init__(self, run: AnyRun, side: int, recording: Recording) -> None:
         self.outputs, self.finish_alone = run.outputs, run.finish_alone
@@ -83,5 +83,5 @@ class _RecordedRun:
 
 
 def recorded(program: AnyProgram, side: int, recording: Recording | None) -> AnyProgram:
-    """The program, written down if there is a recording."""
+    """Return the program, wrapped to record its runs if there is a recording."""
     return program if recording is None else RecordedProgram(program, side, recording)

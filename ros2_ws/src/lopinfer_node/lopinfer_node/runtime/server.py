@@ -1,7 +1,7 @@
 """The server's protocol: models, clients with their plan tables, one request of each at a time.
 
-No I/O, no clock, no thread. The server chooses nothing: a request names its plan, and a new request
-of a client replaces the former. What a client says touches that client's session alone.
+Sans-I/O. The server chooses no plan: each request names its plan. A new request of a client
+replaces the client's former request. A client's messages affect only that client's session.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PreparePlans:
 
 @dataclass(frozen=True)
 class Unload:
-    """Let go of a model that no client uses; its files stay."""
+    """Unload a model that no client uses; keep its files."""
 
     digest: str
 
@@ -101,19 +101,19 @@ Action = Join | Leave | Prepare | PreparePlans | Unload | Send
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan that was checked, and its program for the server."""
+    """A checked plan and its program for the server."""
 
     plan: Plan
     program: AnyProgram
 
     @cached_property
     def number(self) -> int:
-        """The plan's digest as pieces carry it."""
+        """Return the number by which pieces name the plan."""
         return plan_number(self.plan.digest)
 
 
 class Limits(Settings):
-    """What one server serves."""
+    """Bounds on what one server serves."""
 
     clients: int = setting(16, 'most robots at a time', ge=1, le=1024)
     request_bytes: int = 1 << 28   # incoming transfers of one request
@@ -128,7 +128,7 @@ class Limits(Settings):
 
 @dataclass
 class _Model:
-    """What is known of a model; ``status`` READY, PREPARING or REFUSED."""
+    """A model; ``status`` is READY, PREPARING or REFUSED."""
 
     name: str
     names: Sequence[str]
@@ -172,9 +172,9 @@ class Work:
 
 
 class ServerMachine:
-    """Protocol of the server. Events return actions; `work` says what to compute.
+    """Protocol of the server. Events return actions; `work` returns steps to compute.
 
-    ``stored``: digests of the models whose files are there.
+    ``stored``: digests of the models whose files are stored.
     """
 
     def __init__(self, incarnation: int, stored: Collection[str] = (),
@@ -191,18 +191,18 @@ class ServerMachine:
 
     @property
     def clients(self) -> list[str]:
-        """Names of the clients."""
+        """Return the names of the clients."""
         return list(self._sessions)
 
     @property
     def busy(self) -> bool:
-        """Whether a request is under way."""
+        """Return whether a request is running."""
         return any(s.execution is not None or not s.outbox.idle for s in self._sessions.values())
 
     # -- models and clients ----------------------------------------------------------------------
 
     def on_open(self, request: OpenRequest, now: float) -> tuple[OpenReply, list[Action]]:
-        """A client wants a model served."""
+        """Handle a client's request to serve a model."""
         refusal = self._refusal(request, now)
         if refusal:
             return OpenReply(REFUSED, refusal), []
@@ -223,18 +223,18 @@ class ServerMachine:
 
     @property
     def models(self) -> list[str]:
-        """Digests of the models that are served or prepared."""
+        """Return the digests of the models that are served or being prepared."""
         return list(self._models)
 
     @property
     def used(self) -> int:
-        """Bytes that are set aside for models and requests."""
+        """Return the bytes reserved for models and requests."""
         return sum(m.loaded for m in self._models.values()) + \
             sum(s.plans_bytes + s.reserved for s in self._sessions.values())
 
     def add(self, name: str, digest: str, names: Sequence[str], hashes: Sequence[int],
             kept: bool = False) -> list[Action]:
-        """Have a stored model prepared; ``kept``: it stays in memory when nobody uses it."""
+        """Prepare a stored model; ``kept``: keep it in memory even if no client uses it."""
         self._stored.add(digest)
         refused = [d for d, m in self._models.items() if m.status == REFUSED]
         for old in refused[:len(refused) - REFUSALS + 1]:
@@ -244,9 +244,9 @@ class ServerMachine:
 
     def admit(self, digest: str, loaded: int, request: int, plan: int = 0
               ) -> tuple[str, list[Action]]:
-        """Set memory aside for a model that takes so many bytes, each request and plan so many.
+        """Reserve memory for a model, with its bytes per request and per plan.
 
-        Returns why there is none, or '', and models to unload first.
+        Returns the reason if there is not enough memory, else '', and models to unload first.
         """
         model = self._models[digest]
         reason, actions = self._make_room(f'{model.name} and one request of it', loaded + request)
@@ -255,9 +255,9 @@ class ServerMachine:
         return reason, actions
 
     def _make_room(self, what: str, nbytes: int) -> tuple[str, list[Action]]:
-        """Unload models that nobody uses, the oldest first, until so many bytes are free.
+        """Unload unused models, the oldest first, until enough bytes are free.
 
-        Returns why they are not, or '', and the models to unload.
+        Returns the reason if that is not possible, else '', and the models to unload.
         """
         actions: list[Action] = []
         in_use = {s.digest for s in self._sessions.values()}
@@ -324,12 +324,12 @@ class ServerMachine:
         return fresh, [] if session is not None else [Join(request.client)]
 
     def on_stored(self, digests: Collection[str]) -> None:
-        """Which models' files are there now: one has arrived, or made room for another."""
+        """Update which models are stored, after one has arrived or was deleted."""
         self._stored = set(digests)
 
     def on_model(self, digest: str, fixed: np.ndarray, per_share: np.ndarray, reason: str = ''
                  ) -> None:
-        """A model was prepared: its profile, or why it can't be served."""
+        """Handle the end of a preparation: the model's profile, or why it cannot be served."""
         model = self._models[digest]
         model.status, model.reason = (REFUSED if reason else READY), reason
         model.fixed, model.per_share = fixed, per_share
@@ -339,7 +339,7 @@ class ServerMachine:
             self._stored.discard(digest)
 
     def on_set_plans(self, request: PlansRequest, now: float) -> tuple[int, str, list[Action]]:
-        """A client sends its plan table: status, reason, actions."""
+        """Handle a client's plan table; return status, reason and actions."""
         session = self._sessions.get(request.client)
         if session is None or (session.incarnation, session.digest) != (
                 request.incarnation, request.digest):
@@ -358,7 +358,7 @@ class ServerMachine:
 
     def _prepare_plans(self, session: _Session, request: PlansRequest
                        ) -> tuple[int, str, list[Action]]:
-        """Have a table checked and compiled, if there is memory for its plans."""
+        """Start to check and compile a table, if there is memory for its plans."""
         model = self._models[request.digest]
         numbers = 4 * max(1, len(model.fixed))   # of one plan
         nbytes = request.own.nbytes + model.plan * -(-len(request.own) // numbers)
@@ -374,7 +374,7 @@ class ServerMachine:
 
     def on_plans(self, request: PlansRequest, table: Sequence[Prepared], reason: str = ''
                  ) -> list[Action]:
-        """A plan table was prepared: the plan of each bin, or why it is refused."""
+        """Handle a prepared plan table: the plan of each bin, or why the table is refused."""
         session = self._sessions.get(request.client)
         if session is None or session.asked is not request:
             return []  # another table, or another client, by now
@@ -399,7 +399,7 @@ class ServerMachine:
     # -- requests --------------------------------------------------------------------------------
 
     def on_piece(self, client: str, piece: Piece, now: float) -> list[Action]:
-        """Take a piece of a client."""
+        """Handle a piece from a client."""
         session = self._sessions.get(client)
         try:
             piece.verify()
@@ -446,7 +446,7 @@ class ServerMachine:
         return OK
 
     def on_ack(self, client: str, ack: Ack, now: float) -> list[Action]:
-        """Take an acknowledgement of a client."""
+        """Handle an acknowledgement from a client."""
         session = self._sessions.get(client)
         if session is None or ack.incarnation != session.incarnation:
             self.dropped['foreign'] += 1
@@ -460,7 +460,7 @@ class ServerMachine:
         return self._send(session, now)
 
     def work(self) -> Work | None:
-        """The next steps to compute, in turn over the clients; None: nothing to do."""
+        """Return the next steps to compute, in turn over the clients; None: nothing to do."""
         for name, session in self._sessions.items():
             if session.execution is not None:
                 steps = session.execution.runnable()
@@ -471,7 +471,7 @@ class ServerMachine:
 
     def on_computed(self, work: Work, pieces: Sequence[tuple[int, Buffer]], seconds: float,
                     now: float) -> list[Action]:
-        """The steps of ``work`` were computed in ``seconds``; ``pieces``: transfers to send."""
+        """Handle the end of the steps of ``work``, computed in ``seconds``; send ``pieces``."""
         session = self._sessions.get(work.client)
         if session is None or session.execution is not work.execution:
             return []  # the client has begun another request, or has gone
@@ -483,7 +483,7 @@ class ServerMachine:
         return self._send(session, now)
 
     def on_failed(self, work: Work) -> None:
-        """The steps of ``work`` could not be computed; its client goes on alone."""
+        """Handle steps of ``work`` that failed; the client finishes alone."""
         session = self._sessions.get(work.client)
         if session is not None and session.execution is work.execution:
             session.execution = None
@@ -492,7 +492,7 @@ class ServerMachine:
     # -- time ------------------------------------------------------------------------------------
 
     def on_time(self, now: float) -> list[Action]:
-        """Do what is due; call it at `deadline`."""
+        """Perform all due actions; call this at `deadline`."""
         actions: list[Action] = []
         for session in list(self._sessions.values()):
             if now >= session.heard + self.limits.lease:
@@ -507,6 +507,6 @@ class ServerMachine:
 
     @property
     def deadline(self) -> float:
-        """Time at which `on_time` has something to do even if nothing arrives."""
+        """Return the time at which `on_time` must run if no event comes before."""
         return min((min(s.outbox.deadline, s.heard + self.limits.lease)
                     for s in self._sessions.values()), default=math.inf)

@@ -1,4 +1,4 @@
-"""What client and server agree on before the first request: the model, and the plan table."""
+"""Messages by which client and server agree on the model and the plan table."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OpenReply:
 
 
 def number(fingerprint: bytes) -> int:
-    """Eight bytes as the number that messages carry."""
+    """Return eight bytes as the number that messages carry."""
     return int.from_bytes(fingerprint[:8], 'little')
 
 
@@ -71,7 +71,7 @@ def first_difference(names: Iterable[str], hashes: Iterable[int], other_names: I
 
 
 def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
-    """Plan table as it travels: position of each bin's plan, and the distinct plans, int32.
+    """Encode a plan table: the index of each bin's plan, and the distinct plans, int32.
 
     ``own``: for each bin the plan's intervals, int64 of shape (2, nodes, 2).
     """
@@ -82,7 +82,7 @@ def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
 
 
 def decode_plans(bins: Iterable[int], flat: np.ndarray, nodes: int) -> list[np.ndarray]:
-    """Inverse of `encode_plans`; raises RemoteError when the numbers are no table."""
+    """Decode a plan table of `encode_plans`; raise RemoteError if the numbers are invalid."""
     positions, each = list(bins), 4 * nodes
     count = len(flat) // each
     if not positions or count * each != len(flat) or not count or max(positions) >= count \

@@ -1,4 +1,4 @@
-"""A slower robot than the machine that stands in for it: for the demo, benches and tests."""
+"""Emulate a robot that is slower than this machine: for the demo, benches and tests."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ SHORTEST = 1e-3   # s; shorter pauses cost more than they last
 
 
 def computing_time() -> float:
-    """Seconds that this thread has computed, for differences.
+    """Return the processor seconds of this thread, for differences.
 
-    The time for which another process has the processor is none of a robot's: a pause would make
-    more of it. Where several threads compute, the one that calls waits for the others.
+    Time of other processes on the processor does not count, because a pause would multiply it. If
+    several threads compute, the calling thread waits for the others.
     """
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 class Pause:
-    """Sleeps so that computing takes ``factor`` times as long, in few stretches."""
+    """Sleep so that computing takes ``factor`` times as long, in few pauses."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._owed = 0.0
 
     def after(self, seconds: float, at_once: bool = False) -> None:
-        """So long was computed; ``at_once``: sleep off all that is owed."""
+        """Account for computed seconds; ``at_once``: sleep for all that is owed."""
         self._owed += seconds * (self._factor - 1)
         if self._owed > (0 if at_once else SHORTEST):
             start = time.perf_counter()
@@ -46,7 +46,7 @@ class SlowProgram:
 
     @property
     def steps(self) -> Sequence[AnyStep]:
-        """Those of the program."""
+        """Return the steps of the program."""
         return self.program.steps
 
     def start(self, inputs: Any) -> AnyRun:
@@ -55,7 +55,7 @@ class SlowProgram:
 
 
 class _SlowRun:
-    """Sleeps after each computation, in few pauses; all of it before anything leaves."""
+    """A run that sleeps after computations, in few pauses, and always before it sends."""
 
     def __init__(self, run: AnyRun, factor: float, steps: Sequence[AnyStep]) -> None:
         self.deliver, self.piece = run.deliver, run.piece
@@ -71,5 +71,5 @@ class _SlowRun:
 
 
 def slowed(program: AnyProgram, factor: float) -> AnyProgram:
-    """The program, `factor` times as slow; itself for 1."""
+    """Return the program, `factor` times slower; for 1 the program itself."""
     return program if factor == 1 else SlowProgram(program, factor)

@@ -1,4 +1,4 @@
-"""The models that a server keeps on disk, and how one gets there.
+"""The models that a server stores on disk, and their upload.
 
     <directory>/<digest>/graph.json, weights.safetensors      complete
     <directory>/<digest>.part/...                             still arriving
@@ -52,9 +52,9 @@ class UploadReply:
 
 
 class Store:
-    """At most ``models`` under ``directory``, no file of which is above ``memory``, bytes.
+    """At most ``models`` models under ``directory``, with files of at most ``memory`` bytes.
 
-    When another one comes, the one goes that was not used for longest.
+    A new model replaces the least recently used one.
     """
 
     def __init__(self, directory: Path, memory: int = 4 << 30, models: int = 64) -> None:
@@ -65,28 +65,28 @@ class Store:
         directory.mkdir(parents=True, exist_ok=True)
 
     def digests(self) -> set[str]:
-        """Digests of the complete models."""
+        """Return the digests of the complete models."""
         return {p.name for p in self.directory.iterdir() if re.fullmatch('[0-9a-f]{64}', p.name)}
 
     def path(self, digest: str) -> Path:
-        """Folder of a complete model."""
+        """Return the folder of a complete model."""
         return self.directory / digest
 
     def use(self, digest: str) -> Path:
-        """Folder of a complete model, which is used now."""
+        """Return the folder of a complete model, and mark it as used now."""
         with contextlib.suppress(OSError):   # a folder that can only be read
             os.utime(self.path(digest))
         return self.path(digest)
 
     def load(self, digest: str, device: str = 'cpu') -> Traced:
-        """Read a complete model; ModelError if it is not what its digest says, on a bad disk."""
+        """Read a complete model; raise ModelError if it does not match its digest."""
         traced = load(self.path(digest), device)
         if traced.digest != digest:
             raise ModelError(f'{self.path(digest)}: the files were damaged on the disk')
         return traced
 
     def add(self, traced: Traced) -> None:
-        """Keep a model of this machine's own."""
+        """Store a model of this machine."""
         if traced.digest not in self.digests():
             folder = self.directory / f'{traced.digest}.part'
             shutil.rmtree(folder, ignore_errors=True)
@@ -96,13 +96,13 @@ class Store:
             self._complete(folder)
 
     def remove(self, digest: str) -> None:
-        """Forget a model, which turned out not to be what its digest says."""
+        """Delete a model that does not match its digest."""
         shutil.rmtree(self.path(digest), ignore_errors=True)
 
     def take(self, request: UploadRequest, served: Collection[str] = ()) -> UploadReply:
-        """Take a part of a file; never more than was announced, nor anything outside the store.
+        """Store a part of a file; never more than announced, nor outside the store.
 
-        ``served``: digests of models that stay.
+        ``served``: digests of models that must not be deleted.
         """
         if not re.fullmatch('[0-9a-f]{64}', request.digest) or request.file not in FILES:
             return UploadReply(False, f"'{request.file}' of model '{request.digest}' is no file "
@@ -138,7 +138,7 @@ class Store:
         return UploadReply(True, '', received, self._complete(folder))
 
     def _make_room(self, served: Collection[str]) -> bool:
-        """Whether there is place for one more, after the oldest have gone."""
+        """Delete the oldest models; return whether there is room for one more."""
         folders = [p for p in self.directory.iterdir()
                    if re.fullmatch(r'[0-9a-f]{64}(\.part)?', p.name)]
         surplus = len(folders) - self.models + 1
@@ -150,7 +150,7 @@ class Store:
         return len(idle) >= surplus
 
     def _append(self, path: Path, request: UploadRequest) -> int:
-        """Append the part if it begins where the file ends; return the bytes that are there."""
+        """Append the part if it begins where the file ends; return the size of the file."""
         path.touch()
         os.utime(path.parent)
         received = path.stat().st_size
@@ -202,7 +202,7 @@ def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], Upload
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -1,7 +1,7 @@
-"""A model is tried in a process of its own before a server serves it.
+"""Try a model in its own process before a server serves it.
 
-A robot may send a model that takes any amount of memory or time, or that ends the process that
-computes it. Here that costs the trial alone; what it took there is what the server sets aside.
+A robot may send a model that needs any amount of memory or time, or that ends its process. In a
+trial only the trial process fails. The server reserves the memory that the trial has used.
 
     python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 
@@ -44,7 +44,7 @@ MAX_TEXT = 1000    # characters of a reason; names in it are the robot's
 
 @dataclass(frozen=True)
 class Trial:
-    """Bytes that a model takes when it is ``loaded``, and for each ``request`` and ``plan``."""
+    """Bytes that a model needs when it is ``loaded``, and for each ``request`` and ``plan``."""
 
     profile: Profile
     loaded: int
@@ -58,7 +58,7 @@ class Trial:
 
     @classmethod
     def load(cls, path: Path) -> Trial:
-        """Read it; raises ProfileError."""
+        """Read the JSON object; raise ProfileError if it is invalid."""
         try:
             return cls._of(json.loads(path.read_text()))
         except (OSError, ValueError, RecursionError) as error:
@@ -77,9 +77,9 @@ class Trial:
 
 
 class Trier:
-    """Tries models, one at a time; ``close`` from another thread ends the one under way.
+    """Try models, one at a time; ``close`` from another thread ends the running trial.
 
-    ``memory``: bytes that a model and one request of it may take; ``longest``: seconds of one
+    ``memory``: most bytes of a model and one request; ``longest``: most seconds of one
     inference.
     """
 
@@ -89,7 +89,7 @@ class Trier:
         self._closed = False
 
     def __call__(self, folder: Path) -> Trial:
-        """Raises ModelError: it can't be read, or takes too much."""
+        """Try a model; raise ModelError if it cannot be read or needs too much."""
         command = [sys.executable, '-m', __name__, str(folder), self.device,
                    str(torch.get_num_threads()), str(self.memory), str(self.longest),
                    str(os.getpid())]
@@ -112,14 +112,14 @@ class Trier:
         raise ModelError(state['error'])
 
     def close(self) -> None:
-        """End the trial under way, and each one that is asked for later."""
+        """End the running trial and refuse later ones."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
 
 
 def main(arguments: list[str]) -> int:
-    """Be the process of a trial."""
+    """Run a trial in this process."""
     die_with(int(arguments[5]))
     folder, device = Path(arguments[0]), torch.device(arguments[1])
     memory, longest = int(arguments[3]), float(arguments[4])
@@ -162,7 +162,7 @@ def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dic
 
 
 def _plan_bytes(traced: Traced) -> int:
-    """What a server keeps of a plan: here the lower half of what can be divided, and the rest."""
+    """Return the bytes of a plan in which the server has the lower half of each divisible axis."""
     whole = [n.is_global or n.extent == 1 for n in traced.graph.nodes]
     cuts = np.where(whole, 0, traced.graph.extents // 2)
     tracemalloc.start()
@@ -180,7 +180,7 @@ def _too_large(memory: int) -> str:
 
 
 def _memory(device: torch.device) -> tuple[int, int]:
-    """Bytes that this process takes on the device, now and at most so far."""
+    """Return the bytes that this process uses on the device: now, and the maximum so far."""
     if device.type == 'cuda':
         return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
     status = Path('/proc/self/status').read_text()

@@ -1,7 +1,7 @@
-"""What client and server say to each other while an inference runs: pieces and acknowledgements.
+"""Messages between client and server during an inference: pieces and acknowledgements.
 
-A piece is one part of one transfer of a plan. It names the plan by digest, so that the first piece
-of a request is all that the server needs to begin it; nothing else is agreed on per request.
+A piece is one part of one transfer of a plan. It names the plan by digest, so the server can begin
+a request with its first piece, without any other message.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Piece:
         return zlib.crc32(self.data, zlib.crc32(header))
 
     def sealed(self) -> Piece:
-        """The same piece with its checksum."""
+        """Return the same piece with its checksum."""
         return replace(self, check=self.checksum())
 
     def verify(self) -> None:
-        """Raise RemoteError if the piece is not what its sender sealed."""
+        """Raise RemoteError if the piece does not match its checksum."""
         if not (self.part < self.parts and len(self.data) <= MAX_PIECE):
             raise RemoteError(f'piece has part {self.part} of {self.parts} with '
                               f'{len(self.data)} bytes')
@@ -67,8 +67,8 @@ class Piece:
 class Ack:
     """Piece ``packet`` has arrived at ``arrived`` s of the receiver's clock.
 
-    Bit k of ``mask``: packet - 1 - k has arrived, too. ``rate``: bytes/s at which the pieces of the
-    receiver arrive, in the other direction, as it has measured; 0: not yet.
+    Bit k of ``mask``: packet - 1 - k has arrived, too. ``rate``: measured bytes/s of pieces in the
+    other direction; 0: not yet measured.
     """
 
     incarnation: int
@@ -80,31 +80,31 @@ class Ack:
 
 
 def parts_of(size: int, piece_bytes: int) -> int:
-    """Number of pieces in which a transfer of ``size`` bytes travels."""
+    """Return the number of pieces of a transfer of ``size`` bytes."""
     least = -(-size // MAX_PARTS)
     return max(1, -(-size // max(least, min(piece_bytes, MAX_PIECE))))
 
 
 def bounds(size: int, part: int, parts: int) -> tuple[int, int]:
-    """First byte of a part and the one after its last."""
+    """Return the first byte of a part and the byte after its last."""
     step = -(-size // parts)
     return min(part * step, size), min((part + 1) * step, size)
 
 
 def plan_number(digest: bytes) -> int:
-    """Eight bytes of a plan's digest as the number that pieces carry."""
+    """Return eight bytes of a plan's digest as the number that pieces carry."""
     return int.from_bytes(digest[:8], 'little')
 
 
 class Arrivals:
-    """Which packets have arrived; makes the acknowledgement of each."""
+    """Track arrived packets and make the acknowledgement of each."""
 
     def __init__(self) -> None:
         self._newest = -1
         self._bits = 0      # bit k: newest - k has arrived
 
     def note(self, piece: Piece, now: float, status: int = OK, rate: float = 0.0) -> Ack:
-        """Note a piece; return its acknowledgement."""
+        """Mark a piece as arrived; return its acknowledgement."""
         behind = self._newest - piece.packet
         if behind < 0:
             self._bits = (self._bits << min(-behind, HISTORY) | 1) & ((1 << HISTORY) - 1)
@@ -116,9 +116,9 @@ class Arrivals:
 
 
 class Inbox:
-    """Puts the incoming transfers of one request together, whatever order their parts come in.
+    """Assemble the incoming transfers of one request from parts in any order.
 
-    ``sizes``: transfer -> bytes, of those that this side expects.
+    ``sizes``: expected transfer -> bytes.
     """
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
@@ -127,9 +127,9 @@ class Inbox:
         self._complete: set[int] = set()
 
     def take(self, piece: Piece) -> bytearray | None:
-        """Take a part; return the whole transfer if this completes it.
+        """Store a part; return the whole transfer if the part completes it.
 
-        Raises RemoteError for a part that does not fit what the plan says, and changes nothing.
+        Raises RemoteError, and changes nothing, for a part that does not fit the plan.
         """
         size = self._sizes.get(piece.transfer)
         if size is None:

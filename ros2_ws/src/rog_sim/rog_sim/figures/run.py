@@ -11,7 +11,7 @@ from fleet_env.records import Evaluation, Event, Fault, Iteration, read_run
 from fleet_env.summary import Summary, read_summary
 from matplotlib.axes import Axes
 
-from rog_sim.portraits import SERVER, Portraits, read_portraits
+from rog_sim.model_outputs import SERVER, ModelOutputs, read_model_outputs
 
 from . import style
 
@@ -36,15 +36,15 @@ def draw_run(directory: str | PathLike[str], out: str | PathLike[str] | None = N
         paths = _draw_overview(events, summary, target)
         if any(isinstance(e, Iteration) and e.rows_total for e in events):
             paths += _draw_micro(events, summary, target)
-        portraits = read_portraits(Path(directory))
-        if 'top' in portraits.get(SERVER, {}):
-            paths += _draw_map(portraits, summary, target)
+        outputs = read_model_outputs(Path(directory))
+        if 'top' in outputs.get(SERVER, {}):
+            paths += _draw_map(outputs, summary, target)
     return paths
 
 
-def _draw_map(portraits: Portraits, summary: Summary, out: Path) -> list[Path]:
+def _draw_map(outputs: ModelOutputs, summary: Summary, out: Path) -> list[Path]:
     """Draw colours and heights seen from above, and the ways of the robots over them."""
-    seen = portraits[SERVER]
+    seen = outputs[SERVER]
     figure = style.new_figure(style.PAGE, 3.2)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     left.imshow(seen['top'], origin='lower', extent=seen['extent'])
@@ -52,10 +52,10 @@ def _draw_map(portraits: Portraits, summary: Summary, out: Path) -> list[Path]:
     heights = np.where(np.isfinite(seen['height']), seen['height'], np.nan)
     shades = right.imshow(heights, origin='lower', extent=seen['extent'], cmap='viridis')
     figure.colorbar(shades, ax=right, label='height, m', shrink=.8)
-    for index, robot in enumerate(sorted(portraits.keys() - {SERVER})):
+    for index, robot in enumerate(sorted(outputs.keys() - {SERVER})):
         for name, dashes in (('truth', ':'), ('estimate', '-')):
             for axis in (left, right):
-                axis.plot(*portraits[robot][name][:, :2].T, color=f'C{index % 10}', ls=dashes,
+                axis.plot(*outputs[robot][name][:, :2].T, color=f'C{index % 10}', ls=dashes,
                           label=f'{robot}, {name}')
     for axis in (left, right):
         axis.grid(visible=False)

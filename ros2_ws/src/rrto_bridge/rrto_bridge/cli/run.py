@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fleet_env.errors import FleetEnvError
@@ -60,12 +60,16 @@ def call(options: Any) -> int:
     if settings.server or find(AT_ONCE):
         return become(command, settings)
     with server_process() as (name, process):   # beside a longer look, and the program's imports
-        if not find(LONGEST - AT_ONCE, without=name):
-            print(f'rrto: no server was found; {name} was started on this machine', file=sys.stderr)
-            command, environment = for_program(command, changed(settings, server=name))
-            return run(command, {**environment, STARTING: str(process.pid)})
-        process.kill()
-    return become(command, settings)
+        command, environment = for_program(command, changed(settings, server=name))
+
+        def look() -> None:
+            if not find(LONGEST - AT_ONCE, without=name):
+                print(f'rrto: no server was found; {name} was started on this machine',
+                      file=sys.stderr)
+            else:
+                process.kill()   # the program takes the one that was found: see client_shell
+
+        return run(command, {**environment, STARTING: str(process.pid)}, look)
 
 
 def become(command: list[str], settings: Settings) -> int:
@@ -145,8 +149,9 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
                 process.wait(STOP_LIMIT)
 
 
-def run(command: list[str], environment: dict[str, str]) -> int:
-    """Run a program to its end and return its exit code, or die of the signal that it died of."""
+def run(command: list[str], environment: dict[str, str],
+        beside: Callable[[], None] = lambda: None) -> int:
+    """Run a program to its end, and do something beside it; returns its exit code, as a shell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = subprocess.Popen(command, env=environment,
@@ -155,5 +160,6 @@ def run(command: list[str], environment: dict[str, str]) -> int:
         print(f'rrto: {command[0]}: {error.strerror}', file=sys.stderr)
         return 127
     signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
+    beside()
     code = process.wait()
     return code if code >= 0 else 128 - code

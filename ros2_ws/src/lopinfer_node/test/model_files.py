@@ -6,7 +6,7 @@ from lopinfer_node.model.files import GRAPH, WEIGHTS
 from safetensors.torch import save_file
 
 
-def written(folder, shape, *calls, weights=None, dtype='float32', axis=None):
+def write_model(folder, shape, *calls, weights=None, dtype='float32', axis=None):
     """A folder with a model of one input; each call is (op, arguments, shape[, dtype])."""
     records = [{'op': op, 'arguments': arguments, 'shape': list(made), 'dtype': (*kind, dtype)[0],
                 'place': op, 'pick': 0 if 'native' in op else None}

@@ -1,4 +1,4 @@
-"""A fleet below another one in virtual time: to the fleet above it is a robot, see `Upstream`."""
+"""A child fleet in virtual time: a robot of its parent fleet, see `Upstream`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rog_core.upstream import Upstream, step_above, worker_above
 from .robot import Robot, on_the_air
 
 
-class FleetBelow:
-    """What the simulation of the fleet above asks of a robot.
+class ChildFleet:
+    """A child fleet with the interface of a robot, for the simulation of the parent fleet.
 
-    ``server``, ``robots``: of the fleet below. A server draws no power of a robot.
+    ``server``, ``robots``: those of the child fleet. The server counts as drawing no power.
     """
 
     silent_until = 0.0  # it never drops out
 
-    def __init__(self, name: str, server: ServerMachine, robots: Mapping[str, Robot | FleetBelow],
+    def __init__(self, name: str, server: ServerMachine, robots: Mapping[str, Robot | ChildFleet],
                  config: TransferConfig, incarnation: int) -> None:
         self.name, self._server, self._robots = name, server, robots
         self.machine = worker_above(server, name, incarnation, config)
@@ -32,16 +32,16 @@ class FleetBelow:
         self._upstream = Upstream(server, self.machine)
 
     def go_on(self, order: Compute) -> None:
-        """Carry out an order of the server above."""
+        """Carry out an order of the parent's server."""
         self._upstream.go_on(order)
 
     def account(self, now: float) -> list[Action]:
-        """Return the actions of the worker if its fleet has worked for long enough, else none."""
+        """Return the worker's actions once its fleet has worked long enough, else none."""
         return step_above(self._upstream, now)
 
     @property
     def loss(self) -> float:
-        """Mean loss of its robots."""
+        """Return the mean loss of the robots."""
         return self._mean('loss')
 
     def _mean(self, name: str) -> float:
@@ -50,14 +50,14 @@ class FleetBelow:
         return float(np.mean(known)) if known else math.nan
 
     def report(self, now: float, link_rate: float, state: str = '') -> RobotReport:
-        """Return its status; accuracy and the iteration of it are those of its robots."""
+        """Return the status of the fleet; the robots give accuracy and its iteration."""
         accuracy = self._mean('accuracy')
         return RobotReport(self.name, self.machine.incarnation, loss=self.loss, accuracy=accuracy,
                            evaluated_at=0 if math.isnan(accuracy) else self.machine.finished,
                            link_rate=link_rate, **on_the_air(self.machine, now, state))
 
     def before(self, message: Any) -> None:
-        """Before rows change the model: nothing is computed on it."""
+        """Do nothing, because no gradient is computed on this model."""
 
     def settle(self, now: float) -> None:
-        """Count energy up to now: there is none."""
+        """Do nothing, because the server's energy is not counted."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fleet_testing import environment, eventually
-from rog_cli.nursery import LIMIT, Nursery
+from rog_cli.fork_server import LIMIT, ForkServer
 
 MODULE = '''
 import json, os, signal, sys
@@ -24,13 +24,13 @@ def main():
 
 
 @pytest.fixture(scope='module')
-def nursery():
-    with Nursery(os.environ) as made:
+def fork_server():
+    with ForkServer(os.environ) as made:
         yield made
 
 
 @pytest.fixture
-def start(nursery, tmp_path):
+def start(fork_server, tmp_path):
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
     started = []
 
@@ -38,7 +38,7 @@ def start(nursery, tmp_path):
         """Start the module; the process, and what it says of itself."""
         path = tmp_path / f'log{len(started)}'
         with path.open('wb') as log:
-            started.append(nursery.start(['says_what_it_is', argument], log,
+            started.append(fork_server.start(['says_what_it_is', argument], log,
                                          environment(7, tmp_path, **more)))
         eventually(lambda: path.read_text().endswith('\n'), path.read_text)
         return started[-1], json.loads(path.read_text())
@@ -70,14 +70,14 @@ def test_they_end_by_signals_and_their_launcher_learns_by_which(start):
         process.send_signal(number)  # to nobody
 
 
-def test_they_go_on_without_the_nursery_and_it_starts_no_more(tmp_path):
+def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path):
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
-    with (tmp_path / 'log').open('wb') as log, Nursery(os.environ) as nursery:
-        process = nursery.start(['says_what_it_is', 'stay'], log, environment(7, tmp_path))
+    with (tmp_path / 'log').open('wb') as log, ForkServer(os.environ) as fork_server:
+        process = fork_server.start(['says_what_it_is', 'stay'], log, environment(7, tmp_path))
         try:
-            nursery._process.kill()
+            fork_server._process.kill()
             with pytest.raises(ChildProcessError, match='has ended'):
-                nursery.start(['says_what_it_is', 'stay'], log, environment(7, tmp_path))
+                fork_server.start(['says_what_it_is', 'stay'], log, environment(7, tmp_path))
             assert process.poll() is None
         finally:
             process.kill()
@@ -88,15 +88,15 @@ def test_they_go_on_without_the_nursery_and_it_starts_no_more(tmp_path):
 def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, answered):
     """Between the question and the answer, or before the answer is read."""
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
-    nursery = Nursery(os.environ)
+    fork_server = ForkServer(os.environ)
     read, write = os.pipe()
     asked = json.dumps([['says_what_it_is', '0'], environment(7, tmp_path)]).encode()
-    socket.send_fds(nursery._link, [asked], [write])
+    socket.send_fds(fork_server._link, [asked], [write])
     os.close(write)
     if answered:
-        assert select.select([nursery._link], [], [], LIMIT)[0]
-    nursery._link.close()
-    assert nursery._process.wait(LIMIT) == 0
+        assert select.select([fork_server._link], [], [], LIMIT)[0]
+    fork_server._link.close()
+    assert fork_server._process.wait(LIMIT) == 0
     with open(read) as log:  # until the process that was asked for has ended too
         assert bool(log.read()) == answered
     assert capfd.readouterr().err == ''

@@ -1,11 +1,11 @@
-"""Starts the processes of a fleet from one that has PyTorch and the kernels loaded.
+"""Start the processes of a fleet by forking a server that has loaded PyTorch and the kernels.
 
-A fork takes milliseconds; to load them takes four seconds of a core, in every process. What the
-processes have in common is in memory once.
+A fork needs milliseconds; loading PyTorch needs four seconds of a core in every process. Forked
+processes also share the loaded code in memory.
 
-`python -m rog_cli.nursery FD` is that one. It has a single thread, and neither ROS nor a device in
-use, which a fork would not survive. A process that it forks is handed to the launcher, whose child
-it becomes, and runs as if it had been started by itself. The nursery ends when the launcher does.
+`python -m rog_cli.fork_server FD` is the fork server. It has a single thread and uses neither ROS
+nor a device, because these do not survive a fork. Each forked process becomes a child of the
+launcher and runs like a process that was started directly. The fork server ends with the launcher.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-LIMIT = 600.0  # s in which the nursery has loaded everything, also on a machine that is busy
+LIMIT = 600.0  # s within which the fork server must load everything, also on a busy machine
 
 _LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training')
 _GONE = 10.0        # s in which a process that is killed ends, unless a device holds it
 _MESSAGE = 1 << 18  # B of a datagram, which holds the variables of a process
-_TITLE = 250        # B of the nursery's own arguments, where each process writes its command
+_TITLE = 250        # B of the fork server's own arguments, where each process writes its command
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -83,10 +83,10 @@ def kill(process: subprocess.Popen | Child) -> bool:
     return True
 
 
-class Nursery:
+class ForkServer:
     """Starts processes of servers and robots; the first one waits until everything is loaded.
 
-    :param env: variables of the nursery itself, for what libraries read when they are loaded.
+    :param env: environment of the fork server, which libraries read when they are loaded.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -111,11 +111,11 @@ class Nursery:
             _adopt(False)
 
     def close(self) -> None:
-        """End the nursery; those that it has started go on."""
+        """End the fork server; the processes that it started go on."""
         self._link.close()
         kill(self._process)
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -132,7 +132,7 @@ def possible() -> bool:
     return sys.platform == 'linux'
 
 
-# -- in the nursery ---
+# -- in the fork server ---
 
 def _load() -> None:
     """Import and compile what servers and robots need; what is missing they say themselves."""
@@ -185,7 +185,7 @@ def _become(command: list[str], env: dict[str, str], log: int) -> Callable[[], A
 
 
 def _show(command: str) -> None:
-    """Let `ps` show this command line instead of the nursery's, in whose place it is written."""
+    """Overwrite the fork server's command line in memory, so that `ps` shows this one."""
     begin, end = map(int, Path('/proc/self/stat').read_text().rpartition(')')[2].split()[45:47])
     shown = command.encode()[:end - begin - 1]
     ctypes.memset(begin, 0, end - begin)
