@@ -3,6 +3,12 @@
 PYTHON ?= python3
 # ROS 2 comes from the shell's, where one is sourced, else from PyPI: jazzy or kilted.
 ROS ?= jazzy
+# The shell may have sourced the environment of another checkout: nothing of it is used.
+ifneq ($(AMENT_PREFIX_PATH),)
+ifneq ($(shell $(PYTHON) tools/ros.py sourced && echo yes),yes)
+unexport AMENT_PREFIX_PATH CMAKE_PREFIX_PATH COLCON_PREFIX_PATH LD_LIBRARY_PATH PYTHONPATH
+endif
+endif
 VENV := .venv$(addprefix -,$(filter-out jazzy,$(ROS)))
 # The libraries of a sourced ROS 2 look for those of the workspace in LD_LIBRARY_PATH.
 IN = $(shell $(PYTHON) tools/ros.py sourced && echo '. $(abspath $(VENV))/setup.sh &&')
