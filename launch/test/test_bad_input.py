@@ -109,7 +109,7 @@ def test_a_network_interface_that_is_not_there(capfd, monkeypatch):
     monkeypatch.setenv('CYCLONEDDS_URI', '<CycloneDDS><Domain><General><Interfaces>'
                        '<NetworkInterface name="nope0"/>'
                        '</Interfaces></General></Domain></CycloneDDS>')
-    assert 'profile of DDS' in refused(run(worker, capfd))
+    assert 'profile of DDS' in refused(run(worker, capfd, **{'security.open': True}))
 
 
 def make_checkpoint(folder, hidden):
