@@ -102,6 +102,9 @@ def spin_until(node: Node, done: Callable[[], bool], interruption: Interruption,
                 interrupt()
     except ExternalShutdownException:
         pass
+    except RuntimeError:  # RCLError: the shutdown came while the executor used the context
+        if rclpy.ok():
+            raise
     finally:
         executor.remove_node(node)
 

@@ -12,6 +12,7 @@ class Spinning:
     """Runs the callbacks of ``node`` until `close`, or until its context is shut down."""
 
     def __init__(self, node: Node) -> None:
+        self._context = node.context
         self._executor = SingleThreadedExecutor(context=node.context)
         self._executor.add_node(node)
         self._thread = threading.Thread(target=self._spin, name=node.get_name(), daemon=True)
@@ -32,3 +33,6 @@ class Spinning:
             self._executor.spin()
         except ExternalShutdownException:
             pass
+        except RuntimeError:  # RCLError: the shutdown came while the executor used the context
+            if self._context.ok():
+                raise

@@ -66,7 +66,8 @@ def test_a_context_that_another_thread_shuts_down_ends_spin(context, node, execu
     assert spinning.wait(LIMIT)
     context.try_shutdown()
     eventually(lambda: ended, lambda: 'spin ends')
-    assert ended[0] in (None, ExternalShutdownException)
+    # RCLError, a RuntimeError, if the shutdown comes while the executor uses the context.
+    assert ended[0] is None or issubclass(ended[0], (ExternalShutdownException, RuntimeError))
 
 
 def test_a_future_tells_those_who_wait_once_and_those_who_come_late(executor):
