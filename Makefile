@@ -3,15 +3,14 @@
 PYTHON ?= python3
 # ROS 2 comes from the shell's, where one is sourced, else from PyPI: jazzy or kilted.
 ROS ?= jazzy
+SOURCED := $(if $(AMENT_PREFIX_PATH),$(shell $(PYTHON) tools/ros.py sourced && echo yes))
 # The shell may have sourced the environment of another checkout: nothing of it is used.
-ifneq ($(AMENT_PREFIX_PATH),)
-ifneq ($(shell $(PYTHON) tools/ros.py sourced && echo yes),yes)
+ifneq ($(if $(SOURCED),,$(AMENT_PREFIX_PATH)),)
 unexport AMENT_PREFIX_PATH CMAKE_PREFIX_PATH COLCON_PREFIX_PATH LD_LIBRARY_PATH PYTHONPATH
-endif
 endif
 VENV := .venv$(addprefix -,$(filter-out jazzy,$(ROS)))
 # The libraries of a sourced ROS 2 look for those of the workspace in LD_LIBRARY_PATH.
-IN = $(shell $(PYTHON) tools/ros.py sourced && echo '. $(abspath $(VENV))/setup.sh &&')
+IN = $(if $(SOURCED),. $(abspath $(VENV))/setup.sh &&)
 BIN := $(abspath $(VENV))/bin
 PACKAGES := ros2_ws/src/fleet_env ros2_ws/src/fleet_ros ros2_ws/src/rog_core \
             ros2_ws/src/rog_tasks ros2_ws/src/rog_ros ros2_ws/src/rog_ps ros2_ws/src/rog_worker \
@@ -44,7 +43,7 @@ $(VENV)/.ready: $(wildcard constraints.txt requirements*.txt ros-*.txt) $(addsuf
 	@$(PYTHON) tools/needed.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -U pip -r requirements-build.txt
-	@$(BIN)/python tools/ros.py sourced || $(BIN)/python tools/ros.py install $(ROS)
+	@$(if $(SOURCED),:,$(BIN)/python tools/ros.py install $(ROS))
 	@echo 'building the workspace, messages included, while pip installs PyTorch and the rest'
 	@$(BIN)/python tools/ros.py build & build=$$!; \
 	$(BIN)/pip install -q -c constraints.txt torch && $(BIN)/pip install -q -c constraints.txt -r requirements.txt; \

@@ -10,12 +10,13 @@ from typing import Any
 
 import rclpy
 from fleet_env.fleet import ReachConfig
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 from .ending import Interruption, end_with_launcher, ignore_signals, leave_at_exit
 from .environment import domain_of
+from .spinning import until_shut_down
 
 
 def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
@@ -95,16 +96,12 @@ def spin_until(node: Node, done: Callable[[], bool], interruption: Interruption,
     executor.add_node(node)
     handled = False
     try:
-        while not done() and not interruption.at_once:
-            executor.spin_once(timeout_sec=0.1)
-            if interruption and not handled:
-                handled = True
-                interrupt()
-    except ExternalShutdownException:
-        pass
-    except RuntimeError:  # RCLError: the shutdown came while the executor used the context
-        if rclpy.ok():
-            raise
+        with until_shut_down(node.context):
+            while not done() and not interruption.at_once:
+                executor.spin_once(timeout_sec=0.1)
+                if interruption and not handled:
+                    handled = True
+                    interrupt()
     finally:
         executor.remove_node(node)
 

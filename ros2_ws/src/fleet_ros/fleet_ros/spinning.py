@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from rclpy.context import Context
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
+
+
+@contextmanager
+def until_shut_down(context: Context) -> Iterator[None]:
+    """Leave the block quietly when the context is shut down while an executor spins in it."""
+    try:
+        yield
+    # RCLError, a RuntimeError, if the shutdown comes while the executor uses the context.
+    except (ExternalShutdownException, RuntimeError):
+        if context.ok():
+            raise
 
 
 class Spinning:
@@ -29,10 +43,5 @@ class Spinning:
         self._executor.shutdown()
 
     def _spin(self) -> None:
-        try:
+        with until_shut_down(self._context):
             self._executor.spin()
-        except ExternalShutdownException:
-            pass
-        except RuntimeError:  # RCLError: the shutdown came while the executor used the context
-            if self._context.ok():
-                raise

@@ -161,21 +161,24 @@ class Link(Port):
         The latter where another one is found meanwhile, which then serves.
         """
         started = os.environ.get(STARTING)
-        if not started or not self._wanted:
-            return self._wanted or find_server(self.node)
+        if started and self._wanted and not self._comes_up(int(started)):
+            self._wanted = ''
+        return self._wanted or find_server(self.node)
+
+    def _comes_up(self, pid: int) -> bool:
+        """Wait for the server whose process was started for this program; False if it has ended."""
         try:
-            process = os.pidfd_open(int(started))
+            process = os.pidfd_open(pid)
         except OSError:
-            return find_server(self.node)
+            return False
         end = time.monotonic() + START_LIMIT
         try:
             while self._wanted not in servers(self.node) and time.monotonic() < end:
                 if select.select([process], [], [], 0.02)[0]:
-                    self._wanted = ''
-                    return find_server(self.node)
+                    return False
         finally:
             os.close(process)
-        return self._wanted
+        return True
 
     def close(self) -> None:
         """Tell the server that this program ends."""

@@ -47,7 +47,7 @@ class Context:
         self.used = 0                     # bytes of all storages, and of what was reserved
         self.tensors: dict[int, torch.Tensor] = {}
         self.generator = torch.Generator(device) if generator is None else generator
-        self._calls: dict[str, Callable[..., Any]] = {}
+        self._calls: dict[str, Callable[..., Any]] = {SEEDING: self._seeding}
         self._failed: list[tuple[int, Failed]] = []   # first handle of a call, what went wrong
         self._storages: dict[int, list[int]] = {}   # by address: tensors on it, bytes
         self._addresses: dict[int, int] = {}        # by handle
@@ -195,8 +195,6 @@ class Context:
     def prepare(self, op: str) -> Callable[..., Any]:
         """What runs an operator; a random one draws from this client's own generator."""
         found = self._calls.get(op)
-        if op == SEEDING:
-            return self._seeding
         if found is None:
             function = resolve(op)
             found = prepared(function, self.device)

@@ -43,12 +43,11 @@ class OneBit(Codec):
         if not cuda.usable(values):
             return super()._encode(partition, values, mirror, ids, magnitude)
         import torch
-        scales = bfloat16_encode((magnitude / partition.lengths[ids]).astype(np.float32))
-        size = int(self.sizes(partition.lengths[ids]).sum())
-        code = torch.empty(size, dtype=torch.uint8, device=values.device)
+        lengths = partition.lengths[ids]
+        code = torch.empty(int(self.sizes(lengths).sum()), dtype=torch.uint8, device=values.device)
+        table = self._table(partition, ids, _scales(magnitude, lengths))
         cuda.launch('onebit', 'onebit_encode', ids.size, values, values,
-                    values if mirror is None else mirror,
-                    cuda.upload(self._table(partition, ids, scales), values), code,
+                    values if mirror is None else mirror, cuda.upload(table, values), code,
                     np.int32(mirror is None))
         return cuda.download(code)
 
@@ -67,8 +66,7 @@ class OneBit(Codec):
         bits = negative.new_zeros(8 * int(sizes.sum()))
         bits[spans(8 * starts_of(sizes), lengths, dense)] = negative
         packed = (bits.view(-1, 8) * from_host(1 << np.arange(8), dense)).sum(1)
-        return join(bfloat16_encode((magnitude / lengths).astype(np.float32)),
-                    packed.cpu().numpy(), sizes)
+        return join(_scales(magnitude, lengths), packed.cpu().numpy(), sizes)
 
     def _look(self, lengths, ids, data):
         return _check(lengths, ids, data)
@@ -90,6 +88,11 @@ class OneBit(Codec):
         negative = from_host(body, values)[bit >> 3] >> (bit & 7) & 1
         signed = repeat(scales, lengths, values) * (1 - 2 * negative)
         values[elements(partition, ids, values)] += signed
+
+
+def _scales(magnitude: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Mean absolute value of each segment as bfloat16; uint16 (segments,)."""
+    return bfloat16_encode((magnitude / lengths).astype(np.float32))
 
 
 @intrinsic
