@@ -16,6 +16,7 @@ from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,6 +29,7 @@ from fleet_env.summary import SUMMARY_FILE, Summary, read_summary
 from fleet_env.trace import read_trace
 from joblib import Parallel, delayed
 from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.backend import resource_tracker as loky_tracker
 from rog_core.errors import ConfigError, RogError
 
 FLEET_FILE = 'fleet.yaml'
@@ -154,7 +156,12 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 @contextmanager
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
     """Yield a function that calls `_run` in processes of this machine; end them afterwards."""
-    parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch='all', batch_size=1)
+    # No more calls at a time than the queue of the workers holds: loky 3.6 raises KeyError in a
+    # thread where it is ended with calls that wait in front of that queue.
+    parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch=2 * workers,
+                        batch_size=1)
+    for tracker in (loky_tracker, resource_tracker):
+        tracker.ensure_running()  # each unblocks SIGINT in this thread when it starts
 
     def results_of(calls: list[Any]) -> Results:
         with _interrupts_blocked():

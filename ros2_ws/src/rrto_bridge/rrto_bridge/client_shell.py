@@ -187,7 +187,8 @@ class Link(Port):
         if not self.lost:
             end = SendAck('', self._incarnation, self.receiver.next, 'it ends')
             self._acks.publish(to_ros(end))
-        self._fail(ENDS)
+        with self._changed:
+            self._fail(ENDS)
         self._release()
 
     def _forked(self) -> None:
@@ -211,8 +212,7 @@ class Link(Port):
         """The next message of the server."""
         while not self._inbox:
             if self.lost:
-                if self.lost == ENDS and threading.current_thread() is not threading.main_thread():
-                    raise SystemExit   # a daemon thread ends with the program, and says nothing
+                self._end_daemon()
                 self._let_signals_come()
                 raise LinkError(self._why())
             self.idle = True
@@ -223,6 +223,11 @@ class Link(Port):
             finally:
                 self.idle = False
         return self._inbox.popleft()
+
+    def _end_daemon(self) -> None:
+        """End a daemon thread that outlives the program's link, without a message."""
+        if self.lost == ENDS and threading.current_thread() is not threading.main_thread():
+            raise SystemExit
 
     def _let_signals_come(self) -> None:
         """A program that is interrupted together with its server is not told of an error."""
@@ -250,11 +255,14 @@ class Link(Port):
         timer = self.node.create_timer(LOOK, look)
 
     def transmit(self) -> None:
-        """Send the machine's messages."""
+        """Send the machine's messages; none once the link is lost, which `receive` reports."""
         messages = self.machine.outgoing()
         if not messages:
             return
         with self._changed:
+            if self.lost:
+                self._end_daemon()
+                return
             self._flushed = time.monotonic()
             for message in messages:
                 self.sender.offer(message)

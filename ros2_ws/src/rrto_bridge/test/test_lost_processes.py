@@ -114,6 +114,29 @@ print('the end')
 
 
 @pytest.mark.long
+def test_a_thread_that_computes_after_the_link_has_closed_ends_and_says_nothing(domain, server):
+    code = """
+import atexit, threading
+closed = threading.Event()
+def at_last():
+    closed.set()
+    thread.join()
+    print('the end')
+atexit.register(at_last)       # runs last, as it is the first
+import torch
+model, x = torch.nn.Linear(4, 4).cuda(), torch.ones(1, 4).cuda()
+def work():
+    closed.wait()
+    for _ in range(100000):    # sends, and waits for nothing
+        model(x)
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+"""
+    assert domain.run('--server', 's', '--mode', 'async', '--', sys.executable, '-c', code) \
+        == (0, 'the end\n', '')
+
+
+@pytest.mark.long
 def test_a_server_that_ends_says_so_and_programs_return_to_the_next_one(domain):
     ended = domain.server('e', lease=600.0)   # longer than the tests wait
     ended.wait('serving as e')
