@@ -3,7 +3,7 @@
 import pytest
 import tiny_task
 import torch
-from fleet_env.records import Evaluation, Iteration, read_run
+from fleet_env.records import Evaluation, Fault, Iteration, read_run
 from fleet_env.summary import read_summary
 from fleet_under_test import Fleet
 from rog_core.flat import flatten, unflatten
@@ -39,3 +39,16 @@ def test_a_run_ends_with_the_same_model_everywhere(tmp_path):
     events = read_run(fleet.out)
     assert {e.robot for e in events if isinstance(e, Iteration)} == set(summary.robots)
     assert {e.phase for e in events if isinstance(e, Evaluation)} >= {'before', 'online'}
+
+
+@pytest.mark.long
+def test_the_record_waits_for_the_final_model_to_be_evaluated(tmp_path):
+    with Fleet(tmp_path, task='tiny_task:Thorough') as fleet:
+        fleet.start_all()
+        fleet.until_trained('robot1', 'robot2')
+        fleet.interrupt('server')
+        assert fleet.ended('server') == 0
+        assert 'is evaluated by robot1, robot2' in fleet.log('server')
+    robots = read_summary(fleet.out).robots
+    assert robots['robot1'].accuracy.after == robots['robot2'].accuracy.after > 0
+    assert not [e for e in read_run(fleet.out) if isinstance(e, Fault)]

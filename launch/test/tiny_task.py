@@ -1,6 +1,7 @@
 """Tasks for the tests: a small network on fixed random data, ready at once."""
 
 import itertools
+import time
 
 import torch
 
@@ -54,3 +55,11 @@ class Opposed(Tiny):
 
     def evaluate(self, model):
         return 0.5
+
+
+class Thorough(Tiny):
+    """Evaluates for longer than a server waits for a robot that says nothing."""
+
+    def evaluate(self, model):
+        time.sleep(6.0)
+        return super().evaluate(model)

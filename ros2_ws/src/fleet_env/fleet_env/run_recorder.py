@@ -159,12 +159,14 @@ class Recorder:
             self._write(event)
             robot.iterated(event)
             robot.present = counted
-        if message.evaluated_at not in (0, robot.evaluated_at):
+        last = stopped and not robot.stopped
+        if message.evaluated_at and (message.evaluated_at != robot.evaluated_at
+                                     or last and message.accuracy != robot.accuracy):
             evaluation = records.Evaluation(t, message.robot, message.evaluated_at,
                                             message.accuracy)
             self._write(evaluation)
             robot.evaluated(evaluation)
-        if stopped and not robot.stopped:
+        if last:
             self._state(t, message, life)
             robot.stopped, robot.present = True, counted
 

@@ -42,6 +42,16 @@ def test_a_run_of_one_robot(tmp_path):
     assert [step.compute_s for step in steps] == [1.0, 2.0]
 
 
+def test_the_final_model_counts_though_the_one_of_before_has_its_iteration(tmp_path):
+    recorder = Recorder(tmp_path, START)
+    for message in (status(3, evaluated_at=3, accuracy=0.8),
+                    status(3, state='evaluating', evaluated_at=3, accuracy=0.8),
+                    status(3, state='stopped', evaluated_at=3, accuracy=0.9)):
+        assert not recorder.final_statuses()
+        recorder.status(5.0, message)
+    assert recorder.stop(6.0, 'finished').robots['robot1'].accuracy.after == 0.9
+
+
 def test_a_robot_that_comes_back_goes_on_counting(tmp_path):
     recorder = Recorder(tmp_path, START)
     for message in (status(4), status(0, life=2), status(6, life=2), status(6, 2, 'stopped')):

@@ -17,7 +17,8 @@ from .errors import LocalProtocolError, RemoteProtocolError
 REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
 PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
 PAUSED = 'paused'  # it has left, and may come back with what it holds
-STARVED = 'starved'  # it computes, and waits for data; only statuses say so
+# Only statuses say these: it computes, and waits for data; it evaluates the final model.
+STARVED, EVALUATING = 'starved', 'evaluating'
 # The gradient of a worker: not asked for, being computed, computed but not yet used.
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'
 # A robot, as the server sees it; also joining, waiting, pulling and stopped, as above.

@@ -8,7 +8,7 @@ waits: an order is taken up by the server's own thread when it comes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -144,11 +144,10 @@ class Above:
     def note(self, robot: str, loss: float, accuracy: float) -> None:
         """Note the status of a robot: those of the fleet are the means."""
         self._robots[robot] = loss, accuracy
-        for k, name in enumerate(('loss', 'accuracy')):
-            known = [values[k] for values in self._robots.values() if not math.isnan(values[k])]
-            setattr(self._worker, name, float(np.mean(known)) if known else math.nan)
-        machine = self._worker.machine
-        self._worker.evaluated_at = 0 if machine is None else machine.finished
+        losses, accuracies = zip(*self._robots.values(), strict=True)
+        worker, machine = self._worker, self._worker.machine
+        worker.loss = _mean_of_known(losses)
+        worker.evaluation = 0 if machine is None else machine.finished, _mean_of_known(accuracies)
 
     @property
     def base(self) -> Array:
@@ -183,3 +182,8 @@ class Above:
         self._leave()
         self._worker.destroy_node()
         self._context.try_shutdown()
+
+
+def _mean_of_known(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan

@@ -29,7 +29,7 @@ from rog_core.flat import flatten, rows_of, trainable
 from rog_core.messages import Action, Notice, RegisterResponse, Send, Stop
 from rog_core.methods import check_method
 from rog_core.server import ServerMachine
-from rog_core.states import AWAY, PAUSED, STOPPED
+from rog_core.states import AWAY, EVALUATING, PAUSED, STOPPED
 from rog_msgs.msg import FleetStatus, TransferReceipt
 from rog_msgs.srv import Register
 from rog_ros import qos
@@ -367,6 +367,8 @@ class ParameterServerNode(ManagedNode):
         self._note_pause(robot, message.state == PAUSED)
         if message.state in (PAUSED, STOPPED):
             self.act(self.machine.on_leave(robot, member.incarnation, now))
+        elif message.state == EVALUATING and not math.isinf(self._finish_by):
+            self._await_final(now)
         else:
             if self._above is not None:
                 self._above.note(robot, message.loss, message.accuracy)
@@ -418,7 +420,13 @@ class ParameterServerNode(ManagedNode):
         if self.settings.minutes and self.elapsed >= 60 * self.settings.minutes:
             self.request_stop('finished')
         self._excuse(time.monotonic())
-        if time.monotonic() >= self._finish_by or self._all_final():
+        if self._all_final():
+            self.finish()
+        elif time.monotonic() >= self._finish_by:
+            for robot in self._not_final():
+                self.get_logger().warning(f'{robot} has not evaluated the final model in time; the '
+                                          'summary has its accuracy of before')
+                self._fault(robot, 'not_evaluated', 'the final model')
             self.finish()
         self._report_away()
         self._publish_status()
@@ -438,8 +446,11 @@ class ParameterServerNode(ManagedNode):
                 self._fault(action.robot, action.what, action.detail)
                 self._publish_status()
             elif isinstance(action, Stop):
-                # The robots still evaluate the final model; their last status ends the record.
-                self._finish_by = min(self._finish_by, now + 2 * self.settings.heartbeat.limit)
+                # Their last status ends the record.
+                if math.isinf(self._finish_by) and (late := self._not_final()):
+                    self.get_logger().info('waiting until the final model is evaluated by '
+                                           f'{", ".join(sorted(late))}')
+                self._await_final(now)
                 if self._above is not None:
                     self._above.account()
         if self._above is not None:
@@ -462,14 +473,20 @@ class ParameterServerNode(ManagedNode):
         else:
             self.request_stop('interrupted')
 
+    def _await_final(self, now: float) -> None:
+        """Wait for the evaluations of the final model from now on, within the time of the end."""
+        self._finish_by = min(now + 2 * self.settings.heartbeat.limit, self.machine.limits.stop_by)
+
     def _all_final(self) -> bool:
-        if self._above is not None and self._above.pushing:
-            return False
-        if math.isinf(self._finish_by) or self._recorder is None:
-            return not math.isinf(self._finish_by)
-        expected = {m.robot for m in self.machine.members.values() if m.state != AWAY} \
-            - self._paused
-        return expected <= self._recorder.final_statuses()
+        return not math.isinf(self._finish_by) and not self._not_final() \
+            and not (self._above is not None and self._above.pushing)
+
+    def _not_final(self) -> set[str]:
+        """The robots of the end whose accuracy of the final model is not recorded yet."""
+        if self._recorder is None:
+            return set()
+        present = {m.robot for m in self.machine.members.values() if m.state != AWAY}
+        return present - self._paused - self._recorder.final_statuses()
 
     def finish(self) -> None:
         """Write the last checkpoint and the outcome; the run is over."""

@@ -10,7 +10,7 @@ from fleet_ros.receiving import subscribe
 from rog_core.errors import RemoteProtocolError
 from rog_core.member import Member
 from rog_core.messages import Ack, Chunk, End
-from rog_core.states import PAUSED, STARVED, STOPPED, WORKER
+from rog_core.states import EVALUATING, PAUSED, STARVED, STOPPED, WORKER
 from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, to_ros
@@ -60,7 +60,7 @@ class Peer:
             if message.count <= self.count:
                 raise RemoteProtocolError('it comes a second time')
             self.count = message.count
-        if message.state != STARVED and message.state not in WORKER.rows:
+        if message.state not in (STARVED, EVALUATING, *WORKER.rows):
             raise RemoteProtocolError(f"it says that the robot is '{message.state}'")
         if message.iteration > member.granted > 0:  # records take a line for each iteration
             raise RemoteProtocolError(f'it must have finished at most iteration {member.granted}, '

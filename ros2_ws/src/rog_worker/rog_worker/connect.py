@@ -57,8 +57,7 @@ class Connection:
         if not math.isnan(loss):
             node.loss = loss
         if not math.isnan(accuracy):
-            node.accuracy = accuracy
-            node.evaluated_at = node.machine.finished if node.machine else 0
+            node.evaluation = node.machine.finished if node.machine else 0, accuracy
 
     def close(self) -> None:
         """Leave the fleet and release the node."""

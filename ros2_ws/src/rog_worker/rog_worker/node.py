@@ -40,7 +40,7 @@ from rog_core.messages import (
     Send,
     Stop,
 )
-from rog_core.states import COMPUTING, DONE, PAUSED, REGISTERING, STARVED, STOPPED
+from rog_core.states import COMPUTING, DONE, EVALUATING, PAUSED, REGISTERING, STARVED, STOPPED
 from rog_core.worker import WorkerMachine
 from rog_msgs.msg import (
     FleetStatus,
@@ -114,8 +114,8 @@ class WorkerNode(ManagedNode):
         self._process = 0                     # the server's, as its statuses say
         self.incarnation = secrets.randbits(63)
         self.machine, self.error = None, ''
-        self.loss = self.accuracy = math.nan  # of the last batch and evaluation
-        self.evaluated_at = 0
+        self.loss = math.nan  # of the last batch
+        self.evaluation = 0, math.nan  # iteration and accuracy, by the training's thread
         self._dropped = 0                     # messages refused
         self._silent_until = 0.0              # end of an emulated drop-out
         self._server_heard = time.monotonic()
@@ -127,6 +127,7 @@ class WorkerNode(ManagedNode):
                               self.get_logger())
         self.held.callback(self._keeper.close)
         self._is_over = False
+        self._has_ended = False  # its last word was sent
         self._request: Any = None
         self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
@@ -463,6 +464,7 @@ class WorkerNode(ManagedNode):
     def report(self, state: str = '') -> None:
         """Publish the status; it is also the heartbeat, so it travels over the link as data do."""
         now = time.monotonic()
+        self._has_ended = self._has_ended or state == STOPPED
         if state:  # the last word: the process may end before its turn comes
             if not self._link.is_dead(now):
                 self._publish_status(state)
@@ -477,11 +479,12 @@ class WorkerNode(ManagedNode):
         now = time.monotonic()
         machine = self.machine
         self._counts = self._counts[0] + 1, self._counts[1]
+        evaluated_at, accuracy = self.evaluation
         message = TrainingStatus(robot=self.robot, incarnation=process_of(self.incarnation),
                                  count=self._counts[0], host=this_process(),
                                  version=this_version(),
                                  state=state or REGISTERING, loss=self.loss,
-                                 accuracy=self.accuracy, evaluated_at=self.evaluated_at,
+                                 accuracy=accuracy, evaluated_at=evaluated_at,
                                  link_rate=self._link.rate(now), power=self._meter.power(now),
                                  energy=self._meter.energy(now) if self._began else 0.0)
         message.header.stamp = self.get_clock().now().to_msg()
@@ -489,12 +492,17 @@ class WorkerNode(ManagedNode):
         if machine is not None:
             for name, value in asdict(machine.report(now)).items():
                 setattr(message, name, value)
-            starved = self._watch is not None and self._watch.starved
-            message.state = state or (
-                STARVED if starved and machine.state == COMPUTING else machine.state)
+            message.state = state or self._state_of(machine)
             if message.state in (PAUSED, STOPPED) and machine.server:
                 message.session = machine.session
         self._status.publish(sealed(self._session.to_server if self._session else None, message))
+
+    def _state_of(self, machine: WorkerMachine) -> str:
+        if machine.state == COMPUTING and self._watch is not None and self._watch.starved:
+            return STARVED
+        if machine.state == STOPPED and not self._has_ended:
+            return EVALUATING
+        return machine.state
 
     def _diagnose(self) -> None:
         """Health for people and monitors: link, staleness, power, cameras (REP-107)."""

@@ -67,8 +67,7 @@ class Training:
 
     def _evaluate(self, iteration: int) -> None:
         """Evaluate the model that this robot holds now."""
-        self.node.accuracy = measure(self.task, self.model)
-        self.node.evaluated_at = iteration
+        self.node.evaluation = iteration, measure(self.task, self.model)
 
 
 class RobotNode(WorkerNode):

@@ -74,7 +74,7 @@ class Robot:
             'codec': 'raw', 'rank': 1, 'world': 3, 'capacity': 2.0,
             'stragglers.drop_probability': 1.0, 'evaluate_every': evaluate_every})
         self.robot, self.incarnation, self.machine = 'robot2', 1, None
-        self.error, self.loss, self.accuracy, self.evaluated_at = '', math.nan, math.nan, 0
+        self.error, self.loss, self.evaluation = '', math.nan, (0, math.nan)
         self.iterations, self.now = iterations, 0
         self.pauses = []
         self.pause = self.pauses.append
@@ -100,7 +100,7 @@ def test_it_computes_until_the_run_is_over_and_evaluates_at_the_end(every, times
     assert robot.now == 7 and math.isfinite(robot.loss)
     assert Line.evaluated == [4] * times
     assert [pause.silent for pause in robot.pauses] == [True] * 6  # as the robot's settings say
-    assert (robot.accuracy, robot.evaluated_at) == (0.5, 6)
+    assert robot.evaluation == (6, 0.5)
 
 
 def test_a_robot_that_is_refused_computes_nothing():
@@ -116,7 +116,7 @@ def test_a_robot_that_is_told_to_stop_leaves_at_once():
     stop.set()
     robot = Robot(10 ** 9)
     Training(robot).run(stop)
-    assert robot.now == 1 and math.isnan(robot.accuracy)
+    assert robot.now == 1 and math.isnan(robot.evaluation[1])
 
 
 @pytest.mark.parametrize('given, joined', [(0, 0), (3, 4)])
@@ -125,7 +125,7 @@ def test_a_camera_that_gives_no_more_ends_the_training_in_order(monkeypatch, giv
     robot = Robot(10 ** 9, task='Seeing')
     Training(robot).run(threading.Event())
     assert len(robot.watched) == 1 and robot.now == joined and not robot.error
-    assert math.isnan(robot.accuracy) == (given == 0)
+    assert math.isnan(robot.evaluation[1]) == (given == 0)
 
 
 def test_a_task_that_exits_as_a_script_does_has_not_trained():
