@@ -16,8 +16,9 @@ from fleet_env.settings import Settings, setting
 from rclpy.lifecycle import LifecycleNodeMixin, TransitionCallbackReturn
 from rclpy.node import Node
 
-from .parameters import declare_early
+from .parameters import declare_early, declared
 from .process import is_users
+from .services import bound_parameters
 
 STAYS = 2.0  # s in which a node that was shut down still says so: Nav2's manager waits no longer
 SUCCESS, FAILURE, ERROR = (TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE,
@@ -51,6 +52,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
 
     def __init__(self, name: str, model: type[ManagedSettings], **options: Any) -> None:
         Node.__init__(self, name, **options)
+        bound_parameters(self, any(knob.live for knob in declared(model)))
         self.held = ExitStack()
         self.configured = self.active = self.done = False
         self.stays_until = 0.0

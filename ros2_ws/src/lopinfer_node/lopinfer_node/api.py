@@ -15,6 +15,7 @@ from typing import Any
 
 import rclpy
 import torch
+from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
 from rclpy.node import Node
@@ -143,6 +144,7 @@ class OffloadedModel:
         rclpy.init(context=self._context)
         self._robot = _claimed(self._name)
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)
+        bound_parameters(self._node, writable=False)
         self._client = Client(self._node, traced, self._options)
         self._spinning = Spinning(self._node)
         threading.Thread(target=self._watch, name='weights', daemon=True).start()

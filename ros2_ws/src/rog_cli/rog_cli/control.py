@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ from fleet_ros.network_options import add_network_options, join_network
 from rog_core.errors import RogError, shown
 from rog_msgs.srv import SaveCheckpoint, SetSync, Stop
 from rog_ros.parameters import SERVER
-from rog_ros.seal import Key, read_key, sealed
+from rog_ros.seal import Key, SealError, check, derived, only_proved, read_key, sealed
 
 from .option_types import seconds
 from .view import Monitor
 
 SERVICES: dict[str, Any] = {'stop': Stop, 'save_checkpoint': SaveCheckpoint, 'set_sync': SetSync}
 SILENT_SERVER = 'the parameter server does not answer'
+UNPROVED = ('; an answer was dropped that this key does not prove: somebody else offers its '
+            'services, or it has another version')
 
 
 class ControlError(RogError):
@@ -55,7 +58,7 @@ def _run(options: argparse.Namespace) -> int:
         service, values = options.call(options)
         future = controls.call(service, **values)
         while not future.done():
-            _wait(monitor, end, SILENT_SERVER)
+            _wait(monitor, end, controls.silence)
         print(answer(future))
     return 0
 
@@ -74,6 +77,7 @@ class Controls:
 
     def __init__(self, monitor: Monitor, key: Key | None = None) -> None:
         self._monitor, self._key = monitor, key and key.control()
+        self.silence = SILENT_SERVER  # what to say if there is no answer
         self._clients = {
             service: monitor.node.create_client(kind, f'{monitor.namespace}/{SERVER}/{service}')
             for service, kind in SERVICES.items()}
@@ -87,10 +91,26 @@ class Controls:
         return '' if ready else 'the services of the parameter server are not there'
 
     def call(self, service: str, **values: str) -> Any:
-        """Call one of `SERVICES`; return the future of its answer, which :func:`answer` reads."""
+        """Call one of `SERVICES`; return the future of its answer, which :func:`answer` reads.
+
+        With a key only an answer to this very call that the key proves completes it.
+        """
+        self.silence = SILENT_SERVER
         request = SERVICES[service].Request(server=self._monitor.fleet.incarnation,
                                             time=time.time_ns(), **values)
-        return self._clients[service].call_async(sealed(self._key, request))
+        future = self._clients[service].call_async(sealed(self._key, request))
+        if self._key is not None:
+            only_proved(future, partial(self._is_answer, derived(self._key, 'answer'),
+                                        bytes(request.tag)))
+        return future
+
+    def _is_answer(self, key: bytes, asked: bytes, response: Any) -> bool:
+        try:
+            check(key, response, asked)
+        except SealError:
+            self.silence = SILENT_SERVER + UNPROVED
+            return False
+        return True
 
 
 def answer(future: Any) -> str:

@@ -26,8 +26,9 @@ from rog_msgs.msg import FleetStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.parameters import SERVER, robot_name
 from rog_ros.seal import Key, Signature
+from rog_ros.servers import Order
 
-from .fleet_state import COLUMNS, ROBOTS, Fleet, FleetState, number
+from .fleet_state import COLUMNS, ROBOTS, SILENT, Fleet, FleetState, number
 from .processes import FleetProcesses
 
 COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting': 'yellow',
@@ -37,13 +38,15 @@ COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting':
 class Monitor:
     """A node that listens to the status topics of the fleet.
 
-    :param key: the fleet's, or a robot's: statuses of the server count only if it proves them.
+    :param key: the fleet's, or a robot's: statuses of the server count only if it proves them, and
+        in the order in which they were made; anybody may repeat an old one.
     :param above: see `FleetState`.
     """
 
     def __init__(self, namespace: str = '', key: Key | None = None, above: str = '') -> None:
         self.namespace = namespace
         self._proves = None if key is None else Signature(key).proves
+        self._order = Order(SILENT)
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self.node = rclpy.create_node(f'rog_status_{os.getpid()}')
         self._executor = SingleThreadedExecutor()
@@ -89,9 +92,10 @@ class Monitor:
 
     def _on_fleet(self, message: Any) -> None:
         self.unproved = self._proves is not None and not self._proves(message)
-        if self.unproved:
+        now = time.monotonic()
+        if self.unproved or (self._proves is not None and not self._order.is_new(message, now)):
             return
-        self.state.on_fleet(message, time.monotonic())
+        self.state.on_fleet(message, now)
         for robot in message.robots[:ROBOTS]:
             self.listen(robot.robot)
 

@@ -8,6 +8,7 @@ from rog_cli.fleet_state import FleetState
 from rog_cli.view import Monitor, live_table
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
+from rog_ros.seal import Signature, new_key
 
 
 def drawn(*robots):
@@ -46,3 +47,24 @@ def test_a_status_that_names_what_cannot_be_a_robot_does_no_harm():
         assert len(monitor.shown().robots) == 4
         assert [s.topic_name for s in monitor.node.subscriptions
                 if s.topic_name.endswith('training_status')] == ['/robot1/training_status']
+
+
+def test_with_a_key_an_old_status_that_is_repeated_does_not_count():
+    """Control calls go to the server process of the last status, so they would all be refused."""
+    key = new_key()
+
+    def status(process, count, start=1, sec=5):
+        made = FleetStatus(incarnation=process, count=count, run=3, start=start)
+        made.header.stamp.sec = sec
+        Signature(key).sign(made)
+        return made
+
+    with Monitor(key=key) as monitor:
+        for process, count, start in ((1, 1, 1), (1, 7, 1), (2, 1, 2), (2, 2, 2)):
+            monitor._on_fleet(status(process, count, start))
+            assert (monitor.fleet.incarnation, monitor.fleet.count) == (process, count)
+        for old in (status(1, 7), status(1, 9), status(2, 1, 2), status(2, 2, 2)):
+            monitor._on_fleet(old)
+            assert (monitor.fleet.incarnation, monitor.fleet.count) == (2, 2)
+        monitor._on_fleet(status(2, 3, 2))
+        assert monitor.fleet.count == 3

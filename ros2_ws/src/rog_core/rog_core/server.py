@@ -436,6 +436,7 @@ class ServerMachine:
                        self.config.transfer)
         member.granted_bound, member.step = self.method.row_bound, pull.command.step
         member.granted = member.push.granted = pull.command.next_iteration
+        member.push.kind = Kind.ANCHOR if pull.command.step.uncompressed else Kind.PUSH
         member.granted_at = now
         sending, step = pull.command.sending, pull.command.step
         rows = self.partition.rows

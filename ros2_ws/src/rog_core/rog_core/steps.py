@@ -194,6 +194,9 @@ class Shards(Step):
                                       f'shards, with {len(self.weights)} weights')
         if not all(0 <= shard < self.shards for shard in self.ids):
             raise RemoteProtocolError(f'the server asks for a shard that is none of {self.shards}')
+        if len(set(self.ids)) < len(self.ids):  # each costs a gradient
+            raise RemoteProtocolError(f'the server asks for {len(self.ids)} shards, some of which '
+                                      'are the same')
         if not all(map(math.isfinite, self.weights)):
             raise RemoteProtocolError('the server asks for a weight that is NaN or infinite')
 

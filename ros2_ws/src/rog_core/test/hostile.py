@@ -42,6 +42,7 @@ BAD_STEPS = {
     'more shards than weights': Shards(4, (1, 2), (1.0,)),
     'more weights than shards': Shards(4, (1,), (1.0, 2.0)),
     'nothing to do': Shards(4, (), ()),
+    'a shard twice': Shards(4, (1, 2, 1), (1.0, 1.0, 1.0)),
     'no local steps': Local(0),
     'local steps below 0': Local(-3),
     'too many local steps': Local(MAX_LOCAL + 1),

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from fleet import Fleet
 from fleet_testing import mostly_long
+from hostile import fingerprint
+from rog_core.errors import RemoteProtocolError
 from rog_core.limits import OUT_OF_STEP
 from rog_core.messages import Command, End, Kind, Receipt, TransferId
-from rog_core.states import DONE
+from rog_core.states import DONE, OPEN, TRAINING
 from schedules import run_until
 
 LIMIT = 0.5   # heartbeat limit and patience, s
@@ -110,3 +112,44 @@ def test_a_stream_of_them(seed):
         fleet.run(rng.uniform(0.0, 0.1))
         getattr(fleet, rng.choice(FORGED))(rng.choice(sorted(fleet.robots)), rng)
     trains_again(fleet)
+
+
+def begun_again(fleet, member):
+    """The next push does not begin while one is under way: its rows would count twice."""
+    opened = member.push.transfer
+    for ahead in (1, 2):
+        wrong = replace(opened, attempt=opened.attempt + ahead)
+        before = fingerprint(fleet.server)
+        with pytest.raises(RemoteProtocolError, match=f'transfer {opened.attempt} is not over'):
+            fleet.server.on_end('robot0', End(wrong, 0), fleet.now)
+        assert fingerprint(fleet.server) == before
+
+
+@pytest.mark.parametrize('sync', ['gsgm', 'bsp', 'rsp:4', 'bsp+svrg=3'])
+def test_a_push_of_another_kind_than_was_granted_is_refused(sync):
+    """A full gradient counts in no round of GSGM: the others would wait for a robot for ever."""
+    fleet = Fleet(4, 3, sync, 'raw' if 'svrg' in sync else 'onebit')
+    for robot in fleet.robots.values():
+        robot.compute_time = 0.1
+    server, seen = fleet.server, set()
+    for _ in range(400):
+        fleet.run(0.02)
+        member = server.members.get('robot0')
+        if member is None or member.state != TRAINING or member.push.state == OPEN:
+            if member is not None and member.push.state == OPEN:
+                begun_again(fleet, member)
+            continue
+        last, following = member.push.transfer, member.push.floor
+        if last is not None:
+            following = max(following, last.attempt + 1)
+        granted = Kind.ANCHOR if member.step.uncompressed else Kind.PUSH
+        other = Kind.PUSH if granted == Kind.ANCHOR else Kind.ANCHOR
+        wrong = TransferId(member.push.incarnation, other, member.granted, following)
+        before = fingerprint(server)
+        with pytest.raises(RemoteProtocolError, match=f'the next one is of kind {granted.name}'):
+            server.on_end('robot0', End(wrong, 0), fleet.now)
+        assert fingerprint(server) == before
+        seen.add(granted)
+    assert seen == ({Kind.PUSH, Kind.ANCHOR} if 'svrg' in sync else {Kind.PUSH})
+    fleet.check()
+    assert fleet.robots['robot0'].machine.iteration > 10, 'what was granted is taken'

@@ -19,7 +19,8 @@ from rog_core.steps import MAX_LOCAL, STEPS, Full, Gradient, Local, Phase, Shard
 
 SHARDS, BATCHES = 6, 4
 numbers = st.floats(-9, 9, width=32)
-shards = st.lists(st.tuples(st.integers(0, SHARDS - 1), numbers), min_size=1, max_size=5).flatmap(
+shards = st.lists(st.tuples(st.integers(0, SHARDS - 1), numbers), min_size=1, max_size=5,
+                  unique_by=lambda part: part[0]).flatmap(
     lambda parts: st.builds(Shards, st.just(SHARDS), st.just(tuple(k for k, _ in parts)),
                             st.just(tuple(w for _, w in parts)), st.booleans()))
 steps = st.one_of(st.builds(Gradient, st.booleans()), st.just(Full()), shards,

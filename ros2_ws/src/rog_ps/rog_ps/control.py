@@ -4,61 +4,51 @@ from __future__ import annotations
 
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from fleet_ros.services import Allowance
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.parameter import Parameter
 from rog_core.errors import ConfigError, RogError, shown
 from rog_core.methods import is_loaded
 from rog_msgs.srv import SaveCheckpoint, SetSync
 from rog_msgs.srv import Stop as StopRun
-from rog_ros.seal import Key, SealError, check, process_of
+from rog_ros.seal import Key, SealError, check, derived, process_of, sealed
 
 if TYPE_CHECKING:
     from .node import ParameterServerNode
 
 
-AT_ONCE = 2.0  # s
+REPEATED = 64       # answers that are kept for calls that come again
+REMEMBERED = 10_000  # times of calls
 
 
 class Calls:
     """Which proved calls are new; the clock of their callers says when each was made.
 
-    A caller whose clock is ahead does not make the calls of others look old: the latest time is at
-    most that of the server's own clock. Calls from beyond it are remembered one by one.
+    A call must be made after those that were carried out until now, as far as the server's own
+    clock shows. A caller whose clock is ahead does not make the calls of others look old, nor does
+    a time when all clocks were ahead and were then set back: such calls are remembered one by one.
     """
 
     def __init__(self) -> None:
-        self._latest = 0                # ns since 1970
-        self._ahead: set[int] = set()   # times of calls that were carried out, after that
+        self._done: set[int] = set()  # when calls were made, and carried out; ns since 1970
 
     def refusal(self, made: int, now: int) -> str:
         """Return why a call is refused, empty if it counts; times in ns since 1970."""
-        if made in self._ahead:
+        if made in self._done:
             return 'this call was carried out already'
-        if made <= self._latest:
+        latest = max((time for time in self._done if time <= now), default=0)
+        if made <= latest:
             return ('the call must be made after the last one that was carried out, got one '
-                    f'{(self._latest - made) / 1e9:.3f} s before it: it was carried out already, '
+                    f'{(latest - made) / 1e9:.3f} s before it: it was carried out already, '
                     'or the clock of the machine that calls is behind; set it')
-        self._latest = max(self._latest, min(made, now))
-        self._ahead = {time for time in self._ahead | {made} if time > self._latest}
+        self._done |= {made, min(made, now)}
+        while len(self._done) > REMEMBERED:
+            self._done.remove(min(self._done))
         return ''
-
-
-class Allowance:
-    """What calls that nobody has proved may cost: `AT_ONCE` seconds, then a tenth of the time."""
-
-    def __init__(self) -> None:
-        self._spent, self._at = 0.0, 0.0  # seconds, and the time of that
-
-    def left(self, now: float) -> float:
-        """Return the seconds of work that are left; ``now``: any monotonic clock, s."""
-        return AT_ONCE - max(self._spent - (now - self._at) / 10, 0.0)
-
-    def spend(self, seconds: float, now: float) -> None:
-        """Count the work for a call."""
-        self._spent, self._at = AT_ONCE - self.left(now) + seconds, now
 
 
 class Control:
@@ -70,6 +60,9 @@ class Control:
     def __init__(self, node: ParameterServerNode, key: Key | None) -> None:
         self._node = node
         self._key = key and key.control()
+        self._seal = self._key and derived(self._key, 'answer')
+        # Tag of a call that was carried out -> whether it worked, and the answer; newest last.
+        self._answered: OrderedDict[bytes, tuple[bool, str]] = OrderedDict()
         self._calls, self._allowance = Calls(), Allowance()
         self._changing = False     # the node changes its own parameters
         node.create_service(SaveCheckpoint, 'save_checkpoint', self._on_save)
@@ -78,8 +71,18 @@ class Control:
         node.add_on_set_parameters_callback(self._on_set_parameters)
         node.held.callback(node.remove_on_set_parameters_callback, self._on_set_parameters)
 
+    def _unproved(self, request: Any) -> str:
+        """Return why a call is not proved by the key of the fleet; empty if it is."""
+        if self._key is None:
+            return ''
+        try:
+            check(self._key, request)
+        except SealError as error:
+            return f'the call is not proved: {error}. Use rog control with the key of the fleet'
+        return ''
+
     def _refusal(self, request: Any = None) -> str:
-        """Return why a call is refused; empty if it is carried out.
+        """Return why a call is refused that is proved; empty if it is carried out.
 
         ``request``: of one of our services; None: parameters, which cannot carry a tag.
         """
@@ -92,17 +95,22 @@ class Control:
                 f'{math.ceil(-10 * left + 1)} s, or give the fleet a key (rog key)')
         if request is None:
             return 'this fleet has a key; use rog control'
-        try:
-            check(self._key, request)
-        except SealError as error:
-            return f'the call is not proved: {error}. Use rog control with the key of the fleet'
         if request.server != process_of(self._node.machine.incarnation):
             return 'the call is not for this server process'
         return self._calls.refusal(request.time, time.time_ns())
 
     def _carry_out(self, request: Any, response: Any, what: Callable[[], str]) -> Any:
-        """Answer a call; ``what`` does what it asks for and returns the answer."""
-        response.message = self._refusal(request)
+        """Answer a call; ``what`` does what it asks for and returns the answer.
+
+        With a key the answer is proved, and names the call by its tag. One to a call that is not
+        proved itself is not: whoever repeats the tag of somebody else's call in it could pass the
+        answer on. A call that comes again gets the answer that it got before.
+        """
+        unproved, tag = self._unproved(request), bytes(request.tag)
+        if self._key is not None and not unproved and tag in self._answered:
+            response.success, response.message = self._answered[tag]
+            return sealed(self._seal, response, tag)
+        response.message = unproved or self._refusal(request)
         if not response.message:
             began = time.monotonic()
             try:
@@ -110,11 +118,19 @@ class Control:
             except RogError as error:
                 response.message = shown(error)
             self._allowance.spend(time.monotonic() - began, time.monotonic())
+            self._note(tag, response)
         if not response.success:
             self._node.dropped['control'] += 1
             self._node.get_logger().warning(f'refused a control call: {response.message}',
                                             throttle_duration_sec=5.0)
-        return response
+        return response if unproved else sealed(self._seal, response, tag)
+
+    def _note(self, tag: bytes, response: Any) -> None:
+        """Keep the answer to a proved call that was carried out."""
+        if self._key is not None:
+            self._answered[tag] = response.success, response.message
+            if len(self._answered) > REPEATED:
+                self._answered.popitem(last=False)
 
     def _on_save(self, request: Any, response: Any) -> Any:
         return self._carry_out(request, response, lambda: str(self._node.save(request.name)))

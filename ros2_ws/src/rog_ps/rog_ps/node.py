@@ -21,6 +21,7 @@ from fleet_ros.device import torch_device
 from fleet_ros.exposure import require_key
 from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
+from fleet_ros.services import STEADY, close_parameters
 from rclpy.parameter import Parameter
 from rog_core.arrays import on_device, to_host
 from rog_core.config import ServerConfig
@@ -37,7 +38,6 @@ from rog_ros.convert import request_from_ros, response_to_ros
 from rog_ros.parameters import SERVER, ServerSettings, declare_robots, is_drivable, robot_name
 from rog_ros.receive import checksum_of, receive
 from rog_ros.seal import (
-    Key,
     SealError,
     Session,
     Signature,
@@ -48,7 +48,6 @@ from rog_ros.seal import (
     sealed,
 )
 from rog_ros.servers import Others, gives_way, refusal
-from rog_ros.services import STEADY, guard
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
 from . import checkpoint
@@ -96,7 +95,8 @@ class ParameterServerNode(ManagedNode):
         require_key(security.key, security.open)
         self._key = read_key(security.key) if security.key else None
         self._signature = self._key and Signature(self._key)
-        guard(self, self._key is not None or not security.control)
+        if self._key is not None or not security.control:
+            close_parameters(self)
         check_method(settings, self._capacities)
         self.reason = 'finished'
         self._born = time.monotonic()
@@ -267,19 +267,14 @@ class ParameterServerNode(ManagedNode):
         except (RemoteProtocolError, ConfigError) as error:
             response.accepted, response.reason = False, shown(error)
             return response
-        if self._links and wanted.robot not in self._links:
-            response.accepted = False
-            response.reason = (f"'{wanted.robot}' is not in the fleet file; it lists "
-                               f"{', '.join(self._links)}")
-            return response
-        if not self._links and self._key is None and wanted.robot not in self._peers \
-                and len(self._peers) >= OPEN:
-            response.accepted = False
-            response.reason = (f'a server that anybody may join must have at most {OPEN} robots: '
-                               'list them in the fleet file, or give the fleet a key')
-            return response
         key = self._key and self._key.of(wanted.robot)
-        refused = self._unproved(request, key) if key else None
+        if key is not None:
+            try:
+                check(derived(key.secret, 'ask'), request)
+            except SealError as error:
+                return self._refused_unproved(wanted.robot, error, response)
+        refused = self._unlisted(wanted.robot) or (
+            self._untimely(request, wanted.robot) if key else None)
         answer, actions = (refused, []) if refused else self.machine.on_register(wanted, now)
         if answer.accepted:
             peer = self._peer(wanted.robot)
@@ -297,24 +292,45 @@ class ParameterServerNode(ManagedNode):
             if wanted.robot in self._away:
                 self._away.discard(wanted.robot)
                 self._fault(wanted.robot, 'rejoined', f'at iteration {answer.iteration}')
+            self.act(actions)
+            self._publish_status()
         else:
-            # Names that nobody has proved or accepted are not kept.
-            self.dropped[wanted.robot if wanted.robot in self._peers else 'unknown robots'] += 1
-            self.get_logger().warning(f'refused {wanted.robot}: {answer.reason}',
-                                      throttle_duration_sec=5.0)
-        self.act(actions)
-        self._publish_status()
+            self._note_refusal(wanted.robot, answer.reason)
         return sealed(key and derived(key.secret, 'answer'), response_to_ros(answer, response),
                       bytes(request.tag))
 
-    def _unproved(self, request: Any, key: Key) -> RegisterResponse | None:
-        """Return why a registration is refused that has not been made, now, with the key."""
-        robot, member = key.robot, self.machine.members.get(key.robot)
-        try:
-            check(derived(key.secret, 'ask'), request)
-        except SealError as error:
-            return RegisterResponse(False, f'the registration of {robot} is not proved: {error}. '
-                                    f'Give {robot} its key (rog key FILE --robot {robot})')
+    def _refused_unproved(self, robot: str, error: SealError, response: Any) -> Any:
+        """Refuse a registration that is not made with the key of its robot.
+
+        The refusal is not proved, either: it would name the tag of the request, which may be that
+        of an honest one, and whoever has heard that one could pass the refusal on to its robot.
+        """
+        response.accepted = False
+        response.reason = (f'the registration of {robot} is not proved: {error}. '
+                           f'Give {robot} its key (rog key FILE --robot {robot})')
+        self._note_refusal(robot, response.reason)
+        return response
+
+    def _note_refusal(self, robot: str, reason: str) -> None:
+        # Names that nobody has proved or accepted are not kept.
+        self.dropped[robot if robot in self._peers else 'unknown robots'] += 1
+        self.get_logger().warning(f'refused {robot}: {reason}', throttle_duration_sec=5.0)
+
+    def _unlisted(self, robot: str) -> RegisterResponse | None:
+        """Return why a robot of this name cannot take part."""
+        if self._links and robot not in self._links:
+            return RegisterResponse(False, f"'{robot}' is not in the fleet file; it lists "
+                                    f"{', '.join(self._links)}")
+        if not self._links and self._key is None and robot not in self._peers \
+                and len(self._peers) >= OPEN:
+            return RegisterResponse(False, f'a server that anybody may join must have at most '
+                                    f'{OPEN} robots: list them in the fleet file, or give the '
+                                    'fleet a key')
+        return None
+
+    def _untimely(self, request: Any, robot: str) -> RegisterResponse | None:
+        """Return why a registration is refused that is proved, but was not made for now."""
+        member = self.machine.members.get(robot)
         if request.server != process_of(self.machine.incarnation):
             return RegisterResponse(False, 'the registration is not for this server process', True,
                                     process_of(self.machine.incarnation))
@@ -363,7 +379,8 @@ class ParameterServerNode(ManagedNode):
             self.get_logger().warning(f'dropped a status of {robot}: {error}',
                                       throttle_duration_sec=5.0)
             return
-        self._record(lambda recorder: recorder.status(self.elapsed, message))
+        if self._peers[robot].is_recorded(message, member):
+            self._record(lambda recorder: recorder.status(self.elapsed, message))
         self._note_pause(robot, message.state == PAUSED)
         if message.state in (PAUSED, STOPPED):
             self.act(self.machine.on_leave(robot, member.incarnation, now))

@@ -34,6 +34,8 @@ class Peer:
         self.receipts = node.create_publisher(TransferReceipt, base + 'push_receipt', qos.CONTROL)
         self.session: Session | None = None  # if the fleet has a key, and the robot has registered
         self.count = 0             # of its last status in this session
+        self._noted = 0, 0         # iteration and evaluation of its last recorded status
+        self._changes = [0, 0]     # how often each of them was another one
         self.lives: set[int] = set()  # its processes that have registered with the fleet's key
         for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
                                      (TransferEnd, 'push_end', qos.CONTROL),
@@ -47,6 +49,22 @@ class Peer:
         publisher = self.out.get(type(value), self.receipts)
         message = to_ros(value, self.session.to_robot if self.session else None)
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
+
+    def is_recorded(self, message: Any, member: Member) -> bool:
+        """Whether a status that was checked goes to the record, where it may take a line.
+
+        A robot finishes an iteration, and evaluates, at most once for each transfer to it. What
+        says more often that it has done so is not from it, and would fill the disk.
+        """
+        changed = [now != then for now, then in zip(
+            (message.iteration, message.evaluated_at), self._noted, strict=True)]
+        if message.state != STOPPED and any(
+                new and count > member.attempt
+                for new, count in zip(changed, self._changes, strict=True)):
+            return False
+        self._noted = message.iteration, message.evaluated_at
+        self._changes = [count + new for count, new in zip(self._changes, changed, strict=True)]
+        return True
 
     def check_status(self, message: Any, member: Member, server: int, keyed: bool) -> None:
         """Raise `RemoteProtocolError` for a status that cannot be of this member.

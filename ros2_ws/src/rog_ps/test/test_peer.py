@@ -27,3 +27,33 @@ def test_a_state_that_is_none_or_not_proved_is_refused(fields):
     check(state='stopped', session=5 ^ 9)  # the honest twin
     with pytest.raises(RemoteProtocolError):
         check(**fields)
+
+
+def recorded(statuses):
+    """Which of (attempt, iteration, evaluated_at, state) go to the record."""
+    peer = SimpleNamespace(_noted=(0, 0), _changes=[0, 0])
+    return [Peer.is_recorded(
+        peer, TrainingStatus(iteration=iteration, evaluated_at=evaluated, state=state),
+        SimpleNamespace(attempt=attempt)) for attempt, iteration, evaluated, state in statuses]
+
+
+def test_all_that_a_robot_reports_is_recorded_also_when_it_comes_back():
+    honest = [(1, 57, 50, 'registering')]  # after a restart of the server
+    for iteration in range(1, 50):
+        honest += [(iteration + 1, iteration, iteration // 5, 'computing')] * 3
+    honest += [(51, 0, 0, 'joining')]      # a new process
+    honest += [(51 + n, n, 0, 'pushing') for n in range(20)]
+    assert all(recorded(honest))
+
+
+def lines(said):
+    """How many statuses go to the record and differ from the last that did."""
+    kept = [one for one, goes in zip(said, recorded(said), strict=True) if goes]
+    return sum(one != other for one, other in zip([None, *kept], kept, strict=False))
+
+
+def test_who_says_again_and_again_that_it_has_finished_something_does_not_fill_the_disk():
+    assert lines([(5, 1 + n % 2, 7, 'computing') for n in range(1000)]) <= 7
+    said = [(5, 1, n, 'computing') for n in range(1000)]
+    assert lines(said) <= 7
+    assert recorded([*said, (5, 1, 7, 'stopped')])[-1], 'its last word, which is proved'

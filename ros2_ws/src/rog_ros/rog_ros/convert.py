@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import numpy as np
-from rog_core.errors import RemoteProtocolError
+from rog_core.errors import RemoteProtocolError, shown
 from rog_core.messages import (
     HEADER_BYTES,
     Ack,
@@ -29,6 +29,7 @@ from .seal import Side, sealed
 
 MAX_PARAMETERS = 1 << 16  # of a registration
 MAX_NAME = 256            # characters of a name in it
+LONGEST = 200             # characters of a method's name; a robot's statuses repeat it
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
 STATUS_BYTES = 300  # of a robot's status, which is its heartbeat, on the air
 
@@ -100,8 +101,9 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
     sending = Sending(message.minimum, message.threshold, message.by_importance, message.mta)
     step = step_of(message.step, message.step_integers, message.step_numbers)
     return End(transfer, message.chunks, message.duration, message.mta_duration,
-               Command(message.next_iteration, message.mta_time, message.staleness, message.sync,
-                       message.stop, message.patience, sending, message.ahead, step),
+               Command(message.next_iteration, message.mta_time, message.staleness,
+                       shown(message.sync, LONGEST), message.stop, message.patience, sending,
+                       message.ahead, step),
                message.whole)
 
 
@@ -173,6 +175,6 @@ def response_to_ros(response: RegisterResponse, message: Any) -> Any:
 def response_from_ros(message: Any) -> RegisterResponse:
     """Return the answer that a service response holds."""
     return RegisterResponse(message.accepted, message.reason, message.retry, message.incarnation,
-                            message.iteration, message.attempt, message.sync,
+                            message.iteration, message.attempt, shown(message.sync, LONGEST),
                             _receipt(message.push), message.over,
                             bytes(memoryview(message.taken)))

@@ -9,12 +9,15 @@ from importlib.metadata import distributions
 from itertools import chain
 from typing import Any
 
+from rog_core.errors import shown
+
 from .seal import Signature
 
 PROVIDERS = ('rog_ros', 'rog_suite')  # distributions that this package is in: workspace, wheel
 AT_ONCE = 2   # servers that differ by so few statuses have begun at the same time
 YOUNG = 10.0  # s in which a server that meets another one may still give way
 FRESH = 30.0  # s for which a proved status of another server counts; clocks may differ by that
+NAMED = 80    # characters that are shown of a machine's or a method's name
 
 
 def this_process() -> str:
@@ -70,9 +73,9 @@ class Others:
 def refusal(status: Any, place: str) -> str:
     """Return why a server does not start beside the one that sent this status."""
     robots = ', '.join(robot.robot for robot in status.robots) or 'no robot yet'
-    return (f'there is a parameter server at {place} already: {status.host}, {status.sync}, with '
-            f'{robots}, for {status.elapsed:.0f} s. Stop it, or give this fleet its own '
-            'network.namespace or network.domain_id')
+    return (f'there is a parameter server at {place} already: {shown(status.host, NAMED)}, '
+            f'{shown(status.sync, NAMED)}, with {shown(robots)}, for {status.elapsed:.0f} s. Stop '
+            'it, or give this fleet its own network.namespace or network.domain_id')
 
 
 def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:

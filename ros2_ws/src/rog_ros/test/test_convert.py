@@ -24,6 +24,7 @@ from rog_core.steps import Full, Gradient, Local, Shards
 from rog_msgs.msg import RowChunk
 from rog_msgs.srv import Register
 from rog_ros.convert import (
+    LONGEST,
     from_ros,
     payload_bytes,
     request_from_ros,
@@ -122,3 +123,15 @@ def test_an_answer_comes_back_as_it_was(accepted, retry, incarnation, iteration,
     answer = RegisterResponse(accepted, 'why', retry, incarnation, iteration, attempt, 'bsp', push,
                               over, taken)
     assert response_from_ros(response_to_ros(answer, Register.Response())) == answer
+
+
+def test_a_methods_name_is_short_and_printable_whatever_the_peer_says():
+    """A robot repeats it in each of its statuses."""
+    for said, kept in (('rsp:4+pipeline', 'rsp:4+pipeline'), ('r' * 10**6, None),
+                       ('\x1b[2J', '?[2J')):
+        end = to_ros(End(TransferId(1, Kind.PULL, 1, 1), 0))
+        answer = Register.Response(accepted=True, sync=said)
+        end.sync = said
+        for sync in (from_ros(end).command.sync, response_from_ros(answer).sync):
+            assert len(sync) <= LONGEST and sync.isprintable()
+            assert kept is None or sync == kept

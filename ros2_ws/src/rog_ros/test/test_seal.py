@@ -13,7 +13,7 @@ from rog_core.errors import ConfigError
 from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, Sending, TransferId
 from rog_core.steps import Local, Shards
 from rog_msgs.msg import FleetStatus, RobotStatus, RowAck, RowChunk, TrainingStatus
-from rog_msgs.srv import Register, SetSync, Stop
+from rog_msgs.srv import Register, SaveCheckpoint, SetSync, Stop
 from rog_ros.convert import from_ros, to_ros
 from rog_ros.seal import (
     LARGE,
@@ -56,7 +56,8 @@ def examples_of_all():
         End(TRANSFER, 5, 0.5, 0.25, command), End(TRANSFER, 5, command=Command(step=Local(3))))
         ] + [status, register, Register.Response(reason='why', incarnation=22),
              SetSync.Request(sync='bsp', time=4),
-             Stop.Request(server=5)]
+             Stop.Request(server=5), Stop.Response(success=True, message='stopping'),
+             SetSync.Response(message='bsp'), SaveCheckpoint.Response(message='/out')]
 
 
 ALL = examples_of_all()

@@ -34,6 +34,14 @@ def test_the_refusal_names_the_other_server_and_what_to_do():
         assert part in text
 
 
+def test_the_refusal_is_printable_and_short_whatever_the_other_says_of_itself():
+    other = status(20.0)
+    other.host, other.sync = '\x1b[2J' * 100_000, 'bsp\n' * 100_000
+    other.robots = [SimpleNamespace(robot='\x07' * 1000)] * 1000
+    text = refusal(other, '/blue/rog')
+    assert text.isprintable() and len(text) < 1000 and text.startswith('there is a parameter')
+
+
 def test_a_robot_stays_with_the_server_that_has_accepted_it_until_that_one_is_silent():
     loyalty = Loyalty(3.0)
     for tick in range(20):  # two servers that alternate

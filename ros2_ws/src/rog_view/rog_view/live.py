@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from rcl_interfaces.srv import GetParameters
-from rog_cli.control import SILENT_SERVER, ControlError, Controls, answer
+from rog_cli.control import ControlError, Controls, answer
 from rog_cli.fleet_state import SILENT
 from rog_cli.view import Monitor, place
 from rog_ros.parameters import SERVER
@@ -50,13 +50,17 @@ class Live:
             self.view = self._look()
 
     def _inquire(self) -> None:
-        """Ask each new server process whether it accepts control calls, until it answers."""
+        """Ask each new server process whether it accepts control calls, until it answers.
+
+        A server whose time for such calls is used up answers with nothing, and is asked again.
+        """
         fleet, now = self._monitor.fleet, time.monotonic()
         if fleet is None or not self._parameters.service_is_ready():
             return
-        silent = self._question is not None and not self._question.done()
-        if fleet.incarnation != self._whom or (silent and now - self._since > AGAIN):
-            if silent:
+        asked, done = self._question, self._question is not None and self._question.done()
+        unanswered = asked is not None and not (done and asked.result().values)
+        if fleet.incarnation != self._whom or (unanswered and now - self._since > AGAIN):
+            if asked is not None and not done:
                 self._parameters.remove_pending_request(self._question)
             self._whom, self._since = fleet.incarnation, now
             self._question = self._parameters.call_async(GetParameters.Request(names=[CONTROL]))
@@ -102,7 +106,7 @@ class Live:
         end = time.monotonic() + ANSWER
         while not future.done():
             if time.monotonic() >= end:
-                raise ControlError(SILENT_SERVER)
+                raise ControlError(self._controls.silence)
             await asyncio.sleep(0.05)
         return answer(future)
 

@@ -24,6 +24,7 @@ from fleet_ros.managed import ManagedNode
 from fleet_ros.middleware import other_middleware
 from fleet_ros.parameters import declare
 from fleet_ros.receiving import subscribe
+from fleet_ros.services import STEADY, close_parameters
 from rog_core.arrays import Array
 from rog_core.config import SgdConfig
 from rog_core.errors import ConfigError, RemoteProtocolError, shown
@@ -73,7 +74,6 @@ from rog_ros.seal import (
     sealed,
 )
 from rog_ros.servers import Loyalty, Order, this_process, this_version
-from rog_ros.services import STEADY, guard
 from rog_tasks.sources import Source
 
 from .sources import Watch
@@ -81,6 +81,7 @@ from .unsent import Keeper
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
+LONGEST = 1e9  # s that a run may have lasted; 30 years
 
 
 class WorkerNode(ManagedNode):
@@ -108,7 +109,8 @@ class WorkerNode(ManagedNode):
         require_key(security.key, security.open)
         self._key = read_key(security.key).of(self.robot) if security.key else None
         self._signature = self._key and Signature(self._key)
-        guard(self, self._key is not None)
+        if self._key is not None:
+            close_parameters(self)
         self._session: Session | None = None  # if there is a key, and the server has accepted us
         self._counts = 0, 0                   # of the last statuses sent, and heard of our server
         self._process = 0                     # the server's, as its statuses say
@@ -294,7 +296,7 @@ class WorkerNode(ManagedNode):
                 throttle_duration_sec=5.0)
             return
         self._process = message.incarnation
-        if message.elapsed:
+        if 0 < message.elapsed < LONGEST:
             self._link.begin(now - message.elapsed)
         silent, self._server_heard = now - self._server_heard, now
         if self.machine is None:

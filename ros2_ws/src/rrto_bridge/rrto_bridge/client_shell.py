@@ -30,6 +30,7 @@ from fleet_ros.alarm import Alarm
 from fleet_ros.environment import ros_home
 from fleet_ros.middleware import other_middleware
 from fleet_ros.receiving import subscribe
+from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
 from rclpy.node import Node
@@ -98,6 +99,7 @@ class Link(Port):
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
                          context=self._context)
+        bound_parameters(self.node, writable=False)
         self._alarm = Alarm(self._told(self._on_alarm))
         self._spinning = Spinning(self.node)
         try:

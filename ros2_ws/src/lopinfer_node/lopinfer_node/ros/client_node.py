@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from fleet_ros.device import torch_device
 from fleet_ros.parameters import declare
+from fleet_ros.services import bound_parameters
 from lopinfer_msgs.msg import Result
 from rclpy.node import Node
 from sensor_msgs.msg import Image
@@ -30,6 +31,7 @@ class ClientNode(Node):
 
     def __init__(self, **options: Any) -> None:
         super().__init__('lopinfer_client', **options)
+        bound_parameters(self, writable=False)
         self.error = ''              # why it ended, if not cleanly
         self.settings = s = declare(self, ClientSettings)
         if s.threads:

@@ -44,6 +44,7 @@ class Receiver:
     bytes_received: int = 0
     floor: int = 1                   # transfers below this attempt are over; the first has it
     granted: int | None = None       # iteration that the next transfer is of; None: any
+    kind: Kind | None = None         # of that transfer; None: any of ``kinds``
     energy: float = 0.0              # sum of the squares of what was taken of the present transfer
     refused: int = 0                 # chunks of it that were taken, but are not used
     announced: End | None = None     # closes it when all chunks are there
@@ -134,11 +135,15 @@ class Receiver:
         """Raise `RemoteProtocolError` for a transfer that cannot be the next one.
 
         A sender numbers its transfers without gaps and begins one when the one before is over. A
-        number far ahead would make every honest transfer after it look like a former one.
+        number far ahead would make every honest transfer after it look like a former one, and the
+        rows of one that is begun again and again would count each time.
         """
         last = self.transfer
         if transfer == last:
             return
+        if last is not None and self.state == OPEN and last.attempt >= self.floor:
+            raise RemoteProtocolError(f'message of transfer {transfer.attempt}; transfer '
+                                      f'{last.attempt} is not over')
         following = self.floor if last is None else max(self.floor, last.attempt + 1)
         if transfer.attempt != following:
             raise RemoteProtocolError(f'message of transfer {transfer.attempt}; the next one is '
@@ -146,6 +151,9 @@ class Receiver:
         if self.granted is not None and transfer.iteration != self.granted:
             raise RemoteProtocolError(f'message of a transfer of iteration {transfer.iteration}; '
                                       f'iteration {self.granted} was granted')
+        if self.kind is not None and transfer.kind != self.kind:
+            raise RemoteProtocolError(f'message of a transfer of kind {transfer.kind.name}; the '
+                                      f'next one is of kind {self.kind.name}')
 
     def is_open(self, transfer: TransferId) -> bool:
         """Whether chunks and the end of this transfer are still taken."""

@@ -1,0 +1,169 @@
+"""A robot in the process of a test: it takes part as others do, and says more than is right."""
+
+import math
+import time
+
+import numpy as np
+from fleet_under_test import SEED
+from rog_core.accumulator import Accumulator
+from rog_core.config import SgdConfig, TransferConfig
+from rog_core.flat import flatten, rows_of, trainable
+from rog_core.messages import Ack, Chunk, Compute, End, Kind, RegisterRequest, Send, TransferId
+from rog_core.worker import WorkerMachine
+from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
+from rog_msgs.srv import Register
+from rog_ros import qos
+from rog_ros.convert import request_to_ros, response_from_ros, to_ros
+from rog_ros.receive import receive
+from rog_ros.seal import Session, derived, process_of, sealed
+from tiny_task import Tiny
+
+PERIOD = 0.2  # s between its heartbeats
+PACE = 0.05   # s that a gradient takes it
+
+
+def partition():
+    """The rows of the model that a `Fleet` trains."""
+    return rows_of(trainable(Tiny(seed=SEED).model()), 'row', 'onebit')
+
+
+class Puppet:
+    """Takes part in a fleet as ``robot``, by its own key if the fleet has one.
+
+    ``lie``: a function of each value that it is about to send; what it returns is sent before, with
+    the right tag. ``status``: fields of its statuses that are not as they should be.
+    """
+
+    def __init__(self, fleet, robot='robot1', key=None, incarnation=77):
+        self.fleet, self.robot, self.key = fleet, robot, key
+        node = fleet.node
+        config = TransferConfig('row', 'onebit', 1.0, 1.0, 300, 0.004)  # some chunks to a push
+        self.machine = WorkerMachine(robot, incarnation, Accumulator(
+            partition(), flatten(Tiny(seed=SEED).model()).copy()), config)
+        self.session, self.count = None, 0
+        self.lie, self.status, self.heard = (lambda value: []), {}, []
+        self.refused = []  # answers to registrations
+        self.registers = True
+        self._gradient_at = self._beat_at = math.inf
+        self._status_seen = None
+        self._out = {Chunk: node.create_publisher(RowChunk, f'/{robot}/push', qos.CHUNK),
+                     Ack: node.create_publisher(RowAck, f'/{robot}/pull_ack', qos.CHUNK),
+                     End: node.create_publisher(TransferEnd, f'/{robot}/push_end', qos.CONTROL)}
+        self._receipts = node.create_publisher(TransferReceipt, f'/{robot}/pull_receipt',
+                                               qos.CONTROL)
+        self._status = node.create_publisher(TrainingStatus, f'/{robot}/training_status',
+                                             qos.STATUS)
+        for kind, topic, profile in ((RowChunk, 'pull', qos.CHUNK), (RowAck, 'push_ack', qos.CHUNK),
+                                     (TransferEnd, 'pull_end', qos.CONTROL),
+                                     (TransferReceipt, 'push_receipt', qos.CONTROL)):
+            node.create_subscription(kind, f'/{robot}/{topic}', self._on_message, profile)
+        self._register = node.create_client(Register, '/rog/register')
+        fleet.until(lambda: fleet.status and self._register.service_is_ready(), 'the server')
+        self.act(self.machine.start(time.monotonic()))
+        self._beat_at = 0.0
+
+    # -- what it does
+
+    def step(self):
+        """Do what is due; false, so that it can stand in a condition."""
+        now = time.monotonic()
+        if self.registers and now >= self.machine.deadline:
+            self.act(self.machine.on_time(now))
+        if now >= self._gradient_at:
+            self._gradient_at = math.inf
+            rng = np.random.default_rng(self.machine.iteration)
+            gradient = rng.standard_normal(self.machine.partition.elements).astype(np.float32)
+            self.act(self.machine.on_gradient(
+                gradient, SgdConfig(1e-4, 0.0, 0.0, False), now))
+        if now >= self._beat_at:
+            self._beat_at = now + PERIOD
+            self.beat()
+        status = self.fleet.status
+        if status is not self._status_seen:
+            self._status_seen = status
+            ours = status.incarnation == process_of(self.machine.server)
+            known = self.fleet.state(self.robot) not in ('', 'away', 'paused', 'stopped')
+            self.act(self.machine.on_server_status(
+                self.machine.server if ours else 0, known, now))
+        return False
+
+    def until(self, condition, what):
+        """Take part until the condition holds."""
+        self.fleet.until(lambda: self.step() or condition(), what)
+
+    def trained(self, iterations=5):
+        """Take part for so many more iterations."""
+        goal = self.machine.iteration + iterations
+        self.until(lambda: self.machine.iteration >= goal, f'{self.robot} gets to {goal}')
+
+    def act(self, actions):
+        """Carry out what the machine has decided."""
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
+                self._ask(action.message)
+            elif isinstance(action, Send):
+                for value in [*self.lie(action.message), action.message]:
+                    self.say(value)
+            elif isinstance(action, Compute):
+                self._gradient_at = time.monotonic() + PACE
+
+    def say(self, value):
+        """Send a value of `rog_core.messages`, or a message as it is."""
+        if type(value) in self._out or not hasattr(value, 'get_fields_and_field_types'):
+            publisher = self._out.get(type(value), self._receipts)
+            publisher.publish(to_ros(value, self.session and self.session.to_server))
+        else:
+            publisher = {RowChunk: self._out[Chunk], RowAck: self._out[Ack],
+                         TransferEnd: self._out[End], TransferReceipt: self._receipts,
+                         TrainingStatus: self._status}[type(value)]
+            publisher.publish(sealed(self.session and self.session.to_server, value))
+
+    def beat(self, **fields):
+        """Send a status."""
+        self.count += 1
+        machine = self.machine
+        values = {'robot': self.robot, 'incarnation': process_of(machine.incarnation),
+                  'count': self.count, 'state': machine.state, 'iteration': machine.finished,
+                  'loss': 1.0, **self.status, **fields}
+        self.say(TrainingStatus(**values))
+
+    def following(self, kind=Kind.PUSH, iteration=None, ahead=1):
+        """Identity of a transfer that it may begin, or of a later one."""
+        machine = self.machine
+        return TransferId(machine.session, kind,
+                          machine.iteration if iteration is None else iteration,
+                          machine._attempt + ahead)
+
+    @property
+    def chunks(self):
+        """How many chunks of its push were made until now."""
+        return 0 if self.machine.push is None else self.machine.push._fresh
+
+    # -- what it hears
+
+    def _ask(self, request):
+        message = request_to_ros(request)
+        message.server = self.fleet.status.incarnation
+        if self.key is not None:
+            sealed(derived(self.key.secret, 'ask'), message)
+        self._register.call_async(message).add_done_callback(self._on_answer)
+
+    def _on_answer(self, future):
+        response = response_from_ros(future.result())
+        if not response.accepted:
+            self.refused.append(response)
+            return
+        if self.key is not None:
+            self.session = Session(self.key, self.machine.incarnation, response.incarnation)
+        self.act(self.machine.on_register_response(response, time.monotonic()))
+
+    def _on_message(self, message):
+        self.heard.append(message)
+        del self.heard[:-200]
+        keys = None
+        if self.key is not None:
+            if self.session is None:
+                return
+            keys = self.session.session, self.session.to_robot
+        self.act(receive(self.machine, message, self.fleet.node.get_logger(), 'the server', keys)
+                 or [])

@@ -1,0 +1,178 @@
+"""What calls of the services that rclpy gives every node can do to it, and what they cost."""
+
+import time
+
+import pytest
+import rclpy
+from fleet_env.settings import setting
+from fleet_ros.managed import ManagedNode, ManagedSettings
+from fleet_ros.parameters import declare
+from fleet_ros.services import (
+    MOST,
+    PARAMETER_SERVICES,
+    SETTERS,
+    Allowance,
+    bound_parameters,
+    close_parameters,
+)
+from fleet_testing import eventually, free_domain
+from rcl_interfaces.msg import Parameter as ParameterMessage
+from rcl_interfaces.msg import ParameterValue
+from rcl_interfaces.srv import (
+    DescribeParameters,
+    GetParameters,
+    ListParameters,
+    SetParameters,
+    SetParametersAtomically,
+)
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+
+
+class Fixed(ManagedSettings):
+    """Settings none of which can change while the node runs."""
+
+    things: int = setting(3, 'how many things there are', ge=1)
+
+
+class Changing(ManagedSettings):
+    """Settings one of which can."""
+
+    mode: str = setting('slow', 'how it goes', live=True)
+
+
+class Managed(ManagedNode):
+    """Has the settings that it is told."""
+
+    def __init__(self, model, **options):
+        self.model = model
+        super().__init__('thing', model, **options)
+
+    def configure(self):
+        declare(self, self.model)
+
+
+class Bench:
+    def __init__(self):
+        self.context = Context()
+        rclpy.init(context=self.context, domain_id=free_domain())
+        self.executor = SingleThreadedExecutor(context=self.context)
+        self.caller = self.add(Node('caller', context=self.context,
+                                    start_parameter_services=False))
+
+    def add(self, node):
+        self.executor.add_node(node)
+        return node
+
+    def node(self, model):
+        return self.add(Managed(model, context=self.context))
+
+    def plain(self, **options):
+        node = self.add(Node('thing', context=self.context))
+        node.declare_parameter('mode', 'slow')
+        bound_parameters(node, **options)
+        return node
+
+    def call(self, kind, name, **fields):
+        """Call a service of the node; an exception in its callback is raised here."""
+        client = self.caller.create_client(kind, f'/thing/{name}')
+        step = lambda: self.executor.spin_once(timeout_sec=0.05)  # noqa: E731
+        eventually(client.service_is_ready, step=step)
+        future = client.call_async(kind.Request(**fields))
+        eventually(future.done, step=step)
+        self.caller.destroy_client(client)
+        return future.result()
+
+    def close(self):
+        for node in list(self.executor.get_nodes()):
+            node.destroy_node()
+        self.executor.shutdown()
+        self.context.try_shutdown()
+
+
+@pytest.fixture
+def bench():
+    made = Bench()
+    yield made
+    made.close()
+
+
+def offered(node):
+    return {service.srv_name.rpartition('/')[2] for service in node.services
+            if 'parameter' in service.srv_name}
+
+
+def of_type(number, name='mode'):
+    return ParameterMessage(name=name, value=ParameterValue(type=number))
+
+
+def test_a_node_that_takes_no_changes_offers_no_service_for_them(bench):
+    assert offered(bench.node(Fixed)) == {*PARAMETER_SERVICES} - {*SETTERS}
+    listed = bench.call(ListParameters, 'list_parameters').result.names
+    assert 'things' in listed
+    assert bench.call(GetParameters, 'get_parameters',
+                      names=['things']).values[0].integer_value == 3
+    assert bench.call(DescribeParameters, 'describe_parameters',
+                      names=['things']).descriptors[0].read_only
+
+
+def test_a_node_that_takes_changes_offers_them_and_one_that_is_closed_nothing(bench):
+    node = bench.node(Changing)
+    assert offered(node) == {*PARAMETER_SERVICES}
+    change = Parameter('mode', value='fast').to_parameter_msg()
+    assert bench.call(SetParameters, 'set_parameters', parameters=[change]).results[0].successful
+    assert node.get_parameter('mode').value == 'fast'
+    close_parameters(node)
+    assert not offered(node)
+
+
+@pytest.mark.parametrize('number', [10, 77, 255])
+def test_a_value_of_a_type_that_is_none_does_not_end_the_node(bench, number):
+    node = bench.node(Changing)
+    assert not bench.call(SetParameters, 'set_parameters', parameters=[of_type(number)]).results
+    answer = bench.call(SetParametersAtomically, 'set_parameters_atomically',
+                        parameters=[of_type(number)])
+    assert not answer.result.successful
+    for known in range(10):  # of these rclpy says itself what is wrong
+        bench.call(SetParameters, 'set_parameters', parameters=[
+            of_type(known, name) for name in ('mode', 'use_sim_time', 'nothing', '')])
+    assert node.get_parameter('mode').value in ('slow', '')
+
+
+def test_the_clock_of_a_node_cannot_be_changed(bench):
+    bench.node(Changing)
+    use = Parameter('use_sim_time', value=True).to_parameter_msg()
+    result, = bench.call(SetParameters, 'set_parameters', parameters=[use]).results
+    assert not result.successful and 'cannot change while the node runs' in result.reason
+
+
+def test_a_call_that_names_too_much_is_answered_with_nothing(bench):
+    bench.plain(writable=True)
+    assert not bench.call(GetParameters, 'get_parameters', names=['mode'] * (MOST + 1)).values
+    assert len(bench.call(GetParameters, 'get_parameters', names=['mode'] * MOST).values) == MOST
+
+
+def test_calls_that_have_cost_enough_are_answered_with_nothing_for_a_while(bench):
+    allowance = Allowance()
+    bench.plain(writable=True, allowance=allowance)
+    assert bench.call(ListParameters, 'list_parameters').result.names
+    allowance.spend(1e6, time.monotonic())
+    assert not bench.call(ListParameters, 'list_parameters').result.names
+    change = Parameter('mode', value='fast').to_parameter_msg()
+    assert not bench.call(SetParameters, 'set_parameters', parameters=[change]).results
+    allowance.spend(-2e6, time.monotonic())  # as time does
+    assert bench.call(ListParameters, 'list_parameters').result.names
+
+
+def test_what_calls_cost_is_counted(bench):
+    spent = []
+    allowance = Allowance()
+    allowance.spend = lambda seconds, now: spent.append(seconds)
+    bench.plain(writable=True, allowance=allowance)
+    bench.call(GetParameters, 'get_parameters', names=['mode'] * MOST)
+    bench.call(GetParameters, 'get_parameters', names=['mode'] * (MOST + 1))
+    many, = spent
+    bench.call(GetParameters, 'get_parameters', names=['mode'])
+    assert 0 <= spent[1] < many
