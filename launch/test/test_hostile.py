@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -436,7 +437,7 @@ LIES = {
         c.transfer, incarnation=1))]),
     'a direction that is not its own': (Chunk, True, lambda p, c: [replace(c, transfer=replace(
         c.transfer, kind=kind)) for kind in (Kind.PULL, Kind.SNAPSHOT, Kind.FINAL)]),
-    'a full gradient that nobody has asked for': (Chunk, True, lambda p, c: [
+    'a full gradient that nobody has asked for': (Chunk, False, lambda p, c: [
         End(replace(c.transfer, kind=Kind.ANCHOR), 0)]),
     'an end of a future iteration': (Chunk, True, lambda p, c: [
         End(p.following(iteration=p.machine.iteration + k, ahead=0), 0) for k in (1, 10**6)]),
@@ -634,7 +635,7 @@ MALFORMED = ['', ' ', ':', '::', 'rsp', 'rsp:', 'rsp::', 'rsp:0', 'rsp:-1', 'rsp
              'flown:nan:nan', 'flown:-1:4', 'ssp:\u0661' * 9, 'ssp:99999999999999999999', 'local:0',
              'diloco:0', 'diloco:4:9', 'diloco:4+rate=nan', 'diloco:4+rate=-1', 'diloco:4+quorum=0',
              'diloco:4+grace=inf', 'trimmed:0', 'trimmed:9', 'gsgm:1', 'gsgm+early', 'gsgm+svrg=0',
-             'asp+svrg', 'gc:9', 'gc:-1', 'hgc:1:99', 'bsp:1', 'bsp\0', 'BSP', 'b\u0455p',
+             'asp+svrg', 'gc:9', 'gc:-1', 'bsp:1', 'bsp\0', 'BSP', 'b\u0455p',
              'os:system', 'builtins:eval', 'subprocess:Popen:ls', 'rog_core.server:ServerMachine',
              'rog_core.methods.base:Holding:-1', 'sys:exit', '../x:y', '__main__:main',
              'rog_core.methods.rsp:Rsp', 'rsp:4' + '+order' * 40]
@@ -681,6 +682,7 @@ def test_bytes_that_are_no_message_end_nobody(liar):
     fleet = liar.fleet
     places = [(f'/{robot}/{topic}', *TOPICS[topic]) for robot in ('robot1', 'robot2')
               for topic in TOPICS] + [('/rog/fleet_status', FleetStatus, qos.STATUS)]
+    sent = 0
     for place, kind, profile in places:
         publisher = fleet.node.create_publisher(kind, place, profile)
         fleet.until(publisher.get_subscription_count, 'discovery')
@@ -689,10 +691,13 @@ def test_bytes_that_are_no_message_end_nobody(liar):
         no_text = whole.replace(b'AAAA', b'\xff\xfe\x80\xc3')
         for data in [*RAW, *(whole[:n] for n in range(4, len(whole), 7)), whole + bytes(50),
                      no_text]:
-            publisher.publish(data)
+            with suppress(RuntimeError):  # longer than any message of this type: DDS sends none
+                publisher.publish(data)
+                sent += 1
             liar.step()
             fleet.spin()
         fleet.node.destroy_publisher(publisher)
+    assert sent > 10 * len(places)
     if fleet.key is not None:
         all_train(liar)
     # What is cut off may read as an honest message of zeros. Without a key that may be believed.
@@ -816,8 +821,8 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
         asked.append(request)
         response.success, response.message, response.tag = True, 'stopping', request.tag
         return response
-    for kind, name in ((Stop, 'stop'), (SetSync, 'set_sync'), (SaveCheckpoint, 'save_checkpoint')):
-        keyed.node.create_service(kind, f'/rog/{name}', answer)
+    offered = [keyed.node.create_service(kind, f'/rog/{name}', answer) for kind, name in (
+        (Stop, 'stop'), (SetSync, 'set_sync'), (SaveCheckpoint, 'save_checkpoint'))]
     publisher = keyed.node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
     command = [sys.executable, '-m', 'rog_cli.main', 'control', 'stop', '--timeout', '15',
                '--key', str(keyed.folder / 'fleet.key')]
@@ -828,6 +833,8 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
         assert asked, 'the stranger has answered'
         assert caller.returncode == 2, caller.stdout.read()
         assert 'does not prove' in caller.stderr.read()
+    for service in offered:  # or the next call would be answered before the server has found it
+        keyed.node.destroy_service(service)
     keyed.processes['server'].send_signal(signal.SIGCONT)
     assert control(keyed, Stop, 'stop').success, 'the twin'
     assert keyed.ended('server') == 0

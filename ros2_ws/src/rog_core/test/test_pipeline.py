@@ -176,6 +176,7 @@ def test_a_snapshot_does_not_change_the_model_under_a_gradient_without_pipelinin
     ids = np.concatenate([[0], np.ones(EVERY.size - 1)]).astype(np.uint8)
     assert worker.machine.on_chunk(Chunk(transfer, 0, 0, EVERY.size, ids, values), 0.6)
     assert (worker.store.weights == 3).all() and (model == 0).all()
+    assert worker.machine.on_end(End(transfer, 1), 0.6)
     worker.gradient('first')
     pull = TransferId(9 ^ 51, Kind.PULL, 0, 2)
     actions = worker.machine.on_end(End(pull, 0, command=worker.command(1)), 0.7)
