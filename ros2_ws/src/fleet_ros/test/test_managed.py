@@ -1,17 +1,13 @@
 """The life cycle of a node of ours: every transition, also wrong ones, and what is freed."""
 
 import pytest
-import rclpy
 from fleet_env.errors import SettingError
 from fleet_env.settings import setting
 from fleet_ros.managed import ManagedNode, ManagedSettings
 from fleet_ros.parameters import declare
-from fleet_testing import eventually, free_domain
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
-from rclpy.context import Context
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.node import Node
+from one_process import OneProcess
 from rclpy.parameter import Parameter
 from std_msgs.msg import String
 
@@ -61,43 +57,18 @@ class Worker(ManagedNode):
         super().shutdown()
 
 
-class Bench:
-    def __init__(self):
-        self.context = Context()
-        rclpy.init(context=self.context, domain_id=free_domain())
-        self.executor = SingleThreadedExecutor(context=self.context)
-        self.node = self.add(Node('driver', context=self.context))
-        self.clients = {}
-
-    def add(self, node):
-        self.executor.add_node(node)
-        return node
-
+class Bench(OneProcess):
     def worker(self, kind=Worker, **parameters):
         return self.add(kind(context=self.context, parameter_overrides=[
             Parameter(name, value=value) for name, value in parameters.items()]))
 
-    def call(self, kind, name, request):
-        client = self.clients.setdefault(name, self.node.create_client(kind, f'/thing/{name}'))
-        step = lambda: self.executor.spin_once(timeout_sec=0.05)  # noqa: E731
-        eventually(client.service_is_ready, step=step)
-        future = client.call_async(request)
-        eventually(future.done, step=step)
-        return future.result()
-
     def change(self, **transition):
-        request = ChangeState.Request(transition=Transition(**transition))
-        return self.call(ChangeState, 'change_state', request).success
+        return self.call(ChangeState, 'change_state',
+                         transition=Transition(**transition)).success
 
     @property
     def state(self):
-        return self.call(GetState, 'get_state', GetState.Request()).current_state.label
-
-    def close(self):
-        for node in list(self.executor.get_nodes()):
-            node.destroy_node()
-        self.executor.shutdown()
-        self.context.try_shutdown()
+        return self.call(GetState, 'get_state').current_state.label
 
 
 @pytest.fixture

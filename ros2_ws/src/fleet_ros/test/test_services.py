@@ -3,7 +3,6 @@
 import time
 
 import pytest
-import rclpy
 from fleet_env.settings import setting
 from fleet_ros.managed import ManagedNode, ManagedSettings
 from fleet_ros.parameters import declare
@@ -15,7 +14,7 @@ from fleet_ros.services import (
     bound_parameters,
     close_parameters,
 )
-from fleet_testing import eventually, free_domain
+from one_process import OneProcess
 from rcl_interfaces.msg import Parameter as ParameterMessage
 from rcl_interfaces.msg import ParameterValue
 from rcl_interfaces.srv import (
@@ -25,8 +24,6 @@ from rcl_interfaces.srv import (
     SetParameters,
     SetParametersAtomically,
 )
-from rclpy.context import Context
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
@@ -54,18 +51,7 @@ class Managed(ManagedNode):
         declare(self, self.model)
 
 
-class Bench:
-    def __init__(self):
-        self.context = Context()
-        rclpy.init(context=self.context, domain_id=free_domain())
-        self.executor = SingleThreadedExecutor(context=self.context)
-        self.caller = self.add(Node('caller', context=self.context,
-                                    start_parameter_services=False))
-
-    def add(self, node):
-        self.executor.add_node(node)
-        return node
-
+class Bench(OneProcess):
     def node(self, model):
         return self.add(Managed(model, context=self.context))
 
@@ -74,22 +60,6 @@ class Bench:
         node.declare_parameter('mode', 'slow')
         bound_parameters(node, **options)
         return node
-
-    def call(self, kind, name, **fields):
-        """Call a service of the node; an exception in its callback is raised here."""
-        client = self.caller.create_client(kind, f'/thing/{name}')
-        step = lambda: self.executor.spin_once(timeout_sec=0.05)  # noqa: E731
-        eventually(client.service_is_ready, step=step)
-        future = client.call_async(kind.Request(**fields))
-        eventually(future.done, step=step)
-        self.caller.destroy_client(client)
-        return future.result()
-
-    def close(self):
-        for node in list(self.executor.get_nodes()):
-            node.destroy_node()
-        self.executor.shutdown()
-        self.context.try_shutdown()
 
 
 @pytest.fixture

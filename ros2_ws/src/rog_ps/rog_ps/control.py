@@ -107,7 +107,7 @@ class Control:
         answer on. A call that comes again gets the answer that it got before.
         """
         unproved, tag = self._unproved(request), bytes(request.tag)
-        if self._key is not None and not unproved and tag in self._answered:
+        if not unproved and tag in self._answered:
             response.success, response.message = self._answered[tag]
             return sealed(self._seal, response, tag)
         response.message = unproved or self._refusal(request)
