@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from .nested_tensors import LAYER, NESTED_MASK
 from .operators import RECURRENT
-from .ragged import LAYER, RAGGED
 from .tensors import dense
 
 Call = Callable[..., Any]
@@ -88,9 +88,9 @@ def _recurrent(function: Call, device: torch.device) -> Call:
 
 
 def _encoder_layer(function: Call) -> Call:
-    """Also of sequences of several lengths: see `ragged`."""
+    """Also of sequences of several lengths: see `nested_tensors`."""
     def call(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if args[LAYER + 1:] != (RAGGED,):
+        if args[LAYER + 1:] != (NESTED_MASK,):
             return function(source, *args, **kwargs)
         nested = torch._nested_tensor_from_mask(source, args[LAYER], False)
         return function(nested, *args[:LAYER]).to_padded_tensor(0.0, source.shape)

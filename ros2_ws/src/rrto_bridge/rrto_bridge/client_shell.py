@@ -98,7 +98,7 @@ class Link(Port):
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
                          context=self._context)
-        self._alarm = Alarm(self._told(self._on_alarm))
+        self._alarm = Alarm(self._ending_waits(self._on_alarm))
         self._spinning = Spinning(self.node)
         try:
             self.server = self._find()
@@ -110,7 +110,7 @@ class Link(Port):
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
         self.engine: Any = None              # whose figures the status shows
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
-        self.node.create_timer(min(1.0, self.lease / 4), self._told(self._on_timer))
+        self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._forked)
 
@@ -119,8 +119,8 @@ class Link(Port):
         node = self.node
         self._up = node.create_publisher(msg.Frame, base + 'up', qos.STREAM)
         self._acks = node.create_publisher(msg.Ack, base + 'down_ack', qos.STREAM)
-        subscribe(node, msg.Frame, base + 'down', self._told(self._on_frame), qos.STREAM)
-        subscribe(node, msg.Ack, base + 'up_ack', self._told(self._on_ack), qos.STREAM)
+        subscribe(node, msg.Frame, base + 'down', self._ending_waits(self._on_frame), qos.STREAM)
+        subscribe(node, msg.Ack, base + 'up_ack', self._ending_waits(self._on_ack), qos.STREAM)
 
     def _open(self) -> float:
         client = self.node.create_client(srv.Open, f'/rrto/{self.server}/open')
@@ -355,7 +355,7 @@ class Link(Port):
         self.lost = self.lost or reason
         self._arrived.put(None)
 
-    def _told(self, callback: Callable[..., None]) -> Callable[..., None]:
+    def _ending_waits(self, callback: Callable[..., None]) -> Callable[..., None]:
         """A callback of the node whose error ends the waits of the program, not only its thread."""
         def call(*arguments: Any) -> None:
             try:

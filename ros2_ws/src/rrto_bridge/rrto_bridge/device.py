@@ -19,17 +19,17 @@ from torch import get_default_dtype
 from . import placement
 from .allow import resolve
 from .client import ClientMachine
+from .cpu_fallback import CpuFallback
 from .errors import LinkError, OutOfMemory, Refused, RrtoError, Unsendable
 from .handlers import handlers
-from .here import Here
 from .inprocess import InProcess
-from .match import MISS, compiled
-from .moving import carry
+from .migration import migrate
 from .operators import COMPOSITE, DEFAULT, EXPLICIT, USUAL, Operator, operator, overload
-from .percall import PerCall, Result, Unknowing
-from .placement import Strayed
+from .percall import NoReplay, PerCall, Result
+from .placement import NotOnDevice
 from .record import Call, Meta, Ref
 from .remote import CUDA, NOTHING, RemoteTensor, alias_kind, make, make_view, move, released
+from .step_matcher import MISS, compiled
 from .tensors import check_dense, check_device, meta_of, ordinary, pack, special, unpack
 from .turns import Turns
 
@@ -58,14 +58,14 @@ class Device:
         self._connect = connect
         self._lost: PerCall | None = None       # the engine before this one
         self._next: PerCall | None = None       # the engine of a server that is there again
-        self.follower: Any = Unknowing()
+        self.follower: Any = NoReplay()
         self.lock = threading.RLock()
         self.turns = Turns(self.lock)
         self.forked = False                     # a child of a process that used the device
         self._parents: PerCall | None = None    # kept in such a child: to end is for the parent
         self._seed: int | None = None           # for when the device is used
         self._announced: set[str] = set()       # operators that ran here, not on the server
-        self._unborn: dict[int, Any] = {}       # empty tensors that nothing has used yet
+        self._deferred: dict[int, Any] = {}       # empty tensors that nothing has used yet
         self._shared: Counter[int] = Counter()  # handles with several wrappers: how many more
         self._temporary = NOTHING               # the last handle that was given to an empty tensor
         self._thread = threading.local()
@@ -74,7 +74,7 @@ class Device:
 
     def _after_fork(self) -> None:
         """A child has neither the threads nor the turn at the link: nothing runs on it there."""
-        self.lock, self.follower = threading.RLock(), Unknowing()
+        self.lock, self.follower = threading.RLock(), NoReplay()
         self.turns = Turns(self.lock)
         engine = self.__dict__.pop('engine', None)
         if engine is not None:
@@ -138,7 +138,7 @@ class Device:
         self._next = None
         found.machine.follow(here.machine)
         try:
-            carry(here.port.performer.context, found)
+            migrate(here.port.performer.context, found)
         except RrtoError as error:
             found.port.close()
             print(f'rrto: {error}; staying on this machine', file=sys.stderr)
@@ -187,7 +187,7 @@ class Device:
         except Refused as error:
             if facts.python:
                 return function._op_dk(EXPLICIT, *args, **kwargs)
-            return self._run_here(function, facts, args, kwargs, error)
+            return self._run_on_cpu(function, facts, args, kwargs, error)
         self.collect()
         if facts.out:
             for name in facts.writes:
@@ -199,10 +199,10 @@ class Device:
             if facts.moves:
                 return self._move(facts, args[0], given, arguments, keywords)
             result = self._call(facts, facts.name, arguments, keywords, given)
-        except Strayed:
+        except NotOnDevice:
             return placement.execute(self, function, facts, args, kwargs)
         except (Refused, Unsendable) as error:   # these arguments; others it may execute
-            return self._run_here(function, facts, args, kwargs, error)
+            return self._run_on_cpu(function, facts, args, kwargs, error)
         return self._tensors(result, facts, given)
 
     def _call(self, facts: Operator, name: str, arguments: Any, keywords: Any,
@@ -225,8 +225,8 @@ class Device:
             return tuple([self._argument(item, given, facts) for item in value])
         if isinstance(value, torch.Tensor):
             if not isinstance(value, RemoteTensor):
-                raise Strayed
-            self._bear(value)
+                raise NotOnDevice
+            self._materialise(value)
             given.append(value)
             return Ref(value.handle)
         return special(value)
@@ -280,7 +280,7 @@ class Device:
         with self.lock:
             self.collect()
             for tensor in tensors:
-                self._bear(tensor)
+                self._materialise(tensor)
             found = self._ask('downloads', [(t.handle, meta_of(t)) for t in tensors])
             self.turns.has_value()
         return [unpack(meta, data) for meta, data in found]
@@ -302,7 +302,7 @@ class Device:
             return target.copy_(self.download(source))  # type: ignore[arg-type]
         if isinstance(source, RemoteTensor):
             return self.run(aten.copy_.default, (target, source), {})
-        if target.handle in self._unborn:
+        if target.handle in self._deferred:
             dense = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
             uploaded = self.upload(dense.copy_(source))
             if uploaded.stride() == target.stride():
@@ -330,7 +330,7 @@ class Device:
 
     def alias(self, tensor: RemoteTensor) -> RemoteTensor:
         """Another wrapper of the same tensor. What is aliased exists: see `empty`."""
-        self._bear(tensor)
+        self._materialise(tensor)
         self._shared[tensor.handle] += 1
         return make_view(tensor.handle, meta_of(tensor), tensor, alias_kind())
 
@@ -386,7 +386,7 @@ class Device:
         """What is known of the memory that holds the values of a tensor: a round trip."""
         with self.lock:
             self.collect()
-            self._bear(tensor)
+            self._materialise(tensor)
             key, size, sharers = self._ask('memory', tensor.handle)
         return Memory(key, size, sharers > 1 or self._shared.get(tensor.handle, 0) > 0)
 
@@ -415,17 +415,17 @@ class Device:
     def empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
         """An empty tensor; what is copied into it first may make the call needless.
 
-        Until it is made on the server (see `_bear`) it has this one wrapper: whatever makes an
+        Until it is made on the server (see `_materialise`) it has this one wrapper: whatever makes an
         alias or a view of it has it made first.
         """
         self._temporary -= 1
-        self._unborn[self._temporary] = function, args, kwargs
+        self._deferred[self._temporary] = function, args, kwargs
         return make(self._temporary, meta)
 
-    def _bear(self, tensor: RemoteTensor) -> None:
+    def _materialise(self, tensor: RemoteTensor) -> None:
         """Make a tensor of `empty` on the server."""
-        if tensor.handle in self._unborn:
-            function, args, kwargs = self._unborn.pop(tensor.handle)
+        if tensor.handle in self._deferred:
+            function, args, kwargs = self._deferred.pop(tensor.handle)
             facts = operator(function)
             keywords = tuple([(k, self._argument(v, [], facts)) for k, v in kwargs.items()
                               if k not in ('pin_memory', 'non_blocking')])
@@ -497,7 +497,7 @@ class Device:
             handle = released.popleft()
             if self._shared.get(handle, 0) > 0:
                 self._shared[handle] -= 1
-            elif self._unborn.pop(handle, None) is None:
+            elif self._deferred.pop(handle, None) is None:
                 self._shared.pop(handle, None)
                 dropped.append(handle)
         if dropped:
@@ -509,7 +509,7 @@ class Device:
         """The remote tensors among values, however deep in lists, made on the server."""
         for value in values:
             if isinstance(value, RemoteTensor):
-                self._bear(value)
+                self._materialise(value)
                 yield value
             elif isinstance(value, (list, tuple)):
                 yield from self.existing(value)
@@ -522,7 +522,7 @@ class Device:
         else:
             self.copy_into(tensor, values)
 
-    def _run_here(self, function: Any, facts: Operator, args: Any, kwargs: Any, why: Exception
+    def _run_on_cpu(self, function: Any, facts: Operator, args: Any, kwargs: Any, why: Exception
                   ) -> Any:
         """Fetch the arguments, run the operator on the CPU, bring back what it changed and made."""
         if placement.others(placement.given(function, args, kwargs)):
@@ -534,15 +534,15 @@ class Device:
         wanted = kwargs.get('device')      # where the program wants the result
         stays = isinstance(wanted, torch.device) and wanted.type == 'cpu'
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
-        here = Here(self, (*args, *kwargs.values()))
+        fallback = CpuFallback(self, (*args, *kwargs.values()))
         with ordinary():
-            result = function(*[here.fetched(a) for a in args],
-                              **{k: here.fetched(v) for k, v in kwargs.items()})
-        returned = result if stays else here.sent(result)
+            result = function(*[fallback.fetched(a) for a in args],
+                              **{k: fallback.fetched(v) for k, v in kwargs.items()})
+        returned = result if stays else fallback.sent(result)
         for name, value in [*zip((a.name for a in function._schema.arguments), args, strict=False),
                             *kwargs.items()]:
             if name in facts.writes:
-                here.write(value)
+                fallback.write(value)
         if facts.name not in self._announced and not drawn and not stays:
             self._announced.add(facts.name)
             print(f'rrto: {facts.name} runs on this machine, not on the server ({why}); '

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import Unsendable
+from .nested_tensors import LAYER, NESTED_MASK, NestedTensor, nested_tensor, refuse
 from .operators import COMPOSITE, GRADED, LEARNT, RECURRENT, overload
-from .ragged import LAYER, RAGGED, Ragged, ragged, refuse
 from .record import Meta
 from .remote import CUDA, RemoteTensor
 from .tensors import NAMES, check_device, contiguous, meta_of
@@ -104,20 +104,20 @@ def _no_other_library(on: Device, /, *args: Any) -> bool:
 
 
 def _from_mask(on: Device, /, source: RemoteTensor, mask: RemoteTensor, mask_check: bool = True
-               ) -> Ragged:
+               ) -> NestedTensor:
     if mask_check and not torch._nested_tensor_from_mask_left_aligned(source, mask):
         raise RuntimeError('Expected mask to be left-aligned')
-    return ragged(source, mask, False)
+    return nested_tensor(source, mask, False)
 
 
 def _encoder_layer(on: Device, /, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     function = aten._transformer_encoder_layer_fwd.default
-    if not isinstance(source, Ragged):
+    if not isinstance(source, NestedTensor):
         return on.run(function, (source, *args), kwargs)
     if any(value is not None for value in (*args[LAYER:], *kwargs.values())):
         refuse('a layer with a mask')
-    padded = on.run(function, (source.padded, *args[:LAYER], source.mask, RAGGED), {})
-    return ragged(padded, source.mask, True)
+    padded = on.run(function, (source.padded, *args[:LAYER], source.mask, NESTED_MASK), {})
+    return nested_tensor(padded, source.mask, True)
 
 
 def handlers(device: type[Device]) -> dict[Any, Handler]:

@@ -25,7 +25,7 @@ class Result(NamedTuple):
     value: Any = None
 
 
-class Unknowing:
+class NoReplay:
     """In place of a `replay.ReplayClient`: never expects anything."""
 
     expected: Step | None = None
@@ -38,7 +38,7 @@ class Unknowing:
 class PerCall:
     """Each call is asked of the server, in one of the modes of `client`."""
 
-    follower: Unknowing | ReplayClient = Unknowing()
+    follower: NoReplay | ReplayClient = NoReplay()
     batch = 64                          # dropped tensors that are told together
     inferences = sequences = last = 0   # replayed; known; round trips of the last that was replayed
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .nested_tensors import NestedTensor, refuse
 from .operators import COMPOSITE, EXPLICIT, Operator
-from .ragged import Ragged, refuse
 from .remote import CUDA, RemoteTensor
 from .tensors import check_dense
 
@@ -32,7 +32,7 @@ _WORDS = {'aten.masked_fill_.Tensor': 'masked_fill_: Expected inputs to be on sa
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
-class Strayed(Exception):
+class NotOnDevice(Exception):
     """An operator was given a tensor that is not on the device."""
 
 
@@ -44,7 +44,7 @@ def execute(device: Device, function: Any, facts: Operator, args: Any, kwargs: A
     if others(tensors):
         return NotImplemented
     for _, tensor in _strays(tensors):
-        if isinstance(tensor, Ragged):
+        if isinstance(tensor, NestedTensor):
             refuse(facts.name)
         if tensor.device.type == 'cuda':
             check_dense(tensor)
@@ -68,7 +68,7 @@ def execute(device: Device, function: Any, facts: Operator, args: Any, kwargs: A
 
 def others(tensors: Any) -> bool:
     """Whether there are tensors whose class takes operators itself, such as jagged ones."""
-    return any(type(t).__torch_dispatch__ is not _PLAIN and not isinstance(t, Ragged)
+    return any(type(t).__torch_dispatch__ is not _PLAIN and not isinstance(t, NestedTensor)
                for _, t in _strays(tensors))
 
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from .actions import Abandon, Action, Finish, Free, More, Notice, Start, Switch, Value
 from .derive import Infer
+from .known_sequences import Known, PrefixTree
+from .partial_sequences import PartialSequences
 from .record import HTOD, Call, Meta
 from .search import LIMIT, Search
 from .sequence import Sequence, Step, instantiate
-from .stretch import Stretches
-from .tree import Known, Tree
 
 NEAR = 16             # calls: worth waiting for before a message is sent
 HOPELESS = LIMIT      # calls without any sequence after which the user is told, once
@@ -79,19 +79,19 @@ class ReplayClient:
                  meta_of: Callable[[int], Meta | None], search: Search | None = None,
                  infer: Infer | None = None) -> None:
         self.search = search or Search()
-        self.stretches = Stretches(self.search.repetitions)
+        self.partial = PartialSequences(self.search.repetitions)
         self.expected: Step | None = None  # the only call that `advance` may stand for
         self.base = 0                      # handle of slot 0 of the open run
         self.runs = self.finished = 0      # opened, and brought to their end
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
         self._allocate = allocate
-        self._tree = Tree(meta_of, infer)
+        self._tree = PrefixTree(meta_of, infer)
         self._run: _Run | None = None
         self._position = 0
         self._fast: list[Step | None] = []
         self._boundary = True              # whether an idle call may open a run
         self._frees: list[int] = []
-        self._told = False
+        self._notified = False
 
     @property
     def sequences(self) -> int:
@@ -128,8 +128,8 @@ class ReplayClient:
         actions: list[Action] = []
         self._boundary = call.wanted
         self._observe(call, actions)
-        if self.search.observed >= HOPELESS and not self._tree.taken and not self._told:
-            self._told = True
+        if self.search.observed >= HOPELESS and not self._tree.taken and not self._notified:
+            self._notified = True
             actions.append(Notice(f'no sequence repeats in {self.search.observed} calls; '
                                   'every call is sent by itself'))
         return actions
@@ -171,7 +171,7 @@ class ReplayClient:
         actions: list[Action] = [Abandon(run.number, 0, ())]
         self._tree.forget(run.leader, actions)
         self.search.restart()
-        self.stretches.restart()
+        self.partial.restart()
         self._boundary = True
         self._close()
         return actions
@@ -201,7 +201,7 @@ class ReplayClient:
         self._tree.known.clear()
         self._frees.clear()
         self.search.restart()
-        self.stretches.restart()
+        self.partial.restart()
         return calls
 
     # -- idle: opening a run ---------------------------------------------------------------------
@@ -308,7 +308,7 @@ class ReplayClient:
             metas |= sequence.steps[position].made(returned)
         left = {h: metas[h - run.base] for h in alive}
         self.search.interrupt(left)
-        self._take(self.stretches.interrupt(left), actions)
+        self._take(self.partial.interrupt(left), actions)
         self._boundary = True
         self.closed = partial(self._calls, run, self._position)
         self._close()
@@ -335,7 +335,7 @@ class ReplayClient:
             self._forget(handle)
 
     def _observe(self, call: Call, actions: list[Action]) -> None:
-        for sequence in (self.search.observe(call), self.stretches.observe(call)):
+        for sequence in (self.search.observe(call), self.partial.observe(call)):
             self._take(sequence, actions)
 
     def _take(self, sequence: Sequence | None, actions: list[Action]) -> None:
@@ -344,7 +344,7 @@ class ReplayClient:
 
     def _forget(self, handle: int) -> None:
         self.search.freed(handle)
-        self.stretches.freed(handle)
+        self.partial.freed(handle)
 
     def _close(self) -> None:
         self._run = self.expected = None

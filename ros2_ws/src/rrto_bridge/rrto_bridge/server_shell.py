@@ -29,9 +29,9 @@ from . import qos
 from .convert import to_ros
 from .discovery import wait_for_servers
 from .errors import ConfigError
-from .page import Page
 from .parameters import ServerSettings
 from .server import Action, Begin, Kill, Leave, OpenRequest, SendAck, ServerMachine
+from .shared_status import SharedStatus
 from .weights import Weights
 
 FAREWELL = 1.0    # seconds in which programs take the news that the server ends
@@ -40,8 +40,8 @@ MESSAGE = 1 << 16
 LOOK = 1.0        # seconds between looks at what the processes do
 
 
-class Zygote:
-    """The process that forks the programs' processes: see `zygote.Zygote`. Raises ConfigError.
+class ForkServerProcess:
+    """The process that forks the programs' processes: see `fork_server.ForkServer`. Raises ConfigError.
 
     `ended(program, status, reason)` and `gone()` are called in a thread of its own.
     """
@@ -50,7 +50,7 @@ class Zygote:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, '-m', 'rrto_bridge.zygote', str(theirs.fileno())],
+                [sys.executable, '-m', 'rrto_bridge.fork_server', str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=sys.stderr)
         self._say(server=server, folder=str(folder), settings=settings.model_dump_json())
 
@@ -113,7 +113,7 @@ class _Program:
 
     def __init__(self, server: Server, program: str) -> None:
         self.path = server.folder / program
-        self.page = Page.make(self.path)
+        self.status = SharedStatus.make(self.path)
         self.acks = server.node.create_publisher(
             msg.Ack, f'/rrto/{server.name}/{program}/up_ack', qos.STREAM)
         self.spent = 0.0
@@ -127,12 +127,12 @@ class Server:
         self.folder = _folder()
         (self.folder / 'weights').mkdir()
         self._weights = Weights(settings.weights << 20, self.folder / 'weights')
-        self._zygote = Zygote(name, self.folder, settings)
+        self._fork_server = ForkServerProcess(name, self.folder, settings)
         try:
             if name in wait_for_servers(node, wanted=name):   # while PyTorch is loaded
                 raise ConfigError(f'there is a server {name!r} in this DDS domain; choose another '
                                   'name')
-            facts = self._zygote.ready()
+            facts = self._fork_server.ready()
         except ConfigError:
             self._end()
             raise
@@ -144,7 +144,7 @@ class Server:
         self._closing = False
         self._reported = time.monotonic()
         self._alarm = Alarm(self._on_time, node)
-        self._zygote.listen(self._on_ended, self._on_gone)
+        self._fork_server.listen(self._on_ended, self._on_gone)
         self._status = node.create_publisher(msg.ServerStatus, f'/rrto/{name}/status', qos.STATUS)
         node.create_service(srv.Open, f'/rrto/{name}/open', self._on_open)
         node.create_timer(LOOK, self._report)
@@ -168,7 +168,7 @@ class Server:
         self._end()
 
     def _end(self) -> None:
-        self._zygote.close()
+        self._fork_server.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- events ----------------------------------------------------------------------------------
@@ -200,9 +200,9 @@ class Server:
             known = self._programs.get(program)
             if known is None:
                 return
-            self._messages += known.page.messages
-            self._act(self.machine.on_ended(program, status, reason or known.page.reason,
-                                            known.page.name, time.monotonic()))
+            self._messages += known.status.messages
+            self._act(self.machine.on_ended(program, status, reason or known.status.reason,
+                                            known.status.name, time.monotonic()))
 
     def _on_gone(self) -> None:
         """The programs' processes ended with it; programs that come meanwhile wait for the next."""
@@ -212,10 +212,10 @@ class Server:
             self.node.get_logger().error('the process that starts the programs\' processes has '
                                          'ended; another one is started')
             self._act(self.machine.close('the processes of the server have ended'))
-            self._zygote.close()
-            zygote = self._zygote = Zygote(self.name, self.folder, self.settings)
+            self._fork_server.close()
+            fork_server = self._fork_server = ForkServerProcess(self.name, self.folder, self.settings)
         try:
-            zygote.ready()
+            fork_server.ready()
         except ConfigError as error:
             with self._changed:
                 if not self._closing:
@@ -223,7 +223,7 @@ class Server:
                     self.node.get_logger().fatal(self.machine.broken)
                     self._act(self.machine.close(self.machine.broken))
         else:
-            zygote.listen(self._on_ended, self._on_gone)
+            fork_server.listen(self._on_ended, self._on_gone)
 
     # -- actions ---------------------------------------------------------------------------------
 
@@ -232,10 +232,10 @@ class Server:
             match action:
                 case Begin(program, incarnation):
                     self._programs[program] = _Program(self, program)
-                    self._zygote.begin(program, incarnation)
+                    self._fork_server.begin(program, incarnation)
                     self.node.get_logger().info(f'{program} joins')
                 case Kill(program):
-                    self._zygote.kill(program)
+                    self._fork_server.kill(program)
                 case Leave(program, reason):
                     known = self._programs.pop(program, None)
                     if known is not None:
@@ -254,15 +254,15 @@ class Server:
             spent = 0.0
             message.messages = self._messages
             for name, program in self._programs.items():
-                page = program.page
-                spent += page.spent - program.spent
-                program.spent = page.spent
-                message.messages += page.messages
-                self._act(self.machine.on_progress(name, page.begun, page.busy, page.name, now))
+                status = program.status
+                spent += status.spent - program.spent
+                program.spent = status.spent
+                message.messages += status.messages
+                self._act(self.machine.on_progress(name, status.begun, status.busy, status.name, now))
             message.busy = min(1.0, spent / max(now - self._reported, 1e-3))
             self._reported = now
             message.programs = list(self._programs)
-            message.memory = [program.page.used for program in self._programs.values()]
+            message.memory = [program.status.used for program in self._programs.values()]
         message.weights = self._weights.used
         self._status.publish(message)
 

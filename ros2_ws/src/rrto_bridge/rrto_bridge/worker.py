@@ -1,6 +1,6 @@
 """The process of one program on the server: a `SessionMachine` on the program's own topics.
 
-The zygote forks it. The main thread computes, a thread of the node takes what comes.
+The fork server forks it. The main thread computes, a thread of the node takes what comes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .context import Context, default_generator
 from .convert import frame_of, to_ros
 from .errors import RemoteError
 from .graphs import CudaGraphs
-from .page import Page
 from .parameters import ServerSettings
 from .perform import Performer
 from .server import ENDED, SendFrame
 from .session import Action, End, SessionMachine
+from .shared_status import SharedStatus
 from .weights import Weights
 
 PATIENCE = 10.0       # seconds in which the program has to be found
@@ -66,33 +66,33 @@ class Task:
 
 
 def serve(task: Task, parent: int) -> NoReturn:
-    """Be the process of a program; `parent` is the zygote's id."""
+    """Be the process of a program; `parent` is the fork server's id."""
     code = 1
     try:
         die_with(parent)
-        page = Page(task.folder / task.program)
-        worker = _Worker(task, page)
+        status = SharedStatus(task.folder / task.program)
+        worker = _Worker(task, status)
         worker.run()
         code = 2 if worker.fault else 0
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(code)    # nothing of the zygote's is this process's to put in order
+        os._exit(code)    # nothing of the fork server's is this process's to put in order
 
 
 class _Worker:
     """The session's shell."""
 
-    def __init__(self, task: Task, page: Page) -> None:
-        self.task, self.page = task, page
+    def __init__(self, task: Task, status: SharedStatus) -> None:
+        self.task, self.status = task, status
         settings = task.settings
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self.device = torch.device(task.device)
         generator = default_generator(self.device)   # all of the process is the program's
         generator.manual_seed(torch.Generator().initial_seed())
-        context = Context(self.device, settings.memory << 20, page.note, generator)
+        context = Context(self.device, settings.memory << 20, status.note, generator)
         graphs = settings.graphs and self.device.type == 'cuda'
         self.performer = Performer(
             context, Weights(settings.weights << 20, task.folder / 'weights'),
@@ -141,7 +141,7 @@ class _Worker:
             with self._changed:
                 self._act(self.machine.fail(ENDED, False))
         with self._changed:   # whoever had the last word has published it
-            self.page.leave(self.reason)
+            self.status.leave(self.reason)
         self._close()
 
     def _work(self) -> None:
@@ -169,7 +169,7 @@ class _Worker:
 
     def _execute(self, message: bytes) -> None:
         began = time.monotonic()
-        self.page.begin()
+        self.status.begin()
         error = ''
         try:
             for reply in self.performer.perform(message):
@@ -179,7 +179,7 @@ class _Worker:
             error = str(wrong)
         except Exception as wrong:
             error = f'{type(wrong).__name__}: {wrong}'
-        self.page.end(self.performer.used, time.monotonic() - began)
+        self.status.end(self.performer.used, time.monotonic() - began)
         with self._changed:
             self._act(self.machine.fail(error) if error else self.machine.on_done())
 

@@ -8,7 +8,7 @@ import pytest
 import remote
 import torch
 import torch.nn.functional as F
-from rrto_bridge.page import Page
+from rrto_bridge.shared_status import SharedStatus
 from torch import nn
 
 DENSE = 'rrto: a tensor on the device must be dense, got a .* one: keep it on the CPU'
@@ -159,7 +159,7 @@ def test_a_file_that_can_not_be_written_is_named(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
         with pytest.raises(OSError, match=str(tmp_path / 'page')):
-            Page.make(tmp_path / 'page')
+            SharedStatus.make(tmp_path / 'page')
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .device import Device
 
 
-class Here:
+class CpuFallback:
     """What an operator is given on this machine, and the way back."""
 
     def __init__(self, device: Device, arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""`python -m rrto_bridge.zygote FD`: has PyTorch loaded, and forks the process of each program.
+"""`python -m rrto_bridge.fork_server FD`: has PyTorch loaded, and forks the process of each program.
 
 It has one thread and neither ROS nor a device in use, which a fork would not survive. It hears from
 the supervisor on a socket, one JSON object a datagram, and ends, with all programs, when that does.
@@ -31,7 +31,7 @@ MESSAGE = 1 << 16   # bytes of a datagram
 ORDERLY = 0.8       # seconds in which programs' processes end in order; then they are killed
 
 
-class Zygote:
+class ForkServer:
     """Processes of programs by name."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -137,12 +137,12 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # An error of the socket: the supervisor is gone.
     with socket.socket(fileno=int(arguments[0])) as link, contextlib.suppress(OSError):
-        zygote = Zygote(link)
+        fork_server = ForkServer(link)
         gc.freeze()   # so that the programs' processes share its pages
         try:
-            zygote.run()
+            fork_server.run()
         finally:
-            zygote.close()
+            fork_server.close()
 
 
 if __name__ == '__main__':

@@ -16,7 +16,7 @@ _REASON = slice(192, 2048)
 _BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # words
 
 
-class Page:
+class SharedStatus:
     """Opened by both sides; `make` creates it."""
 
     def __init__(self, path: Path) -> None:
@@ -26,7 +26,7 @@ class Page:
         self._names: dict[str, bytes] = {}
 
     @classmethod
-    def make(cls, path: Path) -> Page:
+    def make(cls, path: Path) -> SharedStatus:
         """A new page, filled with zeros."""
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), 'wb', 0) as file:
             try:

@@ -15,7 +15,7 @@ from .tensors import meta_of, pack
 STRIDED = 'aten.as_strided.default'
 
 
-def carry(context: Context, to: PerCall) -> None:
+def migrate(context: Context, to: PerCall) -> None:
     """Make the tensors of `context` behind the engine `to`, which has none yet.
 
     Tensors that share memory share it there, and weights go by their digest. Raises RrtoError.

@@ -14,12 +14,12 @@ import torch
 from .remote import CUDA, Hook
 
 LAYER = 17     # arguments of _transformer_encoder_layer_fwd between its source and its mask
-RAGGED = -1    # as the type of that mask: it is the padding of a nested source
+NESTED_MASK = -1    # as the type of that mask: it is the padding of a nested source
 
 _layer = torch.ops.aten._transformer_encoder_layer_fwd.default
 
 
-class Ragged(torch.Tensor):
+class NestedTensor(torch.Tensor):
     """A nested tensor on the device: `padded`, of which `mask` says what is no padding."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -49,9 +49,9 @@ def refuse(what: str) -> None:
                        'nn.TransformerEncoder enable_nested_tensor=False')
 
 
-def ragged(padded: torch.Tensor, mask: torch.Tensor, computed: bool) -> Ragged:
+def nested_tensor(padded: torch.Tensor, mask: torch.Tensor, computed: bool) -> NestedTensor:
     """The nested tensor of these."""
-    made: Ragged = torch.Tensor._make_wrapper_subclass(
-        Ragged, padded.shape, dtype=padded.dtype, device=CUDA)
+    made: NestedTensor = torch.Tensor._make_wrapper_subclass(
+        NestedTensor, padded.shape, dtype=padded.dtype, device=CUDA)
     made.padded, made.mask, made.computed = padded, mask, computed
     return made

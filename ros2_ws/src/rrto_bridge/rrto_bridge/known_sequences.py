@@ -45,7 +45,7 @@ class Known:
         self.pause = min(1 << max(0, self.failures - PATIENCE), MAX_PAUSE) - 1
 
 
-class Tree:
+class PrefixTree:
     """Known sequences, last used last. `meta_of` and `infer` serve other batch sizes."""
 
     def __init__(self, meta_of: Callable[[int], Meta | None], infer: Infer | None) -> None:

@@ -52,7 +52,7 @@ class _Node:
         return self.child
 
 
-class Stretches:
+class PartialSequences:
     """Feed it the calls that were made one by one, as a `Search`."""
 
     def __init__(self, repetitions: int) -> None:
