@@ -179,7 +179,7 @@ def _noise(self: torch.Tensor, noise: torch.Tensor, lower: Any = 0, upper: Any =
 
 def _strided(self: torch.Tensor, size: list[int], stride: list[int],
              storage_offset: int | None = None, **named: Any) -> None:
-    """A view of memory that there is: sizes that overflow 64 bit pass PyTorch's own check."""
+    """Check that the view lies in its memory: sizes beyond 64 bits pass PyTorch's own check."""
     offset = int(self.storage_offset()) if storage_offset is None else storage_offset
     _extent(size, stride, offset, self.untyped_storage().nbytes() // self.itemsize)
 
@@ -207,7 +207,7 @@ def _extent(size: list[int], stride: list[int], offset: int, elements: int) -> N
           f'a view must have valid sizes, got {size} with strides {stride} at {offset}')
     end = offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     _need(0 in size or end <= elements,
-          f'a view of {size} with strides {stride} at {offset} in {elements} elements')
+          f'a view of {size} with strides {stride} at {offset} must fit {elements} elements')
 
 
 def _segments(data: torch.Tensor, reduce: str, *, axis: int = 0, unsafe: bool = False,

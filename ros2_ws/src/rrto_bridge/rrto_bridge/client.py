@@ -34,7 +34,7 @@ BLOCK = 1 << 20  # handles reserved for a call with an unknown number of results
 FREE, SEED, QUERY, FIND, KEEP, MEMORY, RANDOM = (
     'free', 'seed', 'query', 'find', 'keep', 'memory', 'random')
 
-_CHANGING = frozenset(('used', 'free'))   # answers that are not remembered
+_CHANGING = frozenset(('used', 'free'))   # queries whose answers are not remembered
 
 
 class Ticket(NamedTuple):
@@ -235,7 +235,7 @@ class ClientMachine:
         if type(reply) is not tuple or len(reply) != 3 or type(reply[1]) is not str:
             raise errors.RemoteError('malformed reply from the server')
         if reply[0] not in self._awaited:
-            raise errors.RemoteError(f'reply to message {reply[0]}, which is not awaited')
+            raise errors.RemoteError(f'unexpected reply to message {reply[0]}')
         self._awaited.remove(reply[0])
         self._done = reply[0]
         if reply[0] in self._forgone:

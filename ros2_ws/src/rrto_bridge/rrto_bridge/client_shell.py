@@ -363,7 +363,7 @@ class Link(Port):
             try:
                 callback(*arguments)
             except Exception as error:
-                self._fail(f'an error in its node: {type(error).__name__}: {error}')
+                self._fail(f'an error in this program\'s node: {type(error).__name__}: {error}')
         return call
 
 

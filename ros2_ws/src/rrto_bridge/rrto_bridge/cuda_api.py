@@ -309,7 +309,7 @@ def _no_gradients() -> None:
         except RuntimeError as error:
             if not _on_device(outputs):
                 raise
-            raise RuntimeError('RRTO is for inference only: gradients can not be computed through '
+            raise RuntimeError('RRTO is for inference only: gradients cannot be computed through '
                                "tensors on 'cuda'; train on the CPU or on the server") from error
 
     autograd._engine_run_backward = _run

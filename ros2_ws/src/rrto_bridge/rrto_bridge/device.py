@@ -503,7 +503,7 @@ class Device:
         if dropped:
             self._ask('free', dropped)
 
-    # -- what the server can not do --------------------------------------------------------------
+    # -- what the server cannot do ---------------------------------------------------------------
 
     def existing(self, values: Any) -> Iterator[RemoteTensor]:
         """Yield the remote tensors among values, also in nested lists, created on the server."""

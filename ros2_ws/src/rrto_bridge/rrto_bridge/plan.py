@@ -61,9 +61,15 @@ class Executor(Protocol):
     def set_random(self, state: Any) -> None:
         """Restore a state of the random generator."""
     def charge(self, tensor: Any) -> int:
-        """Count its memory as the client's until `credit`; returns bytes. Raises OutOfMemory."""
+        """Count a tensor's memory as the client's until `credit`; return its bytes.
+
+        Raises OutOfMemory.
+        """
     def reserve(self, size: int) -> int:
-        """Count bytes as the client's until `credit`; return them. Raises OutOfMemory."""
+        """Count bytes as the client's until `credit`; return them.
+
+        Raises OutOfMemory.
+        """
     def credit(self, size: int) -> None:
         """Return bytes that were charged."""
     def get(self, handle: int) -> Any:

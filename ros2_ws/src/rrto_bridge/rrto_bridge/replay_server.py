@@ -212,7 +212,7 @@ class ReplayServer:
     """Runs the sequences of one client. Raises RemoteError for an invalid request."""
 
     def __init__(self, executor: Executor, capturer: Capturer | None = None) -> None:
-        """`capturer`: what runs parts of plans as one, see `graphs`."""
+        """`capturer`: captures blocks of plans as graphs, see `graphs`."""
         self.executor = executor
         self._capturer = capturer
         self._plans: dict[int, Plan] = {}

@@ -47,7 +47,7 @@ class Search:
             raise ValueError(f'repetitions must be at least {REPETITIONS}, got {repetitions}')
         self.repetitions, self.limit = repetitions, limit
         self._rotate = rotate
-        self.observed = 0             # calls, ever
+        self.observed = 0             # number of observed calls
         self._tags: dict[Any, int] = {}
         self.restart()
 

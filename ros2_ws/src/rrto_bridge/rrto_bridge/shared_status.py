@@ -72,7 +72,7 @@ class SharedStatus:
 
     @property
     def busy(self) -> bool:
-        """Whether a message is being executed."""
+        """Whether the process is executing a message."""
         return bool(self._words[_BUSY])
 
     @property
