@@ -146,7 +146,7 @@ def interrupted(label, seed):
 
 
 def test_a_process_that_is_killed_is_reported(fleet, tmp_path):
-    with pytest.raises(RunError, match='was killed while it ran; is there memory'):
+    with pytest.raises(RunError, match='a process was killed; is there enough memory'):
         run(fleet, tmp_path / 'out', simulate=made_up_runs.killed)
 
 
