@@ -104,7 +104,7 @@ def test_a_full_disk_refuses_the_model_and_keeps_nothing_of_it(model, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (PART_BYTES + 1, hard))
     try:
-        with pytest.raises(RemoteError, match='can not keep weights.safetensors: .*File too large'):
+        with pytest.raises(RemoteError, match='cannot keep weights.safetensors: .*File too large'):
             send_model(model, DIGEST, store.take)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
