@@ -185,7 +185,7 @@ def test_runs_of_a_version_that_lacked_a_setting_are_reused(fleet, tmp_path):
 
 def test_results_that_should_go_below_a_file_are_refused(fleet, tmp_path):
     (tmp_path / 'file').touch()
-    with pytest.raises(ConfigError, match='file is no directory; choose another'):
+    with pytest.raises(ConfigError, match='file is not a directory; choose another'):
         run(fleet, tmp_path / 'file' / 'out', ['bsp'], 1)
 
 
