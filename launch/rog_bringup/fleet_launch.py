@@ -38,7 +38,7 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
     """Return the launch description for a fleet, by default the one named."""
     arguments = [
         DeclareLaunchArgument('fleet', default_value=default_fleet,
-                              description='fleet that comes along (indoor, outdoor, non_iid, '
+                              description='built-in fleet (indoor, outdoor, non_iid, '
                                           'heterogeneous, two_speeds, crimp) or the path of a '
                                           'fleet file'),
         DeclareLaunchArgument('out', default_value='', description='directory for run.jsonl, '

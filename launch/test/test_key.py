@@ -176,7 +176,7 @@ def test_only_who_has_the_fleets_key_controls_it(fleet, keys):
     assert fleet.status.sync == 'rsp:4'
     refused = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'fleet.key'), '--namespace', '/other',
                   '--timeout', '3')
-    assert refused.returncode == 2 and 'no parameter server is there' in refused.stderr
+    assert refused.returncode == 2 and 'there is no parameter server' in refused.stderr
     done = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'fleet.key'), '--interface', 'lo')
     assert (done.returncode, done.stdout.strip()) == (0, 'bsp'), done.stderr
     done = rog(fleet, 'save', 'before-lunch', '--key', str(keys / 'fleet.key'))

@@ -39,21 +39,21 @@ class TrainingConfig(Settings):
                              'paper of GSGM')
     weight_decay: float = _(0.0, 'weight decay', ge=0.0)
     batch_size: int = _(24, 'samples in a batch of one robot', ge=1)
-    evaluate_every: int = _(10, 'iterations between evaluations; 0 for none but the last', ge=0)
-    save_every: float = _(10.0, 'time between two saves of what a robot has computed and not sent, '
-                                'below the out directory; a save is also made at the end. 0: '
-                                'only then', 's', ge=0.0)
-    pace: float = _(0.0, 'least duration of one gradient computation, which emulates a slower '
-                         'robot; 0 for none', 's', ge=0.0)
+    evaluate_every: int = _(10, 'iterations between evaluations; 0: only the final one', ge=0)
+    save_every: float = _(10.0, "time between saves of a robot's unsent rows in the out directory; "
+                                'a worker also saves them at its end. 0: only then', 's', ge=0.0)
+    pace: float = _(0.0, 'least duration of one gradient computation, to emulate a slower robot; '
+                         '0: no limit', 's', ge=0.0)
     codec_pace: float = _(0.0, 'duration of compressing and decompressing in one iteration, which '
                                'virtual time adds to pace', 's', ge=0.0)
-    traffic: str = _('', 'published model whose bytes and rows the model trained here stands for '
-                         'on the air (virtual time only); empty for its own', empty=True,
+    traffic: str = _('', 'published model whose bytes and rows count on the air instead of the '
+                         "trained model's (virtual time only); empty: the trained model's",
+                     empty=True,
                      pattern=r'^([a-z0-9][a-z0-9._-]*)?$', form='convmlp-m, or empty')
-    checksums: bool = _(False, 'log a checksum of the rows after every transfer to a robot, there '
-                               'and at the server, which must agree; rog chaos compares them')
+    checksums: bool = _(False, 'robot and server log a checksum of the rows after every pull; both '
+                               'must agree, which rog chaos checks')
     pushes: bool = _(False, 'log when each push began and ended, by the clock of the machine; '
-                            'with --emulate always on, to compare with what the link offered')
+                            'always on with --emulate, which compares pushes with the link')
     importance_magnitude: float = _(1.0, "weight f1 of a gradient's magnitude in the importance of "
                                          'its row', ge=0.0)
     importance_age: float = _(1.0, "weight f2 of the age in a row's importance", ge=0.0)
@@ -77,10 +77,10 @@ class LinkConfig(Settings):
                               'fleet file; empty: unlimited (real nodes only)', empty=True)
     rate: float = _(0.0, 'constant rate instead of the trace; 0: the trace', 'Mbit/s', ge=0.0)
     scale: float = _(1.0, 'factor on the rate, to fit the size of the model', gt=0.0)
-    emulate: bool = _(True, 'let the sender follow trace, rate and latency; false where the links '
-                            'are real, as on robots')
-    offset: float = _(0.0, 'where in the trace a robot starts. For the fleet: from one robot to '
-                           'the next. For a robot: from the start of the trace', 's', ge=0.0)
+    emulate: bool = _(True, 'let the sender follow trace, rate and latency; false for real links, '
+                            'as on robots')
+    offset: float = _(0.0, 'where in the trace a robot starts. For the fleet: difference between '
+                           'successive robots. For a robot: time in the trace', 's', ge=0.0)
     latency: float = _(0.0, 'delay added to every packet', 's', ge=0.0, le=10.0)
 
 
@@ -101,15 +101,15 @@ class HeartbeatConfig(Settings):
 class ReachConfig(Settings):
     """Which network the traffic of a fleet uses, and which machines it reaches."""
 
-    interface: str = _('lo', 'network interface of the machine; lo keeps everything on it, '
-                             'whatever the environment says')
-    domain_id: int = _(-1, 'DDS domain; -1: what ROS_DOMAIN_ID says, else 0', ge=-1, le=232)
-    peers: str = _('', 'addresses of machines, separated by commas, that are asked directly: for '
-                       'networks that do not carry multicast', empty=True,
+    interface: str = _('lo', 'network interface; lo keeps all traffic on this machine, regardless '
+                             'of the environment')
+    domain_id: int = _(-1, 'DDS domain; -1: ROS_DOMAIN_ID if set, else 0', ge=-1, le=232)
+    peers: str = _('', 'comma-separated addresses of machines to contact directly, for networks '
+                       'without multicast', empty=True,
                    pattern=r'^[A-Za-z0-9.:_%-]*( *, *[A-Za-z0-9.:_%-]+)*$',
                    form='10.0.0.2, laptop.local')
-    namespace: str = _('', "namespace of the fleet, before those of its server and robots: fleets "
-                           'with different ones do not meet in one domain', empty=True,
+    namespace: str = _('', 'namespace of the fleet, in front of those of its server and robots; it '
+                           'separates fleets in one domain', empty=True,
                        pattern=r'^(/[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*)*$', form='/blue')
 
     @property
@@ -129,7 +129,7 @@ class NetworkConfig(ReachConfig):
     """DDS, and the size of messages."""
 
     chunk_bytes: int = _(14000, 'most bytes in one chunk of rows', 'B', ge=256, le=65000)
-    chunk_time: float = _(0.004, 'time that a chunk takes on the link; longer: fewer messages, '
+    chunk_time: float = _(0.004, 'duration of a chunk on the link; longer: fewer messages, '
                                  'but more is lost when the link fades', 's', ge=0.0005, le=1.0)
 
 
@@ -137,16 +137,16 @@ class ServerConfig(Settings):
     """The parameter server."""
 
     device: str = _('cpu', "device that holds the server's rows", **DEVICE)
-    checkpoint_every: float = _(10.0, 'time between checkpoints; 0 for none', 's', ge=0.0)
-    keep: int = _(3, 'checkpoints that are kept, the newest ones', ge=1)
+    checkpoint_every: float = _(10.0, 'time between checkpoints; 0: none', 's', ge=0.0)
+    keep: int = _(3, 'number of newest checkpoints to keep', ge=1)
     patience: float = _(0.0, 'time without progress after which the server retires a robot: the '
                              'others no longer wait for it; 0: four times the duration of an '
                              'iteration, at least heartbeat.limit; inf: never', 's',
                         ge=0.0, allow_inf_nan=True)
     drain_limit: float = _(5.0, 'longest time that the exact final model may take to reach a robot '
                                 'at the end of a run', 's', gt=0.0)
-    stop_limit: float = _(60.0, 'longest time that the end of a run may take; robots that have not '
-                                'finished by then are given up', 's', gt=0.0)
+    stop_limit: float = _(60.0, 'longest duration of the end of a run; the server then gives up '
+                                'robots that have not finished', 's', gt=0.0)
     implausible: float = _(100.0, 'the server refuses a push whose norm exceeds this factor times '
                                   "the median norm of the fleet's last 64 pushes; 0: never", ge=0.0)
     clip: float = _(0.0, 'largest norm of a push, as a factor of the median norm of the robots\' '
@@ -156,10 +156,10 @@ class ServerConfig(Settings):
 class SecurityConfig(Settings):
     """Who may take part in a fleet and control it; SECURITY.md says what is protected."""
 
-    key: str = _('', 'file with the key of the fleet or, on a robot, with its own; rog key makes '
-                     'them. Relative to the fleet file; empty: no key', empty=True)
-    open: bool = _(False, 'let a fleet without a key talk beyond this machine; then everybody on '
-                          'the network is trusted')
+    key: str = _('', "key file of the fleet or, on a robot, of the robot, made by rog key; "
+                     'relative to the fleet file; empty: no key', empty=True)
+    open: bool = _(False, 'allow a fleet without a key beyond this machine; this trusts everybody '
+                          'on the network')
     control: bool = _(True, 'let services and the parameter sync stop the run, save it, and change '
                             'its method')
 
@@ -167,19 +167,19 @@ class SecurityConfig(Settings):
 class UpstreamConfig(ReachConfig):
     """The parent fleet, in which this fleet's server is a robot (docs/scale.md)."""
 
-    robot: str = _('', 'name of this fleet among the robots of the fleet above it; empty: there is '
-                       'none above', empty=True, pattern=r'^([a-z][a-z0-9_]*)?$',
+    robot: str = _('', 'name of this fleet among the robots of its parent fleet; empty: no parent '
+                       'fleet', empty=True, pattern=r'^([a-z][a-z0-9_]*)?$',
                    form='lower case, digits and underscores')
-    codec: str = _('onebit', 'encoding of the rows in the fleet above')
+    codec: str = _('onebit', 'encoding of the rows in the parent fleet')
     granularity: Literal['model', 'layer', 'row', 'element'] = _(
-        'row', 'unit of transmission in the fleet above')
+        'row', 'unit of transmission in the parent fleet')
     rank: int = _(0, "rank of this fleet's first robot among the robots of all fleets, which "
                      'divide the data by rank', ge=0)
-    world: int = _(0, 'number of robots of all fleets, among which the data are divided; 0: this '
-                      'fleet has all data', ge=0)
-    key: str = _('', 'file with the key of this fleet as a robot of the one above; relative to the '
-                     'fleet file; empty: no key', empty=True)
-    open: bool = _(False, 'take part in a fleet above without a key beyond this machine')
+    world: int = _(0, 'number of robots of all fleets, which share the data; 0: this fleet has all '
+                      'data', ge=0)
+    key: str = _('', 'key file of this fleet as a robot of its parent fleet; relative to the fleet '
+                     'file; empty: no key', empty=True)
+    open: bool = _(False, 'allow a parent fleet without a key beyond this machine')
     link: LinkConfig = LinkConfig(trace='')
 
 
@@ -187,17 +187,18 @@ class StragglerConfig(Settings):
     """How often a robot is late or drops out; drawn once for each gradient."""
 
     probability: float = _(0.0, 'probability that a gradient takes longer', ge=0.0, le=1.0)
-    time: float = _(0.0, 'how much longer it takes then', 's', ge=0.0)
+    time: float = _(0.0, 'additional duration of such a gradient', 's', ge=0.0)
     drop_probability: float = _(0.0, 'probability that the robot drops out before a gradient',
                                 ge=0.0, le=1.0)
-    drop_time: float = _(0.0, 'how long it then neither computes nor communicates', 's', ge=0.0)
+    drop_time: float = _(0.0, 'duration of the dropout, without computing or communicating', 's',
+                         ge=0.0)
 
 
 class Computer(Settings):
     """The computer of a robot."""
 
-    capacity: float = _(1.0, 'computing capacity, relative: a gradient takes pace / capacity, and '
-                             'gradient coding deals out data in proportion', gt=0.0)
+    capacity: float = _(1.0, 'relative computing capacity: a gradient takes pace / capacity; '
+                             'gradient coding assigns data in proportion', gt=0.0)
 
 
 class RobotConfig(Computer):
@@ -205,8 +206,8 @@ class RobotConfig(Computer):
 
     name: str = _(..., "the robot's name and namespace", pattern=r'^[a-z][a-z0-9_]*$',
                   form='lower case, digits and underscores (REP-144)')
-    fleet: str = _('', 'fleet file of a fleet below, whose server is this robot; relative to this '
-                       'file; empty: a robot', empty=True)
+    fleet: str = _('', 'fleet file of a child fleet, whose server is this robot; relative to this '
+                       'file; empty: an ordinary robot', empty=True)
     link: LinkConfig = LinkConfig()
     pace: float = _(0.0, 'least duration of one gradient computation; default training.pace', 's',
                     ge=0.0)
@@ -219,7 +220,7 @@ class RobotConfig(Computer):
 class FleetSettings(Settings):
     """The settings of a fleet file that apply to all robots; each is also a launch argument."""
 
-    seed: int = _(0, 'seed of everything random', ge=0, le=2**31 - 1)
+    seed: int = _(0, 'seed of all random numbers', ge=0, le=2**31 - 1)
     minutes: float = _(1.5, 'duration of the training', 'min', gt=0.0)
     training: TrainingConfig = TrainingConfig()
     link: LinkConfig = LinkConfig()

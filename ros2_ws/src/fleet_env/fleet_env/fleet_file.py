@@ -23,7 +23,7 @@ PATH_VARIABLE = 'ROG_FLEET_PATH'
 
 _MOST = 100_000  # values in a file: with aliases (*name) a few lines can stand for billions
 _TAKEN = {'rog': 'the namespace of the parameter server',
-          'server': 'what the process of the parameter server is called'}
+          'server': "the name of the parameter server's process"}
 
 
 def load_fleet(name_or_path: str | PathLike[str],
@@ -39,7 +39,7 @@ def load_fleet(name_or_path: str | PathLike[str],
         return read_fleet(text)
     known = known_fleets(search_path)
     if text not in known:
-        there = suggestion(text, known) if known else 'no directory that was searched holds any'
+        there = suggestion(text, known) if known else 'no searched directory contains a fleet'
         raise FleetFileError(f'no fleet is called {text!r}; {there}. A path ends in .yaml; '
                              f'{PATH_VARIABLE} adds directories')
     return read_fleet(known[text])
@@ -119,20 +119,21 @@ def child_fleets(fleet: FleetConfig) -> dict[str, FleetConfig]:
              for robot in fleet.robots if robot.fleet}
     for name, below in found.items():
         if below.upstream.robot != name:
-            raise FleetFileError(f'upstream.robot is {below.upstream.robot!r}; in the fleet above '
-                                 f'it, {fleet.name}, this fleet is the robot {name!r}', below.file)
+            raise FleetFileError(f'upstream.robot is {below.upstream.robot!r}; it must be '
+                                 f'{name!r}, its name in the parent fleet {fleet.name}',
+                                 below.file)
         if any(robot.fleet for robot in below.robots):
-            raise FleetFileError(f'it has fleets below it, and {fleet.name} above; there may be '
-                                 'two levels', below.file)
+            raise FleetFileError(f'has child fleets and the parent fleet {fleet.name}; at most two '
+                                 'levels are possible', below.file)
     shares: dict[tuple[int, int], str] = {}
     for name, below in found.items():
         world, first = below.upstream.world, below.upstream.rank
         for rank in range(first, first + len(below.robots)) if world else ():
             if (rank, world) in shares:
                 raise FleetFileError(
-                    f'upstream.rank is {first}: robot {rank} of {world} is in the fleet '
-                    f'{shares[rank, world]!r}, too, and both would have the same data; rank is how '
-                    'many robots other fleets have before those of this one', below.file)
+                    f'upstream.rank is {first}: robot {rank} of {world} belongs to the fleet '
+                    f'{shares[rank, world]!r}, too, so both would have the same data; it must be '
+                    'the number of robots in the fleets before this one', below.file)
             shares[rank, world] = name
     return found
 
@@ -196,9 +197,9 @@ class _Document:
                 path.append(part)  # an unknown key is refused with all others
                 node = node.setdefault(part, {})
             else:
-                raise FleetFileError(f'{part!r} is below a setting that holds no keys', where)
+                raise FleetFileError(f'the setting above {part!r} holds no keys', where)
         if not isinstance(node, dict):
-            raise FleetFileError(f'{last!r} is below a setting that holds no keys', where)
+            raise FleetFileError(f'the setting above {last!r} holds no keys', where)
         node[last] = Text(value) if isinstance(value, str) else value
         self._overrides[(*path, last)] = where
 
@@ -225,8 +226,8 @@ class _Document:
             if robot.name in robots:
                 line = self._lines.get(('robots', list(robots).index(robot.name), 'name'))
                 first = f'on line {line}' if line else 'above'
-                raise self._error(f'two robots are called {robot.name!r}; the first stands '
-                                  f'{first}. Give each its own name', (*path, 'name'))
+                raise self._error(f'two robots are called {robot.name!r}; the first is {first}. '
+                                  'Give each its own name', (*path, 'name'))
             robots[robot.name] = robot
         return changed(fleet, robots=tuple(robots.values()))
 
@@ -313,7 +314,7 @@ def _plain(node: yaml.Node, file: str, lines: dict[_Path, int], path: _Path) -> 
         for key_node, value_node in node.value:
             key, at = str(key_node.value), key_node.start_mark.line + 1
             if key in entries:
-                raise FleetFileError(f'the key {key!r} stands here a second time', file, at)
+                raise FleetFileError(f'the key {key!r} occurs twice', file, at)
             lines[(*path, key)] = at
             entries[key] = _plain(value_node, file, lines, (*path, key))
         return entries

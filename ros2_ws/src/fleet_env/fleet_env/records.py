@@ -49,7 +49,7 @@ class Start(Event):
 
     task: str = _('class of the task')
     sync: str = _('synchronisation method')
-    seed: int = _('seed of everything random')
+    seed: int = _('seed of all random numbers')
     fleet: str = _('name of the fleet', default='')
     robots: list[str] = field(default_factory=list, metadata={
         'help': 'names of the robots, in order of rank', 'unit': ''})
@@ -67,8 +67,8 @@ class Iteration(Event):
     compute_s: float = _('computing', 's')
     communicate_s: float = _('pushing and pulling', 's')
     stall_s: float = _('waiting for others', 's')
-    rows_pushed: int = _('rows of the push that the server has taken', default=0)
-    rows_pulled: int = _('rows of the pull that the robot has taken', default=0)
+    rows_pushed: int = _('rows of the push that the server has applied', default=0)
+    rows_pulled: int = _('rows of the pull that the robot has applied', default=0)
     rows_total: int = _('rows of the model', default=0)
     bytes_sent: int = _('payload sent', 'B', default=0)
     bytes_received: int = _('payload received', 'B', default=0)
@@ -94,7 +94,7 @@ class Status(Event):
     state: str = _('joining, computing, pushing, waiting, pulling, away, stopped')
     power: float = _('electrical power', 'W', default=_NAN)
     energy: float = _('electrical energy since the start', 'J', default=_NAN)
-    detail: str = _('for people: who is waited for, for example', default='')
+    detail: str = _('for people, such as the robot that others wait for', default='')
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class RunWriter:
         except RecordError:
             beside = self.path.parent.with_name(self.path.parent.name + '-record') / RUN_FILE
             self._move(beside)
-            raise RecordError(f'something else is in its place; the record is {beside}',
+            raise RecordError(f'another file has replaced it; the record is now {beside}',
                               str(self.path)) from None
         finally:
             os.close(self._file)
@@ -179,7 +179,7 @@ class RunWriter:
         if there is None:
             self._move(self.path)
         elif not os.path.samestat(there, os.fstat(self._file)):
-            raise RecordError('is not there any more, but another file; move that one away',
+            raise RecordError('another file has replaced it: move that file away',
                               str(self.path))
 
     def _move(self, path: Path) -> None:
@@ -195,8 +195,8 @@ class RunWriter:
                 path.unlink()
                 raise
         except OSError as error:
-            raise RecordError('is not there any more, and cannot be written again: '
-                              f'{error.strerror}; remove what is in its place',
+            raise RecordError('was removed, and cannot be written again: '
+                              f'{error.strerror}; remove what has replaced it',
                               str(path)) from error
         os.close(self._file)
         self._file = new

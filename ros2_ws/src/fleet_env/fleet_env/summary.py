@@ -3,7 +3,7 @@
     schema       rog-run/1
     sync         synchronisation method, for example rsp:4
     task         class of the task
-    seed         seed of everything random
+    seed         seed of all random numbers
     fleet        name of the fleet
     duration_s   duration of the training, s
     robots       robot name -> the fields of RobotSummary
@@ -38,9 +38,9 @@ def _(help: str, unit: str = '', default: Any = 0) -> Any:
 class Accuracy:
     """The metric of the task, 0 to 1, at three times; NaN (``null``) if it was not measured."""
 
-    clean: float = _('on data that nothing has spoilt, before the shift', default=_NAN)
-    before: float = _('on spoilt data, before adaptation', default=_NAN)
-    after: float = _('on spoilt data, at the end', default=_NAN)
+    clean: float = _('on unaltered data, before the shift', default=_NAN)
+    before: float = _('on shifted data, before adaptation', default=_NAN)
+    after: float = _('on shifted data, at the end', default=_NAN)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RobotSummary:
     energy_j: float = _('electrical energy', 'J', 0.0)
     bytes_sent: int = _('payload sent', 'B')
     bytes_received: int = _('payload received', 'B')
-    rows_pushed_mean: float = _('rows that a push got across, on average', default=0.0)
+    rows_pushed_mean: float = _('mean number of rows that a push transferred', default=0.0)
     accuracy: Accuracy = Accuracy()
     evaluations: list[tuple[float, int, float]] = field(default_factory=list, metadata={
         'help': '(t_s, iteration, metric) of each evaluation while training', 'unit': ''})

@@ -37,8 +37,8 @@ class TraceRecorder:
         """
         if not (math.isfinite(begin) and math.isfinite(end) and begin <= end
                 and math.isfinite(nbytes) and nbytes >= 0):
-            raise TraceError(f'a transfer of {nbytes} bytes from {begin} s to {end} s cannot be; '
-                             'give finite times in order and at least 0 bytes')
+            raise TraceError('a transfer must have finite times in order and at least 0 bytes, got '
+                             f'{nbytes} bytes from {begin} s to {end} s')
         if begin < end:
             self._transfers.append((begin, end, nbytes * _MBIT_PER_BYTE))
 
@@ -48,7 +48,7 @@ class TraceRecorder:
         :raises TraceError: when there was none.
         """
         if not self._transfers:
-            raise TraceError('nothing was recorded: there was no transfer that took any time')
+            raise TraceError('nothing was recorded: no transfer took any time')
         begins, ends, mbit = np.array(self._transfers).T
         edges, where = np.unique(np.concatenate((begins, ends)), return_inverse=True)
         first, last = where[:len(begins)], where[len(begins):]

@@ -166,7 +166,7 @@ def test_every_setting_says_what_it_is():
     ('    pace: 0.5', '    capacity: 0', 14, 'greater than 0'),
     ('{fog: 0.4, split: iid}', '7', 8, 'must be a mapping'),
     ('minutes: 2', 'network: {domain_id: 233}', 3, 'at most 232'),
-    ('minutes: 2', 'name: again', 3, 'second time'),
+    ('minutes: 2', 'name: again', 3, 'occurs twice'),
     ('name: robot3', 'name: robot2', 17, 'two robots.*line 13'),
     ('name: robot3', 'name: Robot3', 17, 'REP-144'),
     ('name: robot3', 'name: rog', 17, 'namespace of the parameter server'),
@@ -178,7 +178,7 @@ def test_every_setting_says_what_it_is():
     ('link: {trace: indoor', 'link: &a {x: *a, trace: indoor', 0, 'nested too deeply'),
     ('name: garden', 'name: !!timestamp soon', 1, "'soon' cannot be read as timestamp"),
     ('name: garden', 'name: !!bool 7', 1, "'7' cannot be read as bool"),
-    ('- name: robot1', '- name: server', 12, "'server' is what the process of the parameter"),
+    ('- name: robot1', '- name: server', 12, "the name of the parameter server's process"),
 ])
 def test_a_wrong_file_is_refused_with_line_and_key(path, old, new, line, words):
     assert old in GOOD

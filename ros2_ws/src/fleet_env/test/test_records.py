@@ -215,7 +215,7 @@ def test_a_directory_that_became_a_file_does_not_lose_the_record(tmp_path):
     writer.write(EVENTS_OF_A_RUN[0])
     out.rename(tmp_path / 'elsewhere')
     out.write_text('in the way')
-    with pytest.raises(RecordError, match='is not there any more'):
+    with pytest.raises(RecordError, match='was removed, and cannot be written again'):
         writer.write(EVENTS_OF_A_RUN[4])
     with pytest.raises(RecordError, match='run-record'):
         writer.close()

@@ -83,7 +83,7 @@ def test_a_trace_without_transfers_is_refused():
 
 @pytest.mark.parametrize('transfer', [(2, 1, 5), (0, 1, -1), (0, math.inf, 1), (0, 1, math.nan)])
 def test_impossible_transfers_are_refused(transfer):
-    with pytest.raises(TraceError, match='cannot be'):
+    with pytest.raises(TraceError, match='a transfer must have'):
         TraceRecorder().add(*transfer)
     with pytest.raises(TraceError, match='step'):
         TraceRecorder(0)

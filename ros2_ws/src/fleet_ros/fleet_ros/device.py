@@ -21,7 +21,7 @@ def torch_device(name: str) -> Any:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA asserts
-        raise SettingError(f'device is {name!r}, which cannot be used here: '
+        raise SettingError(f'device {name!r} cannot be used here: '
                            f'{str(error).splitlines()[0]}') from None
 
 

@@ -51,10 +51,10 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         with interruption.raised():
             node = build()
     except KeyboardInterrupt:
-        return _end(0)  # before the run has begun: nothing to put in order
-    except SystemExit as error:  # of a task or model: without a word, it would look like success
-        return _end(fail(f'what this node runs called sys.exit({error.code}) while it was loaded; '
-                         'it must not end the process'))
+        return _end(0)  # before the run: nothing to clean up
+    except SystemExit as error:  # of a task or model: it would look like success
+        return _end(fail(f'the task or model called sys.exit({error.code}) while it was loaded; it '
+                         'must not end the process'))
     except Exception as error:
         if not is_users(error, packages):
             traceback.print_exc()

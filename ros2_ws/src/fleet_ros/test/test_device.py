@@ -12,5 +12,5 @@ def test_auto_is_a_gpu_where_there_is_one():
 
 
 def test_a_missing_device_is_refused_with_the_reason():
-    with pytest.raises(SettingError, match="device is 'cuda:99', which cannot be used here: "):
+    with pytest.raises(SettingError, match="device 'cuda:99' cannot be used here: "):
         torch_device('cuda:99')

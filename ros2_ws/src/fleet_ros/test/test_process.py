@@ -19,4 +19,4 @@ sys.exit(run(build, None, [], ()))
 def test_sys_exit_in_loaded_code_is_an_error():
     done = subprocess.run([sys.executable, '-c', PROGRAM], env=environment(free_domain()),
                           capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 1 and 'error: what this node runs called sys.exit(0)' in done.stderr
+    assert done.returncode == 1 and 'error: the task or model called sys.exit(0)' in done.stderr

@@ -30,8 +30,8 @@ from .ros.client_shell import Client, ClientOptions
 from .runtime.client import OPEN, Report
 from .runtime.planner import TablePlanner
 
-LOOK_PERIOD = 0.25     # seconds between looks for changes that a call does not see
-MOST_WARNINGS = 16     # of calls that run whole, each for another reason
+LOOK_PERIOD = 0.25     # seconds between checks for changes that a call does not notice
+MOST_WARNINGS = 16     # most warnings about calls that run whole, one per reason
 
 _tracing = threading.Lock()  # torch patches itself while it traces
 _names: set[str] = set()     # of robots, as this process uses them
@@ -47,19 +47,19 @@ class OffloadedModel:
 
     def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:
         self.model = model
-        self._reason = ''           # why no call is shared any more
-        self._whole_reason = ''     # why the last one ran whole
+        self._reason = ''           # why calls are no longer shared
+        self._whole_reason = ''     # why the last call ran whole
         self._warned: set[str] = set()
         self._name, self._options = robot, options
         self._client: Client | None = None
-        self._opening = threading.Lock()   # threads may make the first call at once
+        self._opening = threading.Lock()   # several threads may make the first call
         self._closed = threading.Event()
         self._traced: Snapshot      # of the model, as it was traced
         self._inputs: Any = None    # how tensors are nested in arguments and results
         self._outputs: Any = None
         self._devices: list[torch.device] = []   # of the inputs
         self._default = torch.get_default_dtype()
-        self._repeats = False       # whether the example gave one tensor twice
+        self._repeats = False       # whether the example contains one tensor twice
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one inference."""
@@ -106,8 +106,8 @@ class OffloadedModel:
     def _misfit(self, client: Client, leaves: list[Any], structure: Any) -> str:
         """Return why these inputs do not fit a plan for the first call's inputs; '' if they do."""
         if structure != self._inputs:
-            return (f'{type(self.model).__name__}: the inputs are nested, named or ordered in '
-                    'another way than those that were traced')
+            return (f'{type(self.model).__name__}: the inputs must be nested, named and ordered '
+                    'like the traced ones')
         if other := _no_plain_tensor(leaves):
             return f'{type(self.model).__name__}: an input is {other}, not a plain tensor'
         try:
@@ -116,12 +116,12 @@ class OffloadedModel:
             return str(error)
         devices = [leaf.device for leaf in leaves]
         if devices != self._devices:
-            return f'the inputs are on {devices}, those that were traced on {self._devices}'
+            return f'the inputs must be on {self._devices} like the traced ones, got {devices}'
         if not self._repeats and len(set(map(id, leaves))) < len(leaves):
-            return ('two inputs are the same tensor, which a model may ask for: give an example '
-                    'where they are')
+            return ('two inputs are the same tensor, which a model can detect: trace it with such '
+                    'an example')
         if torch.get_default_dtype() is not self._default:
-            return 'the default type of PyTorch is another than while the model was traced'
+            return "PyTorch's default dtype has changed since the model was traced"
         return _modes()
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
@@ -140,7 +140,7 @@ class OffloadedModel:
         self._devices = [leaf.device for leaf in leaves]
         self._default = torch.get_default_dtype()
         self._repeats = len(set(map(id, leaves))) < len(leaves)
-        self._context = Context()  # our own: the program may use rclpy or not, before and after
+        self._context = Context()  # a context of its own: the program may use rclpy at any time
         rclpy.init(context=self._context)
         self._robot = _claimed(self._name)
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)
@@ -266,5 +266,5 @@ def _modes() -> str:
     modes = [torch._C._get_function_stack_at(k) for k in range(
         torch._C._len_torch_function_stack())]
     if torch._C._len_torch_dispatch_stack() or any(not isinstance(m, DeviceContext) for m in modes):
-        return 'a mode of PyTorch is on, such as a profiler of operators'
+        return 'a PyTorch mode is active, such as an operator profiler'
     return 'there is a forward hook of all modules' if any(every_hook()) else ''

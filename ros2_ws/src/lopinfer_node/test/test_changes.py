@@ -273,7 +273,7 @@ def test_a_model_that_cannot_be_followed_is_refused_with_a_reason(model):
         def items(self):
             raise KeyError('mine')
     model.options = Breaks(add=1.0)
-    with pytest.raises(ModelError, match="can not be watched: KeyError: 'mine'"):
+    with pytest.raises(ModelError, match="cannot watch what its code reads: KeyError: 'mine'"):
         Snapshot(model)
 
 

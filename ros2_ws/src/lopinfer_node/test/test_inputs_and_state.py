@@ -160,7 +160,7 @@ class FirstCall(Base):
 @pytest.mark.parametrize('kind', [SmallCount, Drifts, Mean, MeanInDict, MeanInList, Elsewhere,
                                   FirstCall])
 def test_a_model_whose_state_changes_little_is_refused(kind):
-    with pytest.raises(ModelError, match='something beside its inputs'):
+    with pytest.raises(ModelError, match='something besides its inputs'):
         trace(kind().eval(), X)
 
 

@@ -225,9 +225,9 @@ def test_a_damaged_or_foreign_table_is_refused(table, tmp_path):
             PlanTable.load(plans.graph, path)
     for text in ('', '[]', path.read_text()[:100]):
         path.write_text(text)
-        with pytest.raises(ProfileError, match='no plan table'):
+        with pytest.raises(ProfileError, match='not a plan table'):
             PlanTable.load(plans.graph, path)
-    with pytest.raises(ProfileError, match='no plan table'):
+    with pytest.raises(ProfileError, match='not a plan table'):
         PlanTable.load(plans.graph, tmp_path / 'missing.json')
 
 

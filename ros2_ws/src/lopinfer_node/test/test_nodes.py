@@ -240,7 +240,7 @@ ONES = torch.ones(4, 4)
 OTHERS = {
     'another shape': (lambda m: ({'left': ONES[:2], 'right': ONES[:2] * 3},), '[4, 4], got'),
     'another type': (lambda m: ({'left': ONES.double(), 'right': ONES.double() * 3},), 'float64'),
-    'another order': (lambda m: ({'right': ONES * 3, 'left': ONES},), 'nested, named or ordered'),
+    'another order': (lambda m: ({'right': ONES * 3, 'left': ONES},), 'nested, named and ordered'),
     'one more input': (lambda m: ({'left': ONES, 'right': ONES * 3}, ONES), 'nested, named'),
     'a number': (lambda m: ({'left': ONES, 'right': 3.0},), 'of class float'),
     'a class of tensors': (lambda m: ({'left': ONES, 'right': (ONES * 3).as_subclass(
@@ -291,7 +291,7 @@ def test_a_mode_of_pytorch_and_a_transform_see_the_models_operators():
     with offload(model, example=ONES) as shared:
         with FlopCounterMode(display=False) as counter:
             shared(ONES)
-        assert counter.get_total_flops() > 0 and 'a mode of PyTorch' in shared.reason
+        assert counter.get_total_flops() > 0 and 'a PyTorch mode' in shared.reason
         batch = torch.rand(3, 4, 4)
         torch.testing.assert_close(torch.vmap(shared)(batch), model(batch))
         with torch.device('cpu'):
@@ -302,7 +302,7 @@ def test_a_mode_of_pytorch_and_a_transform_see_the_models_operators():
             shared(ONES)
         finally:
             torch.set_default_dtype(torch.float32)
-        assert 'default type' in shared.reason
+        assert 'default dtype' in shared.reason
 
 
 def test_two_models_of_one_process_are_both_shared(tmp_path):

@@ -188,7 +188,8 @@ def test_a_model_with_other_weights_is_refused_by_the_name_of_the_first_that_dif
 
 
 @pytest.mark.parametrize(('request_', 'says'), [
-    (open_request('robot2', protocol=99), 'protocol'), (open_request('robot2'), 'clients already'),
+    (open_request('robot2', protocol=99), 'protocol'),
+    (open_request('robot2'), 'limit of 1 clients'),
     (open_request('robot1', incarnation=6), 'in use'),
     (open_request('robot1', hashes=(1,)), 'hashes'),
     (open_request('robot 1'), 'namespace'), (open_request('a/../b'), 'namespace'),
@@ -215,7 +216,7 @@ def test_a_model_that_can_not_be_served_is_refused_and_may_be_tried_again():
 
 
 def test_plans_that_are_refused_or_too_large_are_not_used():
-    table, reason = [Prepared(PLAN, Program(PLAN, SERVER))] * 2, 'nobody computes [0, 3)'
+    table, reason = [Prepared(PLAN, Program(PLAN, SERVER))] * 2, 'neither side computes [0, 3)'
     for limits, prepared, refusal in ((None, [], reason), (Limits(request_bytes=10), table, '')):
         server = serving('robot1')
         server.limits = limits or server.limits

@@ -104,7 +104,7 @@ def test_a_full_disk_refuses_the_model_and_keeps_nothing_of_it(model, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (PART_BYTES + 1, hard))
     try:
-        with pytest.raises(RemoteError, match='can not keep weights.safetensors: .*File too large'):
+        with pytest.raises(RemoteError, match='cannot keep weights.safetensors: .*File too large'):
             send_model(model, DIGEST, store.take)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -139,7 +139,7 @@ def test_in_a_full_store_the_model_goes_that_was_not_used_for_longest(tmp_path):
 def test_a_full_store_of_models_that_are_served_takes_no_further_one(tmp_path):
     store = Store(tmp_path, models=1)
     (tmp_path / DIGEST).mkdir()
-    assert 'has its 1 models already' in begin(store, 'd' * 64, served=[DIGEST]).reason
+    assert 'limit of 1 models' in begin(store, 'd' * 64, served=[DIGEST]).reason
     assert (tmp_path / DIGEST).exists()
     assert begin(store, 'd' * 64).accepted and not (tmp_path / DIGEST).exists()
     assert store.take(UploadRequest('d' * 64, 'graph.json', '', 9, 3, b'abc')).received == 6

@@ -136,7 +136,7 @@ def test_parameters_that_the_model_itself_writes_to_have_their_values_again(kind
     torch.manual_seed(3)
     model = kind().eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ModelError, match='a request would depend on the one before'):
+    with pytest.raises(ModelError, match='a request would depend on the previous one'):
         trace(model, x)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     model(x)
@@ -187,7 +187,7 @@ def test_a_cache_outside_the_model_holds_no_tensor_of_the_tracer():
 
 
 def test_inputs_that_have_no_dense_memory_are_refused():
-    with pytest.raises(ModelError, match='can not be traced'):
+    with pytest.raises(ModelError, match='cannot be traced'):
         trace(nn.Identity().eval(), torch.eye(3).to_sparse())
 
 
@@ -202,7 +202,7 @@ def test_a_model_that_counts_in_a_list_is_refused():
             return self.conv(x) * len(self.seen)
 
     model = Grows().eval()
-    with pytest.raises(ModelError, match='something beside its inputs'):
+    with pytest.raises(ModelError, match='something besides its inputs'):
         trace(model, torch.randn(1, 3, 8, 8))
     assert model.seen == []
 
@@ -293,7 +293,7 @@ class Types(Base):
         return self.conv(x).to(torch.float8_e4m3fn)
 
 
-@pytest.mark.parametrize('kind, why', [(Drops, 'is random'), (Types, 'can not be traced')])
+@pytest.mark.parametrize('kind, why', [(Drops, 'is random'), (Types, 'cannot be traced')])
 def test_a_model_that_cannot_be_shared_is_refused_with_a_reason(kind, why):
     with pytest.raises(ModelError, match=why):
         trace(kind().eval(), torch.randn(1, 3, 8, 8))

@@ -85,8 +85,8 @@ def test_a_transfer_is_complete_once_whatever_the_order(order, draw):
 
 
 @pytest.mark.parametrize(('bad', 'says'), [
-    (piece(5, 0, 1, bytes(100)), 'does not have'), (piece(4, 0, 2, bytes(49)), 'must have 50'),
-    (piece(4, 0, 1, bytes(101)), 'must have 100'), (piece(4, 0, 4, bytes(25)), 'in 2 parts')])
+    (piece(5, 0, 1, bytes(100)), 'no transfer 5'), (piece(4, 0, 2, bytes(49)), 'must have 50'),
+    (piece(4, 0, 1, bytes(101)), 'must have 100'), (piece(4, 0, 4, bytes(25)), 'have 2 parts')])
 def test_parts_that_do_not_fit_the_plan_are_refused(bad, says):
     inbox = Inbox({4: 100})
     inbox.take(piece(4, 1, 2, bytes(50)))

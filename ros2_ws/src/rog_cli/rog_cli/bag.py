@@ -58,9 +58,9 @@ def played(path: Path, namespace: str = '') -> Played:
     except DataError as error:
         raise RecordError(str(error)) from error
     if not heard:
-        raise RecordError(f'holds no status: {len(topics)} topics, and nothing on them', str(path))
+        raise RecordError(f'holds no status: its {len(topics)} topics are empty', str(path))
     if recording.damaged:
-        print(f'rog: {path}: {recording.damaged} damaged messages are left out; the last one: '
+        print(f'rog: {path}: skipped {recording.damaged} damaged messages; the last one: '
               f'{shown(recording.damage)}', file=sys.stderr)
 
 
@@ -88,8 +88,8 @@ def _last_run(path: Path, topics: dict[str, tuple[str, ...]]) -> float:
     for _, now, message in Recording(str(path), topics) if topics else ():
         if run is not None and message.run != run:
             begin = now
-            print(f'rog: {path} holds several runs; this is the one from {now:.0f} s since 1970 on',
-                  file=sys.stderr)
+            print(f'rog: {path} holds several runs; showing the one that begins {now:.0f} s after '
+                  '1970', file=sys.stderr)
         run = message.run
     return begin
 

@@ -42,22 +42,21 @@ HELD_UP = 1.0        # s; if this process is later than this, the machine is ove
 SAMPLE = 5.0         # s between two samples of the memory of the processes
 FADED = 0.05         # Mbit/s; below it a link, or its share of the air, passes no heartbeat in time
 SNAPSHOT = 180.0     # s that the whole model may take to a robot which was started again
-STEP = 0.25          # s between two looks at the fleet
+STEP = 0.25          # s between two checks of the fleet
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
     parser = verbs.add_parser('chaos', help='disturb a real fleet in an emulated network, and '
-                              'check that it goes on and loses nothing; needs root')
+                              'check that it continues and loses nothing; needs root')
     add_fleet_options(parser, virtual=False)
     parser.add_argument('--sync', help='synchronisation method, for example rsp:4')
     parser.add_argument('--robots', default=ROBOTS, metavar='K',
                         help='number of robots (default: %(default)s)')
     parser.add_argument('--bound', type=float, default=60.0, metavar='S',
-                        help='seconds in which a robot that can work must make an iteration '
+                        help='seconds within which a robot that can work must finish an iteration '
                              '(default: 60)')
-    parser.add_argument('--calm', action='store_true', help='disturb nothing: the run to compare '
-                        'with')
+    parser.add_argument('--calm', action='store_true', help='disturb nothing, for a reference run')
     parser.add_argument('--out', type=place, help='directory for the results (default: runs/...)')
     parser.set_defaults(run=_run)
 
@@ -393,11 +392,11 @@ def _fill(path: Path) -> None:
 def _tell(result: dict[str, Any], out: Path) -> None:
     print(f'\n{result["took_s"]:.0f} s, iterations {result["iterations"]}, accuracy '
           f'{result["accuracy"]}; {result["checkpoints"]} checkpoints, '
-          f'{result["mirror"]["compared"]} transfers compared; the machine was held up '
+          f'{result["mirror"]["compared"]} transfers compared; the machine was overloaded '
           f'{result["held_up"]} times')
     for cause, found in result['returns_s'].items():
-        print(f'{len(found)} times back from {cause}: half had made an iteration after '
-              f'{sorted(found)[len(found) // 2]:.1f} s, all after {max(found):.1f} s')
+        print(f'{len(found)} returns from {cause}: half finished an iteration within '
+              f'{sorted(found)[len(found) // 2]:.1f} s, all within {max(found):.1f} s')
     for violation in result['violations']:
         print(f'{violation["t"]:7.1f} s  {violation["what"]}: {violation["target"]}: '
               f'{violation["detail"]}')

@@ -32,10 +32,10 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument('--seeds', type=at_least_one, default=3, metavar='K',
                         help='runs of each method, with seeds from --seed on (default: 3)')
     parser.add_argument('--target', type=_accuracy, metavar='ACC',
-                        help='accuracy, 0 to 1, to which times and energies are measured '
-                             '(default: the highest that all runs reach)')
-    parser.add_argument('--real', action='store_true', help='real nodes in an emulated network, '
-                        'one run after another, in real time; needs root')
+                        help='target accuracy, 0 to 1, of the times and energies (default: the '
+                             'highest that all runs reach)')
+    parser.add_argument('--real', action='store_true', help='run real nodes in an emulated '
+                        'network, one run after another, in real time; needs root')
     add_runs(parser, 'compare')
     parser.set_defaults(run=_run)
 
@@ -45,8 +45,8 @@ def _run(options: argparse.Namespace) -> int:
     fleet = chosen_fleet(options)
     if options.real:
         if options.jobs or options.cluster or fleet.training.traffic:
-            raise ConfigError('--real: runs of real nodes take turns on this machine, and send the '
-                              'rows that they train; leave out --jobs, --cluster and --traffic')
+            raise ConfigError('--real: real nodes run one after another on this machine and send '
+                              'their own rows; leave out --jobs, --cluster and --traffic')
         check_rights()
     stamp = time.strftime('%Y%m%d-%H%M%S')
     out = options.out or Path('runs') / f'compare-{fleet.name}-{stamp}'
@@ -62,7 +62,7 @@ def _run(options: argparse.Namespace) -> int:
                                  cluster=options.cluster,
                                  run=_nodes() if options.real else None)
     except KeyboardInterrupt:
-        print(f'rog: stopped; finished runs are kept. Go on with --out {out} --resume',
+        print(f'rog: stopped; finished runs are kept. Continue with --out {out} --resume',
               file=sys.stderr)
         return 130
     print(text_tables(comparison))
@@ -79,7 +79,7 @@ def _nodes() -> Callable[[Job], None]:
     from fleet_ros.ending import Interruption
     from rog_sim.jobs import RunError
 
-    from .fleet import run_fleet  # brings in rclpy, which virtual time does without
+    from .fleet import run_fleet  # imports rclpy, which virtual time does not need
 
     interruption = Interruption()
 

@@ -29,13 +29,14 @@ class ControlError(RogError):
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
-    parser = verbs.add_parser('control', help='stop a running fleet, save it, change its method')
+    parser = verbs.add_parser('control',
+                              help='stop a running fleet, save it, or change its method')
     sub = parser.add_subparsers(dest='action', required=True, metavar='ACTION')
-    stop = sub.add_parser('stop', help='end the run in order')
+    stop = sub.add_parser('stop', help='end the run and write its results')
     stop.set_defaults(call=lambda options: ('stop', {}))
     save = sub.add_parser('save', help='write a checkpoint')
     save.add_argument('name', nargs='?', default='', metavar='NAME',
-                      help="folder below saved/ in the run's directory (default: the run's own)")
+                      help="folder in saved/ of the run's directory (default: the run's directory)")
     save.set_defaults(call=lambda options: ('save_checkpoint', {'name': options.name}))
     sync = sub.add_parser('sync', help='change the synchronisation method')
     sync.add_argument('method', metavar='METHOD', help='for example rsp:4')
@@ -86,9 +87,9 @@ class Controls:
         """Return why no service can be called now; empty if they can be called."""
         if self._monitor.fleet is None:
             return 'the status of the parameter server is not proved by this key' \
-                if self._monitor.unproved else 'no parameter server is there'
+                if self._monitor.unproved else 'there is no parameter server'
         ready = all(client.service_is_ready() for client in self._clients.values())
-        return '' if ready else 'the services of the parameter server are not there'
+        return '' if ready else 'the services of the parameter server were not found'
 
     def call(self, service: str, **values: str) -> Any:
         """Call one of `SERVICES`; return the future of its answer, which :func:`answer` reads.

@@ -64,10 +64,10 @@ class Heard:
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
-    parser = verbs.add_parser('doctor', help='look for what stands in the way of a fleet: network, '
-                              'clocks, versions, a second server, GPU')
-    parser.add_argument('fleet', nargs='?', metavar='FLEET', help='a fleet that comes along or the '
-                        'path of a fleet file; without it the options below say where to look')
+    parser = verbs.add_parser('doctor', help='check for problems of a fleet: network, clocks, '
+                              'versions, a second server, GPU')
+    parser.add_argument('fleet', nargs='?', metavar='FLEET', help='a built-in fleet or the path of '
+                        'a fleet file; without it the options below choose the network')
     parser.add_argument('--timeout', type=float, default=3.0, metavar='S',
                         help='seconds to listen to the fleet; 0: not at all (default: 3)')
     parser.add_argument('--json', action='store_true', help='print the findings as JSON')
@@ -111,7 +111,7 @@ def examine(network: ReachConfig, fleet: FleetConfig | None, seconds: float) -> 
         yield jetson()
     free = shutil.disk_usage('.').free
     yield Finding('disk', GOOD if free >= ROOM else WARN, f'{free / 1e9:.1f} GB free here',
-                  '' if free >= ROOM else 'make room, or choose --out on another disk')
+                  '' if free >= ROOM else 'free some space, or choose --out on another disk')
 
 
 def interface(name: str, flags: int | None, known: list[str]) -> Finding:
@@ -168,14 +168,14 @@ def judged(heard: list[Heard], fleet: FleetConfig | None, mine: str) -> Iterator
     servers = [process for process in heard if process.role == 'server']
     names = ' and '.join(server.host for server in servers)
     if len(servers) > 1:
-        yield Finding('server', BAD, f'{len(servers)} parameter servers at one place: {names}',
+        yield Finding('server', BAD, f'{len(servers)} parameter servers share a namespace: {names}',
                       'stop one, or give its fleet its own network.namespace or network.domain_id')
     else:
-        yield Finding('server', GOOD, names or 'none runs; a fleet that is started is alone here')
+        yield Finding('server', GOOD, names or 'none runs; a new fleet will be alone here')
     robots = {process.role for process in heard} - {'server'}
     if heard and fleet and (missing := [name for name in fleet.capacities if name not in robots]):
         yield Finding('robots', WARN, f'not heard: {", ".join(missing)}',
-                      'are they started, and on the same network?')
+                      'check that they run, and use the same network')
     for process in heard:
         at = f'{process.role} on {process.host}'
         if process.version != mine:

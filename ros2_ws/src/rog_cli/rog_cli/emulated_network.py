@@ -210,7 +210,7 @@ class EmulatedNetwork:
             os.close(ready)
         with open(done, 'rb') as answer:
             if not select.select([answer], [], [], START_LIMIT)[0] or not answer.read(1):
-                raise NetworkError('the emulated radio does not start; what it says stands above')
+                raise NetworkError('the emulated radio does not start; see its messages above')
 
     def _set_environment(self) -> None:
         """Let DDS of this process, and of those that it starts, use the emulated network only."""
@@ -267,8 +267,8 @@ def check_rights() -> None:
                            f'Run it with sudo, for example sudo -E env PATH="$PATH" {sys.argv[0]} '
                            '..., or leave out --emulate: links are then emulated above UDP')
     if not os.path.exists('/dev/net/tun'):
-        raise NetworkError('there is no /dev/net/tun here; `modprobe tun`, or give the container '
-                           'the device: docker run --device /dev/net/tun')
+        raise NetworkError('this machine has no /dev/net/tun; run `modprobe tun`, or give the '
+                           'container the device: docker run --device /dev/net/tun')
 
 
 def own_mounts() -> None:
@@ -308,6 +308,6 @@ def _ip(lines: list[str]) -> None:
         done = subprocess.run(['ip', '-batch', '-'], input='\n'.join(lines) + '\n', text=True,
                               capture_output=True, timeout=30.0)
     except FileNotFoundError:
-        raise NetworkError('there is no program `ip` here; apt install iproute2') from None
+        raise NetworkError('the program ip is not installed; run apt install iproute2') from None
     if done.returncode:
         raise NetworkError(f'ip: {done.stderr.strip()}; the commands were {"; ".join(lines)}')

@@ -30,29 +30,30 @@ from .view import outcome, watch
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
-    parser = verbs.add_parser('fleet', help='start a fleet on this machine, look at its settings')
+    parser = verbs.add_parser('fleet', help='start a fleet on this machine, or show its settings')
     sub = parser.add_subparsers(dest='action', required=True, metavar='ACTION')
-    up = sub.add_parser('up', help='start server and robots as processes here, and watch')
+    up = sub.add_parser('up', help='run server and robots as processes of this machine')
     add_fleet_options(up, virtual=False)
     up.add_argument('--sync', help='synchronisation method, for example rsp:4')
     up.add_argument('--out', type=place, help='directory for the results (default: runs/...)')
     up.add_argument('--only', metavar='NAMES', help='start only these, separated by commas: '
-                    'server, or names of robots; the others run on other machines, or already')
-    up.add_argument('--plain', action='store_true', help='one line per report, no live table')
-    up.add_argument('--resume', action='store_true', help='go on from the checkpoint in --out')
-    up.add_argument('--emulate', action='store_true', help='every robot in a network namespace of '
-                    'its own, behind a radio link that replays its trace; needs root')
+                    'server, or names of robots; the others run elsewhere')
+    up.add_argument('--plain', action='store_true',
+                    help='print one line per report instead of a live table')
+    up.add_argument('--resume', action='store_true', help='continue from the checkpoint in --out')
+    up.add_argument('--emulate', action='store_true', help='run every robot in a network namespace '
+                    'behind a radio link that replays its trace; needs root')
     up.set_defaults(run=_up)
-    show = sub.add_parser('show', help='print a fleet file with every setting written '
-                          'out and explained')
+    show = sub.add_parser('show', help='print a fleet file with all settings and their '
+                          'descriptions')
     show.add_argument('fleet')
     show.set_defaults(run=_show)
     env = sub.add_parser('env', help='print the variables of DDS with which ros2 and other '
                          'programs meet the fleet: eval "$(rog fleet env FLEET)"')
     env.add_argument('fleet')
-    env.add_argument('--profile', choices=sorted(PROFILES), help='print the profile of one DDS '
-                     'alone: for a file that CYCLONEDDS_URI=file://... or '
-                     'FASTRTPS_DEFAULT_PROFILES_FILE (Kilted: FASTDDS_DEFAULT_PROFILES_FILE) names')
+    env.add_argument('--profile', choices=sorted(PROFILES), help='print the profile of one DDS, '
+                     'for the file named in CYCLONEDDS_URI=file://... or '
+                     'FASTRTPS_DEFAULT_PROFILES_FILE (Kilted: FASTDDS_DEFAULT_PROFILES_FILE)')
     env.set_defaults(run=_env)
 
 
@@ -90,11 +91,11 @@ def _up(options: argparse.Namespace) -> int:
             os.environ.update(dds_environment(fleet.network))
         below = child_fleets(fleet)
         if below and options.emulate:
-            raise argparse.ArgumentTypeError('--emulate: the fleets below are not emulated; start '
-                                             'each by itself')
+            raise argparse.ArgumentTypeError('--emulate: child fleets cannot be emulated; start '
+                                             'each fleet separately')
         _check_places(fleet, below)
         if 'server' in names:  # robots need not have the method
-            from rog_core.methods import check_method  # with numba, which takes its time
+            from rog_core.methods import check_method  # imports numba, which is slow
 
             for one in (fleet, *below.values()):
                 check_method(one, one.capacities)
@@ -132,12 +133,12 @@ def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
     for one in below.values():
         if place(one.upstream) != place(fleet.network):
             raise ConfigError(
-                f'{one.file}: upstream leads to {shown(one.upstream)}; the server of {fleet.name} '
+                f'{one.file}: upstream is {shown(one.upstream)}, but the server of {fleet.name} '
                 f'is in {shown(fleet.network)}. Give them the same domain_id and namespace')
         if place(one.network) in taken:
             raise ConfigError(
-                f'{one.file}: network is {shown(one.network)}, as that of '
-                f'{taken[place(one.network)]}; each fleet needs another domain_id or namespace')
+                f'{one.file}: network is {shown(one.network)}, like that of '
+                f'{taken[place(one.network)]}; each fleet needs its own domain_id or namespace')
         taken[place(one.network)] = one.name
 
 
@@ -217,7 +218,7 @@ def _result(processes: FleetProcesses, interruption: Interruption,
         from rog_sim.figures import draw_run
         try:
             pictures = [picture.name for picture in draw_run(out)]
-        except OSError as error:  # a full disk costs the pictures, not the word on the results
+        except OSError as error:  # a full disk must not hide the results
             print(f'rog: no pictures: {error.strerror}; `rog plot {out}` draws them later',
                   file=sys.stderr)
             code = code or 1

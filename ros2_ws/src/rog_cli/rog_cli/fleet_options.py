@@ -18,20 +18,20 @@ from .option_types import place
 def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
     """Add the fleet and the options that change it; ``virtual``: also those of virtual time."""
     parser.add_argument('fleet', metavar='FLEET',
-                        help='a fleet that comes along (indoor, outdoor, non_iid, heterogeneous, '
+                        help='a built-in fleet (indoor, outdoor, non_iid, heterogeneous, '
                              'two_speeds, crimp) or the path of a fleet file')
     parser.add_argument('--minutes', metavar='M', help='duration of the training')
-    parser.add_argument('--seed', metavar='N', help='seed of everything random')
+    parser.add_argument('--seed', metavar='N', help='seed of all random numbers')
     parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE',
                         help='change a setting of the fleet file, e.g. training.pace=0.5')
     if virtual:
         parser.add_argument('--robots', metavar='K', help='number of robots: the first K of the '
-                            'file, or more like them')
-        parser.add_argument('--trace', metavar='FILE', help='link trace of every robot that has '
-                            'none of its own: a file of "seconds Mbit/s", or '
+                            'file, or additional ones with defaults')
+        parser.add_argument('--trace', metavar='FILE', help='link trace of every robot without '
+                            'its own: a file of "seconds Mbit/s", or '
                             f'{", ".join(PROFILES)}')
-        parser.add_argument('--traffic', metavar='MODEL', help='published model whose bytes the '
-                            'small one stands for on the air: convmlp-m')
+        parser.add_argument('--traffic', metavar='MODEL', help='published model whose bytes count '
+                            'on the air: convmlp-m')
 
 
 def add_runs(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -47,7 +47,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     """Add options that say where many runs are computed: on this machine, or a Dask cluster."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument('--jobs', type=at_least_one, metavar='N',
-                       help='runs at a time on this machine (default: one per core)')
+                       help='parallel runs on this machine (default: one per core)')
     group.add_argument('--cluster', metavar='ADDRESS', help='run on the workers of the Dask '
                        'scheduler at this address, e.g. tcp://desk:8786; the same results')
 
@@ -77,7 +77,7 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
 def at_least_one(text: str) -> int:
     """Return the whole number that an option's text is; `ArgumentTypeError` below 1."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'{text} is not a whole number of at least 1')
+        raise argparse.ArgumentTypeError(f'must be a whole number of at least 1, got {text}')
     return int(text)
 
 

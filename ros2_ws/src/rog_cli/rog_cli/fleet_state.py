@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from rog_core.errors import shown
 
-ROBOTS = 256     # at most; a server knows no more
-NAME = 60        # characters that are shown of a name, a state or a method
-POINTS = 400     # of a curve; when there are more, every other one goes
-EVENTS = 200     # that are remembered
-SILENT = 5.0     # s without a status from which on one is told so
-APART = ('away', 'retired')  # states that the server alone can know of
+ROBOTS = 256     # most robots, as at a server
+NAME = 60        # shown characters of a name, a state or a method
+POINTS = 400     # most points of a curve; beyond, every other one is dropped
+EVENTS = 200     # remembered events
+SILENT = 5.0     # s without a status before this is reported
+APART = ('away', 'retired')  # states that only the server knows
 
 
 class Event(NamedTuple):

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; errors of the user are one line and exit code 2."""
     _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names may have what a terminal cannot show
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters
             stream.reconfigure(errors='backslashreplace')
     name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
     if name in IN_STUDIES and name not in entry_points(group='rog.verbs').names:
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = make_parser(name).parse_args(arguments)
         return _run(options)
-    except BrokenPipeError:  # whoever reads has had enough, as `head`; nobody is there to be told
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
+    except BrokenPipeError:  # the reader has ended, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for output that is not flushed yet
         return 128 + signal.SIGPIPE
     except (SettingError, TraceError, RecordError, TaskError, RogError) as error:
         print(f'rog: {error}', file=sys.stderr)
@@ -76,7 +76,7 @@ def _open_what_is_closed() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, 'r' if name == 'stdin' else 'w', closefd=False))
 
@@ -84,8 +84,8 @@ def _open_what_is_closed() -> None:
 def _run(options: argparse.Namespace) -> int:
     try:
         code: int = options.run(options)
-    except SystemExit as error:  # of a task or method: without a word, it would look like success
-        print(f'rog: what is trained called sys.exit({error.code}); it must not end the program',
+    except SystemExit as error:  # of a task or method: it would look like success
+        print(f'rog: the task or method called sys.exit({error.code}); it must not end the program',
               file=sys.stderr)
         return 1
     return code

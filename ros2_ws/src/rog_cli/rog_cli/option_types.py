@@ -13,7 +13,7 @@ def place(text: str) -> Path:
     An empty text, of a variable that is not set, would be the directory in which the user is.
     """
     if not text.strip():
-        raise argparse.ArgumentTypeError('it is empty; give a path, or leave the option out')
+        raise argparse.ArgumentTypeError('must not be empty; give a path, or omit the option')
     return Path(text)
 
 
@@ -24,5 +24,5 @@ def seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f'{text!r} is no time; give seconds, at least 0')
+        raise argparse.ArgumentTypeError(f'must be a time of at least 0 s, got {text!r}')
     return value

@@ -15,16 +15,16 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
     parser = verbs.add_parser(
         'plot', help='draw the figures of a run, of a comparison, or of several of either',
-        description='One run: run.png, micro.png. A comparison, or several runs: the figures that '
-                    'put methods side by side. Several comparisons: their sensitivity. All as SVG '
-                    'too. A rosbag2 recording of the statuses counts as a run.')
+        description='One run: run.png, micro.png. A comparison, or several runs: figures that '
+                    'compare methods. Several comparisons: their sensitivity. Each figure also as '
+                    'SVG. A rosbag2 recording of the statuses counts as a run.')
     parser.add_argument('directories', type=Path, nargs='+', metavar='DIR',
                         help='directory of run.jsonl and summary.json, or of comparison.json; or a '
                              'recording: its folder, or its .mcap or .db3 file')
     parser.add_argument('--out', type=place, metavar='DIR',
-                        help='where the figures go (default: where the records are)')
+                        help='directory for the figures (default: that of the records)')
     parser.add_argument('--namespace', default='', metavar='NS',
-                        help='of the fleet, for a recording that holds several')
+                        help='namespace of the fleet, for a recording of several fleets')
     parser.set_defaults(run=_run)
 
 

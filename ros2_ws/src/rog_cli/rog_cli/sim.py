@@ -45,11 +45,11 @@ def _run(options: argparse.Namespace) -> int:
         with progress_bar(f'{fleet.name}, {fleet.training.sync}') as progress:
             summary = simulate(fleet, out, progress)
     except KeyboardInterrupt:
-        print(f'rog: stopped; {out} holds what was done up to here', file=sys.stderr)
+        print(f'rog: stopped; {out} holds the records up to here', file=sys.stderr)
         return 130
     except BrokenProcessPool:
-        print('rog: a process that computes gradients was killed, or ended by itself; is there '
-              'enough memory?', file=sys.stderr)
+        print('rog: a process that computes gradients was killed or has ended; is there enough '
+              'memory?', file=sys.stderr)
         return 1
     passed = time.monotonic() - began
     outcome(summary, fleet)

@@ -12,9 +12,9 @@ from .view import Monitor, show
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
-    parser = verbs.add_parser('status', help='a live table of the fleet, on any machine')
+    parser = verbs.add_parser('status', help='show a live table of the fleet, on any machine')
     parser.add_argument('--once', action='store_true',
-                        help='print the table once, as soon as there is something to show')
+                        help='print the table once, when the first status arrives')
     parser.add_argument('--timeout', type=seconds, default=10.0, metavar='S',
                         help='seconds to wait for a fleet (default: 10)')
     add_network_options(parser)

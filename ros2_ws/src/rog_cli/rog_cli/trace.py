@@ -24,14 +24,14 @@ _BYTES_PER_MBIT = 125_000
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
-    parser = verbs.add_parser('trace', help='look at link traces, generate them, record them')
+    parser = verbs.add_parser('trace', help='describe, generate or record link traces')
     sub = parser.add_subparsers(dest='action', required=True, metavar='ACTION')
     built_in = ', '.join(PROFILES)
-    stats = sub.add_parser('stats', help='what a link is like: rates, changes, fades')
+    stats = sub.add_parser('stats', help='print statistics of a link: rates, changes, fades')
     stats.add_argument('traces', nargs='+', metavar='FILE|NAME',
                        help=f'files of "seconds Mbit/s" lines, or built-in traces: {built_in}')
-    stats.add_argument('--step', type=float, default=STEP, metavar='S', help='seconds between the '
-                       'looks at the link, on which changes depend (default: %(default)s)')
+    stats.add_argument('--step', type=float, default=STEP, metavar='S', help='sampling interval, '
+                       's, on which the counted changes depend (default: %(default)s)')
     stats.set_defaults(run=_stats)
     new = sub.add_parser('generate', help='write a generated trace')
     new.add_argument('name', metavar='NAME', help=built_in)
@@ -44,13 +44,13 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     source = record.add_mutually_exclusive_group(required=True)
     source.add_argument('--run', dest='directory', type=Path, metavar='DIR',
                         help='directory of a run.jsonl; needs --robot')
-    source.add_argument('--iface', metavar='NAME', help='Wi-Fi interface, asked through iw')
-    record.add_argument('--robot', metavar='NAME', help='whose link, with --run')
+    source.add_argument('--iface', metavar='NAME', help='Wi-Fi interface, measured with iw')
+    record.add_argument('--robot', metavar='NAME', help='robot whose link to take, with --run')
     record.add_argument('--out', type=place, required=True, metavar='FILE')
     record.add_argument('--seconds', type=float, default=math.inf, metavar='S',
-                        help='length of the trace (default: all of the run; until Ctrl+C)')
+                        help='length of the trace, s (default: the whole run, or until Ctrl+C)')
     record.add_argument('--step', type=float, default=0.5, metavar='S',
-                        help='seconds of one sample (default: %(default)s)')
+                        help='duration of a sample, s (default: %(default)s)')
     record.set_defaults(run=_record)
 
 
@@ -142,7 +142,7 @@ def _from_iw(recorder: TraceRecorder, iface: str, seconds: float) -> None:
                 recorder.add(begin, end, rate * (end - begin) * _BYTES_PER_MBIT)
             begin = end
     except KeyboardInterrupt:
-        print('rog: interrupted; writing what there is', file=sys.stderr)
+        print('rog: interrupted; writing the trace up to here', file=sys.stderr)
 
 
 def _bitrate(iface: str) -> float:
@@ -156,7 +156,7 @@ def _bitrate(iface: str) -> float:
     except subprocess.TimeoutExpired:
         return math.nan
     if done.returncode:
-        raise TraceError(f'iw knows nothing of {iface!r}: {done.stderr.strip()}; `iw dev` lists '
+        raise TraceError(f'iw cannot measure {iface!r}: {done.stderr.strip()}; `iw dev` lists '
                          'the Wi-Fi interfaces')
     rates = [*parse_iw(done.stdout).values()]
     return rates[0] if rates else 0.0

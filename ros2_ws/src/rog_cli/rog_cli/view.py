@@ -167,7 +167,7 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
     The function also returns when a robot fails before it joins.
     """
     upstream = fleet.upstream
-    above = f'robot {upstream.namespace}/{upstream.robot} of the fleet above' \
+    above = f'robot {upstream.namespace}/{upstream.robot} of the parent fleet' \
         if upstream.robot else ''
     with Monitor(fleet.network.namespace, above=above) as monitor:
         for robot in fleet.robots:
@@ -219,6 +219,6 @@ def outcome(summary: Summary, fleet: FleetConfig) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
     if refused := summary.notes.get('faults', {}).get('push_refused'):
-        console.print(f'{refused} pushes were refused and changed nothing: their norm was above '
-                      f'{fleet.server.implausible:g} times the usual one (server.implausible). Is '
-                      'the learning rate, or the loss, too large?')
+        console.print(f'{refused} pushes were refused and changed nothing: their norm exceeded '
+                      f'{fleet.server.implausible:g} times the median (server.implausible). Is the '
+                      'learning rate, or the loss, too large?')

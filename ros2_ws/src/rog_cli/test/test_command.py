@@ -64,7 +64,7 @@ def test_an_out_that_is_empty_is_not_where_the_user_is(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main([*arguments, '--out', ''])
-    assert ended.value.code == 2 and 'argument --out: it is empty' in capsys.readouterr().err
+    assert ended.value.code == 2 and 'argument --out: must not be empty' in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -73,7 +73,7 @@ def test_an_out_that_is_empty_is_not_where_the_user_is(
 def test_nobody_waits_for_a_time_that_is_none(capsys, verb, text):
     with pytest.raises(SystemExit) as ended:
         main([*verb, f'--timeout={text}'])
-    assert ended.value.code == 2 and 'is no time; give seconds' in capsys.readouterr().err
+    assert ended.value.code == 2 and 'must be a time of at least 0 s' in capsys.readouterr().err
 
 
 def test_a_file_in_place_of_a_directory_is_named(capsys, tmp_path):

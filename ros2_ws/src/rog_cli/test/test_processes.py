@@ -56,10 +56,10 @@ def test_the_processes_of_child_fleets_are_started_in_their_own_domains(tmp_path
 
 
 @pytest.mark.parametrize('section, changes, words', [
-    ('upstream', {'domain_id': 7}, r'red.yaml: upstream leads to DDS domain 7; .* domain 0'),
-    ('upstream', {'namespace': '/x'}, r'leads to DDS domain 0, namespace /x; .*domain 0'),
-    ('network', {'domain_id': 0}, 'red.yaml: network is DDS domain 0, as that of two_level;'),
-    ('network', {'domain_id': 1}, 'network is DDS domain 1, as that of two_level_blue;')])
+    ('upstream', {'domain_id': 7}, r'red.yaml: upstream is DDS domain 7, .* domain 0'),
+    ('upstream', {'namespace': '/x'}, r'upstream is DDS domain 0, namespace /x, .*domain 0'),
+    ('network', {'domain_id': 0}, 'red.yaml: network is DDS domain 0, like that of two_level;'),
+    ('network', {'domain_id': 1}, 'network is DDS domain 1, like that of two_level_blue;')])
 def test_fleets_that_cannot_meet_or_would_meet_each_other_are_refused(
         section, changes, words, tmp_path, capsys):
     """One trained by itself without a word, and two servers ran where one was meant to be."""

@@ -271,5 +271,5 @@ def test_control_c_ends_it_cleanly_with_records_that_can_be_read(mine, tmp_path)
             process.kill()
     assert first == 'under way\n'
     assert process.returncode == 130
-    assert error == f'rog: stopped; {out} holds what was done up to here\n'
+    assert error == f'rog: stopped; {out} holds the records up to here\n'
     assert {event.robot for event in read_run(out)} >= {'robot1', 'robot2'}

@@ -135,7 +135,8 @@ def test_ctrl_c_ends_a_record_and_keeps_it(capsys, tmp_path, wifi):
 
 
 @pytest.mark.parametrize('answer, says', [
-    (FileNotFoundError(), 'iw is not installed.*--run'), ('', "nothing of 'wlan0'.*No such device"),
+    (FileNotFoundError(), 'iw is not installed.*--run'),
+    ('', "cannot measure 'wlan0'.*No such device"),
     (KeyboardInterrupt(), 'nothing was recorded')])
 def test_record_says_why_it_cannot(tmp_path, wifi, answer, says):
     wifi(answer)

@@ -33,7 +33,7 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
     """
     for method in methods:
         if list(methods).count(method) > 1:
-            raise ConfigError(f"method '{method}' stands in the list twice")
+            raise ConfigError(f"method '{method}' is in the list twice")
     variants = {method: with_overrides(fleet, {'training.sync': method}) for method in methods}
     jobs = jobs_of(variants, seeds, out)
     if run is None:
@@ -50,12 +50,13 @@ def jobs_of(variants: Mapping[str, FleetConfig], seeds: int, out: Path) -> list[
         would share a directory.
     """
     if seeds < 1 or not variants:
-        raise ConfigError(f'{len(variants)} methods and {seeds} seeds; at least 1 each are needed')
+        raise ConfigError('at least 1 method and 1 seed are needed, got '
+                          f'{len(variants)} methods and {seeds} seeds')
     names: dict[str, str] = {}
     for label, fleet in variants.items():
         check_method(fleet, fleet.capacities)
         if names.setdefault(directory_name(label), label) != label:
-            raise ConfigError(f"method '{label}' stands in the list twice")
+            raise ConfigError(f"method '{label}' is in the list twice")
     return [Job(label, with_overrides(variants[label], {'seed': seed}), out / name / f'seed{seed}')
             for name, label in names.items()
             for seed in range(variants[label].seed, variants[label].seed + seeds)]

@@ -58,16 +58,16 @@ def _(help: str, unit: str = '', default: Any = Spread()) -> Any:
 class MethodResult:
     """Outcome of one method; durations and amounts of an iteration are means over all robots."""
 
-    sync: str = field(metadata={'help': 'method, or what else a study calls it'})
+    sync: str = field(metadata={'help': "method, or a study's label of it"})
     runs: list[str] = field(metadata={'help': 'directories of its runs, relative to this file'})
     iterations: Spread = _('iterations of a robot')
     iteration_s: Spread = _('duration of an iteration', 's')
     compute_s: Spread = _('computing, of an iteration', 's')
     communicate_s: Spread = _('pushing and pulling, of an iteration', 's')
     stall_s: Spread = _('waiting for others, of an iteration', 's')
-    stall_share: Spread = _('share of the time that is spent waiting, 0 to 1')
-    round_s: Spread = _('duration of the run over the iterations of the robot that made most: time '
-                        'between rounds, which of coded methods is that between decodings', 's')
+    stall_share: Spread = _('share of the time spent waiting, 0 to 1')
+    round_s: Spread = _('duration of the run over the iterations of the robot with the most: time '
+                        'between rounds, or between decodings for coded methods', 's')
     accuracy_end: Spread = _('accuracy at the end, 0 to 1')
     accuracy_peak: Spread = _('highest accuracy, 0 to 1')
     accuracy_after: Spread = _('accuracy after as many iterations as every run has made, 0 to 1')
@@ -75,14 +75,14 @@ class MethodResult:
     stability: Spread = _('natural logarithm of the standard deviation of the accuracies in the '
                           'second half of the run; the smaller, the steadier (GSGM, Section V-B, '
                           'which does not say of which part)')
-    fluctuation: Spread = _('the same of the differences between one measurement and the next, '
-                            'which leaves out that the accuracy still rises')
+    fluctuation: Spread = _('the same for the differences between successive measurements, which '
+                            'excludes the rise of the accuracy')
     energy_j: Spread = _('energy of a robot in the whole run', 'J')
-    target_s: Spread = _('time until the accuracy first was the target, of the runs in which it '
-                         'was', 's')
+    target_s: Spread = _('time until the accuracy first reached the target, of the runs that '
+                         'reached it', 's')
     target_j: Spread = _('energy of a robot until then', 'J')
     iteration_bytes: Spread = _('payload sent and received by a robot in an iteration', 'B')
-    rows_share: Spread = _('share of the rows that a push got across, 0 to 1')
+    rows_share: Spread = _('share of the rows that a push transferred, 0 to 1')
     accuracy_at: list[Spread] = _('accuracy at each of the times: the last evaluation before it',
                                   default=())
     reached: int = _('runs that reached the target', default=0)

@@ -33,10 +33,10 @@ from joblib.externals.loky.backend import resource_tracker as loky_tracker
 from rog_core.errors import ConfigError, RogError
 
 FLEET_FILE = 'fleet.yaml'
-ANSWER_S = 10.0  # that a Dask scheduler has to answer, and to have a worker
+ANSWER_S = 10.0  # s for a Dask scheduler to answer, and to have a worker
 Simulate = Callable[..., Summary]
 RunDone = Callable[[str, int], None]
-Results = Generator[tuple[int, dict[str, bytes]], None, None]  # of calls of `_run`
+Results = Generator[tuple[int, dict[str, bytes]], None, None]  # results of `_run`
 
 
 class RunError(RogError):
@@ -55,7 +55,7 @@ class Job:
         """Return whether the directory holds this run, complete and with the same settings."""
         try:
             read_summary(self.directory)
-            # Not as text: a version that has one setting more would repeat many hours of runs.
+            # Not as text: a version with one more setting would repeat many hours of runs.
             kept = read_fleet(self.directory / FLEET_FILE)
             return dump_fleet(kept) == dump_fleet(self.fleet)
         except (OSError, ValueError):
@@ -98,7 +98,7 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
     count = min(workers or os.cpu_count() or 1, len(due))
     with TemporaryDirectory(prefix='rog-runs-') as scratch, \
             _on_cluster(cluster) if cluster else _here(count) as results_of:
-        for job in due:  # now: where nothing can be written, nothing is computed for hours
+        for job in due:  # now: fail before hours of computing
             job.directory.mkdir(parents=True, exist_ok=True)
         # A killed run leaves temporary files, which are removed here; a cluster cancels runs.
         places = None if cluster else (scratch, os.getpid())
@@ -131,7 +131,7 @@ def _due(jobs: Sequence[Job], resume: bool) -> list[Job]:
     for job in jobs:
         there = next(p for p in (job.directory, *job.directory.absolute().parents) if p.exists())
         if not there.is_dir():
-            raise ConfigError(f'{there} is no directory; choose another for the results')
+            raise ConfigError(f'{there} is not a directory; choose another for the results')
         if (job.directory / SUMMARY_FILE).exists():
             if resume and job.done():
                 continue
@@ -140,7 +140,7 @@ def _due(jobs: Sequence[Job], resume: bool) -> list[Job]:
             raise ConfigError(f'{job.directory} already holds {wrong}; choose {help}')
         due.append(job)
     for job in due:
-        for name in (RUN_FILE, FLEET_FILE):  # what a run left that was cut off
+        for name in (RUN_FILE, FLEET_FILE):  # files of an interrupted run
             (job.directory / name).unlink(missing_ok=True)
     return due
 
@@ -156,8 +156,8 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 @contextmanager
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
     """Yield a function that calls `_run` in processes of this machine; end them afterwards."""
-    # No more calls at a time than the queue of the workers holds: loky 3.6 raises KeyError in a
-    # thread where it is ended with calls that wait in front of that queue.
+    # Pre-dispatch no more calls than the workers' queue holds: loky 3.6 raises KeyError in a thread
+    # when it ends while calls wait in front of that queue.
     parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch=2 * workers,
                         batch_size=1)
     for tracker in (loky_tracker, resource_tracker):
@@ -167,7 +167,7 @@ def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
         with _interrupts_blocked():
             results = parallel(delayed(_run)(*call) for call in calls)
         with warnings.catch_warnings(), closing(results):
-            warnings.simplefilter('ignore')  # of results that are given up
+            warnings.simplefilter('ignore')  # of abandoned results
             yield from results
 
     try:
@@ -210,14 +210,14 @@ def _reported(results: Results) -> Results:
     try:
         yield from results
     except BrokenProcessPool as error:
-        raise RunError('a process was killed while it ran; is there memory for so many runs at '
-                       'a time?') from error
+        raise RunError('a process was killed; is there enough memory for this number of parallel '
+                       'runs?') from error
     except CancelledError as error:
-        raise RunError('the Dask scheduler has gone; finished runs are kept') from error
+        raise RunError('the Dask scheduler has ended; finished runs are kept') from error
     except RogError:
         raise
-    except Exception as error:  # Dask's: runs kill their workers, or cannot be read there
-        raise RunError(f'a run could not be done: {error!r}') from error
+    except Exception as error:  # Dask's: a run kills its worker, or cannot be unpickled there
+        raise RunError(f'a run failed: {error!r}') from error
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from rog_tasks.task import Task, measure
 
 from .processes import GradientProcesses
 
-EVALUATIONS = 40  # of a robot in a run, at most
+EVALUATIONS = 40  # most evaluations of a robot in a run
 
 
 class Robot:
@@ -96,7 +96,7 @@ class Robot:
                 return math.nan, accuracy
             self.store.anchor = anchor
             loss = self._source.compute(order, self._sgd)
-        except SystemExit as error:  # it would end the run as if somebody had asked for it
+        except SystemExit as error:  # else the run would end as if requested
             raise TaskError(f'the task called sys.exit({error})') from error
         self._learner.gradient()  # raises if it is not finite
         return loss, accuracy

@@ -73,7 +73,7 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
         raise ConfigError(f'{out} already holds a run; choose another directory')
     threads, collect = torch.get_num_threads(), gc.get_threshold()
     torch.set_num_threads(1)  # the models are small; sums in one order are the same everywhere
-    gc.set_threshold(100_000, *collect[1:])  # messages come and go by the million, without cycles
+    gc.set_threshold(100_000, *collect[1:])  # millions of messages, without reference cycles
     try:
         return Simulation(fleet, out, server_every).run(progress or (lambda done: None))
     finally:
@@ -84,8 +84,8 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
 def _refuse_live(task: Task) -> None:
     for source in task.sources:
         if isinstance(source, CameraSource):
-            raise ConfigError(f'the task learns from the live topic {source.image_topic}, which '
-                              'there is not in virtual time; name a recording or a folder')
+            raise ConfigError(f'the task uses the live topic {source.image_topic}, which does not '
+                              'exist in virtual time; name a recording or a folder')
 
 
 class Simulation:
@@ -116,8 +116,8 @@ class Simulation:
             try:
                 require_same(Listing(partition.parameters, rows.granularity), rows)
             except PartitionMismatchError as error:
-                raise ConfigError(f'the fleet {fleet.name} trains another model than that above '
-                                  f'it: {error}') from error
+                raise ConfigError(f'the fleet {fleet.name} trains another model than its parent '
+                                  f'fleet: {error}') from error
             unflatten(model, weights)
         model.eval()
         clean, before = measure_clean(task, model), measure(task, model)
@@ -277,7 +277,7 @@ class Simulation:
             self._at(max(deadline - self.now, 0.0), lambda: self._ring(who, deadline, ring))
 
     def _ring(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
-        if self._alarms.get(who) == deadline:  # else an earlier alarm has taken its place
+        if self._alarms.get(who) == deadline:  # else an earlier alarm has replaced it
             del self._alarms[who]
             ring()
 

@@ -146,7 +146,7 @@ def interrupted(label, seed):
 
 
 def test_a_process_that_is_killed_is_reported(fleet, tmp_path):
-    with pytest.raises(RunError, match='was killed while it ran; is there memory'):
+    with pytest.raises(RunError, match='a process was killed; is there enough memory'):
         run(fleet, tmp_path / 'out', simulate=made_up_runs.killed)
 
 
@@ -185,7 +185,7 @@ def test_runs_of_a_version_that_lacked_a_setting_are_reused(fleet, tmp_path):
 
 def test_results_that_should_go_below_a_file_are_refused(fleet, tmp_path):
     (tmp_path / 'file').touch()
-    with pytest.raises(ConfigError, match='file is no directory; choose another'):
+    with pytest.raises(ConfigError, match='file is not a directory; choose another'):
         run(fleet, tmp_path / 'file' / 'out', ['bsp'], 1)
 
 

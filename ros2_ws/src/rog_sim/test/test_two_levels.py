@@ -99,15 +99,15 @@ def test_fleets_that_would_have_the_same_data_are_refused(tmp_path):
     text = (tmp_path / 'red.yaml').read_text()
     for rank in 0, 2:
         (tmp_path / 'red.yaml').write_text(text.replace('  rank: 3\n', f'  rank: {rank}\n'))
-        with pytest.raises(FleetFileError, match=f"upstream.rank is {rank}: robot 2 of 6 is in the "
-                                                 "fleet 'blue', too" if rank else 'robot 0 of 6'):
+        with pytest.raises(FleetFileError, match=f'upstream.rank is {rank}: robot 2 of 6 belongs '
+                                                 "to the fleet 'blue'" if rank else 'robot 0 of 6'):
             simulate(fleet)
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path):
     fleet = two_levels(tmp_path)
     (tmp_path / 'red.yaml').write_text((tmp_path / 'blue.yaml').read_text())
-    with pytest.raises(FleetFileError, match="upstream.robot is 'blue'.*the robot 'red'"):
+    with pytest.raises(FleetFileError, match="upstream.robot is 'blue'; it must be 'red'"):
         simulate(fleet)
     (tmp_path / 'red.yaml').unlink()
     with pytest.raises(FleetFileError, match='there is no file'):

@@ -73,7 +73,7 @@ class Live:
         where = place(self._monitor.namespace)
         notice = silent
         if state.fleet is None:
-            notice = f'no parameter server is heard in {where} yet; rog doctor looks for reasons' \
+            notice = f'no parameter server found in {where} yet; rog doctor searches for reasons' \
                 if not self._monitor.unproved else 'there is a parameter server, but its status ' \
                 'is not proved by this key'
         return view_of(state, now, where, notice, silent or self._unable())
@@ -83,10 +83,10 @@ class Live:
             return reason
         fleet = self._monitor.fleet
         if fleet.state not in ('training', 'paused'):
-            return 'the run is over' if fleet.state == 'stopped' else 'the run is being ended'
+            return 'the run is over' if fleet.state == 'stopped' else 'the run is ending'
         if len(fleet.tag) and self._key is None:
             return 'this fleet has a key: start rog view with --key FILE'
-        if len(fleet.tag):  # it offers no parameters, and says itself why it refuses a call
+        if len(fleet.tag):  # it has no parameters, and gives the reason if it refuses a call
             return ''
         if not self._parameters.service_is_ready():
             return f'this fleet takes no control calls ({CONTROL})'

@@ -12,24 +12,24 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
     parser = verbs.add_parser(
         'view', help='a page in the browser: a live fleet, a run or a recording',
-        description='Serve a page with the fleets in this DDS domain, or with what PATH holds. '
-                    'It ends by Ctrl+C; the fleet goes on.')
+        description='Serve a page with the fleets in this DDS domain, or with the run at PATH. '
+                    'Ctrl+C ends the page, not the fleet.')
     parser.add_argument('path', type=Path, nargs='?', metavar='PATH',
                         help='directory of a run, or a rosbag2 recording (folder, .mcap or .db3); '
-                             'without it the live fleet')
+                             'default: the live fleet')
     parser.add_argument('--host', default='127.0.0.1', help='address to listen at (default: '
-                        '%(default)s, which only this machine reaches; 0.0.0.0: any)')
+                        '%(default)s, reachable only from this machine; 0.0.0.0: all)')
     parser.add_argument('--port', type=_port, default=8765, metavar='N',
-                        help='port to listen at (default: %(default)s; 0: any that is free)')
+                        help='port to listen at (default: %(default)s; 0: any free port)')
     parser.add_argument('--key', type=Path, metavar='FILE', help="the fleet's key, if it has one; "
-                        'then what the server says is checked, and the buttons can be pressed')
+                        'it proves the statuses of the server and enables the buttons')
     add_network_options(parser)
     parser.set_defaults(run=_run)
 
 
 def _port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f'{text} is no port; give a number from 0 to 65535')
+        raise argparse.ArgumentTypeError(f'a port must be a number from 0 to 65535, got {text}')
     return int(text)
 
 

@@ -116,9 +116,9 @@ def isolation(calls, cycles, floods=1, seed=5):
     try:
         server = domain.server('iso', threads=1, lease=120.0, memory=64, operator=2.0, programs=4)
         server.wait('serving as iso')
-        zygote, = children(server.process.pid)
+        fork_server, = children(server.process.pid)
         victim = infer(domain, 'iso')
-        own, = children(zygote)
+        own, = children(fork_server)
         began = time.monotonic()
         honest = infer(domain, 'iso').process
         hostile = domain.start_file(str(TEST / 'hostile.py'), 'iso', str(seed), str(calls),
@@ -129,7 +129,7 @@ def isolation(calls, cycles, floods=1, seed=5):
             kind = NEIGHBOURS[turn % len(NEIGHBOURS)]
             for name, neighbour in neighbours.items():
                 (neighbour.go_on if name == kind else neighbour.pause)()
-            watched = [zygote, *([neighbours[kind].process.pid] if kind in neighbours else [])]
+            watched = [fork_server, *([neighbours[kind].process.pid] if kind in neighbours else [])]
             begin, before = time.monotonic(), sum(map(spent, watched)) - spent(own)
             time.sleep(TURN)
             busy = sum(map(spent, watched)) - spent(own) - before

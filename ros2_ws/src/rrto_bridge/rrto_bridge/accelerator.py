@@ -1,4 +1,4 @@
-"""What newer PyTorch asks of any accelerator, random generators, and what cannot be on ours."""
+"""Patches for `torch.accelerator`, random generators, and features that the device lacks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _Plain = torch.Generator
 
 
 class Generator(_Plain, metaclass=_Kind):
-    """`torch.Generator`; one of 'cuda' draws on this machine, and what it draws is sent."""
+    """`torch.Generator`. A generator of 'cuda' draws on this machine; the numbers are then sent."""
 
     def __new__(cls, device: Any = 'cpu') -> Any:
-        """As PyTorch's own."""
+        """Create a generator, like PyTorch's constructor."""
         wanted = torch.device(device)
         if wanted.type != 'cuda':
             return _Plain(device)
@@ -35,18 +35,18 @@ class Generator(_Plain, metaclass=_Kind):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The device that it says it is of."""
+        """The device that the generator reports."""
         return CUDA
 
     def clone_state(self) -> Any:
-        """Another generator in the same state."""
+        """Return another generator in the same state."""
         other = Generator(CUDA)
         other.set_state(self.get_state())
         return other
 
 
 def install(device: Device) -> None:
-    """Patch `torch.accelerator`, `torch.Generator` and what refuses in other words elsewhere."""
+    """Patch `torch.accelerator`, `torch.Generator`, and functions that must fail clearly."""
     torch.Generator = Generator  # type: ignore[misc]
     _random_numbers(device)
     _accelerator()
@@ -103,11 +103,11 @@ def _accelerator() -> None:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """There is one device, with one stream."""
+    """Do nothing: there is one device with one stream."""
 
 
 def _data_parallel() -> None:
-    """There is one device: its inputs are moved there, nothing is split."""
+    """Make `DataParallel` move its inputs to the one device instead of splitting them."""
     def moved(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.cuda()
@@ -129,14 +129,14 @@ def _impossible() -> None:
             raise RuntimeError(f'rrto: {what}; {instead}')
         return refused
 
-    graph = refuse('there are no CUDA graphs on this device', 'call the model itself: what repeats '
-                   'is recorded, and costs one round trip')
+    graph = refuse('this device has no CUDA graphs', 'call the model itself: repeated calls are '
+                   'recorded and replayed in one round trip')
     cuda: Any = torch.cuda
     for name in ('CUDAGraph', 'graph'):
         setattr(cuda, name, type(name, (), {'__init__': graph}))
         setattr(cuda.graphs, name, getattr(cuda, name))
     cuda.make_graphed_callables = lambda callables, *args, **kwargs: callables
-    memory = refuse('no memory of the device is on this machine', 'use tensor.cpu()')
+    memory = refuse("the device's memory is not on this machine", 'use tensor.cpu()')
     RemoteTensor.__dlpack__ = memory  # type: ignore[method-assign]
     RemoteTensor.__cuda_array_interface__ = property(memory)  # type: ignore[assignment]
     given = torch.utils.dlpack.to_dlpack
@@ -155,13 +155,13 @@ def _impossible() -> None:
     cuda.memory_summary = lambda *a, **k: f'rrto: {cuda.memory_allocated()} bytes are allocated'
     cuda.memory_snapshot = lambda *a, **k: []
     cuda.can_device_access_peer = lambda *a, **k: False
-    missing = refuse('the server does not say how its device is doing', 'ask on the server')
+    missing = refuse('the server does not report the state of its device', 'query it on the server')
     for name in ('utilization', 'temperature', 'power_draw', 'clock_rate', 'memory_usage'):
         setattr(cuda, name, missing)
 
 
 def _profiler() -> None:
-    """A profile of this process holds no kernels of the device: it is made without them."""
+    """Profile without device kernels: they run on the server, not in this process."""
     profile: Any = torch.autograd.profiler.profile
     begin = profile.__init__
 
@@ -170,8 +170,8 @@ def _profiler() -> None:
                  use_cpu: bool = True, **more: Any) -> None:
         cuda = enabled and (use_cuda or use_device == 'cuda')
         if cuda:
-            print('rrto: a profile holds what the program does, and no kernels of the device: they '
-                  'run on the server', file=sys.stderr)
+            print('rrto: the profile contains the program but no device kernels: they run on the '
+                  'server', file=sys.stderr)
         begin(self, enabled, use_device=None if cuda else use_device, use_cpu=use_cpu or cuda,
               **more)
 

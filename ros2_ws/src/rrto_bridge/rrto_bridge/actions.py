@@ -1,7 +1,7 @@
-"""What the replaying client asks for, in this order, and what the server answers.
+"""Actions of the replaying client, in the order in which it issues them, and the server's answers.
 
-A run is one pass of a sequence. The server may run ahead of the program: everything it does is
-undone by `Abandon` unless `Finish` came. At most one run is open at a time.
+A run is the replay of one pass of a sequence. The server may run ahead of the program. `Abandon`
+undoes everything that the run did; `Finish` makes it permanent. At most one run is open at a time.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from .sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Define:
-    """The server shall know `sequence` by its number from now on, until `Forget`."""
+    """Register `sequence` on the server under its number, until `Forget`."""
 
     sequence: Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The server may drop the sequence of this number."""
+    """Drop the sequence of this number on the server."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin run `run`: slot s of the sequence gets handle `base` + s.
+    """Begin run `run`; slot s of the sequence gets handle `base` + s.
 
-    `inputs`: bytes of the first host-to-device copies of the pass; `bound`: handles of its first
-    `Bound` tensors. The rest follows in `More`; the server runs as far as it can.
+    `inputs`: bytes of the first host-to-device copies of the pass. `bound`: handles of its first
+    `Bound` tensors. `More` brings the rest; the server runs as far as it can.
     """
 
     run: int
@@ -44,7 +44,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class More:
-    """The next inputs and bound tensors of the open run."""
+    """Add the next inputs and bound tensors to the open run."""
 
     run: int
     inputs: tuple[Any, ...]
@@ -53,10 +53,10 @@ class More:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """The open run turns out to be one of another sequence: undo it, run that one instead.
+    """Undo the open run and run another sequence, numbered `number`, instead.
 
-    Inputs and bound tensors that have come stay valid: both sequences agree so far. The run is
-    called `new` from now on, so that values of the former are not mistaken for its own.
+    Inputs and bound tensors received so far stay valid, because both sequences agree up to here.
+    The run is renamed to `new`, so that its values cannot be mistaken for those of the undone run.
     """
 
     run: int
@@ -66,7 +66,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Undo the open run, run its first `count` steps again and keep these handles; it is over."""
+    """Undo and end the open run; run its first `count` steps again; keep the handles `alive`."""
 
     run: int
     count: int
@@ -75,7 +75,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The program made the whole pass: what it did stays. Keep these handles; the run is over."""
+    """End the run after a complete pass: keep its effects and the handles `alive`."""
 
     run: int
     alive: tuple[int, ...]
@@ -83,24 +83,25 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """The program holds these tensors no longer."""
+    """Free tensors that the program no longer references."""
 
     handles: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something the user should be told, once."""
+    """A message to print once for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """From the server: what the `index`-th wanted step of the run gave.
+    """The server's result of the run's `index`-th wanted step.
 
-    `metas`: of the tensors it returned, where their shape depends on data; where they are not
-    those of the step the server waits there for `Abandon`. `error`: the run stopped before it.
+    `metas`: of the returned tensors, if their shape depends on data. If they differ from those of
+    the step, the server stops there and waits for `Abandon`. `error`: the run stopped before this
+    step.
     """
 
     run: int

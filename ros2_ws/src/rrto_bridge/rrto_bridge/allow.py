@@ -1,9 +1,9 @@
-"""Which operators a server executes: a list of ATen operators that programs use.
+"""The list of ATen operators that a server executes.
 
 An operator is in the list if it computes with tensors and plain scalars, runs on strided tensors of
-any device, and either checks its arguments before it reads memory by them, or is checked in
-`checks`. What is not named here is refused: it runs on the robot's own CPU. Of composites, which
-arrive taken apart, only those are here that are sent whole.
+any device, and checks its arguments before it accesses memory with them (or `checks` does). The
+server refuses all others, and they run on the robot's CPU. PyTorch decomposes composite operators
+before they arrive; the list contains only the composites that are sent whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SCALARS = r'(Tensor|int|bool|float|number|str|Device|Generator)'
 _TYPE = re.compile(rf'{_SCALARS}|Optional\[{_SCALARS}\]|List\[{_SCALARS}\]'
                    rf'|List\[Optional\[Tensor\]\]|Optional\[List\[(int|float)\]\]')
 
-# With an operator goes the one that works in place: `relu_` with `relu`.
+# An operator includes its in-place variant: `relu` allows `relu_`.
 _VIEWS = '''
 alias as_strided as_strided_copy as_strided_scatter detach detach_copy diagonal diagonal_copy
 diagonal_scatter expand expand_copy permute permute_copy select select_copy select_scatter slice
@@ -100,7 +100,7 @@ _unique _unique2 _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa
 _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
 _weight_norm_interface
 '''
-# What a PyTorch with CUDA, on the robot, asks for in place of others; see `checks`.
+# Variants that a PyTorch with CUDA on the robot calls instead; see `checks`.
 _CUDA = '''
 cudnn_affine_grid_generator cudnn_batch_norm cudnn_grid_sampler miopen_batch_norm
 _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention
@@ -117,10 +117,10 @@ _ALLOWED = frozenset([
 
 @lru_cache(4096)
 def resolve(name: str) -> Any:
-    """The operator that a name such as 'aten.relu.default' means. Raises Refused."""
+    """Return the operator for a name such as 'aten.relu.default'. Raises Refused."""
     parts = name.split('.')
     if len(parts) != 3 or parts[0] != 'aten' or not all(p.isidentifier() for p in parts):
-        raise Refused(f'{name[:80]} is no ATen operator')
+        raise Refused(f'{name[:80]} is not an ATen operator')
     if not allowed(parts[1]):
         raise Refused(f'{name} is not in the list of operators that a server executes')
     packet = getattr(torch.ops.aten, parts[1], None)
@@ -130,21 +130,21 @@ def resolve(name: str) -> Any:
         raise Refused(f'{name} does not exist in PyTorch {torch.__version__}')
     for argument in op._schema.arguments:
         if not _TYPE.fullmatch(str(argument.type)):
-            raise Refused(f'{name} takes {argument.type}, which is no tensor or plain scalar')
+            raise Refused(f'{name} takes {argument.type}, which is neither tensor nor plain scalar')
     if not any('Tensor' in str(value.type) for value in (*op._schema.arguments,
                                                          *op._schema.returns)):
-        raise Refused(f'{name} computes with plain numbers')   # TorchScript's, unchecked
+        raise Refused(f'{name} computes with plain numbers')   # TorchScript's: unchecked
     return op
 
 
 def allowed(name: str) -> bool:
-    """Whether the operators called `name` ('relu_') may be executed."""
+    """Return whether the server may execute operators called `name` (such as 'relu_')."""
     return name in _ALLOWED or name.removesuffix('_') in _ALLOWED
 
 
 @lru_cache(1)
 def operators_digest() -> str:
-    """Digest of the allowed operators and their schemas; it must be equal on client and server."""
+    """Return a digest of the allowed operators' schemas; client and server must agree on it."""
     schemas = sorted(str(s) for s in torch._C._jit_get_all_schemas()
                      if s.name.startswith('aten::') and allowed(s.name[6:]))
     return hashlib.sha256('\n'.join(schemas).encode()).hexdigest()[:16]

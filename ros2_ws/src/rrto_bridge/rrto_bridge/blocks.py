@@ -1,7 +1,7 @@
-"""Which parts of a plan only compute: what they give depends on what they are given alone.
+"""Blocks: parts of a plan whose outputs depend on their input tensors alone.
 
-Such a part reads tensors from before it, writes into none of them, draws no random numbers, gives
-the host nothing, and what of it is used afterwards shares no memory with anything else.
+A block may read tensors from before it. It writes into none of them, draws no random numbers and
+returns nothing to the host. Its outputs share no memory with any other tensor.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from .graphs import Part
 from .plan import Plan
 
-SHORTEST = 8    # instructions; less is not worth a graph
+SHORTEST = 8    # instructions; a shorter block is not worth a graph
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Instructions [start, end) of a plan; registers that they read from before, and leave."""
+    """Instructions [start, end) of a plan, registers read from before them, and their outputs."""
 
     start: int
     end: int
-    constants: tuple[int, ...]     # persistent: a graph reads them where they are
-    inputs: tuple[int, ...]        # others: a graph has copies
+    constants: tuple[int, ...]     # persistent tensors: a graph reads them in place
+    inputs: tuple[int, ...]        # other tensors: a graph copies them
     outputs: tuple[int, ...]
-    needs: int                     # bound tensors that must be known
+    needs: int                     # number of bound tensors that must be known
     part: Part
 
 
 def blocks(plan: Plan, part: Callable[[str], Part]) -> dict[int, Block]:
-    """The blocks of a plan by where they start; `part(name)` makes what runs one."""
+    """Return the blocks of a plan by start; `part(name)` creates the object that runs a block."""
     found = {}
     start, made = 0, set[int]()
     for at, step in enumerate([*plan.instructions, None]):
@@ -47,7 +47,7 @@ def blocks(plan: Plan, part: Callable[[str], Part]) -> dict[int, Block]:
 
 def _bounds(plan: Plan, start: int, end: int
             ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """Constants, inputs and outputs; None if an output shares memory with anything else."""
+    """Return constants, inputs and outputs; None if an output shares memory with another tensor."""
     made: set[int] = set()
     before: dict[int, None] = {}
     for step in plan.instructions[start:end]:

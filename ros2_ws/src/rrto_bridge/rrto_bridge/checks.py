@@ -1,6 +1,6 @@
-"""What the server checks because PyTorch does not: arguments by which an operator reads memory.
+"""Argument checks that PyTorch lacks, for operators that access memory with their arguments.
 
-And what it executes in place of operators that only another backend has.
+Also replacements for operators that only another backend has.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from typing import Any
 
 import torch
 
+from .nested_tensors import LAYER, NESTED_MASK
 from .operators import RECURRENT
-from .ragged import LAYER, RAGGED
 from .tensors import dense
 
 Call = Callable[..., Any]
 
 aten = torch.ops.aten
 
-# What these return is memory as the allocator left it.
+# These return uninitialised memory.
 UNINITIALISED = frozenset(('empty', 'empty_strided', 'empty_like', 'empty_permuted', 'new_empty',
                             'new_empty_strided'))
 
-# What a tensor says itself: as operators they are asked of its values.
+# As operators these would read the values; the tensor's own methods answer directly.
 _ASKED: dict[str, Call] = {'is_conj': torch.Tensor.is_conj, 'is_neg': torch.Tensor.is_neg}
 
 
 def prepared(operator: Any, device: torch.device) -> Call:
-    """What is called for an operator: itself if it is safe as it is, else with what makes it so."""
+    """Return the callable for an operator: the operator itself, or a wrapper that makes it safe."""
     function: Call = operator
     base = operator._schema.name.removeprefix('aten::')
     outs = [a.name for a in operator._schema.arguments
@@ -52,14 +52,14 @@ def prepared(operator: Any, device: torch.device) -> Call:
 def _zeroed(function: Call) -> Call:
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
         made: torch.Tensor = function(*args, **kwargs)
-        whole = made.untyped_storage().nbytes() // made.itemsize   # gaps between elements, too
+        whole = made.untyped_storage().nbytes() // made.itemsize   # includes gaps between elements
         made.as_strided((whole,), (1,), 0).zero_()
         return made
     return call
 
 
 def _grouped(function: Call) -> Call:
-    """Products of groups of rows or columns; what is in no group is not written: it is zero."""
+    """Zero the output rows or columns that belong to no group: the operator does not write them."""
     def call(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *args: Any, **kwargs: Any
              ) -> torch.Tensor:
         made: torch.Tensor = function(self, mat2, offs, *args, **kwargs)
@@ -71,10 +71,11 @@ def _grouped(function: Call) -> Call:
 
 
 def _recurrent(function: Call, device: torch.device) -> Call:
-    """Weights that may need gradients are multiplied otherwise by a CPU, also without a backward.
+    """Reproduce how PyTorch multiplies by weights that may require gradients.
 
-    Here none may; what says so are other tensors, since those of inference mode can not. And an
-    LSTM takes another library where gradients are `graded`, that is, not switched off.
+    A CPU multiplies such weights differently, even without a backward pass. Tensors of inference
+    mode cannot require gradients, so copies that do stand in for them. An LSTM also uses another
+    library where gradients are enabled (`graded`).
     """
     def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
              graded: bool = False) -> Any:
@@ -88,9 +89,9 @@ def _recurrent(function: Call, device: torch.device) -> Call:
 
 
 def _encoder_layer(function: Call) -> Call:
-    """Also of sequences of several lengths: see `ragged`."""
+    """Accept sequences of several lengths: see `nested_tensors`."""
     def call(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if args[LAYER + 1:] != (RAGGED,):
+        if args[LAYER + 1:] != (NESTED_MASK,):
             return function(source, *args, **kwargs)
         nested = torch._nested_tensor_from_mask(source, args[LAYER], False)
         return function(nested, *args[:LAYER]).to_padded_tensor(0.0, source.shape)
@@ -98,7 +99,7 @@ def _encoder_layer(function: Call) -> Call:
 
 
 def _restoring(function: Call, outs: list[str]) -> Call:
-    """Where memory for a result is refused PyTorch leaves `out` with a shape that it has not."""
+    """Restore the shape of `out` if its allocation fails: PyTorch leaves a shape without memory."""
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [kwargs[name] for name in outs if kwargs.get(name) is not None]
         before = [(t, t.size(), t.stride(), t.storage_offset())
@@ -128,20 +129,22 @@ def _need(holds: Any, what: str) -> None:
 # -- checks: they take the arguments that the operator takes ---------------------------------------
 
 def _channels(input: torch.Tensor, *rest: Any, **named: Any) -> None:
-    """Weights and statistics of a batch norm: one element for each channel."""
-    _need(input.dim() > 1, 'batch norm of a tensor without channels')
+    """Check that weights and statistics of a batch norm have one element per channel."""
+    _need(input.dim() > 1, 'batch norm needs a tensor with a channel dimension')
     channels = input.shape[1]
     for value in (*rest, *named.values()):
         if isinstance(value, torch.Tensor) and value.numel() != channels:
-            raise ValueError(f'batch norm of {channels} channels with {value.numel()} weights or '
-                             'statistics')
+            raise ValueError(f'weights and statistics of a batch norm must have {channels} '
+                             f'elements, one per channel, got {value.numel()}')
 
 
 def _statistics(input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,
                 training: Any = False, *rest: Any, **named: Any) -> None:
     _channels(input, weight, bias, running_mean, running_var)
-    _need((running_mean is None) == (running_var is None), 'batch norm with half of the statistics')
-    _need(training is True or running_mean is not None, 'batch norm without statistics')
+    _need((running_mean is None) == (running_var is None),
+          'batch norm needs both running_mean and running_var, or neither')
+    _need(training is True or running_mean is not None,
+          'batch norm without training needs statistics')
 
 
 def _no_training(input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,
@@ -152,31 +155,31 @@ def _no_training(input: torch.Tensor, weight: Any, bias: Any, running_mean: Any,
 def _groups(input: torch.Tensor, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int,
             eps: float) -> None:
     _need(N * C * HxW == input.numel() and N >= 0 and C > 0 and group > 0 and C % group == 0,
-          f'group norm of {tuple(input.shape)} as {N} x {C} x {HxW}')
+          f'group norm: {tuple(input.shape)} does not match {N} x {C} x {HxW}')
 
 
 def _transform(self: torch.Tensor, dim: list[int], *rest: Any, **named: Any) -> None:
     _need(dim and all(0 <= d < self.dim() for d in dim) and len(set(dim)) == len(dim),
-          f'transform of {self.dim()} dimensions along {dim}')
+          f'transform dimensions must be distinct and in [0, {self.dim()}), got {dim}')
 
 
 def _inverse(self: torch.Tensor, dim: list[int], normalization: int, last_dim_size: int,
              **named: Any) -> None:
     _transform(self, dim)
     _need(last_dim_size > 0 and self.shape[dim[-1]] == last_dim_size // 2 + 1,
-          f'a real transform of {last_dim_size} from {tuple(self.shape)}')
+          f'a real transform of size {last_dim_size} does not match {tuple(self.shape)}')
 
 
 def _noise(self: torch.Tensor, noise: torch.Tensor, lower: Any = 0, upper: Any = 0,
            training: bool = False, *rest: Any, **named: Any) -> None:
     _need(not training or (noise.shape == self.shape and noise.dtype == self.dtype
                            and dense(noise.shape, noise.stride())),
-          'noise of another shape or type')
+          'noise must have the shape and dtype of the input')
 
 
 def _strided(self: torch.Tensor, size: list[int], stride: list[int],
              storage_offset: int | None = None, **named: Any) -> None:
-    """A view of memory that there is: sizes that overflow 64 bit pass PyTorch's own check."""
+    """Check that the view lies in its memory: sizes beyond 64 bits pass PyTorch's own check."""
     offset = int(self.storage_offset()) if storage_offset is None else storage_offset
     _extent(size, stride, offset, self.untyped_storage().nbytes() // self.itemsize)
 
@@ -195,61 +198,63 @@ def _made_like(self: torch.Tensor, size: list[int], stride: list[int], *rest: An
     _extent(size, stride, 0, _MOST)
 
 
-_MOST = 1 << 58    # elements of any tensor
+_MOST = 1 << 58    # upper limit of a tensor's elements
 
 
 def _extent(size: list[int], stride: list[int], offset: int, elements: int) -> None:
     _need(len(size) == len(stride) and min(size, default=0) >= 0 and min(stride, default=0) >= 0
-          and offset >= 0, f'a view of {size} with strides {stride} at {offset}')
+          and offset >= 0,
+          f'a view must have valid sizes, got {size} with strides {stride} at {offset}')
     end = offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     _need(0 in size or end <= elements,
-          f'a view of {size} with strides {stride} at {offset} in {elements} elements')
+          f'a view of {size} with strides {stride} at {offset} must fit {elements} elements')
 
 
 def _segments(data: torch.Tensor, reduce: str, *, axis: int = 0, unsafe: bool = False,
               **named: Any) -> None:
-    _need(not unsafe, 'segment_reduce(unsafe=True) is not executed on a server')
+    _need(not unsafe, 'a server does not execute segment_reduce(unsafe=True)')
     lengths = named.get('lengths')
     _need(named.get('offsets') is None and named.get('indices') is None and lengths is not None,
-          'segment_reduce is executed on a server with lengths')
+          'a server executes segment_reduce only with lengths')
     assert lengths is not None
     _need(lengths.dim() >= 1 and 0 <= axis < data.dim() and axis == lengths.dim() - 1
           and lengths.shape[:-1] == data.shape[:axis] and bool((lengths >= 0).all())
           and bool((lengths.sum(-1) == data.shape[axis]).all()),
-          'lengths of segments do not fit the data')
+          'segment lengths must fit the data')
 
 
 def _groups_of_rows(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *rest: Any,
                     **named: Any) -> None:
-    """Where the groups end: they are read and written by these numbers."""
+    """Check the ends of the groups: the operator addresses memory with them."""
     if offs is not None:
         rows = self.shape[0] if (self.dim(), mat2.dim()) == (2, 3) else mat2.shape[-1] \
             if self.dim() == 3 else self.shape[-1]
         ends = [0, *offs.tolist(), rows] if offs.dim() == 1 else []
-        _need(len(ends) > 2 and ends == sorted(ends), f'groups that end at {ends[1:-1]} of {rows}')
+        _need(len(ends) > 2 and ends == sorted(ends),
+              f'ends of groups must ascend within {rows}, got {ends[1:-1]}')
 
 
 def _pivots(LU: torch.Tensor, pivots: torch.Tensor, *rest: Any, **named: Any) -> None:
     n = LU.shape[-1] if LU.dim() else 0
     _need(LU.dim() >= 2 and pivots.dim() >= 1 and pivots.shape == LU.shape[:-1]
-          and bool(((pivots >= 1) & (pivots <= n)).all()), 'pivots of another matrix')
+          and bool(((pivots >= 1) & (pivots <= n)).all()), 'pivots must fit the matrix')
 
 
 def _pairs(LD: torch.Tensor, pivots: torch.Tensor, *rest: Any, **named: Any) -> None:
-    n = LD.shape[-1] if LD.dim() else 0   # negative ones are of blocks of two
+    n = LD.shape[-1] if LD.dim() else 0   # negative pivots mark 2 x 2 blocks
     _need(LD.dim() >= 2 and pivots.shape == LD.shape[:-1]
-          and bool(((pivots.abs() >= 1) & (pivots.abs() <= n)).all()), 'pivots of another matrix')
+          and bool(((pivots.abs() >= 1) & (pivots.abs() <= n)).all()), 'pivots must fit the matrix')
 
 
 def _norms(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> None:
     _need(v.dim() and dim in (0, v.dim() - 1) and g.numel() == v.shape[dim]
-          and v.dtype == g.dtype, 'norms of another weight')
+          and v.dtype == g.dtype, 'norms must fit the weight')
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, embed_dim: int,
                num_head: int, *rest: Any, **named: Any) -> None:
     _need(embed_dim > 0 and num_head > 0 and embed_dim % num_head == 0,
-          f'{num_head} heads of {embed_dim} features')
+          f'{num_head} heads must divide {embed_dim} features')
 
 
 def _layer(source: torch.Tensor, embed_dim: int, num_heads: int, qkv_weight: torch.Tensor,
@@ -263,7 +268,7 @@ def _layer(source: torch.Tensor, embed_dim: int, num_heads: int, qkv_weight: tor
               (first_bias, (inner,)), (second, (n, inner)), (second_bias, (n,)))
     _need(source.dim() == 3 and source.shape[-1] == n and all(
         weight.shape == shape and weight.dtype == source.dtype for weight, shape in wanted),
-          'weights of another layer')
+          'weights must fit the layer')
 
 
 _CHECKS: dict[str, Call] = {
@@ -289,7 +294,7 @@ def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, 
 
 
 def _cudnn_batch_norm(*args: Any, **kwargs: Any) -> Any:
-    reserve = torch.empty(0, dtype=torch.uint8)   # for the backward pass, which is not made here
+    reserve = torch.empty(0, dtype=torch.uint8)   # for a backward pass, which never runs here
     named = {{'exponential_average_factor': 'momentum', 'epsilon': 'eps'}.get(k, k): v
              for k, v in kwargs.items()}
     return (*_batch_norm(*args, **named), reserve)
@@ -308,7 +313,7 @@ def _affine_grid(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> Any:
 
 
 def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, **named: Any) -> Any:
-    """Of integers, which only CUDA counts: mixtures of experts do, where they see CUDA."""
+    """Count integers, as only CUDA does: mixtures of experts rely on it where they see CUDA."""
     if self.is_floating_point() or named:
         return torch.histc(self, bins, min, max, **named)
     return torch.histc(self.double(), bins, min, max).to(self.dtype)

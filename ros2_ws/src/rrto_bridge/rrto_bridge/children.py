@@ -1,8 +1,8 @@
-"""Processes that a program starts see the device, too, whatever environment they are given.
+"""Make the device visible in processes that a program starts, whatever environment they are given.
 
-A program gets the device by its environment (see `bootstrap`). A child with an emptied one, or a
-Python that is told to ignore it, would compute on the CPU without a word; a CUDA device needs no
-environment. Nothing here imports more than Python has loaded at its start: each process does it.
+A program gets the device through its environment (see `bootstrap`). A child with an empty
+environment, or a Python that ignores it, would silently compute on the CPU; a CUDA device needs no
+environment. Every process runs this file, so it imports only what Python has loaded at start.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 SETTINGS = 'RRTO_SETTINGS'
-HIDDEN = 'RRTO_HIDDEN'       # variables of Python that a `python -E` does not read
+HIDDEN = 'RRTO_HIDDEN'       # Python's variables that a `python -E` ignores
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'bootstrap')
 
-# What a process needs to find the server, beside the path of Python.
+# Variables that a process needs to find the server, besides PYTHONPATH.
 _NEEDED = re.compile('RRTO_SETTINGS|CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|AMENT_PREFIX_PATH'
                      '|SKIP_DEFAULT_XML_FILE|(ROS|RMW|CYCLONEDDS|FASTDDS|FASTRTPS)_.*')
 _AS_ANOTHER_USER = ('sudo', 'su', 'doas', 'runuser', 'systemd-run')
 _IN_A_SHELL = re.compile(r'\benv\s+(-i\b|-\s|--ignore-environment)'
                          r'|\bpython[\d.]*\s+-[a-zA-Z]*[IES]')
-_CANNOT = ('rrto: {} starts without the environment by which a program gets the device; it will '
-           'see none: start it without that')
+_CANNOT = ('rrto: {} discards the environment through which a program gets the device, so it will '
+           'see no device: start it without that')
 
 Environment = dict[str, str]
 
 
 def adapted(command: Sequence[str], environment: Mapping[str, str], ours: Mapping[str, str]
             ) -> tuple[list[str], Environment]:
-    """Return a command and its environment as they have to be for the device to be seen.
+    """Return a command and its environment, changed so that the program sees the device.
 
     ``ours``: the environment of the process that starts it.
     """
@@ -53,13 +53,13 @@ def adapted(command: Sequence[str], environment: Mapping[str, str], ours: Mappin
 
 
 def _joined(*paths: str | None) -> str:
-    """Paths one behind the other, each once."""
+    """Join paths without repetitions."""
     parts = [part for path in paths if path for part in path.split(os.pathsep)]
     return os.pathsep.join(dict.fromkeys(parts))
 
 
 def _after_env(command: list[str], environment: Environment, ours: Mapping[str, str]) -> list[str]:
-    """`env` with its options and assignments, and what it starts."""
+    """Adapt the command behind `env` and its options and assignments."""
     at, emptied, named = 1, False, {}
     while at < len(command) and (command[at].startswith('-') or '=' in command[at]):
         option = command[at]
@@ -78,12 +78,12 @@ def _after_env(command: list[str], environment: Environment, ours: Mapping[str, 
 
 
 def _python(command: list[str], environment: Environment) -> tuple[list[str], Environment]:
-    """A Python that is to ignore variables ignores all but ours."""
+    """Make a Python that ignores variables ignore all but ours."""
     made, ignores, at = command[:1], False, 1
     while at < len(command) and re.match('-[a-zA-Z]', command[at]):
         option = command[at]
         flags = re.match('-([a-bd-ln-zA-VY-Z]*)', option)[1]  # type: ignore[index]
-        rest = option[1 + len(flags):]      # -c, -m, -W or -X, and what belongs to them
+        rest = option[1 + len(flags):]      # -c, -m, -W or -X with its argument
         if 'S' in flags:
             _say(_CANNOT.format('python -S'))
             return command, environment
@@ -111,7 +111,7 @@ def _python(command: list[str], environment: Environment) -> tuple[list[str], En
 
 
 def _ignores_by_itself(command: list[str]) -> bool:
-    """Whether it is a script whose first line names a Python that ignores variables."""
+    """Return whether the command is a script whose first line makes Python ignore variables."""
     try:
         with open(command[0], 'rb') as file:
             return bool(re.match(rb'#!.*python[\d.]*\s+-[a-zA-Z]*[IES]', file.readline(256)))
@@ -124,7 +124,7 @@ def _say(text: str) -> None:
 
 
 def install() -> None:
-    """Adapt what this process starts, in any way that Python has."""
+    """Adapt every process that this process starts, through any of Python's ways."""
     hidden = os.environ.pop(HIDDEN, '')
     if hidden:
         os.environ.update(line.partition('=')[::2] for line in hidden.split('\n'))

@@ -1,6 +1,6 @@
-"""The program's end of the link: a ClientMachine on the topics of a ROS 2 node of its own.
+"""The program's end of the link: a ClientMachine on the topics of its own ROS 2 node.
 
-The node has its own context and a thread that spins it, so that the program may use rclpy, too.
+The node has its own context and its own spinning thread, so the program may use rclpy, too.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from .server import ENDED, PROTOCOL, SendAck, SendFrame
 from .settings import START_LIMIT, STARTING
 from .stream import Frame, Receiver, Sender
 
-SWITCH = 0.0005       # seconds after which a busy program lets the node's thread run
-LINGER = 0.0005       # seconds between messages that nobody waits for
-TURN = 30.0           # seconds in which a server starts the program's process, after others
-ASKED = 4             # times that a server is asked, in twice `LIMIT` seconds
-GRACE = 0.5           # seconds in which the Ctrl+C that has ended the server may come here, too
-LOOK = 2.0            # seconds between looks for a server that is back
-MESSAGE = 1 << 32     # most bytes of a reply
+SWITCH = 0.0005       # seconds after which a busy program yields to the node's thread
+LINGER = 0.0005       # least seconds between messages that nobody waits for
+TURN = 30.0           # seconds for the server to start the program's process, after others
+ASKED = 4             # requests to a server, within twice `LIMIT` seconds
+GRACE = 0.5           # seconds to wait for the Ctrl+C that has also ended the server
+LOOK = 2.0            # seconds between searches for a server that has returned
+MESSAGE = 1 << 32     # largest reply, bytes
 ENDS = 'the program ends'
 
 
 @dataclass
 class LinkOptions:
-    """`server`: its name, '' for any that is found; `namespace` of the node; `link`: emulated."""
+    """`server`: its name, '' for any; `namespace`: of the node; `link`: the emulated link."""
 
     mode: str
     server: str = ''
@@ -70,37 +70,37 @@ class LinkOptions:
 
 
 class Link(Port):
-    """A Port over DDS. Raises ConfigError if there is no server or it refuses.
+    """A Port over DDS. Raises ConfigError if no server is found or the server refuses.
 
-    Every wait ends: with a reply, with what went wrong in the thread of the node, or when nothing
-    was heard of the server for its lease.
+    Every wait ends: with a reply, with an error of the node's thread, or when the server has been
+    silent for its lease.
     """
 
-    _stood = 0.0           # longest that this process stood still, s
-    _looked = math.inf     # when its timer ran
+    _stood = 0.0           # longest time for which this process was suspended, s
+    _looked = math.inf     # time of the last timer call
 
     def __init__(self, options: LinkOptions) -> None:
         super().__init__(ClientMachine('async' if options.mode == 'replay' else options.mode))
         self.mode = options.mode
         self._wanted = graph_name(options.server) if options.server else ''
-        self.lost = ''                       # why the link is over
-        self._waited = False                 # for a signal, then
+        self.lost = ''                       # reason why the link has ended
+        self._waited = False                 # whether it has waited for a signal since
         self.program = program_name()
         self.sender, self.receiver = Sender(), Receiver(MESSAGE)
         self._incarnation = secrets.randbits(63)
         self._link = options.link
         self._inbox: deque[bytes] = deque()
-        self._arrived: SimpleQueue[None] = SimpleQueue()   # something was put there, or all is lost
-        self._changed = threading.RLock()      # guards streams and link
+        self._arrived: SimpleQueue[None] = SimpleQueue()   # a message, or the link is lost
+        self._changed = threading.RLock()      # guards the streams and the link
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
-        if 'HOME' not in os.environ:  # a child of `env -i`: ROS 2 would find no place for its log
+        if 'HOME' not in os.environ:  # a child of `env -i`: ROS 2 needs a place for its log
             os.environ['ROS_HOME'] = str(ros_home())
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
                          context=self._context)
         bound_parameters(self.node, writable=False)
-        self._alarm = Alarm(self._told(self._on_alarm))
+        self._alarm = Alarm(self._ending_waits(self._on_alarm))
         self._spinning = Spinning(self.node)
         try:
             self.server = self._find()
@@ -110,9 +110,9 @@ class Link(Port):
             self._release()
             raise
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
-        self.engine: Any = None              # whose figures the status shows
+        self.engine: Any = None              # source of the figures in the status
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
-        self.node.create_timer(min(1.0, self.lease / 4), self._told(self._on_timer))
+        self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._forked)
 
@@ -121,8 +121,8 @@ class Link(Port):
         node = self.node
         self._up = node.create_publisher(msg.Frame, base + 'up', qos.STREAM)
         self._acks = node.create_publisher(msg.Ack, base + 'down_ack', qos.STREAM)
-        subscribe(node, msg.Frame, base + 'down', self._told(self._on_frame), qos.STREAM)
-        subscribe(node, msg.Ack, base + 'up_ack', self._told(self._on_ack), qos.STREAM)
+        subscribe(node, msg.Frame, base + 'down', self._ending_waits(self._on_frame), qos.STREAM)
+        subscribe(node, msg.Ack, base + 'up_ack', self._ending_waits(self._on_ack), qos.STREAM)
 
     def _open(self) -> float:
         client = self.node.create_client(srv.Open, f'/rrto/{self.server}/open')
@@ -134,7 +134,7 @@ class Link(Port):
         request = srv.Open.Request(protocol=PROTOCOL, program=self.program, torch=torch.__version__,
                                    incarnation=self._incarnation, operators=operators_digest())
         answers: SimpleQueue[Any] = SimpleQueue()
-        for _ in range(ASKED):   # an answer is lost if the server has not found this client yet
+        for _ in range(ASKED):   # an answer is lost if the server does not know this client yet
             future = client.call_async(request)
             future.add_done_callback(lambda done: answers.put(done.result()))
             try:
@@ -153,14 +153,16 @@ class Link(Port):
             if self.lost:
                 raise ConfigError(f'server {self.server!r} is lost: {self.lost}')
             if time.monotonic() > limit:
-                raise ConfigError(f'the topics of server {self.server!r} are not found')
+                raise ConfigError(f'the topics of server {self.server!r} were not found within '
+                                  f'{TURN:g} s')
             time.sleep(0.005)
         return float(response.lease)
 
     def _find(self) -> str:
-        """The server; one that was started for this program may take long, or be ended.
+        """Return the name of the server.
 
-        The latter where another one is found meanwhile, which then serves.
+        Wait for a server that was started for this program. If it ended because another server was
+        found meanwhile, use that one.
         """
         started = os.environ.get(STARTING)
         if started and self._wanted and not self._comes_up(int(started)):
@@ -183,7 +185,7 @@ class Link(Port):
         return True
 
     def close(self) -> None:
-        """Tell the server that this program ends."""
+        """Tell the server that this program ends, and release the node."""
         if not self._context.ok():
             return
         if not self.lost:
@@ -194,9 +196,9 @@ class Link(Port):
         self._release()
 
     def _forked(self) -> None:
-        """In a child: its end is not the program's.
+        """Detach a forked child: its exit must not end the parent's session.
 
-        It has no threads of ROS either, which some of its libraries wait for at the exit.
+        The child has no ROS threads, for which some libraries would wait at exit.
         """
         atexit.unregister(self.close)
         libc = ctypes.CDLL(None)
@@ -211,7 +213,7 @@ class Link(Port):
     # -- Port ------------------------------------------------------------------------------------
 
     def receive(self) -> bytes:
-        """The next message of the server."""
+        """Return the server's next message."""
         while not self._inbox:
             if self.lost:
                 self._end_daemon()
@@ -220,19 +222,19 @@ class Link(Port):
             self.idle = True
             try:
                 self._arrived.get(timeout=self.lease / 4)
-            except Empty:   # the node's thread looks, too, but a wait must not need it to be alive
+            except Empty:   # the node's thread checks, too, but a wait must not depend on it
                 self._look_at_silence()
             finally:
                 self.idle = False
         return self._inbox.popleft()
 
     def _end_daemon(self) -> None:
-        """End a daemon thread that outlives the program's link, without a message."""
+        """End a daemon thread that outlives the program's link, silently."""
         if self.lost == ENDS and threading.current_thread() is not threading.main_thread():
             raise SystemExit
 
     def _let_signals_come(self) -> None:
-        """A program that is interrupted together with its server is not told of an error."""
+        """Wait briefly, so that a Ctrl+C meant for server and program precedes the error."""
         if self.lost == ENDED and not self._waited:
             self._waited = self.idle = True
             try:
@@ -241,14 +243,14 @@ class Link(Port):
                 self.idle = False
 
     def post(self) -> None:
-        """Send what is to be sent; what nobody waits for, every `LINGER`."""
+        """Send pending messages; those that nobody waits for only every `LINGER` seconds."""
         now = time.monotonic()
         if now - self._flushed > LINGER:
             self.machine.flush()
         self.transmit()
 
     def watch(self, back: Callable[[], bool]) -> None:
-        """Call `back`, in this link's thread, while a server is in sight, until it returns True."""
+        """Call `back` in this link's thread while a server is visible, until it returns True."""
         def look() -> None:
             names = servers(self.node)
             if (self._wanted in names if self._wanted else names) and back():
@@ -257,7 +259,7 @@ class Link(Port):
         timer = self.node.create_timer(LOOK, look)
 
     def transmit(self) -> None:
-        """Send the machine's messages; none once the link is lost, which `receive` reports."""
+        """Send the machine's messages; none once the link is lost: `receive` reports that."""
         messages = self.machine.outgoing()
         if not messages:
             return
@@ -332,11 +334,11 @@ class Link(Port):
             self._fail(f'nothing was heard of it for {silent:.1f} s')
 
     def _why(self) -> str:
-        """What a program is told whose link is over."""
+        """Return the error text for a link that has ended."""
         stood = max(self._stood, time.monotonic() - self._looked)
         if self.lost not in (ENDS, ENDED) and stood > self.lease:
-            return (f'this program stood still for {stood:.1f} s (SIGSTOP, a debugger, a machine '
-                    f'asleep?), and server {self.server!r} waits for {self.lease:g} s: raise its '
+            return (f'this program was suspended for {stood:.1f} s (SIGSTOP, debugger, sleep?), '
+                    f'longer than the lease of server {self.server!r}, {self.lease:g} s: raise its '
                     'parameter lease')
         return f'server {self.server!r} is lost: {self.lost}'
 
@@ -357,18 +359,18 @@ class Link(Port):
         self.lost = self.lost or reason
         self._arrived.put(None)
 
-    def _told(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """A callback of the node whose error ends the waits of the program, not only its thread."""
+    def _ending_waits(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """Wrap a node callback so that its error also ends the program's waits."""
         def call(*arguments: Any) -> None:
             try:
                 callback(*arguments)
             except Exception as error:
-                self._fail(f'an error in its node: {type(error).__name__}: {error}')
+                self._fail(f'an error in this program\'s node: {type(error).__name__}: {error}')
         return call
 
 
 def program_name() -> str:
-    """A name on the graph that is this link's own, also where processes count from 1."""
+    """Return a graph name unique to this link, even where process ids restart in containers."""
     name = Path(sys.argv[0] or 'python').stem if sys.argv else 'python'
     place = graph_name(f'{socket.gethostname()}_{name}')[:MAX_NAME - 20]
     return graph_name(f'{place}_{os.getpid()}_{secrets.token_hex(2)}')

@@ -1,6 +1,6 @@
-"""What one client has on the server: its tensors, and the execution of its calls on them.
+"""The tensors that one client has on the server, and the execution of its calls on them.
 
-Only tensors of this context can be named by its calls: handles are looked up here and nowhere else.
+The client's calls can name only tensors of this context: handles are resolved only here.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .operators import DEFAULT, USUAL
 from .record import DTOH, HTOD, SEEDING, Meta, Ref, Special
 from .tensors import from_special, meta_of, pack, to_device, to_host, unpack
 
-GIVEN = 'given'  # Special in a result: the k-th tensor argument came back; its meta follows
+GIVEN = 'given'  # Special in a result: the k-th tensor argument was returned; its meta follows
 
-FAILURES = 1024   # calls that failed and whose results somebody may still name
-REACH = 1 << 16   # most tensors that one call makes
+FAILURES = 1024   # remembered failed calls, whose results a later call may name
+REACH = 1 << 16   # most tensors that one call creates
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that random operators of PyTorch draw from if they are given none."""
+    """Return the generator from which PyTorch's random operators draw by default."""
     if device.type == 'cuda':
         torch.cuda.init()
         found: torch.Generator = torch.cuda.default_generators[device.index or 0]
@@ -35,8 +35,8 @@ def default_generator(device: torch.device) -> torch.Generator:
 class Context:
     """Tensors of one client on `device`, at most `limit` bytes of them.
 
-    `note(op)` is called before each operator. `generator` draws the client's random numbers; where
-    the process is the client's alone it is PyTorch's own one.
+    `note(op)` is called before each operator. `generator` draws the client's random numbers; in a
+    process that serves only this client it is PyTorch's own.
     """
 
     def __init__(self, device: torch.device, limit: int, note: Callable[[str], object] = len,
@@ -44,16 +44,16 @@ class Context:
         self.device = device
         self.limit = limit
         self.note = note
-        self.used = 0                     # bytes of all storages, and of what was reserved
+        self.used = 0                     # bytes of all storages and reservations
         self.tensors: dict[int, torch.Tensor] = {}
         self.generator = torch.Generator(device) if generator is None else generator
         self._calls: dict[str, Callable[..., Any]] = {SEEDING: self._seeding}
-        self._failed: list[tuple[int, Failed]] = []   # first handle of a call, what went wrong
-        self._storages: dict[int, list[int]] = {}   # by address: tensors on it, bytes
-        self._addresses: dict[int, int] = {}        # by handle
+        self._failed: list[tuple[int, Failed]] = []   # first handle of a call, its error
+        self._storages: dict[int, list[int]] = {}   # address -> number of tensors, bytes
+        self._addresses: dict[int, int] = {}        # handle -> address
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all tensors."""
         self.tensors.clear()
         self._storages.clear()
         self._addresses.clear()
@@ -62,9 +62,9 @@ class Context:
     # -- tensors ---------------------------------------------------------------------------------
 
     def add(self, handle: int, tensor: torch.Tensor) -> None:
-        """Take a tensor in; what had this handle before is forgotten: clients choose handles.
+        """Add a tensor; it replaces a tensor of the same handle, since clients choose handles.
 
-        Raises OutOfMemory; then it did not take it in.
+        Raises OutOfMemory and then adds nothing.
         """
         self.free(handle)
         address = tensor.untyped_storage().data_ptr()
@@ -76,23 +76,23 @@ class Context:
         self._addresses[handle] = address
 
     def charge(self, tensor: torch.Tensor) -> int:
-        """Count the memory of a tensor; returns its bytes. Raises OutOfMemory; then it did not."""
+        """Count a tensor's memory; return its bytes. Raises OutOfMemory and then counts nothing."""
         return self.reserve(tensor.untyped_storage().nbytes())
 
     def reserve(self, size: int) -> int:
-        """Count bytes as the client's; returns them. Raises OutOfMemory; then it did not."""
+        """Count bytes as the client's; return them. Raises OutOfMemory and then counts nothing."""
         if self.used + size > self.limit:
             raise OutOfMemory(f'the server gives this program {self.limit >> 20} MiB; '
-                              f'{self.used >> 20} MiB are in use, {size >> 10} KiB are asked')
+                              f'{self.used >> 20} MiB are in use, {size >> 10} KiB were requested')
         self.used += size
         return size
 
     def credit(self, size: int) -> None:
-        """Bytes that were charged are free again."""
+        """Return bytes that were charged."""
         self.used -= size
 
     def free(self, handle: int) -> None:
-        """Forget a tensor; an unknown handle is nothing (its call may have failed)."""
+        """Free a tensor; ignore an unknown handle, whose call may have failed."""
         if self.tensors.pop(handle, None) is None:
             return
         address = self._addresses.pop(handle)
@@ -103,14 +103,14 @@ class Context:
             del self._storages[address]
 
     def tensor(self, handle: int) -> torch.Tensor:
-        """The tensor of a handle; raises Missing."""
+        """Return the tensor of a handle; raises Missing."""
         found = self.tensors.get(handle)
         if found is None:
             raise self._missing(handle)
         return found
 
     def lay_out(self, handle: int, meta: Meta) -> None:
-        """Give a tensor that nothing else shares another layout: of the same shape and dtype."""
+        """Change the layout of a tensor that shares no memory; shape and dtype stay the same."""
         tensor = self.tensor(handle)
         if meta_of(tensor) != meta:
             self.free(handle)
@@ -119,16 +119,16 @@ class Context:
             self.add(handle, other.copy_(tensor))
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Of the memory of a tensor: its first handle, bytes, how many tensors share it."""
+        """Return first handle, bytes, and number of sharing tensors of a tensor's memory."""
         size = self.tensor(handle).untyped_storage().nbytes()
         address = self._addresses[handle]
         sharers = [h for h, other in self._addresses.items() if other == address]
         return (min(sharers), size, len(sharers)) if size else (handle, 0, 1)
 
     def failed(self, first: Any, kind: str, text: str) -> None:
-        """The call whose results were to have the handles from `first` on has failed.
+        """Record that the call failed whose results were to have the handles from `first` on.
 
-        Whoever uses one of them is told why it is not there.
+        A later call that uses one of them raises the same error.
         """
         if type(first) is int:
             self._failed.append((first, Failed(kind, text)))
@@ -138,20 +138,20 @@ class Context:
     def _missing(self, handle: int) -> Missing:
         before = [(first, k) for k, (first, _) in enumerate(self._failed)
                   if first <= handle < first + REACH]
-        if before:   # the nearest one, and of calls with one number the last
+        if before:   # the nearest one; among calls with the same number, the last
             error = self._failed[max(before)[1]][1]
             return Failed(error.kind, error.text)
         return Missing(f'there is no tensor {handle} (its call may have failed)')
 
     def seed(self, seed: int) -> None:
-        """Seed of the random operators of this client."""
+        """Seed the random operators of this client."""
         self.generator.manual_seed(seed % (1 << 64))
 
     # -- calls -----------------------------------------------------------------------------------
 
     def upload(self, handle: int, meta: Meta, data: Any, shared: bool = False) -> None:
-        """Host to device. `shared`: `data` is memory that a tensor may keep."""
-        self.reserve(len(data))   # before it is allocated; `add` counts it again, and for good
+        """Copy host to device. `shared`: the tensor may keep the memory of `data`."""
+        self.reserve(len(data))   # before allocation; `add` then counts it permanently
         try:
             tensor = to_device(unpack(meta, data, shared), self.device)
         finally:
@@ -159,19 +159,19 @@ class Context:
         self.add(handle, tensor)
 
     def download(self, handle: int) -> tuple[Meta, memoryview]:
-        """Device to host."""
+        """Copy device to host."""
         return pack(to_host(self.tensor(handle)))
 
     def execute(self, op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...],
                 first: int) -> Any:
         """Run an operator; its new tensors get the handles first, first + 1, ... in order.
 
-        Returns the result with Meta for a new tensor and Special(GIVEN, k) for an argument that
-        came back, scalars and None as they are, lists as tuples, () for nothing. Raises Refused,
-        RemoteError, OutOfMemory, and whatever the operator raises; then no handle was made.
+        Returns the result with Meta for a new tensor and Special(GIVEN, k) for a returned argument;
+        scalars and None unchanged, lists as tuples, () for no result. Raises Refused, RemoteError,
+        OutOfMemory, and any error of the operator, and then creates no handle.
         """
         if op in (HTOD, DTOH):
-            raise RemoteError(f'{op} is no operator')
+            raise RemoteError(f'{op} is not an operator')
         call = self.prepare(op)
         self.note(op)
         given: list[torch.Tensor] = []
@@ -193,7 +193,7 @@ class Context:
         return described
 
     def prepare(self, op: str) -> Callable[..., Any]:
-        """What runs an operator; a random one draws from this client's own generator."""
+        """Return the callable of an operator; a random one draws from this client's generator."""
         found = self._calls.get(op)
         if found is None:
             function = resolve(op)
@@ -210,7 +210,7 @@ class Context:
     def _random(self, function: Callable[..., Any], takes: bool) -> Callable[..., Any]:
         own, default = self.generator, default_generator(self.device)
         if own is default:
-            return function   # it takes none of the client's either: one can not be sent
+            return function   # calls carry no generator: one cannot be sent
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if takes:
@@ -246,12 +246,12 @@ class Context:
         if kind is Special:
             return from_special(value, self.device)
         if kind in (Meta, memoryview):
-            raise RemoteError(f'an argument is a {kind.__name__}')
+            raise RemoteError(f'an argument must not be a {kind.__name__}')
         return value
 
 
 def _with_default(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator with the program's default type, where this process has another one."""
+    """Run the operator with the program's default dtype."""
     def call(*args: Any, **kwargs: Any) -> Any:
         before, wanted = torch.get_default_dtype(), kwargs.pop(DEFAULT, USUAL)
         if wanted is before:
@@ -267,7 +267,7 @@ def _with_default(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _name(value: Any) -> str:
     if type(value) is not str:
-        raise RemoteError('the name of an argument is no string')
+        raise RemoteError('the name of an argument must be a string')
     return value
 
 
@@ -285,7 +285,7 @@ def _describe(result: Any, given: list[torch.Tensor], made: list[torch.Tensor]) 
 
 
 def metas(described: Any) -> Iterator[Meta]:
-    """Metas of the new tensors in what `execute` returned, in the order of their handles."""
+    """Yield the metas of new tensors in a result of `execute`, in the order of their handles."""
     if type(described) is Meta:
         yield described
     elif type(described) is tuple and not (described and type(described[0]) is Special):

@@ -1,4 +1,4 @@
-"""What a program asks `torch.cuda` and its relatives, answered for the remote device."""
+"""Replacements for `torch.cuda` and related functions, which answer for the remote device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tensors import check_device
 
 
 class Properties(NamedTuple):
-    """What `get_device_properties` returns, as far as a remote device has it."""
+    """The part of `get_device_properties` that a remote device provides."""
 
     name: str
     major: int
@@ -26,7 +26,7 @@ class Properties(NamedTuple):
 
 
 class Event:
-    """Calls run in the order in which they were made, so an event is done when they are."""
+    """A CUDA event. Calls run in order, so an event is done when all earlier calls are."""
 
     _device: Device
 
@@ -36,23 +36,23 @@ class Event:
         self._timed = enable_timing
 
     def record(self, stream: Any = None) -> None:
-        """Note the time at which all calls before this are done."""
+        """Record the time at which all earlier calls are done."""
         if self._timed:
             self._at = self._device.clock()
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing: there is one stream."""
+        """Do nothing: there is one stream."""
 
     def query(self) -> bool:
-        """Whether what was recorded is done."""
+        """Return True: recorded work counts as done."""
         return True
 
     def synchronize(self) -> None:
-        """Wait until what was recorded is done."""
+        """Wait until all recorded calls are done."""
         self._device.synchronize()
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds between two events. RuntimeError if they are not both timed and recorded."""
+        """Return the milliseconds between two timed and recorded events; else RuntimeError."""
         if not (self._timed and end._timed):
             raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
         if self._at is None or end._at is None:
@@ -61,7 +61,7 @@ class Event:
 
 
 class AnyEvent(Event):
-    """`torch.Event`, which is told its device first."""
+    """`torch.Event`, whose first argument is the device."""
 
     def __init__(self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False,
                  interprocess: bool = False) -> None:
@@ -69,7 +69,7 @@ class AnyEvent(Event):
 
 
 class Stream:
-    """The one stream there is, under any name."""
+    """The only stream, under any name."""
 
     device = CUDA
     cuda_stream = device_index = 0
@@ -83,7 +83,7 @@ class Stream:
         torch.cuda.synchronize()
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing: there is one stream."""
+        """Do nothing: there is one stream."""
 
     wait_event = wait_stream
 
@@ -94,11 +94,11 @@ class Stream:
         return event
 
     def query(self) -> bool:
-        """Whether all calls are done."""
+        """Return True, as for an idle stream."""
         return True
 
     def is_capturing(self) -> bool:
-        """No: there are no CUDA graphs."""
+        """Return False: there are no CUDA graphs."""
         return False
 
     def __enter__(self) -> Stream:
@@ -109,13 +109,13 @@ class Stream:
 
 
 def install(device: Device) -> None:
-    """Patch `torch.cuda`, and the few functions elsewhere that know of CUDA."""
+    """Patch `torch.cuda` and the functions elsewhere that know CUDA."""
     Event._device = device
     others = {'_lazy_init': lambda: None, 'Stream': Stream, 'device': _DeviceScope,
               'Event': Event, 'device_of': lambda tensor: _DeviceScope()}
     for name, value in (_queries(device) | others).items():
         setattr(torch.cuda, name, value)
-        if name in vars(torch.cuda.memory):   # where programs also look
+        if name in vars(torch.cuda.memory):   # programs also use this module
             setattr(torch.cuda.memory, name, value)
     _tensors(device)
     files.install(device)
@@ -154,14 +154,14 @@ class _Names(type):
 
 
 class _DeviceName(metaclass=_Names):
-    """`torch.device`, which makes a number the device of CUDA only where there is CUDA."""
+    """`torch.device`; a number means a CUDA device, even in a PyTorch without CUDA."""
 
 
 _DeviceName.__module__, _DeviceName.__qualname__, _DeviceName.__name__ = 'torch', 'device', 'device'
 
 
 class _DeviceScope:
-    """`with torch.cuda.device(...)`: there is one."""
+    """`with torch.cuda.device(...)`: there is one device."""
 
     def __init__(self, device: Any = None) -> None:
         _check(device)
@@ -181,7 +181,7 @@ def _check(device: Any = None) -> None:
 
 
 def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """What may be asked of a device, which has to be there."""
+    """Wrap a query so that it first checks that its device exists."""
     def call(device: Any = None, *args: Any, **kwargs: Any) -> Any:
         _check(device)
         return answer(device, *args, **kwargs)
@@ -189,7 +189,7 @@ def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _queries(device: Device) -> dict[str, Callable[..., Any]]:
-    """Replacements by name; each an object of its own, which `torch._dynamo` insists on."""
+    """Return replacements by name; `torch._dynamo` requires each to be a distinct object."""
     def ask(name: str) -> Callable[..., Any]:
         return _checked(lambda of=None: device.query(name))
 
@@ -229,7 +229,7 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
 
 
 def _tensors(device: Device) -> None:
-    """Pinned memory is ordinary memory, `.data =` may cross devices, devices may be numbers."""
+    """Patch tensor methods: pinning, `.data =` across devices, and devices given as numbers."""
     for name, value in (('pin_memory', _pin), ('is_pinned', _is_pinned),
                         ('record_stream', lambda self, stream: None),
                         ('as_subclass', remote.as_subclass),
@@ -245,7 +245,7 @@ def _tensors(device: Device) -> None:
 
 
 def _pin(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-    """`pin_memory()`: a copy in ordinary memory, which says that it is pinned."""
+    """`pin_memory()`: return a copy in ordinary memory that reports itself as pinned."""
     if isinstance(self, RemoteTensor):
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
     pinned = self if _is_pinned(self) else self.clone()
@@ -258,10 +258,10 @@ def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
 
 
 def _staging() -> None:
-    """`torch.empty(..., pin_memory=True)`, as safetensors has it, gives ordinary memory."""
+    """Make `torch.empty(..., pin_memory=True)`, which safetensors uses, return ordinary memory."""
     empty = torch.empty
     from torch.utils import _device
-    _device._device_constructors()   # keeps PyTorch's own function, which is what it is asked for
+    _device._device_constructors()   # caches PyTorch's own function, which callers look up
 
     @functools.wraps(empty)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -279,10 +279,10 @@ def _staging() -> None:
 
 
 def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method whose first argument may be the number of a device, which needs an accelerator."""
+    """Let the first argument be a device number, which needs an accelerator otherwise."""
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.overrides.has_torch_function_unary(self):   # it asks for this by its name
+        if torch.overrides.has_torch_function_unary(self):   # it finds the function by name
             return torch.overrides.handle_torch_function(call, (self,), self, *args, **kwargs)
         if args and type(args[0]) is int:
             args = (f'cuda:{args[0]}', *args[1:])
@@ -293,12 +293,12 @@ def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_compile(model: Any = None, **kwargs: Any) -> Any:
-    """`torch.compile` leaves a program as it is: the server runs recorded sequences anyway."""
+    """Ignore `torch.compile`: the server runs recorded sequences anyway."""
     return model if model is not None else lambda function: function
 
 
 def _no_gradients() -> None:
-    """A backward pass through the device fails with an error that says why."""
+    """Make a backward pass through the device fail with an explanation."""
     autograd: Any = torch.autograd
     run = autograd._engine_run_backward
 
@@ -309,14 +309,14 @@ def _no_gradients() -> None:
         except RuntimeError as error:
             if not _on_device(outputs):
                 raise
-            raise RuntimeError('RRTO is for inference only: gradients can not be computed through '
+            raise RuntimeError('RRTO is for inference only: gradients cannot be computed through '
                                "tensors on 'cuda'; train on the CPU or on the server") from error
 
     autograd._engine_run_backward = _run
 
 
 def _on_device(outputs: Any) -> bool:
-    """Whether anything in the graph behind these tensors is on the device."""
+    """Return whether anything in the graph behind these tensors is on the device."""
     ahead: list[Any] = [getattr(t, 'grad_fn', None) for t in outputs]
     seen: set[Any] = {None}
     while ahead:

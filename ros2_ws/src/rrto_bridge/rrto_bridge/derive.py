@@ -1,8 +1,8 @@
-"""A sequence for another batch size, without recording (Algorithm 13, RRTOFIXARGS).
+"""Derive a sequence for another batch size without recording (Algorithm 13, RRTOFIXARGS).
 
-Shapes follow from the new input by inference; sizes among the arguments (view, expand, zeros) are
-re-derived from one example, which is a guess where the batch was 1. A wrong guess costs one
-fallback: the client compares every call with what it expects.
+Shape inference gives the shapes for the new input. Sizes among the arguments (view, expand, zeros)
+are derived from one example, which is a guess if the batch size was 1. A wrong guess costs one
+mismatch, because the client compares every call with the expected one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Infer = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta
 
 def derive(sequence: Sequence, given: Meta | None, infer: Infer,
            meta_of: Callable[[int], Meta | None]) -> Sequence | None:
-    """The sequence for an input of meta `given`; None if it does not follow.
+    """Return the sequence for an input of meta `given`; None if it cannot be derived.
 
-    `given` differs from the sequence's first input in dimension 0 alone.
+    `given` differs from the sequence's first input only in dimension 0.
     """
     first = sequence.steps[0]
     if first.op != HTOD or sequence.bound or given is None or not first.metas[0]:
@@ -32,7 +32,7 @@ def derive(sequence: Sequence, given: Meta | None, infer: Infer,
     try:
         return _Derivation(sequence, given, infer, meta_of).run()
     except (ValueError, RuntimeError, TypeError, IndexError, KeyError):
-        return None     # `infer` refuses a guess: the new size has to be recorded
+        return None     # `infer` rejects the guess: record the new size instead
 
 
 class _Derivation:
@@ -52,12 +52,12 @@ class _Derivation:
         if role not in self.metas and type(role) is Persistent:
             meta = self.meta_of(role.handle)
             if meta is None:
-                raise ValueError('a tensor is not known')
+                raise ValueError('unknown persistent tensor')
             self.metas[role] = meta, meta
         return self.metas[role]
 
     def step(self, step: Step) -> Step:
-        """The same step, its sizes and metas as they will be."""
+        """Return the step with its new sizes and metas."""
         arguments, keywords, metas = step.arguments, step.keywords, step.metas
         if step.op == HTOD:
             metas = tuple(m and _with_batch(m, self.old, self.new) for m in metas)
@@ -83,19 +83,19 @@ class _Derivation:
 
     def sizes(self, size: tuple[int, ...], shape: tuple[int, ...],
               inputs: list[tuple[Meta, Meta]]) -> tuple[int, ...]:
-        """`size` as an argument of a call that returned `shape` before."""
+        """Return `size` for the new batch, as an argument of a call that returned `shape`."""
         before, now = (m.shape for m in inputs[0]) if inputs else ((), ())
         if before != now and prod(before) == prod(shape):
             at = next(i for i, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
             begin, end = prod(before[:at]), prod(before[:at + 1])
             inside = [i for i in range(len(shape)) if prod(shape[:i]) <= end
                       and prod(shape[:i + 1]) >= begin and not shape[i] * now[at] % before[at]]
-            # A batch of 1 may be anywhere: before what is merged, else where dimensions split.
+            # A batch of 1 has no unique place: before merged dimensions, else where they split.
             merged = len(shape) < len(before)
             inside.sort(key=lambda i: (shape[i:i + 1] != self.old,
                                        not merged and prod(shape[:i + 1]) <= begin, i))
             if not inside:
-                raise ValueError('the batch is not a factor of a dimension')
+                raise ValueError('no dimension is divisible by the batch size')
             i = inside[0]
             entry = size[i] if size[i] == -1 else shape[i] * now[at] // before[at]
             return (*size[:i], entry, *size[i + 1:])
@@ -110,7 +110,7 @@ def _is_size(value: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _with_batch(meta: Meta, old: tuple[int, ...], new: tuple[int, ...]) -> Meta:
-    """A contiguous meta with another first dimension, if it has the batch there."""
+    """Return a contiguous meta with another batch size, if its first dimension is the batch."""
     if not old or meta.shape[:1] != old:
         return meta
     shape = new + meta.shape[1:]

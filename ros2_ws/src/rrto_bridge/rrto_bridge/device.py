@@ -1,4 +1,4 @@
-"""The device behind 'cuda:0': turns what PyTorch dispatches into calls, results into tensors."""
+"""The device behind 'cuda:0': turns dispatched operators into calls, and results into tensors."""
 
 from __future__ import annotations
 
@@ -19,62 +19,62 @@ from torch import get_default_dtype
 from . import placement
 from .allow import resolve
 from .client import ClientMachine
+from .cpu_fallback import CpuFallback
 from .errors import LinkError, OutOfMemory, Refused, RrtoError, Unsendable
 from .handlers import handlers
-from .here import Here
 from .inprocess import InProcess
-from .match import MISS, compiled
-from .moving import carry
+from .migration import migrate
 from .operators import COMPOSITE, DEFAULT, EXPLICIT, USUAL, Operator, operator, overload
-from .percall import PerCall, Result, Unknowing
-from .placement import Strayed
+from .percall import NoReplay, PerCall, Result
+from .placement import NotOnDevice
 from .record import Call, Meta, Ref
 from .remote import CUDA, NOTHING, RemoteTensor, alias_kind, make, make_view, move, released
+from .step_matcher import MISS, compiled
 from .tensors import check_dense, check_device, meta_of, ordinary, pack, special, unpack
 from .turns import Turns
 
 OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
 _TO_COPY = torch.ops.aten._to_copy.default
-ROOM = 60    # frames of Python that a call takes at most
+ROOM = 60    # most Python stack frames of a call
 aten = torch.ops.aten
 
 
 class Memory(NamedTuple):
-    """The memory of a tensor: `key` is equal for those that share it, `size` is in bytes."""
+    """The memory of a tensor: tensors that share it have the same `key`; `size` in bytes."""
 
     key: int
     size: int
-    shared: bool     # other tensors that the program holds use it
+    shared: bool     # other tensors of the program use it
 
 
 class Device:
-    """Everything that one process does on its remote device; threads take turns.
+    """The remote device of one process; threads take turns.
 
-    `connect` makes the engine; it is called when the device is first used, and when a server is in
-    sight again that was lost; then it may raise RrtoError.
+    `connect` creates the engine. It is called at the first use of the device, and again when a lost
+    server returns; then it may raise RrtoError.
     """
 
     def __init__(self, connect: Callable[[], PerCall]) -> None:
         self._connect = connect
-        self._lost: PerCall | None = None       # the engine before this one
-        self._next: PerCall | None = None       # the engine of a server that is there again
-        self.follower: Any = Unknowing()
+        self._lost: PerCall | None = None       # the engine of the lost server
+        self._next: PerCall | None = None       # the engine of a server that has returned
+        self.follower: Any = NoReplay()
         self.lock = threading.RLock()
         self.turns = Turns(self.lock)
-        self.forked = False                     # a child of a process that used the device
-        self._parents: PerCall | None = None    # kept in such a child: to end is for the parent
-        self._seed: int | None = None           # for when the device is used
-        self._announced: set[str] = set()       # operators that ran here, not on the server
-        self._unborn: dict[int, Any] = {}       # empty tensors that nothing has used yet
-        self._shared: Counter[int] = Counter()  # handles with several wrappers: how many more
-        self._temporary = NOTHING               # the last handle that was given to an empty tensor
+        self.forked = False                     # this is a child of a process that used the device
+        self._parents: PerCall | None = None    # kept alive there: only the parent closes it
+        self._seed: int | None = None           # sent at the first use of the device
+        self._announced: set[str] = set()       # operators reported as run on this machine
+        self._deferred: dict[int, Any] = {}       # empty tensors not yet created on the server
+        self._shared: Counter[int] = Counter()  # handle -> additional wrappers
+        self._temporary = NOTHING               # the last handle of a deferred tensor
         self._thread = threading.local()
         here = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (forked := here()) and forked())
 
     def _after_fork(self) -> None:
-        """A child has neither the threads nor the turn at the link: nothing runs on it there."""
-        self.lock, self.follower = threading.RLock(), Unknowing()
+        """Detach a forked child: it has neither the parent's threads nor its turn at the link."""
+        self.lock, self.follower = threading.RLock(), NoReplay()
         self.turns = Turns(self.lock)
         engine = self.__dict__.pop('engine', None)
         if engine is not None:
@@ -82,21 +82,21 @@ class Device:
 
     @cached_property
     def engine(self) -> PerCall:
-        """What carries the calls out."""
+        """The engine that executes the calls."""
         if self.forked:
             raise RuntimeError('Cannot re-initialize CUDA in forked subprocess. To use CUDA with '
                                "multiprocessing, you must use the 'spawn' start method")
         self._use(self._connect())
         if self._seed is not None:
-            self._ask('seed', self._seed)  # if the server is lost already, it goes on here
+            self._ask('seed', self._seed)  # continues on this machine if the server is lost already
         return self.engine
 
     def busy(self) -> bool:
-        """Whether this thread is where an exception from outside would leave things half done."""
+        """Return whether an exception in this thread would now leave state inconsistent."""
         return self.lock._is_owned() and not self.engine.port.idle  # type: ignore[attr-defined]
 
     def _ask(self, what: str, *arguments: Any) -> Any:
-        """Call a method of the engine; if the server is lost, on this machine if that may be."""
+        """Call a method of the engine; if the server is lost, on this machine if allowed."""
         try:
             return getattr(self.engine, what)(*arguments)
         except LinkError as error:
@@ -114,7 +114,7 @@ class Device:
         with torch.inference_mode():
             lost.journal.rebuild(port.performer.context)
         self._use(PerCall(port))
-        print(f'rrto: {error}; going on on this machine', file=sys.stderr)
+        print(f'rrto: {error}; continuing on this machine', file=sys.stderr)
         self._lost = lost
         lost.port.watch(self._found)
 
@@ -123,7 +123,7 @@ class Device:
         self.follower = engine.follower
 
     def _found(self) -> bool:
-        """A server is in sight, says another thread; whether it can be used."""
+        """Connect to a server that another thread has seen; return whether it works."""
         try:
             self._next = self._connect()
         except RrtoError:
@@ -131,14 +131,14 @@ class Device:
         return True
 
     def _return(self, found: PerCall) -> None:
-        """Go on on a server that is there again; an inference begins."""
+        """Continue on a server that has returned; an inference begins."""
         here, lost = self.engine, self._lost
         assert isinstance(here.port, InProcess) and lost is not None
         here.synchronize()
         self._next = None
         found.machine.follow(here.machine)
         try:
-            carry(here.port.performer.context, found)
+            migrate(here.port.performer.context, found)
         except RrtoError as error:
             found.port.close()
             print(f'rrto: {error}; staying on this machine', file=sys.stderr)
@@ -148,12 +148,12 @@ class Device:
         self._use(found)
         lost.port.close()
         self._lost = None
-        print('rrto: the server is back; going on there', file=sys.stderr)
+        print('rrto: the server is back; continuing there', file=sys.stderr)
 
     # -- what PyTorch dispatches -----------------------------------------------------------------
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Run an operator that has a remote tensor or the remote device among its arguments."""
+        """Run an operator with a remote tensor or the remote device among its arguments."""
         with self.lock:
             follower = self.follower
             step = follower.expected
@@ -163,14 +163,14 @@ class Device:
                 if result is not MISS:
                     follower.advance()
                     if self.turns.contended:
-                        self.turns.taken()
+                        self.turns.claim()
                     return result
             if self.turns.enter(function is _TO_COPY and not isinstance(args[0], RemoteTensor)):
-                return self.dispatch(function, args, kwargs)   # others have gone on meanwhile
+                return self.dispatch(function, args, kwargs)   # other threads made calls meanwhile
             if operator(function).decomposes:
-                # Not function.decompose(): it prefers decompositions in Python, rounding otherwise.
+                # Not function.decompose(): its decompositions in Python round differently.
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
-            _headroom(ROOM)   # a RecursionError comes before anything has changed
+            _headroom(ROOM)   # raise a RecursionError before any state changes
             try:
                 handler = HANDLERS.get(function)
                 if handler is not None:
@@ -180,14 +180,14 @@ class Device:
                 raise OUT_OF_MEMORY(str(error)) from None
 
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run any operator on the server, or here if the server can not."""
+        """Run any operator on the server, or on this machine if the server cannot."""
         facts = operator(function)
         try:
             resolve(facts.name)
         except Refused as error:
             if facts.python:
                 return function._op_dk(EXPLICIT, *args, **kwargs)
-            return self._run_here(function, facts, args, kwargs, error)
+            return self._run_on_cpu(function, facts, args, kwargs, error)
         self.collect()
         if facts.out:
             for name in facts.writes:
@@ -199,10 +199,10 @@ class Device:
             if facts.moves:
                 return self._move(facts, args[0], given, arguments, keywords)
             result = self._call(facts, facts.name, arguments, keywords, given)
-        except Strayed:
+        except NotOnDevice:
             return placement.execute(self, function, facts, args, kwargs)
-        except (Refused, Unsendable) as error:   # these arguments; others it may execute
-            return self._run_here(function, facts, args, kwargs, error)
+        except (Refused, Unsendable) as error:   # only with these arguments
+            return self._run_on_cpu(function, facts, args, kwargs, error)
         return self._tensors(result, facts, given)
 
     def _call(self, facts: Operator, name: str, arguments: Any, keywords: Any,
@@ -225,8 +225,8 @@ class Device:
             return tuple([self._argument(item, given, facts) for item in value])
         if isinstance(value, torch.Tensor):
             if not isinstance(value, RemoteTensor):
-                raise Strayed
-            self._bear(value)
+                raise NotOnDevice
+            self._materialise(value)
             given.append(value)
             return Ref(value.handle)
         return special(value)
@@ -235,7 +235,7 @@ class Device:
         if not result.handles:
             return [] if facts.lists else result.value
         flat: list[Any] = []
-        order = given[::-1] if facts.out else given   # `out` is given last, and is what returns
+        order = given[::-1] if facts.out else given   # `out` is the last argument, and the result
         for handle, meta in zip(result.handles, result.metas, strict=True):
             known = next((t for t in order if t.handle == handle), None)
             if known is not None and meta is not None and meta != meta_of(known):
@@ -248,7 +248,7 @@ class Device:
 
     def _move(self, facts: Operator, tensor: RemoteTensor, given: list[RemoteTensor],
               arguments: Any, keywords: Any) -> RemoteTensor:
-        """An in-place view: the tensor becomes another one, so handles never change their shape."""
+        """Run an in-place view. The tensor gets a new handle: a handle never changes its shape."""
         view = operator(overload(facts.moves.removeprefix('aten.')))
         result = self._call(view, view.name, arguments, keywords, given)
         handle, meta = result.handles[0], result.metas[0]
@@ -261,7 +261,7 @@ class Device:
     # -- copies ----------------------------------------------------------------------------------
 
     def upload(self, tensor: torch.Tensor) -> RemoteTensor:
-        """Host to device."""
+        """Copy host to device."""
         check_dense(tensor)
         meta, data = pack(tensor)
         with self.lock:
@@ -272,22 +272,22 @@ class Device:
             return make(self._ask('upload', meta, data, weight), meta)
 
     def download(self, tensor: RemoteTensor) -> torch.Tensor:
-        """Device to host."""
+        """Copy device to host."""
         return self.downloads([tensor])[0]
 
     def downloads(self, tensors: list[RemoteTensor]) -> list[torch.Tensor]:
-        """Device to host, several in one round trip."""
+        """Copy several tensors from device to host in one round trip."""
         with self.lock:
             self.collect()
             for tensor in tensors:
-                self._bear(tensor)
+                self._materialise(tensor)
             found = self._ask('downloads', [(t.handle, meta_of(t)) for t in tensors])
             self.turns.has_value()
         return [unpack(meta, data) for meta, data in found]
 
     @contextmanager
     def loading_weights(self) -> Iterator[None]:
-        """Within, uploads of this thread are weights: the server may have kept them."""
+        """Treat uploads of this thread as weights meanwhile: the server may have kept them."""
         before = getattr(self._thread, 'weights', False)
         self._thread.weights = True
         try:
@@ -302,7 +302,7 @@ class Device:
             return target.copy_(self.download(source))  # type: ignore[arg-type]
         if isinstance(source, RemoteTensor):
             return self.run(aten.copy_.default, (target, source), {})
-        if target.handle in self._unborn:
+        if target.handle in self._deferred:
             dense = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
             uploaded = self.upload(dense.copy_(source))
             if uploaded.stride() == target.stride():
@@ -311,7 +311,7 @@ class Device:
         return self.run(aten.copy_.default, (target, self.upload(source.to(target.dtype))), {})
 
     def to_copy(self, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """`_to_copy`: to the other side, or to another type or layout."""
+        """`_to_copy`: to the other side, or to another dtype or layout."""
         device = kwargs.get('device')
         if isinstance(tensor, RemoteTensor) and (device is None or device.type == 'cuda'):
             kwargs.pop('non_blocking', None)
@@ -329,13 +329,13 @@ class Device:
     # -- tensors that need no call ---------------------------------------------------------------
 
     def alias(self, tensor: RemoteTensor) -> RemoteTensor:
-        """Another wrapper of the same tensor. What is aliased exists: see `empty`."""
-        self._bear(tensor)
+        """Return another wrapper of the same tensor; create the tensor first if it is deferred."""
+        self._materialise(tensor)
         self._shared[tensor.handle] += 1
         return make_view(tensor.handle, meta_of(tensor), tensor, alias_kind())
 
     def set_to(self, target: RemoteTensor, source: RemoteTensor) -> RemoteTensor:
-        """`target` becomes another wrapper of what `source` is."""
+        """Make `target` another wrapper of the tensor behind `source`."""
         if target.device != source.device:
             raise RuntimeError('Attempted to set the storage of a tensor on device '
                                f'"{target.device}" to a storage on different device '
@@ -347,19 +347,19 @@ class Device:
         return self._become(target, self.alias(source))
 
     def _become(self, target: RemoteTensor, other: RemoteTensor) -> RemoteTensor:
-        """`target` becomes what `other` is, which nothing else uses."""
+        """Make `target` the tensor behind `other`, which nothing else uses."""
         target.handle, other.handle = other.handle, target.handle
         move(target, meta_of(other))
         return target
 
     def _own(self, tensor: Any) -> None:
-        """Before its shape may change a tensor gets a handle that its aliases do not have."""
+        """Give a tensor whose shape may change a handle that its aliases do not share."""
         if isinstance(tensor, RemoteTensor) and self._shared.get(tensor.handle, 0):
             self._become(tensor, self.run(aten.alias.default, (tensor,), {}))
 
     def resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
                 ) -> RemoteTensor:
-        """A view of the same memory, or a copy in new memory if nothing else uses the old."""
+        """Resize to a view of the same memory, or to a copy if nothing else uses the old memory."""
         size, offset = tuple(size), int(tensor.storage_offset())
         if size == tuple(tensor.shape) and memory_format is None:
             return tensor
@@ -369,8 +369,8 @@ class Device:
         if (offset + made.numel()) * tensor.itemsize <= memory.size:
             return self._become(tensor, self._strided(tensor, size, made.stride(), offset))
         if memory.shared:
-            raise RuntimeError('rrto: resize_ to more than its memory is not possible for a tensor '
-                               'that shares it with others; make a new tensor')
+            raise RuntimeError('rrto: resize_ cannot enlarge a tensor that shares its memory with '
+                               'others; create a new tensor')
         whole = torch.empty(offset + made.numel(), dtype=tensor.dtype, device=CUDA)
         count = memory.size // tensor.itemsize
         if count:
@@ -383,18 +383,18 @@ class Device:
         return view
 
     def memory(self, tensor: RemoteTensor) -> Memory:
-        """What is known of the memory that holds the values of a tensor: a round trip."""
+        """Return the facts about a tensor's memory: a round trip."""
         with self.lock:
             self.collect()
-            self._bear(tensor)
+            self._materialise(tensor)
             key, size, sharers = self._ask('memory', tensor.handle)
         return Memory(key, size, sharers > 1 or self._shared.get(tensor.handle, 0) > 0)
 
     def copy(self, tensor: RemoteTensor, copied: dict[int, torch.Tensor], away: bool
              ) -> torch.Tensor:
-        """A copy, `away`: on this machine. Tensors that share memory share that of their copies.
+        """Copy a tensor, to this machine if `away`. Copies share memory as their originals do.
 
-        `copied`: by key, the copies of memory that tensors share.
+        `copied`: memory key -> copy of memory that tensors share.
         """
         with self.lock:
             memory = self.memory(tensor)
@@ -413,19 +413,19 @@ class Device:
             return flat.as_strided(*where) if away else self._strided(flat, *where)
 
     def empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
-        """An empty tensor; what is copied into it first may make the call needless.
+        """Return an empty tensor and defer its call, which a first copy into it may replace.
 
-        Until it is made on the server (see `_bear`) it has this one wrapper: whatever makes an
-        alias or a view of it has it made first.
+        Until `_materialise` creates it on the server it has exactly one wrapper: whatever makes an
+        alias or view of it creates it first.
         """
         self._temporary -= 1
-        self._unborn[self._temporary] = function, args, kwargs
+        self._deferred[self._temporary] = function, args, kwargs
         return make(self._temporary, meta)
 
-    def _bear(self, tensor: RemoteTensor) -> None:
-        """Make a tensor of `empty` on the server."""
-        if tensor.handle in self._unborn:
-            function, args, kwargs = self._unborn.pop(tensor.handle)
+    def _materialise(self, tensor: RemoteTensor) -> None:
+        """Create a deferred empty tensor on the server."""
+        if tensor.handle in self._deferred:
+            function, args, kwargs = self._deferred.pop(tensor.handle)
             facts = operator(function)
             keywords = tuple([(k, self._argument(v, [], facts)) for k, v in kwargs.items()
                               if k not in ('pin_memory', 'non_blocking')])
@@ -438,17 +438,17 @@ class Device:
     # -- the device itself -----------------------------------------------------------------------
 
     def query(self, name: str) -> Any:
-        """What the server says about its device; see `perform.answer`."""
+        """Return the server's answer about its device; see `perform._answer`."""
         with self.lock:
             return self._ask('query', name)
 
     def ask(self, function: Any, tensor: RemoteTensor) -> Any:
-        """What an operator says of a tensor that PyTorch itself would answer on this machine."""
+        """Run an operator on the server that PyTorch itself would answer on this machine."""
         with self.lock:
             return self.run(function, (tensor,), {})
 
     def seed(self, seed: int) -> None:
-        """Seed of the random operators; a server is not looked for because of it."""
+        """Seed the random operators. This does not connect to a server."""
         with self.lock:
             seed = torch.Generator().manual_seed(seed).initial_seed()   # not negative
             self._seed = seed
@@ -458,7 +458,7 @@ class Device:
 
     @property
     def next_handle(self) -> int:
-        """Tensors that are made from now on have this handle, or a later one."""
+        """A handle that no tensor created later precedes."""
         return self.engine.machine.allocate(1) if 'engine' in self.__dict__ else 0
 
     @property
@@ -467,25 +467,25 @@ class Device:
         return torch.initial_seed() if self._seed is None else self._seed
 
     def random(self, state: bytes = b'') -> bytes:
-        """State of the generator of the random operators; `state`: the new one, if any."""
+        """Return the state of the random generator; set it first if `state` is not empty."""
         with self.lock:
             found: bytes = self._ask('random', state)
             return found
 
     def synchronize(self) -> None:
-        """Wait until every call is done; raises what went wrong with those nobody waited for."""
+        """Wait until every call is done; raise the error of a call that nobody waited for."""
         with self.lock:
             self._ask('synchronize')
 
     def clock(self) -> float:
-        """Time at which every call so far is done, s."""
+        """Return the time (s) at which every earlier call is done."""
         self.synchronize()
         return time.monotonic()
 
     # -- memory ----------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Tell the server about tensors that the program has dropped, if they are many."""
+        """Tell the server which tensors the program has dropped, once there are enough."""
         journal = self.engine.journal
         if journal is not None and self.follower.expected is None:
             for handle in journal.deep():
@@ -497,52 +497,52 @@ class Device:
             handle = released.popleft()
             if self._shared.get(handle, 0) > 0:
                 self._shared[handle] -= 1
-            elif self._unborn.pop(handle, None) is None:
+            elif self._deferred.pop(handle, None) is None:
                 self._shared.pop(handle, None)
                 dropped.append(handle)
         if dropped:
             self._ask('free', dropped)
 
-    # -- what the server can not do --------------------------------------------------------------
+    # -- what the server cannot do ---------------------------------------------------------------
 
     def existing(self, values: Any) -> Iterator[RemoteTensor]:
-        """The remote tensors among values, however deep in lists, made on the server."""
+        """Yield the remote tensors among values, also in nested lists, created on the server."""
         for value in values:
             if isinstance(value, RemoteTensor):
-                self._bear(value)
+                self._materialise(value)
                 yield value
             elif isinstance(value, (list, tuple)):
                 yield from self.existing(value)
 
     def overwrite(self, tensor: RemoteTensor, values: torch.Tensor) -> None:
-        """Give a tensor values that were computed here."""
+        """Copy values that were computed on this machine into a tensor."""
         if values.shape != tensor.shape:   # `out=`
             self._own(tensor)
             self._become(tensor, self.upload(values))
         else:
             self.copy_into(tensor, values)
 
-    def _run_here(self, function: Any, facts: Operator, args: Any, kwargs: Any, why: Exception
+    def _run_on_cpu(self, function: Any, facts: Operator, args: Any, kwargs: Any, why: Exception
                   ) -> Any:
-        """Fetch the arguments, run the operator on the CPU, bring back what it changed and made."""
+        """Fetch the arguments, run the operator on the CPU, and send its results back."""
         if placement.others(placement.given(function, args, kwargs)):
             return NotImplemented
         if facts.view:
-            raise RuntimeError(f'rrto: {why}; a view can not be made on this machine: use .cpu()')
+            raise RuntimeError(f'rrto: {why}; this machine cannot make a view: use .cpu()')
         if facts.name.startswith('aten.') and placement.writes_here(function, facts, args, kwargs):
             return placement.execute(self, function, facts, args, kwargs)
         wanted = kwargs.get('device')      # where the program wants the result
         stays = isinstance(wanted, torch.device) and wanted.type == 'cpu'
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
-        here = Here(self, (*args, *kwargs.values()))
+        fallback = CpuFallback(self, (*args, *kwargs.values()))
         with ordinary():
-            result = function(*[here.fetched(a) for a in args],
-                              **{k: here.fetched(v) for k, v in kwargs.items()})
-        returned = result if stays else here.sent(result)
+            result = function(*[fallback.fetched(a) for a in args],
+                              **{k: fallback.fetched(v) for k, v in kwargs.items()})
+        returned = result if stays else fallback.sent(result)
         for name, value in [*zip((a.name for a in function._schema.arguments), args, strict=False),
                             *kwargs.items()]:
             if name in facts.writes:
-                here.write(value)
+                fallback.write(value)
         if facts.name not in self._announced and not drawn and not stays:
             self._announced.add(facts.name)
             print(f'rrto: {facts.name} runs on this machine, not on the server ({why}); '
@@ -556,7 +556,7 @@ def _headroom(frames: int) -> None:
 
 
 def users_line() -> str:
-    """File and line of the program that is being run, for messages."""
+    """Return file and line of the running program, for messages."""
     frame = sys._getframe(1)
     ours = os.path.dirname(__file__), os.path.dirname(torch.__file__)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):

@@ -1,4 +1,4 @@
-"""Which servers there are on the graph."""
+"""Discovery of the servers in the DDS domain."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rclpy.node import Node
 from .errors import ConfigError
 from .names import graph_name
 
-LIMIT = 3.0   # seconds in which a server answers if there is one
+LIMIT = 3.0   # seconds within which an existing server answers
 
 
 def servers(node: Node) -> list[str]:
-    """Names of the servers that `node` knows of by now."""
-    # A service's name is on the graph as soon as somebody asks for it, so its status counts.
+    """Return the names of the servers that `node` has discovered."""
+    # A client also puts a service name on the graph, so only a published status counts.
     names = (re.fullmatch(r'/rrto/(\w+)/open', n) for n, _ in node.get_service_names_and_types())
     return sorted(found[1] for found in names
                   if found and node.count_publishers(f'/rrto/{found[1]}/status'))
@@ -23,7 +23,7 @@ def servers(node: Node) -> list[str]:
 
 def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '', without: str = ''
                      ) -> list[str]:
-    """Names of the servers as soon as there is one (or `wanted`), at the latest after `limit` s."""
+    """Return the names of servers once there is one (or `wanted`), after at most `limit` s."""
     end = time.monotonic() + limit
     while True:
         names = [name for name in servers(node) if name != without]
@@ -33,9 +33,9 @@ def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '', without: 
 
 
 def find_server(node: Node, limit: float = LIMIT, wanted: str = '', without: str = '') -> str:
-    """Name of a server in the DDS domain, of any or of one; raises ConfigError if none is found.
+    """Return the name of a server in the DDS domain; raises ConfigError if none is found.
 
-    ``without``: a name that does not count.
+    ``wanted``: the only acceptable name, if given. ``without``: a name to ignore.
     """
     wanted = graph_name(wanted) if wanted else ''
     names = [n for n in wait_for_servers(node, limit, wanted, without) if wanted in ('', n)]

@@ -1,34 +1,34 @@
-"""Errors, by whose fault they are, and how they travel."""
+"""Errors, grouped by whose fault they are, and their form on the wire."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
-MAX_TEXT = 2000   # characters of an error that travel
+MAX_TEXT = 2000   # most characters of an error that are sent
 
 
 class RrtoError(RuntimeError):
-    """Base of what this package raises. A RuntimeError, as what CUDA raises."""
+    """Base of this package's errors; a RuntimeError, like CUDA's errors."""
 
 
 class ConfigError(RrtoError):
-    """The user asked for something that cannot be; the message says what to change."""
+    """The user's request is impossible; the message says what to change."""
 
 
 class LinkError(RrtoError):
-    """The server or the link to it is gone."""
+    """The server, or the link to it, is lost."""
 
 
 class RemoteError(RrtoError):
-    """The peer sent something that it must not send."""
+    """The peer sent something invalid."""
 
 
 class Missing(RemoteError):
-    """There is no such tensor; the call that should have made it may have failed."""
+    """The tensor does not exist; the call that should have created it may have failed."""
 
 
 class Failed(Missing):
-    """There is no such tensor because its call failed: what went wrong there, as it travels."""
+    """The tensor does not exist because its call failed; `kind` and `text` describe that error."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -36,11 +36,11 @@ class Failed(Missing):
 
 
 class Refused(RrtoError):
-    """The server does not execute this operator; its name is the message's first word."""
+    """The server does not execute this operator; the message begins with the operator's name."""
 
 
 class Unsendable(TypeError):
-    """An argument that no message can hold; the operator can still run on this machine."""
+    """No message can hold this argument; the operator can still run on this machine."""
 
 
 class OutOfMemory(RrtoError):
@@ -49,11 +49,11 @@ class OutOfMemory(RrtoError):
 
 _KINDS: tuple[type[Exception], ...] = (Refused, OutOfMemory, RemoteError, RuntimeError, IndexError,
                                        ValueError, TypeError, NotImplementedError)
-_NAMED = {kind.__name__: kind for kind in _KINDS} | {'OutOfMemoryError': OutOfMemory}  # CUDA's own
+_NAMED = {kind.__name__: kind for kind in _KINDS} | {'OutOfMemoryError': OutOfMemory}  # CUDA's name
 
 
 def described(error: Exception) -> tuple[str, str]:
-    """Name and text of an error for the other side."""
+    """Return name and text of an error, to send it to the other side."""
     if isinstance(error, Failed):
         return error.kind, error.text
     if isinstance(error, MemoryError) or 'DefaultCPUAllocator: ' in str(error):
@@ -65,5 +65,5 @@ def described(error: Exception) -> tuple[str, str]:
 
 
 def raise_named(name: str, text: str) -> NoReturn:
-    """Raise what `described` named."""
+    """Raise the error that `described` named."""
     raise _NAMED.get(name, RrtoError)(text)

@@ -1,4 +1,4 @@
-"""`plan.Executor` over a client's `Context`: how a compiled sequence runs on PyTorch."""
+"""`plan.Executor` over a client's `Context`: runs a compiled sequence on PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tensors import from_special, meta_of, pack, to_device, to_host, unpack
 
 
 class ContextExecutor:
-    """The tensors of one context, and what plans do with them."""
+    """Operations of plans on the tensors of one context."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -28,7 +28,7 @@ class ContextExecutor:
         self.credit = context.credit
 
     def resolve(self, op: str) -> Kernel:
-        """The operator of this name; raises Refused."""
+        """Return the operator of this name; raises Refused."""
         if op == SEEDING:
             return Kernel(self._call(op), (), False, True, False)
         function = resolve(op)
@@ -54,45 +54,45 @@ class ContextExecutor:
         return call
 
     def argument(self, value: Any) -> Any:
-        """What an operator gets for an argument without tensors."""
+        """Return the operator's argument for a value without tensors."""
         if type(value) is tuple:
             return [self.argument(item) for item in value]
         if type(value) is Special:
             return from_special(value, self.context.device)
         if type(value) in (Meta, memoryview):
-            raise RemoteError(f'an argument is a {type(value).__name__}')
+            raise RemoteError(f'an argument must not be a {type(value).__name__}')
         return value
 
     def upload(self, data: Any, meta: Meta) -> torch.Tensor:
-        """A new tensor."""
+        """Return a new tensor with these bytes."""
         return to_device(unpack(meta, data), self.context.device)
 
     def download(self, tensor: torch.Tensor) -> Any:
-        """Meta and bytes."""
+        """Return meta and bytes of a tensor."""
         return pack(to_host(tensor))
 
     def meta(self, tensor: torch.Tensor) -> Meta:
-        """Meta of a tensor."""
+        """Return the meta of a tensor."""
         return meta_of(tensor)
 
     def place(self, tensor: torch.Tensor) -> tuple[Meta, int]:
-        """Meta, and address."""
+        """Return meta and address of a tensor."""
         return meta_of(tensor), tensor.data_ptr()
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Values."""
+        """Return a copy of the values."""
         return tensor.clone()
 
     def restore(self, tensor: torch.Tensor, saved: torch.Tensor) -> None:
-        """Undo changes of the values; views of the tensor see that."""
+        """Restore saved values in place, so that views see them."""
         tensor.copy_(saved)
 
     def random(self) -> torch.Tensor:
-        """State of the random generator."""
+        """Return the state of the random generator."""
         return self.context.generator.get_state()
 
     def set_random(self, state: torch.Tensor) -> None:
-        """Go back to a state."""
+        """Restore a state of the random generator."""
         self.context.generator.set_state(state)
 
 

@@ -1,7 +1,7 @@
-"""Weights that are read from files and written to them: `torch.load`, `torch.jit.load`, and back.
+"""Weights read from files and written to them: `torch.load`, `torch.jit.load`, and back.
 
-PyTorch reads what belongs on CUDA into memory of CUDA, by address. Here it is read into memory of
-this machine, and moved: tensors that share memory share it afterwards.
+PyTorch reads CUDA tensors directly into CUDA memory, by address. Here tensors are read into memory
+of this machine and then moved; tensors that share memory share it afterwards, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ConcreteType: Any = torch._C.ConcreteModuleType
 
 
 def install(device: Device) -> None:
-    """Weights that go through a module or a file are looked for on the server first."""
+    """Make weights from modules and files use the server's kept copies where it has them."""
     apply = torch.nn.Module._apply
 
     @functools.wraps(apply)
@@ -83,15 +83,15 @@ def _saving() -> None:
 
 
 class Moving:
-    """Moves tensors to the device; `only`: those on these storages, all if it is None."""
+    """Moves tensors to the device: those on the storages `only`, or all if it is None."""
 
     def __init__(self, only: set[int] | None = None) -> None:
         self._only = only
-        self._done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}   # by id, kept alive
-        self._bases: dict[Any, torch.Tensor] = {}                       # by storage: all of it
+        self._done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}   # id -> tensor, moved one
+        self._bases: dict[Any, torch.Tensor] = {}                       # storage -> moved whole
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor on the device, the same one each time; it shares memory as it did."""
+        """Return the tensor on the device, the same one each time; memory stays shared."""
         if isinstance(tensor, RemoteTensor) or self._only is not None \
                 and tensor.untyped_storage().data_ptr() not in self._only:
             return tensor
@@ -116,7 +116,7 @@ class Moving:
 
 
 def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`value` with its tensors moved, in containers and modules."""
+    """Return `value` with its tensors moved, also in containers and modules."""
     if isinstance(value, torch.nn.Module):
         return value._apply(lambda t: _moved(t, move))
     if isinstance(value, torch.Tensor):
@@ -138,7 +138,7 @@ def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
-    """As `Module._apply`."""
+    """`Module._apply` for a TorchScript module."""
     for child in module.children():
         child._apply(function)
     for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
@@ -150,7 +150,10 @@ def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
 
 def _replace(module: Any, function: Callable[[torch.Tensor], torch.Tensor]
              ) -> list[Callable[[], None]]:
-    """Replace all tensors: parameters, buffers, attributes, constants; returns what undoes it."""
+    """Replace all tensors of a module; return functions that undo it.
+
+    These are parameters, buffers, attributes and constants.
+    """
     undo: list[Callable[[], None]] = []
     for part in module.modules():
         script = part._c
@@ -172,7 +175,7 @@ def _replace(module: Any, function: Callable[[torch.Tensor], torch.Tensor]
 
 
 def _with(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A new value in which tensors are replaced."""
+    """Return a copy of `value` with its tensors replaced."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):
@@ -197,7 +200,7 @@ def _loading_scripts(device: Device) -> None:
         if isinstance(place, torch.device):
             check_device(place)
         elif place is not None:
-            return load(f, place, *args, **kwargs)   # which refuses it
+            return load(f, place, *args, **kwargs)   # raises PyTorch's error
         module = load(f, 'cpu', *args, **kwargs)
         with device.loading_weights():
             _replace(module, Moving())
@@ -207,13 +210,13 @@ def _loading_scripts(device: Device) -> None:
 
 
 def _names_cuda(f: Any) -> bool:
-    """Whether tensors in a file of TorchScript are said to be on CUDA."""
+    """Return whether a TorchScript file places tensors on CUDA."""
     at = f.tell() if hasattr(f, 'tell') else None
     try:
         with zipfile.ZipFile(f) as archive:
             return any(b'cuda' in archive.read(name) for name in archive.namelist()
                        if name.endswith(('data.pkl', 'constants.pkl')))
-    except (OSError, zipfile.BadZipFile):   # `load` says what is wrong with it
+    except (OSError, zipfile.BadZipFile):   # `load` reports the error
         return False
     finally:
         if at is not None:
@@ -221,7 +224,7 @@ def _names_cuda(f: Any) -> bool:
 
 
 def _saving_scripts() -> None:
-    """What is saved is of the CPU, as by `torch.save`."""
+    """Save tensors as tensors of the CPU, like `torch.save`."""
     @contextmanager
     def at_home(module: Any) -> Iterator[None]:
         copies: dict[int, torch.Tensor] = {}
@@ -243,6 +246,6 @@ def _saving_scripts() -> None:
     for name in ('save', 'save_to_buffer', '_save_for_lite_interpreter',
                  '_save_to_buffer_for_lite_interpreter'):
         kinds: tuple[Any, ...] = torch.jit.RecursiveScriptModule, torch.jit.ScriptModule
-        for kind in kinds:   # what is traced has the methods of the other one
+        for kind in kinds:   # traced modules use the methods of ScriptModule
             if name in vars(kind):
                 setattr(kind, name, homely(getattr(kind, name)))

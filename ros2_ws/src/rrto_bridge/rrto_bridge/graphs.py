@@ -1,11 +1,11 @@
-"""Parts of a sequence that a GPU runs as one CUDA graph, where that gives the same bits.
+"""CUDA graphs for blocks of a sequence, used only where they give the same bits.
 
-A part is captured when it was run often enough. Its first replays are made beside the ordinary run
-and compared with it. Whatever goes wrong, or differs, ends that for good for this part, with one
-line, and it is run operator by operator as before.
+A block is captured after some ordinary runs. Its first replays run beside the ordinary run and are
+compared with it. After an error or a difference the block is never replayed as a graph again: one
+line reports that, and the block runs operator by operator as before.
 
-No GPU has run this yet, so it is an option (`graphs` of the server) that is off: `CudaGraphs` was
-written where there was none, and all else is tested with another `Capturer`.
+This is off by default (server option `graphs`), because it has not run on a GPU yet: the tests use
+another `Capturer` than `CudaGraphs`.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from typing import Any, Protocol
 
 import torch
 
-AFTER = 8      # ordinary runs before a capture
-CHECKS = 3     # replays that are compared
+AFTER = 8      # ordinary runs before the capture
+CHECKS = 3     # replays compared with an ordinary run
 
 Compute = Callable[[list[Any]], list[Any]]
 
 
 class Graph(Protocol):
-    """A captured computation; `size`: bytes that it keeps."""
+    """A captured computation; `size`: bytes that it occupies."""
 
     size: int
 
     def replay(self, inputs: list[Any]) -> list[Any]:
-        """New tensors, from tensors laid out as those of the capture."""
+        """Return new tensors, from inputs with the layout of the captured ones."""
 
 
 class Capturer(Protocol):
-    """What captures."""
+    """Captures computations as graphs."""
 
     def capture(self, compute: Compute, inputs: list[Any]) -> Graph:
-        """Raises where `compute` can not be captured."""
+        """Capture `compute`; raises if that is impossible."""
 
     def same(self, one: Any, other: Any) -> bool:
         """Whether two tensors have the same layout and the same bits."""
 
 
 class Part:
-    """One part of one sequence; `reserve` and `credit` count what its graph keeps."""
+    """One block of one sequence; `reserve` and `credit` count its graph's memory."""
 
     def __init__(self, capturer: Capturer, name: str, reserve: Callable[[int], int],
                  credit: Callable[[int], object]) -> None:
         self._capturer, self._name = capturer, name
         self._reserve, self._credit = reserve, credit
         self._runs = self._checked = self._size = 0
-        self._key: Any = None      # what the graph depends on, beside the values of its inputs
+        self._key: Any = None      # what the graph depends on besides its inputs' values
         self._graph: Graph | None = None
         self.dropped = False
 
     def wanted(self, key: Any) -> bool:
-        """Whether `run` is to be called for this run; else it is an ordinary one."""
+        """Return whether to call `run` for this run; else run the operators as usual."""
         self._runs += 1
         return self._runs > AFTER and self._key in (None, key)
 
     def run(self, key: Any, compute: Compute, inputs: list[Any]) -> list[Any]:
-        """What `compute` gives."""
+        """Return the results of `compute`."""
         if self._graph is not None and self._checked >= CHECKS:
             return self._graph.replay(inputs)
         expected = compute(inputs)
@@ -81,24 +81,24 @@ class Part:
 
     def _drop(self, reason: str) -> None:
         self.close()
-        print(f'rrto: {self._name} is not run as a CUDA graph: {reason.splitlines()[0][:200]}',
+        print(f'rrto: {self._name} does not run as a CUDA graph: {reason.splitlines()[0][:200]}',
               file=sys.stderr)
 
     def close(self) -> None:
-        """Let the graph go."""
+        """Free the graph."""
         self.dropped, self._graph = True, None
         self._credit(self._size)
         self._size = 0
 
 
 class CudaGraphs:
-    """Captures on a GPU; the thread that computes is the only one that asks anything of it."""
+    """Captures on a GPU; only the computing thread may use the device meanwhile."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def capture(self, compute: Compute, inputs: list[torch.Tensor]) -> Graph:
-        """Raises where `compute` can not be captured."""
+        """Capture `compute`; raises if that is impossible."""
         before = torch.cuda.memory_reserved(self._device)
         graph = _CudaGraph(compute, [t.clone() for t in inputs])
         graph.size = max(0, torch.cuda.memory_reserved(self._device) - before)
@@ -115,7 +115,7 @@ class _CudaGraph:
         self._inputs = inputs
         here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         aside.wait_stream(here)
-        with torch.cuda.stream(aside):    # libraries make what they keep before the capture
+        with torch.cuda.stream(aside):    # libraries allocate their workspaces before the capture
             compute(inputs)
         here.wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
@@ -123,7 +123,7 @@ class _CudaGraph:
             self._outputs = compute(inputs)
 
     def replay(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """New tensors: the next replay writes into the graph's own."""
+        """Return copies: the next replay overwrites the graph's own outputs."""
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given, non_blocking=True)
         self._graph.replay()

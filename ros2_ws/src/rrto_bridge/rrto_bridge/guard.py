@@ -1,9 +1,8 @@
-"""Lets tensors say that they are on 'cuda:0' in a PyTorch that has no CUDA, or no GPU to use.
+"""Let tensors report 'cuda:0' in a PyTorch without CUDA, or without a usable GPU.
 
-PyTorch itself does this for fake tensors of CUDA programs (`torch._C._ensureCUDADeviceGuardSet`),
-but only in a build with CUDA, where it replaces a guard that counts no devices. A CPU build has no
-CUDA guard at all; the one of the lazy backend counts no devices either, so it is put in its place
-first.
+PyTorch does this for fake tensors of CUDA programs (`torch._C._ensureCUDADeviceGuardSet`), but only
+in a build with CUDA: there it replaces a guard that counts no devices. A CPU build has no CUDA
+guard. The lazy backend's guard also counts no devices, so it is registered as CUDA's first.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ _REGISTRY = '_ZN3c104impl26device_guard_impl_registryE'
 
 
 def install() -> None:
-    """Install a CUDA device guard that does nothing; raises ConfigError where it cannot be."""
+    """Install a CUDA device guard that does nothing; raises ConfigError if that fails."""
     if torch.version.cuda is not None or torch.version.hip is not None:
         if torch.cuda.device_count():
-            raise ConfigError('this PyTorch has a GPU of its own in use; set CUDA_VISIBLE_DEVICES= '
-                              'to nothing, as `rrto run` does')
+            raise ConfigError("this PyTorch uses this machine's GPU: hide it with "
+                              'CUDA_VISIBLE_DEVICES= (empty), as `rrto run` does')
         torch._C._ensureCUDADeviceGuardSet()
         return
     library = Path(torch.__file__).parent / 'lib' / 'libc10.so'
     try:
         registry = (ctypes.c_void_p * (_LAZY + 1)).in_dll(ctypes.CDLL(str(library)), _REGISTRY)
     except (OSError, ValueError) as error:
-        raise ConfigError(f'PyTorch {torch.__version__} is not known to rrto: {error}') from error
+        raise ConfigError(f'rrto does not support PyTorch {torch.__version__}: {error}') from error
     if not registry[_CUDA]:
         registry[_CUDA] = registry[_LAZY]
     torch._C._ensureCUDADeviceGuardSet()
     if not registry[_CUDA] or registry[_CUDA] == registry[_LAZY]:
         registry[_CUDA] = None
-        raise ConfigError(f'PyTorch {torch.__version__} does not take a guard for CUDA')
+        raise ConfigError(f'PyTorch {torch.__version__} rejects a CUDA device guard')

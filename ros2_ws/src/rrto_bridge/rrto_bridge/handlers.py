@@ -1,4 +1,4 @@
-"""Operators that the device does not hand on as PyTorch dispatches them."""
+"""Special handling of operators that the device does not send as PyTorch dispatches them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import Unsendable
+from .nested_tensors import LAYER, NESTED_MASK, NestedTensor, nested_tensor, refuse
 from .operators import COMPOSITE, GRADED, LEARNT, RECURRENT, overload
-from .ragged import LAYER, RAGGED, Ragged, ragged, refuse
 from .record import Meta
 from .remote import CUDA, RemoteTensor
 from .tensors import NAMES, check_device, contiguous, meta_of
@@ -22,16 +22,16 @@ aten = torch.ops.aten
 
 
 def _dtype(kwargs: Any) -> torch.dtype:
-    """Of a new tensor; raises what CUDA raises if it is to be on another device than ours."""
+    """Return the dtype of a new tensor; raise CUDA's error for a device that does not exist."""
     check_device(kwargs.get('device') or CUDA)
     dtype: torch.dtype = kwargs.get('dtype') or torch.get_default_dtype()
     if dtype not in NAMES:
-        raise Unsendable(f'rrto: there are no tensors of {dtype} on the device')
+        raise Unsendable(f'rrto: the device has no tensors of {dtype}')
     return dtype
 
 
 def _pack_padded_sequence(on: Device, /, *args: Any) -> Any:
-    """Made of slices: the lengths, and the batch sizes that it returns, are the CPU's."""
+    """Decompose into slices: the lengths and the returned batch sizes are tensors of the CPU."""
     return aten._pack_padded_sequence.default._op_dk(
         torch._C.DispatchKey.CompositeExplicitAutograd, *args)
 
@@ -53,7 +53,7 @@ def _empty_strided(on: Device, /, size: Any, stride: Any, **kwargs: Any) -> Remo
 
 
 def _native_batch_norm(on: Device, /, *args: Any) -> Any:
-    """In training it changes its running statistics, and its schema does not say so."""
+    """Use the variant that declares the change of running statistics, if training changes them."""
     changes = args[5] and args[3] is not None
     return on.run(aten._native_batch_norm_legit.default if changes
                   else aten.native_batch_norm.default, args, {})
@@ -64,7 +64,8 @@ def _set_empty(on: Device, /, tensor: RemoteTensor) -> RemoteTensor:
 
 
 def _set_storage(on: Device, /, *args: Any) -> Any:
-    raise RuntimeError('rrto: no storage of a tensor on the device is here; use set_(tensor)')
+    raise RuntimeError("rrto: the storage of the device's tensors is not on this machine; use "
+                       'set_(tensor)')
 
 
 def _resize_as(on: Device, /, tensor: torch.Tensor, like: torch.Tensor, *,
@@ -75,7 +76,7 @@ def _resize_as(on: Device, /, tensor: torch.Tensor, like: torch.Tensor, *,
 
 
 def _recurrent(function: Any) -> Any:
-    """How a CPU multiplies hangs on whether there may be gradients: the server is told."""
+    """Tell the server whether gradients are possible: a CPU then multiplies differently."""
     def handler(on: Device, /, *args: Any) -> Any:
         learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
         said = {LEARNT: learnt, GRADED: torch.is_grad_enabled()}
@@ -84,7 +85,7 @@ def _recurrent(function: Any) -> Any:
 
 
 def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
-    """Where there may be gradients it is taken from a decomposition, which rounds otherwise."""
+    """Take the spectrum from a decomposition if gradients are possible: it rounds differently."""
     def handler(on: Device, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and matrix.requires_grad:
             return on.run(decomposition, (matrix, *args), kwargs)[place]
@@ -93,7 +94,7 @@ def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
 
 
 def _attention(on: Device, /, *args: Any, **kwargs: Any) -> Any:
-    """By the server's kernels, or by plain products where the program switched off the others."""
+    """Use the server's kernels, or plain products if the program has disabled flash attention."""
     if torch.backends.cuda.flash_sdp_enabled():
         return on.run(aten.scaled_dot_product_attention.default, args, kwargs)
     return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]
@@ -104,24 +105,24 @@ def _no_other_library(on: Device, /, *args: Any) -> bool:
 
 
 def _from_mask(on: Device, /, source: RemoteTensor, mask: RemoteTensor, mask_check: bool = True
-               ) -> Ragged:
+               ) -> NestedTensor:
     if mask_check and not torch._nested_tensor_from_mask_left_aligned(source, mask):
         raise RuntimeError('Expected mask to be left-aligned')
-    return ragged(source, mask, False)
+    return nested_tensor(source, mask, False)
 
 
 def _encoder_layer(on: Device, /, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     function = aten._transformer_encoder_layer_fwd.default
-    if not isinstance(source, Ragged):
+    if not isinstance(source, NestedTensor):
         return on.run(function, (source, *args), kwargs)
     if any(value is not None for value in (*args[LAYER:], *kwargs.values())):
         refuse('a layer with a mask')
-    padded = on.run(function, (source.padded, *args[:LAYER], source.mask, RAGGED), {})
-    return ragged(padded, source.mask, True)
+    padded = on.run(function, (source.padded, *args[:LAYER], source.mask, NESTED_MASK), {})
+    return nested_tensor(padded, source.mask, True)
 
 
 def handlers(device: type[Device]) -> dict[Any, Handler]:
-    """What is done instead, by operator; a handler is given the device first."""
+    """Return the replacement of each such operator; its first argument is the device."""
     return {
         aten.copy_.default: device.copy_into,
         aten._to_copy.default: device.to_copy,
@@ -132,7 +133,7 @@ def handlers(device: type[Device]) -> dict[Any, Handler]:
         aten.empty.memory_format: _empty_memory_format,
         aten.empty_strided.default: _empty_strided,
         aten._pack_padded_sequence.default: _pack_padded_sequence,
-        **{getattr(getattr(aten, name), which): _no_other_library   # older PyTorches ask for one
+        **{getattr(getattr(aten, name), which): _no_other_library   # older PyTorch asks
            for name in ('_use_cudnn_ctc_loss', '_use_miopen_ctc_loss') if hasattr(aten, name)
            for which in getattr(aten, name).overloads() if which != 'out'},
         aten.scaled_dot_product_attention.default: _attention,

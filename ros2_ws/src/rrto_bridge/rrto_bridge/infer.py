@@ -1,4 +1,4 @@
-"""Shapes of an operator's results from the shapes of its arguments, without values."""
+"""Infer the shapes of an operator's results from those of its arguments, without values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .tensors import DTYPES, from_special, meta_of
 
 def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
           ) -> tuple[Meta | None, ...]:
-    """Metas of an operator's results, from metas in place of its tensors; raises if impossible.
+    """Return the metas of an operator's results; metas stand for its tensors. Raises if impossible.
 
-    As a CPU would lay them out, which takes up to a millisecond.
+    The layout is that of a CPU. Takes up to a millisecond.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second, and is rarely needed
-    logger = logging.getLogger('torch._subclasses.fake_tensor')   # of a guess that does not hold
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second; rarely needed
+    logger = logging.getLogger('torch._subclasses.fake_tensor')   # it logs wrong guesses
     before, logger.disabled = logger.disabled, True
-    try:   # the server knows of no autocast
+    try:   # the server does not use autocast
         with FakeTensorMode(), torch.autocast('cpu', enabled=False):
             return _run(op, arguments, keywords, torch.device('cpu'))
     finally:
@@ -31,13 +31,13 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
 
 def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
            ) -> tuple[Meta | None, ...]:
-    """As `infer`, several times faster, but a few operators lay out their results otherwise."""
+    """Do the same several times faster; a few operators get another layout than on a CPU."""
     made = _run(op, arguments, keywords, torch.device('meta'))
     if op == 'aten.native_batch_norm.default' and not arguments[5]:   # not in training
-        nothing = Meta((0,), (1,), arguments[0].dtype)   # PyTorch's own rule has statistics there
+        nothing = Meta((0,), (1,), arguments[0].dtype)   # PyTorch's rule returns statistics instead
         return made[0], nothing, nothing
     if op == 'aten.scaled_dot_product_attention.default' and made[0] \
-            and made[0].shape == arguments[0].shape:   # a CPU lays it out as the query
+            and made[0].shape == arguments[0].shape:   # a CPU uses the query's layout
         return (made[0]._replace(stride=arguments[0].stride),)
     return made
 
@@ -58,13 +58,13 @@ def _run(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], .
     function = overload(op.removeprefix('aten.'))
     given = {k: empty(v) for k, v in keywords}
     if given.pop(DEFAULT, USUAL) is not torch.get_default_dtype():
-        raise ValueError('a call with another default type')
+        raise ValueError('cannot infer a call with another default dtype')
     result = function(*[empty(a) for a in arguments], **given)
     return () if result is None else tuple(_flat(result))
 
 
 def _moved(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """The tensor as a view that begins later in its storage."""
+    """Return the tensor as a view that begins later in its storage."""
     size = offset + tensor.untyped_storage().nbytes() // tensor.itemsize
     return tensor.new_empty(size).as_strided(tensor.shape, tensor.stride(), offset)
 

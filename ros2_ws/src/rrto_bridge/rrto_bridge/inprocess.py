@@ -1,4 +1,4 @@
-"""A server inside the program's own process: for tests, and when the real one is lost."""
+"""A server inside the program's own process: for tests, and after the real server is lost."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .weights import Weights
 
 
 class InProcess(Port):
-    """A Port whose messages are executed at once; its replies are taken when they are waited for.
+    """A Port that executes messages at once; its replies are taken when they are waited for.
 
-    So a program that would wait in vain for a real server gets an error here.
+    A wait that would never end with a real server raises an error here.
     """
 
     def __init__(self, machine: ClientMachine, limit: int = 1 << 40) -> None:
@@ -28,19 +28,19 @@ class InProcess(Port):
         self._inbox: deque[bytes] = deque()
 
     def transmit(self) -> None:
-        """Execute what there is."""
+        """Execute the pending messages."""
         for message in self.machine.outgoing():
             with ordinary():
                 self._inbox.extend(self.performer.perform(message))
 
     def receive(self) -> bytes:
-        """The next reply."""
+        """Return the next reply."""
         if not self._inbox:
-            raise LinkError('every reply has been taken: this wait would have no end')
+            raise LinkError('no reply is left: this wait would never end')
         return self._inbox.popleft()
 
     def watch(self, back: Callable[[], bool]) -> None:
-        """Nothing: it is never lost."""
+        """Do nothing: this server is never lost."""
 
     def close(self) -> None:
-        """Nothing: there is no link."""
+        """Do nothing: there is no link."""

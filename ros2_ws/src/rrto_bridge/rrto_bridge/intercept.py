@@ -1,7 +1,7 @@
-"""Installs a Device as PyTorch's 'cuda:0' in this process.
+"""Install a Device as PyTorch's 'cuda:0' in this process.
 
-PyTorch sends every operator on a tensor of ours to its class; what makes a new tensor on the device
-has no such argument and comes through the backend's own key.
+PyTorch dispatches every operator on a remote tensor to its class. An operator that creates a tensor
+on the device has no such argument and comes through the backend's dispatch key.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .operators import COMPOSITE, WHOLE, overload
 from .remote import Hook, RemoteTensor
 from .tensors import refuse_kind
 
-_KEPT: list[Any] = []   # registrations end with their library object
+_KEPT: list[Any] = []   # a registration ends with its library object
 
-# Reached below the wrappers' dispatch (torch.tensor builds there, and asks for numbers), or with
-# kernels in a CUDA build.
+# Called below the wrappers' dispatch (by torch.tensor, and to read numbers), or implemented by
+# kernels of a CUDA build.
 _OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided', '_local_scalar_dense')
 
 
@@ -43,7 +43,7 @@ def install(device: Device) -> None:
         for name in names:
             kernels.impl(name, partial(_from_backend, overload(name)), key)
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')   # PyTorch warns of kernels that take another's place
+        warnings.simplefilter('ignore')   # PyTorch warns of replaced kernels
         _record_traces(kernels)
     _KEPT.extend((backend, kernels))
     cuda_api.install(device)
@@ -51,7 +51,7 @@ def install(device: Device) -> None:
 
 
 def _first(device: Device, *args: Any) -> Any:
-    """The first call."""
+    """Handle the first call."""
     _without_dtensor()
     Hook.dispatch = device.dispatch
     return device.dispatch(*args)
@@ -64,9 +64,9 @@ class _First(torch.Tensor):
 
 
 def _without_dtensor() -> None:
-    """Spare a program what PyTorch imports at the first call of a class of tensors: a second.
+    """Avoid an import of PyTorch's that takes a second at the first call of a tensor subclass.
 
-    It looks up `DTensor`, once for all: a program may use that if it has begun with it by now.
+    PyTorch looks up `DTensor` only once: a program that uses it must have imported it by now.
     """
     name = 'torch.distributed.tensor'
     if name in sys.modules or torch.distributed.is_available() \
@@ -91,15 +91,15 @@ def _not_dense(kind: str, function: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _ctc_loss(log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, *more: Any) -> Any:
-    """On CUDA lengths may be the CPU's; a class of tensors would have them on one device."""
+    """Take lengths from the CPU, as CUDA allows; for a tensor subclass PyTorch wants one device."""
     return torch.ops.aten.ctc_loss.IntList(log_probs, targets, lengths.tolist(),
                                            target_lengths.tolist(), *more)
 
 
 def _record_traces(kernels: torch.library.Library) -> None:
-    """PyTorch's tracer records some operators by what their kernels call, which run elsewhere.
+    """Record some operators as themselves: PyTorch's tracer records the calls of their kernels.
 
-    Their results would be constants of the traced module.
+    Those kernels run elsewhere, so the results would become constants of the traced module.
     """
     def convolution(*args: Any) -> Any:
         cudnn = torch.backends.cudnn
@@ -113,6 +113,6 @@ def _record_traces(kernels: torch.library.Library) -> None:
 
 def _taken_apart(cell: Any, *args: Any) -> Any:
     if any(isinstance(value, RemoteTensor) for value in args):
-        raise RuntimeError(f'rrto: torch.jit.trace can not record {cell.name()} on the device; '
-                           'trace the module on the CPU, and move the result')
+        raise RuntimeError(f'rrto: torch.jit.trace cannot record {cell.name()} on the device; '
+                           'trace the module on the CPU, then move the result')
     return cell._op_dk(COMPOSITE, *args)

@@ -1,7 +1,7 @@
-"""What has to be computed again to have every tensor of the program on another machine.
+"""A record of how to compute every tensor of the program again on another machine.
 
-A graph of calls: each tensor that the program holds points to the call that gave it its present
-values, calls point to those that they build on, and what nothing needs any more is forgotten.
+It is a graph of calls. Each tensor of the program points to the call that gave it its present
+values, and each call points to the calls that it builds on. Calls that nothing needs are dropped.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from .context import Context
 from .operators import operator, overload
 from .record import HTOD, Call, Meta
 
-DEPTH = 4096   # calls on top of each other after which values are fetched instead
+DEPTH = 4096   # longest chain of calls; beyond it values are fetched instead
 
 
 class _Node:
-    """A call, with the bytes of an upload."""
+    """A call, with the bytes if it is an upload."""
 
     __slots__ = ('call', 'data', 'depth', 'inputs', 'order')
 
@@ -26,16 +26,16 @@ class _Node:
 
 
 class Journal:
-    """Feed it every call that was made, and every tensor that was dropped."""
+    """Record every call, and every tensor that the program drops."""
 
     def __init__(self) -> None:
         self.seed: int | None = None
-        self._nodes: dict[int, _Node] = {}        # by handle: its present values
-        self._memory: dict[int, set[int]] = {}    # by handle: handles that may share memory with it
+        self._nodes: dict[int, _Node] = {}        # handle -> origin of its present values
+        self._memory: dict[int, set[int]] = {}    # handle -> handles that may share memory
         self._order = 0
 
     def made(self, call: Call, data: Any = None) -> None:
-        """A call was made; `data`: the bytes of an upload."""
+        """Record a call; `data`: the bytes of an upload."""
         written = _written(call)
         fresh = call.fresh()
         if not written and not fresh:
@@ -57,30 +57,30 @@ class Journal:
                 self._memory[member] = group
 
     def freed(self, handle: int) -> None:
-        """The program has dropped a tensor."""
+        """Forget a tensor that the program has dropped."""
         self._nodes.pop(handle, None)
         self._memory.pop(handle, set()).discard(handle)
 
     @property
     def depth(self) -> int:
-        """Length of the longest chain of calls that makes a value."""
+        """Length of the longest chain of calls behind a value."""
         return max((n.depth for n in self._nodes.values()), default=0)
 
     def deep(self) -> list[int]:
-        """Handles of tensors whose values should be fetched, so that what made them can go."""
+        """Return the handles of tensors to fetch, so that their long chains can be dropped."""
         if self.depth < DEPTH:
             return []
         return [h for h, n in self._nodes.items()
                 if n.depth > DEPTH // 2 and len(self._memory[h]) == 1]
 
     def fetched(self, handle: int, meta: Meta, data: Any) -> None:
-        """The present values of a tensor."""
+        """Record the fetched values of a tensor."""
         self._order += 1
         self._nodes[handle] = _Node(self._order, Call(HTOD, results=(handle,), metas=(meta,)),
                                     bytes(data), ())
 
     def rebuild(self, context: Context) -> None:
-        """Make all tensors of the program in another context."""
+        """Compute all tensors of the program in another context."""
         if self.seed is not None:
             context.seed(self.seed)
         found: dict[int, _Node] = {}
@@ -108,7 +108,7 @@ def _may_view(op: str) -> bool:
 
 
 def _written(call: Call) -> set[int]:
-    """Handles of the arguments that a call changes."""
+    """Return the handles of the arguments that a call changes."""
     if not call.op.startswith('aten.'):
         return set()
     function = overload(call.op.removeprefix('aten.'))

@@ -1,4 +1,4 @@
-"""Inside the program: installs the device that `rrto run` asked for by the environment."""
+"""Runs inside the program: installs the device that `rrto run` requested in the environment."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .settings import HIDES_ALL, VISIBLE, Settings
 
 
 def install() -> None:
-    """Make the remote device this process's 'cuda:0'; the server is looked for at its first use.
+    """Make the remote device this process's 'cuda:0'; the first use of it connects to a server.
 
-    As on CUDA, there is none for a process that has hidden all devices.
+    As on CUDA, a process that has hidden all devices has none.
     """
     if os.environ.get(VISIBLE) in HIDES_ALL:
         return
@@ -22,13 +22,13 @@ def install() -> None:
     from .device import Device
     settings = Settings.from_environment(os.environ)
     intercept.install(Device(lambda: connect(settings)))
-    gc.freeze()   # at its end Python looks through all that PyTorch has made, three times
+    gc.freeze()   # else Python scans all of PyTorch's objects three times at exit
 
 
 def connect(settings: Settings) -> Any:
-    """The engine of the mode that was asked for. Without a server the main thread ends the process.
+    """Return the engine of the requested mode. Without a server the main thread ends the process.
 
-    Raises ConfigError in other threads, and when a server was there before.
+    Raises ConfigError in other threads, and when a lost server is to be replaced.
     """
     from .client_shell import Link, LinkOptions
     from .errors import ConfigError

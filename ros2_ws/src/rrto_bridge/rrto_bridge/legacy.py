@@ -1,4 +1,4 @@
-"""Types of tensors by which older programs name the device, such as `torch.cuda.FloatTensor`."""
+"""Tensor types by which older programs name the device, such as `torch.cuda.FloatTensor`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class _Kind(type):
         return isinstance(instance, RemoteTensor) and instance.dtype is cls.dtype
 
     def __call__(cls, *args: Any, device: Any = CUDA) -> Any:
-        """As PyTorch's: sizes give a tensor without values, a sequence one of its values."""
+        """Create a tensor: sizes give one without values, a sequence one with its values."""
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
             return torch.as_tensor(args[0], dtype=cls.dtype, device=device)
         return torch.empty(*args or [0], dtype=cls.dtype, device=device)
 
 
 def install() -> None:
-    """Put the types into `torch.cuda`, and let `Tensor.type` and the default type know them."""
+    """Add the types to `torch.cuda`, `Tensor.type` and `set_default_tensor_type`."""
     kinds = {f'{name}Tensor': _Kind(f'{name}Tensor', (), {
         'dtype': dtype, 'is_cuda': True, 'is_sparse': False, 'layout': torch.strided,
         '__module__': 'torch.cuda'}) for name, dtype in _DTYPES.items()}
@@ -36,7 +36,7 @@ def install() -> None:
     plain, plain_default = torch.Tensor.type, torch.set_default_tensor_type
 
     def named(kind: Any) -> tuple[bool, torch.dtype | None]:
-        """Whether a type is one of ours, and its dtype; None if it is no dense type at all."""
+        """Return whether a type is ours, and its dtype; None unless it is a dense type."""
         space, _, name = kind.rpartition('.') if isinstance(kind, str) else ('', '', '')
         if space in ('torch', 'torch.cuda') and name in kinds:
             return space == 'torch.cuda', kinds[name].dtype

@@ -1,7 +1,7 @@
-"""`python -m rrto_bridge.measure MODEL SIZE COUNT [native]`: times the inferences of one model.
+"""`python -m rrto_bridge.measure MODEL SIZE COUNT [native]`: time the inferences of one model.
 
-An ordinary program, but for `native`: under `rrto run` it then hands the server each input and
-takes the output, without running the model's code, as an application written for it would.
+This is an ordinary program, except with `native`: under `rrto run` it then sends the server each
+input and receives the output without running the model's code, like an application written for it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-WARM = 8   # inferences before the timing: the sequence is found in them
+WARM = 8   # untimed inferences, in which the sequence is found
 
 
 def load(name: str) -> torch.nn.Module:
-    """`small` of our own, or a model of torchvision."""
+    """Return our own model `small`, or a model of torchvision."""
     torch.manual_seed(0)
     if name == 'small':
         layers = [torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.ReLU())
@@ -31,10 +31,10 @@ def load(name: str) -> torch.nn.Module:
     try:
         build = _torchvision().models.get_model_builder(name)
     except ValueError:
-        raise SystemExit(f"rrto: there is no model '{name}'; give small, or the name of one of "
-                         'torchvision, for example resnet18') from None
+        raise SystemExit(f"rrto: unknown model '{name}': choose small or a torchvision model, for "
+                         'example resnet18') from None
     without = {key: None for key in inspect.signature(build).parameters
-               if key in ('weights', 'weights_backbone')}  # nothing is downloaded
+               if key in ('weights', 'weights_backbone')}  # download nothing
     model: torch.nn.Module = build(**without)
     return model
 
@@ -42,7 +42,7 @@ def load(name: str) -> torch.nn.Module:
 def _torchvision() -> Any:
     try:
         return importlib.import_module('torchvision')
-    except RuntimeError:  # PyTorch's CPU build cannot load its C++ library, which defines these
+    except RuntimeError:  # a CPU build of PyTorch cannot load the C++ library that defines these
         library = torch.library.Library('torchvision', 'DEF')
         for name in ('nms', 'qnms'):
             library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
@@ -50,17 +50,17 @@ def _torchvision() -> Any:
         return importlib.import_module('torchvision')
 
 
-_KEPT: list[Any] = []  # a library takes its operators along when it goes
+_KEPT: list[Any] = []  # operators end with their library object
 
 
 def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The recorded sequence as one call."""
+    """Return a function that runs the recorded sequence as one call."""
     from .actions import Finish, Start
     from .tensors import pack, unpack
     engine = device.engine
     sequence, machine = engine.defined, engine.machine
     run = 1 << 40
-    torch.zeros(1, device='cuda').item()   # the last pass is over
+    torch.zeros(1, device='cuda').item()   # ends the last pass
 
     def infer(image: torch.Tensor) -> torch.Tensor:
         nonlocal run
@@ -76,7 +76,7 @@ def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print one line of JSON: ms per inference; ``every_ms`` from the first one on."""
+    """Print one line of JSON: ms per inference; ``every_ms`` begins with the first one."""
     name, size, count = arguments[0], int(arguments[1]), int(arguments[2])
     torch.set_num_threads(1)
     place = 'cuda' if torch.cuda.is_available() else 'cpu'

@@ -10,7 +10,7 @@ from fleet_ros.process import run, spin_until
 
 
 def server_main(args: Sequence[str] | None = None) -> int:
-    """Serve programs until stopped; the exit code is 0 for a clean end."""
+    """Serve programs until stopped; return 0 for a clean end."""
     return run(_build_server, _serve, args, ('rrto_bridge',))
 
 

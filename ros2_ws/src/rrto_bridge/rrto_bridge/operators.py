@@ -1,4 +1,4 @@
-"""What the interceptor must know of an ATen operator, worked out once from its schema."""
+"""Facts about ATen operators for the interceptor, derived once from their schemas."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
 
 RECURRENT = ('gru', 'lstm', 'rnn_tanh', 'rnn_relu')
-LEARNT = 'learnt'   # a keyword that `RECURRENT` have here: weights may need gradients,
-GRADED = 'graded'   # and another: no `torch.no_grad` is around it
+LEARNT = 'learnt'   # extra keyword of `RECURRENT`: weights may require gradients
+GRADED = 'graded'   # extra keyword of `RECURRENT`: gradients are enabled
 
-# A keyword that calls have where the program has set another default: what of integers becomes.
+# Extra keyword of all calls if the program changed the default dtype, to which integers convert.
 DEFAULT = 'default_dtype'
 USUAL = torch.float32
 
-# Composite operators that choose a kernel by device, or another one for tensors that are not quite
-# PyTorch's own: they are sent whole, and the server chooses.
+# Composite operators that choose a kernel by device, or that treat tensor subclasses differently:
+# they are sent whole, and the server chooses.
 WHOLE = ('scaled_dot_product_attention', 'group_norm', 'linalg_svdvals', 'linalg_eigvalsh',
          'gru_cell', 'lstm_cell', *(f'{cell}.{form}' for cell in RECURRENT
                                     for form in ('input', 'data')),
-         'real', 'imag',   # which is conjugated in name only the server knows
+         'real', 'imag',   # only the server knows which tensors are lazily conjugated
          'one_hot')
 
 
 def overload(name: str) -> Any:
-    """The operator called 'gru.input' or 'gru_cell' in ATen."""
+    """Return ATen's operator for 'gru.input' or 'gru_cell'."""
     base, _, which = name.partition('.')
     return getattr(getattr(torch.ops.aten, base), which or 'default')
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """`name` is 'aten.add.Tensor'."""
+    """Facts about one operator; `name` is like 'aten.add.Tensor'."""
 
     name: str
-    composite: bool     # it is made of other operators: its result may or may not be a view
-    decomposes: bool    # a composite that must be taken apart where it arrives whole
-    wanted: bool        # its result has values, or shapes that depend on values
-    index: bool         # its shapes depend on values only if it is given a mask
-    view: bool          # it makes views and computes nothing
-    moves: str          # of an in-place view: the operator that returns the view
-    writes: tuple[str, ...]  # names of arguments that it changes
+    composite: bool     # consists of other operators: the result may or may not be a view
+    decomposes: bool    # a composite that must be decomposed if it arrives whole
+    wanted: bool        # it returns values, or shapes that depend on values
+    index: bool         # shapes depend on values only if an index is a mask
+    view: bool          # it only creates views
+    moves: str          # for an in-place view: the operator that returns the view
+    writes: tuple[str, ...]  # names of the arguments that it changes
     lists: bool         # it returns one list of tensors
-    out: bool           # it gives what it is to write to (`out=`) the shape of the result
-    python: bool        # a library's own, for all devices: what it is made of arrives by itself
+    out: bool           # it resizes its `out=` argument to the result
+    python: bool        # a library's own composite for all devices: it decomposes itself
 
 
 @lru_cache(1)
@@ -58,7 +58,7 @@ def _whole() -> frozenset[Any]:
 
 @lru_cache(None)
 def operator(function: Any) -> Operator:
-    """Facts about an overload."""
+    """Return the facts about an overload."""
     schema, tags = function._schema, function.tags
     name = str(function)
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), COMPOSITE)
@@ -79,7 +79,7 @@ def operator(function: Any) -> Operator:
 
 
 def _functional(name: str, schema: Any) -> str:
-    """aten.t_.default -> aten.t.default, by the types of the arguments; '' if there is no such."""
+    """Return aten.t.default for aten.t_.default, by argument types; '' if there is none."""
     space, base, _ = name.split('.')
     packet = getattr(torch.ops.aten, base.removesuffix('_'), None)
     types = [str(a.type) for a in schema.arguments]

@@ -1,4 +1,4 @@
-"""Calls one by one: what the program does on its device, over a ClientMachine and its shell."""
+"""Calls one by one: executes the program's calls through a ClientMachine and its shell."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from .record import HTOD, Call, Meta, Special
 from .replay import ReplayClient
 from .sequence import Step
 
-WEIGHT_BYTES = 4096   # a smaller weight is sent without asking whether it is there
+WEIGHT_BYTES = 4096   # a smaller weight is sent without asking whether the server has it
 
 
 class Result(NamedTuple):
-    """What a call gave: tensors, flattened (None, None for no tensor), or a plain value."""
+    """The result of a call: flattened tensors (None, None for no tensor), or a plain value."""
 
     handles: tuple[int | None, ...]
     metas: tuple[Meta | None, ...]
     value: Any = None
 
 
-class Unknowing:
-    """In place of a `replay.ReplayClient`: never expects anything."""
+class NoReplay:
+    """Stands for a `replay.ReplayClient` that never expects a call."""
 
     expected: Step | None = None
     base = 0
 
     def advance(self) -> None:
-        """Never called."""
+        """Do nothing: never called."""
 
 
 class PerCall:
-    """Each call is asked of the server, in one of the modes of `client`."""
+    """The engine that sends each call to the server, in one of the modes of `client`."""
 
-    follower: Unknowing | ReplayClient = Unknowing()
-    batch = 64                          # dropped tensors that are told together
-    inferences = sequences = last = 0   # replayed; known; round trips of the last that was replayed
+    follower: NoReplay | ReplayClient = NoReplay()
+    batch = 64                          # dropped tensors that are reported together
+    inferences = sequences = last = 0   # replayed; known; round trips of the last replay
 
     def __init__(self, port: Port, journal: Journal | None = None) -> None:
         self.port = port
@@ -48,7 +48,7 @@ class PerCall:
         self.journal = journal
 
     def execute(self, call: Call, input_metas: tuple[Meta, ...], view: bool) -> Result:
-        """An operator; `call` has no results yet. `view`: it makes views and computes nothing."""
+        """Run an operator; `call` has no results yet. `view`: it only creates views."""
         first, described = self.machine.issue(call, input_metas, view)
         described = self.settle(described)
         handles: list[int | None] = []
@@ -63,7 +63,7 @@ class PerCall:
         return result
 
     def upload(self, meta: Meta, data: Any, weight: bool) -> int:
-        """Host to device; a `weight` is sent only if the server has not kept it."""
+        """Copy host to device; send a `weight` only if the server has not kept it."""
         handle = self._upload(meta, data, weight)
         if self.journal is not None:
             self.journal.made(Call(HTOD, results=(handle,), metas=(meta,)), data)
@@ -81,12 +81,12 @@ class PerCall:
         return handle
 
     def download(self, handle: int, meta: Meta | None = None) -> tuple[Meta, Any]:
-        """Device to host; `meta`: of the tensor, where it is known."""
+        """Copy device to host; `meta`: of the tensor, if known."""
         meta, data = self.settle(self.machine.download(handle))
         return meta, data
 
     def downloads(self, tensors: list[tuple[int, Meta | None]]) -> list[tuple[Meta, Any]]:
-        """Several of them, asked for together."""
+        """Copy several tensors from device to host, requested together."""
         if self.machine.mode != 'async':
             return [self.download(*tensor) for tensor in tensors]
         return self._settle_all([self.machine.download(handle) for handle, _ in tensors])
@@ -101,34 +101,34 @@ class PerCall:
             raise
 
     def free(self, handles: list[int]) -> None:
-        """The program has dropped these tensors."""
+        """Free tensors that the program no longer references."""
         for handle in handles if self.journal is not None else ():
             self.journal.freed(handle)  # type: ignore[union-attr]
         self.settle(self.machine.free(handles))
 
     def repeat(self, call: Call) -> None:
-        """Make a call whose results have their handles already; it has one new tensor."""
+        """Make a call whose one new tensor has its handle already."""
         self.machine.repeat(call)
         self.port.post()
         if self.journal is not None:
             self.journal.made(call)
 
     def seed(self, seed: int) -> None:
-        """Seed of the random operators."""
+        """Seed the random operators."""
         if self.journal is not None:
             self.journal.seed = seed
         self.settle(self.machine.seed(seed))
 
     def random(self, state: bytes) -> bytes:
-        """State of the random operators' generator; `state`: the new one, if not empty."""
+        """Return the state of the random generator; set it first if `state` is not empty."""
         return bytes(self.settle(self.machine.random(state)))
 
     def query(self, name: str) -> Any:
-        """What the server says about its device."""
+        """Return the server's answer about its device."""
         return self.settle(self.machine.query(name))
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Of the memory of a tensor: a number of its own, bytes, and how many tensors have it."""
+        """Return a key, the bytes and the number of sharing tensors of a tensor's memory."""
         key, size, sharers = self.settle(self.machine.memory(handle))
         return key, size, sharers
 
@@ -138,11 +138,11 @@ class PerCall:
             self.settle(self.machine.synchronize())
 
     def lost(self) -> list[tuple[Call, Any]]:
-        """The server is gone: calls that the program takes for made and the journal lacks."""
+        """Return the calls that the program has made and the journal lacks: the server is lost."""
         return []
 
     def settle(self, result: Any) -> Any:
-        """`result`, waited for if it is a Ticket."""
+        """Return `result`; if it is a ticket, wait for it."""
         if type(result) is Ticket or type(result) is Awaited:
             self.machine.waits()
             return self.port.wait(result)

@@ -1,4 +1,4 @@
-"""Executes a client's messages on its `Context`: what the server's computing thread does."""
+"""Execute a client's messages on its `Context`: the work of the server's computing thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Performer:
         self.context = context
         self.replay = ReplayServer(ContextExecutor(context), capturer)
         self.weights = weights
-        self._failure: tuple[str, str] | None = None  # of a call that nobody waited for
+        self._failure: tuple[str, str] | None = None  # error of a call that nobody waited for
 
     @property
     def used(self) -> int:
@@ -41,19 +41,19 @@ class Performer:
         return self.context.used
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all tensors."""
         self.context.close()
         self.replay = ReplayServer(ContextExecutor(self.context))
 
     def perform(self, data: Any) -> Iterator[bytes]:
-        """Execute a message; yields the replies as soon as they are there.
+        """Execute a message; yield each reply as soon as it exists.
 
-        Raises RemoteError for a message of another form. What goes wrong inside is a reply.
+        Raises RemoteError for a malformed message. Errors of its items become replies.
         """
         message = decode(data)
         if (type(message) is not tuple or len(message) != 3 or type(message[0]) is not int
                 or type(message[1]) is not bool or type(message[2]) is not tuple):
-            raise RemoteError('a message has another form')
+            raise RemoteError('malformed message: expected (int, bool, tuple)')
         number, wanted, items = message
         value = None
         with torch.inference_mode():
@@ -63,12 +63,12 @@ class Performer:
                     continue
                 try:
                     value = self.item(item)
-                except Exception as error:  # noqa: PERF203 - it concerns this item's caller alone
+                except Exception as error:  # noqa: PERF203 - affects only this item
                     value = None
                     self._fail(item, error)
         values = self.replay.advance(MAX_STEPS)
         while True:
-            with torch.inference_mode():   # not while the reply is sent
+            with torch.inference_mode():   # not while a reply is sent
                 ready = next(values, None)
             if ready is None:
                 break
@@ -78,24 +78,24 @@ class Performer:
             yield encode((number, *failure) if failure else (number, '', value))
 
     def _fail(self, item: Any, error: Exception) -> None:
-        """An item has failed; the first failure is told with the next reply."""
+        """Record that an item has failed; the next reply reports the first failure."""
         said = described(error)
         self._failure = self._failure or said
-        if type(item) is tuple and item:   # where it says which handles it makes
+        if type(item) is tuple and item:   # position of the first handle that the item creates
             place = 1 if item[0] in (HTOD, KEEP, FIND) else 3 if item[0] not in _ITEMS else 1 << 30
             self.context.failed(item[place] if place < len(item) else None, *said)
 
     def _value(self, value: Value) -> bytes:
-        """A value of a run, or what went wrong with calls before it that nobody waited for."""
+        """Encode a value of a run, or the error of an earlier call that nobody waited for."""
         if self._failure is not None:
             value = replace(value, error=': '.join(self._failure))
             self._failure = None
         return encode(value_to_message(value))
 
     def _apply(self, item: tuple[Any, ...]) -> None:
-        """Take something of a replay; programs do not err in these: an error ends the session.
+        """Apply a replay action. A program cannot cause its errors, so an error ends the session.
 
-        But a call that nobody waited for may have failed, or memory may be used up.
+        Exceptions: an earlier call that nobody waited for has failed, or memory is exhausted.
         """
         try:
             self.replay.apply(from_item(item))
@@ -108,7 +108,7 @@ class Performer:
     def item(self, item: Any) -> Any:
         """Execute one item and return its result."""
         if type(item) is not tuple or not item or type(item[0]) is not str:
-            raise RemoteError('an item has another form')
+            raise RemoteError('malformed item: expected a tuple that begins with a string')
         kind, fields = item[0], item[1:]
         method = _ITEMS.get(kind)
         if method is not None:
@@ -116,14 +116,14 @@ class Performer:
             return method[0](self, *fields)
         _check(kind[:80], fields[:3], (tuple, tuple, int))
         if not all(type(k) is tuple and len(k) == 2 for k in fields[1]):
-            raise RemoteError('keywords are no pairs')
+            raise RemoteError('malformed item: keywords must be pairs')
         result = self.context.execute(kind, *fields[:3])
         if fields[3:] and fields[3:] != (result,):
             self._conform(kind, fields[2], result, fields[3])
         return result
 
     def _conform(self, op: str, first: int, made: Any, expected: Any) -> None:
-        """The client goes on with results laid out otherwise: give the same values that layout."""
+        """Give results the layout that the client has predicted; raise if that is impossible."""
         pairs = list(enumerate(metas(made), first))
         wanted = list(metas(expected))
         if not operator(resolve(op)).view and _shapes(made) == _shapes(expected) and all(
@@ -133,7 +133,7 @@ class Performer:
             return
         for handle, _ in pairs:
             self.context.free(handle)
-        raise RuntimeError(f'{op} returned {made}, not {expected} as the client expected')
+        raise RuntimeError(f'{op} returned {made}, but the client expected {expected}')
 
     def _upload(self, handle: int, meta: Meta, data: Any) -> None:
         self.context.upload(handle, meta, data)
@@ -154,7 +154,7 @@ class Performer:
     def _free(self, handles: tuple[Any, ...]) -> None:
         for handle in handles:
             if type(handle) is not int:
-                raise RemoteError('a handle is no number')
+                raise RemoteError('a handle must be an integer')
             self.context.free(handle)
 
     def _memory(self, handle: int) -> tuple[int, int, int]:
@@ -187,7 +187,7 @@ _ITEMS: dict[str, tuple[Any, tuple[type, ...]]] = {
 
 
 def _shapes(described: Any) -> Any:
-    """What an operator returned, without layouts."""
+    """Return an operator's results without their layouts."""
     if type(described) is Meta:
         return described.shape, described.dtype
     return tuple(map(_shapes, described)) if type(described) is tuple else described
@@ -195,7 +195,8 @@ def _shapes(described: Any) -> Any:
 
 def _check(kind: str, fields: tuple[Any, ...], types: tuple[type, ...]) -> None:
     if tuple(type(f) for f in fields) != types:
-        raise RemoteError(f'{kind} has fields of other types')
+        raise RemoteError(f'malformed {kind}: expected fields of types '
+                          f'{", ".join(t.__name__ for t in types)}')
 
 
 def _answer(context: Context, name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Operators whose tensors are not all on the device: done, refused or taken apart as CUDA does.
+"""Operators with tensors on both sides: executed, refused or decomposed as CUDA does it.
 
-What an operator writes stays where it was. The schema says what it writes (the aliases of its
-arguments) and what are indices (a list of optional tensors).
+Tensors that an operator writes stay on their device. The schema tells what it writes (aliases of
+arguments) and which arguments are indices (lists of optional tensors).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .nested_tensors import NestedTensor, refuse
 from .operators import COMPOSITE, EXPLICIT, Operator
-from .ragged import Ragged, refuse
 from .remote import CUDA, RemoteTensor
 from .tensors import check_dense
 
@@ -23,7 +23,7 @@ NON_FUNCTIONAL = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
 INDICES = 'List[Optional[Tensor]]'
 SEVERAL = 'List[Tensor]'
 
-# Kernels that read these arguments by `item()`, whichever device they are on; schemas do not say.
+# Arguments that kernels read by `item()`, on any device; the schemas do not tell.
 _READ_BY_ITEM = {'aten.fill_.Tensor': 'value', 'aten.index_fill_.int_Tensor': 'value',
                  'aten.index_put_.default': 'values', 'aten._index_put_impl_.default': 'values'}
 _WORDS = {'aten.masked_fill_.Tensor': 'masked_fill_: Expected inputs to be on same device'}
@@ -32,19 +32,19 @@ _WORDS = {'aten.masked_fill_.Tensor': 'masked_fill_: Expected inputs to be on sa
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
-class Strayed(Exception):
-    """An operator was given a tensor that is not on the device."""
+class NotOnDevice(Exception):
+    """An argument of the operator is a tensor that is not on the device."""
 
 
 def execute(device: Device, function: Any, facts: Operator, args: Any, kwargs: Any) -> Any:
-    """Run an operator with tensors of both sides; raises what CUDA raises for what it refuses."""
+    """Run an operator with tensors of both sides; raise CUDA's error if CUDA refuses it."""
     tensors = given(function, args, kwargs)
-    if facts.composite and not any(_remote(tensors)):   # fake tensors, which have no values
+    if facts.composite and not any(_remote(tensors)):   # fake tensors without values
         return function._op_dk(COMPOSITE, *args, **kwargs)
     if others(tensors):
         return NotImplemented
     for _, tensor in _strays(tensors):
-        if isinstance(tensor, Ragged):
+        if isinstance(tensor, NestedTensor):
             refuse(facts.name)
         if tensor.device.type == 'cuda':
             check_dense(tensor)
@@ -57,7 +57,7 @@ def execute(device: Device, function: Any, facts: Operator, args: Any, kwargs: A
     for key in (EXPLICIT, NON_FUNCTIONAL):
         if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key) \
                 and facts.name not in _READ_BY_ITEM and not facts.index:
-            return function._op_dk(key, *args, **kwargs)   # what it is made of comes here again
+            return function._op_dk(key, *args, **kwargs)   # its parts are dispatched again
     if written and all(isinstance(v, torch.Tensor) and not isinstance(v, RemoteTensor)
                        for a, v in tensors if a.name in facts.writes) \
             and all(_is_read(facts, a, t) for a, t in _remote(tensors)):
@@ -67,25 +67,25 @@ def execute(device: Device, function: Any, facts: Operator, args: Any, kwargs: A
 
 
 def others(tensors: Any) -> bool:
-    """Whether there are tensors whose class takes operators itself, such as jagged ones."""
-    return any(type(t).__torch_dispatch__ is not _PLAIN and not isinstance(t, Ragged)
+    """Return whether any tensor's class handles operators itself, such as jagged tensors."""
+    return any(type(t).__torch_dispatch__ is not _PLAIN and not isinstance(t, NestedTensor)
                for _, t in _strays(tensors))
 
 
 def writes_here(function: Any, facts: Operator, args: Any, kwargs: Any) -> bool:
-    """Whether an operator is to write a tensor that is not on the device."""
+    """Return whether an operator writes a tensor that is not on the device."""
     return any(a.name in facts.writes for a, _ in _strays(given(function, args, kwargs)))
 
 
 def given(function: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
-    """The values that an operator is given, each with its argument of the schema."""
+    """Return the operator's values, each with its argument of the schema."""
     arguments = function._schema.arguments
     return [*zip(arguments, args, strict=False),
             *((a, kwargs[a.name]) for a in arguments if a.name in kwargs)]
 
 
 def _strays(given: Any) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Tensors among (argument of the schema, value) that are not on the device."""
+    """Yield the tensors among (argument of the schema, value) that are not on the device."""
     return ((a, t) for a, t in _tensors(given) if not isinstance(t, RemoteTensor))
 
 
@@ -101,17 +101,17 @@ def _tensors(given: Any) -> Iterator[tuple[Any, torch.Tensor]]:
 
 
 def _crosses(facts: Operator, argument: Any, tensor: torch.Tensor, args: Any) -> bool:
-    """Whether CUDA takes this tensor of the CPU where it only reads it."""
+    """Return whether CUDA accepts this tensor of the CPU as an argument that is only read."""
     kind = str(argument.type)
-    if kind == INDICES or facts.name.endswith('.data'):   # batch sizes of a packed sequence
+    if kind == INDICES or facts.name.endswith('.data'):   # the batch sizes of a packed sequence
         return isinstance(args[0], RemoteTensor)
-    if argument.name == 'src' and facts.name.endswith('_scatter.default'):   # it is copied
+    if argument.name == 'src' and facts.name.endswith('_scatter.default'):   # CUDA copies it
         return isinstance(args[0], RemoteTensor)
     return not tensor.dim() and kind != SEVERAL
 
 
 def _is_read(facts: Operator, argument: Any, tensor: torch.Tensor) -> bool:
-    """Whether an operator on the CPU takes this tensor of the device."""
+    """Return whether an operator on the CPU accepts this tensor of the device."""
     return str(argument.type) == INDICES or (
         not tensor.dim() and _READ_BY_ITEM.get(facts.name) == argument.name)
 

@@ -1,7 +1,7 @@
 """Sequences as compiled plans for the replaying server (thesis Algorithm 12).
 
-A plan is resolved once: operators, places of arguments, when a tensor and its memory are let go,
-and which tensors from before a run it writes, also through views.
+Compilation resolves once: operators, places of arguments, when a tensor and its memory are
+released, and which tensors from before a run it writes, also through views.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MAX_STEPS = 1 << 17
 class Kernel:
     """An operator, ready to run: `call(arguments, keywords)` -> (results, value).
 
-    Results are flattened, as in a `Call`; `value` is what a wanted operator gives. `writes`:
-    positions or names of tensor arguments that it changes. `views`: its results may share memory
-    with its arguments; `fresh`: they may have memory of their own. `static`: what it does hangs on
-    no value and no random number.
+    Results are flattened, as in a `Call`; `value` is the value of a wanted operator. `writes`:
+    positions or names of tensor arguments that it changes. `views`: results may share memory with
+    arguments. `fresh`: results may have memory of their own. `static`: it depends on no value and
+    no random number.
     """
 
     call: Callable[[list[Any], dict[str, Any]], tuple[tuple[Any, ...], Any]]
@@ -38,95 +38,102 @@ class Kernel:
 
 
 class Executor(Protocol):
-    """Tensors of one client, and what can be done to them."""
+    """Tensors of one client, and the operations on them."""
 
     def resolve(self, op: str) -> Kernel:
-        """The operator of this name; raises Refused."""
+        """Return the operator of this name; raises Refused."""
     def argument(self, value: Any) -> Any:
-        """What an operator gets for a scalar, string, `Special` or tuple of a step."""
+        """Return the operator's argument for a scalar, string, `Special` or tuple."""
     def upload(self, data: Any, meta: Meta) -> Any:
-        """A new tensor; raises RemoteError if the bytes do not fit."""
+        """Return a new tensor; raises RemoteError if the bytes do not fit."""
     def download(self, tensor: Any) -> Any:
-        """What the client gets for a device-to-host copy."""
+        """Return the client's value of a device-to-host copy."""
     def meta(self, tensor: Any) -> Meta:
-        """Shape, strides, dtype, offset."""
+        """Return shape, strides, dtype, offset."""
     def place(self, tensor: Any) -> Any:
-        """Meta, and where in the device's memory the tensor is."""
+        """Return meta, and position in the device's memory."""
     def save(self, tensor: Any) -> Any:
-        """The values (and what else an operator may change) of a tensor."""
+        """Return a copy of all that an operator may change of a tensor."""
     def restore(self, tensor: Any, saved: Any) -> None:
-        """Undo what was done to a tensor since `save`."""
+        """Undo all changes of a tensor since `save`."""
     def random(self) -> Any:
-        """State of the random generator."""
+        """Return the state of the random generator."""
     def set_random(self, state: Any) -> None:
-        """Go back to a state."""
+        """Restore a state of the random generator."""
     def charge(self, tensor: Any) -> int:
-        """Count its memory as the client's until `credit`; returns bytes. Raises OutOfMemory."""
+        """Count a tensor's memory as the client's until `credit`; return its bytes.
+
+        Raises OutOfMemory.
+        """
     def reserve(self, size: int) -> int:
-        """Count bytes as the client's until `credit`; returns them. Raises OutOfMemory."""
+        """Count bytes as the client's until `credit`; return them.
+
+        Raises OutOfMemory.
+        """
     def credit(self, size: int) -> None:
-        """Bytes that were charged are free again."""
+        """Return bytes that were charged."""
     def get(self, handle: int) -> Any:
-        """The tensor of a handle; raises Missing."""
+        """Return the tensor of a handle; raises Missing."""
     def add(self, handle: int, tensor: Any) -> None:
-        """Take a tensor in; raises RemoteError if the handle is in use."""
+        """Add a tensor; raises RemoteError if the handle is in use."""
     def free(self, handle: int) -> None:
-        """Forget a tensor; an unknown handle is nothing."""
+        """Free a tensor; ignore an unknown handle."""
 
 
 @dataclass(slots=True)
 class Instruction:
-    """One step. Registers hold the tensors: slots first, then persistent, then bound ones."""
+    """One step. Registers hold the tensors: first slots, then persistent, then bound ones."""
 
     kind: str                               # HTOD, DTOH or ''
     call: Callable[..., Any] | None
-    arguments: list[Any]                    # scalars in place; `holes` are filled in a copy
-    holes: list[tuple[int, Any]]            # position, register or nested list of an argument
+    arguments: list[Any]                    # scalars in place; a run fills the `holes` of a copy
+    holes: list[tuple[int, Any]]            # position of an argument; register, or nested list
     keywords: dict[str, Any]
     keyword_holes: list[tuple[str, Any]]
-    results: list[tuple[int, int]]          # index of a new tensor, register
-    metas: tuple[Meta | None, ...]          # of an input, or where the shape depends on data
+    results: list[tuple[int, int]]          # index of a new tensor among the results, register
+    metas: tuple[Meta | None, ...]          # of an input, or if the shape depends on data
     wanted: bool
-    needs: int                              # bound tensors that must be known
-    release: list[int]                      # registers that are not needed any more
+    needs: int                              # number of bound tensors that must be known
+    release: list[int]                      # registers that are no longer needed
     fresh: list[int]                        # registers whose new tensors may have new memory
-    frees: list[int]                        # registers whose memory nothing needs any more
+    frees: list[int]                        # registers whose memory is no longer needed
     reads: frozenset[int]                   # registers of its arguments
     changes: frozenset[int]                 # registers whose memory it may change
     static: bool                            # see `Kernel`
 
 
 class Plan:
-    """A compiled sequence; raises RemoteError or Refused for one that cannot be."""
+    """A compiled sequence; raises RemoteError or Refused for an invalid one."""
 
     def __init__(self, sequence: Sequence, executor: Executor) -> None:
         if not 0 < len(sequence.steps) <= MAX_STEPS:
-            raise RemoteError(f'a sequence of {len(sequence.steps)} steps')
+            raise RemoteError(f'a sequence must have 1 to {MAX_STEPS} steps, '
+                              f'got {len(sequence.steps)}')
         self.slots, self.made, self.kept = sequence.slots, sequence.made, sequence.kept
-        self.persistent: list[int] = []          # handles, in the order of their registers
+        self.persistent: list[int] = []          # handles in the order of registers
         self.places: dict[StepRole, int] = {}
         self.bound = len(sequence.bound)
         self.count_registers(sequence)
-        self.written: set[int] = set()           # registers from before the run that it changes
-        self.sharers: dict[int, set[int]] = {}   # slot: slots that may hold its memory
-        self._shares: dict[int, set[int]] = {}   # slot: registers whose memory it may hold
+        self.written: set[int] = set()           # registers from before the run that it writes
+        self.sharers: dict[int, set[int]] = {}   # slot -> slots that may share its memory
+        self._shares: dict[int, set[int]] = {}   # slot -> registers whose memory it may share
         kernels = {s.op: executor.resolve(s.op) for s in sequence.steps if s.op not in (HTOD, DTOH)}
         self.instructions = [self.compile(step, kernels.get(step.op), executor)
                              for step in sequence.steps]
         self.note_releases(sequence)
-        self.blocks: dict[int, Block] = {}       # that may be run as one, by where they start
+        self.blocks: dict[int, Block] = {}       # start -> block that may run as a whole
 
     def count_registers(self, sequence: Sequence) -> None:
-        """Give every tensor a register."""
+        """Assign a register to every tensor."""
         made = -1
         bound = 0
         for step in sequence.steps:
             for role in step.roles():
                 if type(role) is Own and role.slot > made:
-                    raise RemoteError('a step uses a tensor that is not made yet')
+                    raise RemoteError('a step uses a tensor that does not exist yet')
                 if type(role) is Bound:
                     if role.index > bound:
-                        raise RemoteError('bound tensors come in another order')
+                        raise RemoteError('bound tensors must be numbered by first use')
                     bound = max(bound, role.index + 1)
                 if type(role) is Persistent and role not in self.places:
                     self.places[role] = self.slots + len(self.persistent)
@@ -135,9 +142,9 @@ class Plan:
                 if type(result) is Own and result.slot > made:
                     made += 1
                     if result.slot != made:
-                        raise RemoteError('tensors are made in another order')
+                        raise RemoteError('slots must be numbered in the order of creation')
         if bound != self.bound:
-            raise RemoteError('a sequence names bound tensors that it does not use')
+            raise RemoteError('a sequence declares bound tensors that it does not use')
         for slot in range(self.slots):
             self.places[Own(slot)] = slot
         for index in range(bound):
@@ -145,16 +152,16 @@ class Plan:
         self.registers = self.slots + len(self.persistent) + bound
 
     def compile(self, step: Step, kernel: Kernel | None, executor: Executor) -> Instruction:
-        """Turn a step into an instruction, and note what it writes and what shares memory."""
+        """Compile a step into an instruction; note what it writes and what shares memory."""
         roles = step.roles()
         if len(step.metas) != len(step.results):
-            raise RemoteError('a step has as many metas as results')
+            raise RemoteError('a step must have as many metas as results')
         if step.op == HTOD and (roles or len(step.results) != 1 or not step.metas[0]):
-            raise RemoteError('a host-to-device copy makes one tensor')
+            raise RemoteError('a host-to-device copy must create one tensor')
         if step.op == DTOH and (len(roles) != 1 or step.results):
-            raise RemoteError('a device-to-host copy has one tensor')
+            raise RemoteError('a device-to-host copy must read one tensor')
         if any(not isinstance(r, Own | None) and r not in roles for r in step.results):
-            raise RemoteError('a step returns a tensor that it neither made nor was given')
+            raise RemoteError('a step must return new tensors or its arguments')
         inputs = [self.places[role] for role in roles]
         results, seen = [], set(inputs)
         for index, role in enumerate(step.results):
@@ -181,7 +188,7 @@ class Plan:
             frozenset(inputs), changes, kernel is not None and kernel.static)
 
     def hole(self, value: Any, executor: Executor) -> Any:
-        """Register of a tensor, or a list with such in it; None for an argument without tensors."""
+        """Return the register of a tensor, or a list with registers; None without tensors."""
         if isinstance(value, ROLES):
             return self.places[value]
         if not Step('', (value,)).roles():
@@ -191,9 +198,9 @@ class Plan:
 
     def note_writes(self, step: Step, kernel: Kernel | None, inputs: list[int],
                     made: list[int]) -> frozenset[int]:
-        """Note registers from before the run that the step changes, maybe through a view.
+        """Note the tensors from before the run that a step changes, possibly through a view.
 
-        Returns all whose memory it may change.
+        Returns all registers whose memory the step may change.
         """
         keywords = dict(step.keywords)
         changes: set[int] = set()
@@ -204,7 +211,7 @@ class Plan:
                 changes |= self.shares(self.places[role])
         self.written |= {p for p in changes if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
-        if kernel is None or kernel.fresh:   # then no memory of a tensor that the run made
+        if kernel is None or kernel.fresh:   # then it shares no memory with the run's own tensors
             shared = {p for p in shared if p >= self.slots}
         for place in made:
             self._shares[place] = shared if kernel and not kernel.fresh else shared | {place}
@@ -213,11 +220,11 @@ class Plan:
         return frozenset(changes)
 
     def shares(self, place: int) -> set[int]:
-        """Registers whose memory a register may hold."""
+        """Return the registers whose memory a register may share."""
         return self._shares.get(place, {place})
 
     def note_releases(self, sequence: Sequence) -> None:
-        """Let every tensor go after its last use, unless it lives on."""
+        """Release every tensor after its last use, unless it is kept."""
         last: dict[int, int] = {}
         for position, step in enumerate(sequence.steps):
             for role in (*step.roles(), *step.results):

@@ -1,4 +1,4 @@
-"""Where a ClientMachine meets its server: what every shell around one does alike.
+"""The interface between a ClientMachine and its server, with the parts common to all shells.
 
 See `inprocess.InProcess` and `client_shell.Link`.
 """
@@ -13,19 +13,19 @@ from .client import Awaited, ClientMachine, Ticket
 
 
 class Port(ABC):
-    """Carries the messages of `machine`. One thread at a time calls it."""
+    """Carries the messages of `machine`. Only one thread at a time may call it."""
 
-    idle = False    # whether it waits, with the machine in order: a signal's handler may raise then
+    idle = False    # it waits in a consistent state: a signal handler may raise
 
     def __init__(self, machine: ClientMachine) -> None:
         self.machine = machine
 
     def wait(self, ticket: Ticket | Awaited) -> Any:
-        """Send what is to be sent, wait for the reply, and return or raise what it says."""
+        """Send pending messages, wait for the reply, and return its value or raise its error."""
         machine = self.machine
         self.transmit()
         try:
-            while not machine.settled(ticket):    # it may have come with an earlier reply
+            while not machine.settled(ticket):    # it may have arrived with an earlier reply
                 machine.on_message(self.receive())
         except BaseException:
             machine.forgo(ticket)
@@ -33,7 +33,7 @@ class Port(ABC):
         return machine.result(ticket)
 
     def post(self) -> None:
-        """Send what is to be sent. That the server is lost is for `wait` to say."""
+        """Send pending messages. A lost server is reported by `wait`."""
         self.transmit()
 
     @abstractmethod
@@ -42,12 +42,12 @@ class Port(ABC):
 
     @abstractmethod
     def receive(self) -> bytes:
-        """The next message of the server; raises LinkError if none will come."""
+        """Return the server's next message; raises LinkError if none will come."""
 
     @abstractmethod
     def watch(self, back: Callable[[], bool]) -> None:
-        """The server is lost: call `back` when one is in sight again, until it returns True."""
+        """The server is lost: call `back` when one is visible, until it returns True."""
 
     @abstractmethod
     def close(self) -> None:
-        """No call follows."""
+        """End the connection: no call follows."""

@@ -1,9 +1,9 @@
-"""What a call will return, from what the same call returned for tensors of other sizes.
+"""Predict a call's result from the result of the same call for tensors of other sizes.
 
-Detectors select by score: after that every inference has other shapes, and a client that waited for
-each of them would wait at every call. An answer is predicted only for a kind of call (operator,
-scalars' types, tensors' ranks and layouts) whose recorded answer the shape rule reproduces, and the
-server compares it with the real one.
+Detectors select by score, so later shapes differ in every inference; a client that waited for each
+of them would wait at every call. A result is predicted only for a kind of call (operator, types of
+scalars, ranks and layouts of tensors) whose recorded result the shape rule reproduces. The server
+compares the prediction with the real result.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any
 from .record import Call, Meta, Ref
 from .sequence import substitute
 
-WAITS = 16       # of a known kind, before a slow rule is asked: many programs have no more
-KINDS = 4096     # that are remembered
+WAITS = 16       # waits for known kinds before slow rules are tried: most programs have fewer
+KINDS = 4096     # remembered kinds of calls
 
 Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
 
 
 class Predictor:
-    """`rules` give the metas of a call's results, or raise; see `infer`.
+    """`rules` return the metas of a call's results, or raise; see `infer`.
 
-    The first is fast; the others are asked in programs that have waited often.
+    The first rule is fast; the others are used only in programs that have waited often.
     """
 
     def __init__(self, *rules: Rule) -> None:
         self._rules = rules
         self._waits = 0
         self._seen: dict[Any, tuple[Call, tuple[Meta | None, ...], Any]] = {}
-        # What reproduces the recorded answer, and how many rules were tried.
+        # The rule that reproduces the recorded result, and the number of rules tried.
         self._trusted: dict[Any, tuple[Rule | None, int]] = {}
 
     def learn(self, call: Call, inputs: tuple[Meta | None, ...], described: Any) -> None:
-        """The server answered this; `inputs`: metas of `call.inputs()`."""
+        """Record the server's answer; `inputs`: metas of `call.inputs()`."""
         kind = _kind(call, inputs)
         self._waits += kind in self._seen
         if len(self._seen) >= KINDS:
@@ -43,7 +43,7 @@ class Predictor:
         self._seen.setdefault(kind, (call, inputs, described))
 
     def predict(self, call: Call, inputs: tuple[Meta | None, ...]) -> Any:
-        """What the server will answer, as `Context.execute` describes it; None if not known."""
+        """Predict the server's answer, as `Context.execute` describes it; None if unknown."""
         kind = _kind(call, inputs)
         if kind not in self._seen:
             return None
@@ -58,7 +58,7 @@ class Predictor:
 
 
 def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) -> Any:
-    """What `rule` says that the call returns, in the form of `like`; None if it can not say."""
+    """Return the results that `rule` gives, in the form of `like`; None if it gives none."""
     given = iter(inputs)
 
     def meta(ref: Ref) -> Meta | None:
@@ -67,7 +67,7 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
     try:
         metas = rule(call.op, substitute(call.arguments, Ref, meta),
                      substitute(call.keywords, Ref, meta))
-    except Exception:   # no rule, or the call is wrong, which the server says better
+    except Exception:   # no rule, or an invalid call, which the server reports better
         return None
     if type(like) is tuple and all(type(item) is Meta for item in like):
         return metas    # a list of tensors may have another length
@@ -75,7 +75,7 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
 
 
 def _fill(like: Any, metas: Iterator[Meta | None]) -> Any:
-    """`like` with other metas; None if their number differs."""
+    """Return `like` with other metas; None if their number differs."""
     if type(like) is Meta or like is None:
         return next(metas, None)
     if type(like) is tuple:
@@ -98,6 +98,6 @@ def _form(value: Any) -> Any:
 
 
 def _layout(meta: Meta) -> tuple[tuple[int, ...], bool, bool]:
-    """Order of the dimensions in memory, and whether any is missing or single."""
+    """Return the order of dimensions in memory, and whether any has size 0 or 1."""
     order = sorted(range(len(meta.shape)), key=lambda k: (-meta.stride[k], k))
     return tuple(order), 0 in meta.shape, 1 in meta.shape

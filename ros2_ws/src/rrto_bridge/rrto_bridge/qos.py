@@ -1,10 +1,10 @@
-"""QoS profiles, named once. Every publisher and subscription of a topic uses the same."""
+"""QoS profiles. Every publisher and subscription of a topic uses the same one."""
 
 from fleet_ros.qos import STATUS
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
 __all__ = ['STATUS', 'STREAM']
 
-# Frames: reliable and in order; the window of `stream` bounds how many are on their way.
+# Frames: reliable and in order; the window of `stream` bounds the number in transit.
 STREAM = QoSProfile(depth=256, history=HistoryPolicy.KEEP_LAST,
                     reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)

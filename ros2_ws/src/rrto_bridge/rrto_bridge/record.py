@@ -1,6 +1,6 @@
-"""What one intercepted call is: operator, handles, scalars, and what it returns.
+"""An intercepted call: operator, handles, scalars and results. Independent of torch.
 
-All other files speak of the program in these terms; nothing here knows torch. Thesis 5.3.3.
+All other files describe the program in these terms. Thesis 5.3.3.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-HTOD = 'htod'  # host to device: no arguments, one result; the bytes travel beside the call
+HTOD = 'htod'  # host to device: no arguments, one result; the bytes are sent beside the call
 SEEDING = 'rrto.seed.default'  # seed of the random operators: one Ref, a number; no result
 DTOH = 'dtoh'  # device to host: one Ref, no result, always wanted; the bytes are the value
 
 
 class Meta(NamedTuple):
-    """What is known of a tensor without its values.
+    """The properties of a tensor without its values.
 
-    `shape`, `stride` (elements), `dtype` as in torch without its prefix ('float32'), `offset` of
+    `shape`, `stride` (elements), `dtype` named as in torch, without prefix ('float32'), `offset` of
     the first element in the storage (elements).
     """
 
@@ -28,13 +28,13 @@ class Meta(NamedTuple):
 
 
 class Ref(NamedTuple):
-    """A tensor argument: the handle that the client gave it. Handles are never used again."""
+    """A tensor argument, given by the client's handle. Handles are never reused."""
 
     handle: int
 
 
 class Slot(NamedTuple):
-    """The place of the k-th tensor argument in a signature, where handles do not count."""
+    """The place of the k-th tensor argument in a signature, which ignores handles."""
 
     place: int
 
@@ -52,10 +52,9 @@ class Call:
 
     `op` is 'aten.conv2d.default', HTOD or DTOH. `arguments` and `keywords` (name, value) hold
     scalars, `Ref`, `Special`, and tuples of these. `results` are the handles of the returned
-    tensors, flattened in order, None where the operator returned no tensor at that place; an in-
-    place operator returns the handle that it was given. `metas` belong to `results`. `wanted`: the
-    program needs a value now (a number, bytes, or a shape that depends on data), so a round trip
-    cannot be avoided.
+    tensors, flattened in order, None where the operator returned no tensor; an in-place operator
+    returns the handle of its argument. `metas` belong to `results`. `wanted`: the program needs a
+    value now (a number, bytes, or a shape that depends on data), so a round trip is necessary.
     """
 
     op: str
@@ -66,11 +65,11 @@ class Call:
     wanted: bool = False
 
     def inputs(self) -> tuple[int, ...]:
-        """Handles of the tensor arguments, in order, with repetitions."""
+        """Return the handles of the tensor arguments, in order, with repetitions."""
         return tuple(_handles((self.arguments, self.keywords)))
 
     def fresh(self) -> tuple[int, ...]:
-        """Handles that this call brings into being (not those that it was given)."""
+        """Return the handles of new tensors, without those of returned arguments."""
         given = set(self.inputs())
         return tuple(h for h in self.results if h is not None and h not in given)
 
@@ -84,10 +83,10 @@ def _handles(value: Any) -> Iterator[int]:
 
 
 def signature(call: Call, input_metas: tuple[Meta | None, ...]) -> tuple[Any, ...]:
-    """Hashable identity of a call without its handles: equal for the same step of two inferences.
+    """Return a hashable identity of a call without handles, equal for one step of two inferences.
 
-    `input_metas` belong to `call.inputs()`. Types count (1, 1.0 and True are three scalars), and so
-    does which result is an argument returned.
+    `input_metas` belong to `call.inputs()`. Types are part of it (1, 1.0 and True are three
+    scalars), as is which result is a returned argument.
     """
     given = call.inputs()
     slots = iter(range(len(given)))
@@ -112,6 +111,6 @@ def _template(value: Any, slots: Iterator[int]) -> Any:
 
 
 class Persistent(NamedTuple):
-    """Role of a tensor that existed before the pass began (parameter, buffer, something kept)."""
+    """Role of a tensor from before the pass, the same in every pass (such as a parameter)."""
 
     handle: int

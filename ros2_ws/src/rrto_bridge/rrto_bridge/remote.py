@@ -1,6 +1,6 @@
-"""The tensor that the program holds: a handle, and the meta of what it stands for.
+"""The tensor that the program holds: a handle, and the meta of the tensor that it stands for.
 
-Its device is 'cuda:0' to the program and to PyTorch; its values are on the server.
+To the program and PyTorch its device is 'cuda:0'; its values are on the server.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .record import Meta
 from .tensors import DTYPES, meta_of
 
 CUDA = torch.device('cuda:0')
-SIZE = 1 << 60  # of the storage, bytes: PyTorch's checks against it are the server's business
+SIZE = 1 << 60  # bytes of the storage: large, so that only the server checks bounds
 
-PLACES = 1 << 62   # above what addresses are: numbers that tell memory on the server apart
-NOTHING = -1     # handle of a wrapper whose tensor another wrapper has taken over
+PLACES = 1 << 62   # above all addresses: base of the numbers that identify memory on the server
+NOTHING = -1     # handle of a wrapper whose tensor has moved to another wrapper
 
-released: deque[int] = deque()   # handles of tensors that died, once per wrapper
+released: deque[int] = deque()   # handles of deleted wrappers
 _make = torch.Tensor._make_wrapper_subclass
 
 
@@ -32,19 +32,19 @@ def _not_installed(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Hook:
-    """Where calls go; `intercept` sets it."""
+    """The functions that receive calls; `intercept` sets them."""
 
     dispatch: Any = staticmethod(_not_installed)
     copy: Any = staticmethod(_not_installed)      # `Device.copy`
     memory: Any = staticmethod(_not_installed)    # `Device.memory`
     ask: Any = staticmethod(_not_installed)       # `Device.ask`
-    saving = threading.local()                    # `copied`: what a torch.save has copied so far
+    saving = threading.local()                    # `copied`: the copies of the present torch.save
 
 
 class Storage(torch.UntypedStorage):
-    """What can be said of the memory of a tensor on the server: which it is, and its size.
+    """Identity and size of the memory of a tensor on the server.
 
-    `data_ptr()` is a number that tensors have in common if they share memory; it is no address.
+    `data_ptr()` is a number that tensors sharing memory have in common; it is not an address.
     """
 
     _key: int
@@ -52,19 +52,19 @@ class Storage(torch.UntypedStorage):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """That of the tensor."""
+        """The device of the tensor."""
         return CUDA
 
     def data_ptr(self) -> int:
-        """Not zero, but of an empty one."""
+        """Return the number of the memory; 0 if it is empty."""
         return (self._key << 40) + PLACES if self._size else 0
 
     def nbytes(self) -> int:
-        """Bytes."""
+        """Return the bytes."""
         return self._size
 
     def size(self) -> int:
-        """Bytes."""
+        """Return the bytes."""
         return self._size
 
     def __len__(self) -> int:
@@ -73,7 +73,8 @@ class Storage(torch.UntypedStorage):
 
 
 def _not_here(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError('rrto: no storage of a tensor on the device is here; use tensor.cpu()')
+    raise RuntimeError("rrto: the storage of the device's tensors is not on this machine; use "
+                       'tensor.cpu()')
 
 
 for _name in ('__getitem__', '__setitem__', '__iter__', 'resize_', 'copy_', 'clone', 'cpu', 'cuda',
@@ -82,7 +83,7 @@ for _name in ('__getitem__', '__setitem__', '__iter__', 'resize_', 'copy_', 'clo
 
 
 def storage_of(tensor: Any) -> Storage:
-    """The storage of a tensor of ours; a round trip."""
+    """Return the storage of a remote tensor; a round trip."""
     make_storage: Any = torch.UntypedStorage.__new__
     made: Any = make_storage(Storage, 0, device='meta')
     memory = Hook.memory(tensor)
@@ -92,7 +93,7 @@ def storage_of(tensor: Any) -> Storage:
 
 
 class RemoteTensor(torch.Tensor):
-    """A tensor on the server; `handle` is its name there. Made as one of its three subclasses."""
+    """A tensor on the server, named by `handle`. Always an instance of a subclass."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     handle: int
@@ -107,7 +108,7 @@ class RemoteTensor(torch.Tensor):
             released.append(self.handle)
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Of a CUDA tensor: refused unless `force`."""
+        """Raise CUDA's error unless `force`."""
         if force:
             return self.detach().cpu().numpy(force=True)
         if self.requires_grad:
@@ -120,32 +121,32 @@ class RemoteTensor(torch.Tensor):
         return self.numpy()
 
     def is_conj(self) -> bool:
-        """Whether it is conjugated in name only: a round trip."""
+        """Return whether it is lazily conjugated: a round trip."""
         return self.is_complex() and bool(Hook.ask(torch.ops.aten.is_conj.default, self))
 
     def is_neg(self) -> bool:
-        """Whether it is negated in name only: a round trip."""
+        """Return whether it is lazily negated: a round trip."""
         return bool(Hook.ask(torch.ops.aten.is_neg.default, self))
 
     def resolve_conj(self) -> Any:
-        """The values themselves: a round trip."""
+        """Return the conjugated values: a round trip."""
         return self.clone() if self.is_conj() else self
 
     def resolve_neg(self) -> Any:
-        """The values themselves: a round trip."""
+        """Return the negated values: a round trip."""
         return self.clone() if self.is_neg() else self
 
     def untyped_storage(self) -> Storage:
-        """What can be said of its memory."""
+        """Return the description of its memory."""
         return storage_of(self)
 
     def data_ptr(self) -> int:
-        """Where it begins, in the numbers of its storage: equal for tensors that share values."""
+        """Return its begin as a number of its storage: equal for tensors that share values."""
         start = self.untyped_storage().data_ptr()
         return start and start + int(self.storage_offset()) * self.itemsize
 
     def tolist(self) -> Any:
-        """Values as nested lists."""
+        """Return the values as nested lists."""
         return self.detach().cpu().tolist()
 
     def __format__(self, spec: str) -> str:
@@ -158,7 +159,7 @@ class RemoteTensor(torch.Tensor):
         return text[:place] + ", device='cuda:0'" + text[place:-1] + function
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As a tensor on the CPU: what is saved can be read without rrto."""
+        """Save as a tensor on the CPU, which can be read without rrto."""
         saved = Hook.copy(self, getattr(Hook.saving, 'copied', {}), True)
         if getattr(self, '_is_param', False):
             saved = torch.nn.Parameter(saved, self.requires_grad)
@@ -184,7 +185,7 @@ class RemoteTensor(torch.Tensor):
         return found
 
     def _again(self, values: Any) -> RemoteTensor:
-        """`values` as what this is: a parameter, or to be differentiated."""
+        """Return `values` as the same kind of tensor: a parameter, with gradients."""
         if getattr(self, '_is_param', False):
             values = torch.nn.Parameter(values, self.requires_grad)
         kind = of_program(type(self))
@@ -194,20 +195,20 @@ class RemoteTensor(torch.Tensor):
         return made
 
 
-_INNER = frozenset(('handle', '_is_param', '_home'))   # attributes of ours
+_INNER = frozenset(('handle', '_is_param', '_home'))   # attributes of this module
 
 
 class Value(RemoteTensor):
-    """What calls return. A slot takes a third of the time that an attribute of a tensor takes."""
+    """A result of a call. Its slot is accessed in a third of the time of a tensor attribute."""
 
     __slots__ = ('handle',)
 
 
 class Place(RemoteTensor):
-    """What was another tensor before: objects with slots can not change their class."""
+    """A tensor that changes its class when it moves; objects with slots cannot do that."""
 
     def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
-        """As `nn.Parameter(...)`: programs call the type of a parameter."""
+        """Create a parameter, since programs call the type of a parameter."""
         return torch.nn.Parameter(data, requires_grad)
 
 
@@ -216,29 +217,29 @@ class Held(Place):
 
 
 class Guest(RemoteTensor):
-    """What has a class of the program's, too; attributes that it copies leave the handle alone."""
+    """A tensor of a program's subclass; a slot keeps the handle when it copies attributes."""
 
     __slots__ = ('handle',)
 
     @classmethod
     def __torch_function__(cls, *args: Any) -> Any:
-        """PyTorch's own, which it takes from a class that has a `__torch_dispatch__`."""
+        """Call PyTorch's own, which it ignores in a class that has a `__torch_dispatch__`."""
         return vars(torch.Tensor)['__torch_function__'].__func__(cls, *args)
 
 
 def seen_as(tensor: RemoteTensor) -> type:
-    """The class that a tensor on the device would have on CUDA."""
+    """Return the class that this tensor would have on CUDA."""
     return of_program(type(tensor)) or (
         torch.nn.Parameter if getattr(tensor, '_is_param', False) else torch.Tensor)
 
 
 def of_program(kind: type) -> type | None:
-    """The program's class that a class of tensors on the device stands for, if it does."""
+    """Return the program's class that this class stands for, if any."""
     return getattr(kind, '_of_program', None)
 
 
 def _named_as(kind: type, ours: tuple[type, ...]) -> None:
-    """Libraries choose what to do by the name of a class, and of its module."""
+    """Rename our classes: libraries decide by the name and module of a class."""
     for one in ours:
         one.__module__, one.__name__ = kind.__module__, kind.__name__
         one.__qualname__ = kind.__qualname__
@@ -250,7 +251,7 @@ _named_as(torch.nn.Parameter, (Held,))
 
 @lru_cache(None)
 def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
-    """A class of the program's as one of tensors on the device."""
+    """Return a subclass of the program's class that is also a remote tensor."""
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return Held if ours is Place and kind is torch.nn.Parameter else ours
     body = {'__module__': kind.__module__, '__qualname__': kind.__qualname__, '_of_program': kind}
@@ -260,7 +261,7 @@ def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
 
 
 def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
-    """`tensor.as_subclass(kind)`, which makes an alias: see `alias_kind`."""
+    """`tensor.as_subclass(kind)`, which creates an alias: see `alias_kind`."""
     kind = of_program(kind) or kind
     if not isinstance(tensor, RemoteTensor) or issubclass(Value, kind) \
             or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -280,7 +281,7 @@ def make_subclass(cls: Any, data: torch.Tensor, requires_grad: bool = False, **k
 
 
 def alias_kind() -> type[RemoteTensor]:
-    """Class of the next alias: PyTorch gives it no other one afterwards."""
+    """Return the class of the next alias: PyTorch does not change it afterwards."""
     return getattr(_alias, 'kind', Value)
 
 
@@ -290,7 +291,7 @@ _make_subclass: Any = torch.Tensor._make_subclass
 
 
 def make(handle: int, meta: Meta, kind: type[RemoteTensor] = Value) -> RemoteTensor:
-    """The wrapper of a handle."""
+    """Return the wrapper of a handle."""
     tensor: RemoteTensor = _make(kind, meta.shape, meta.stride, meta.offset, None,
                                  DTYPES[meta.dtype], torch.strided, CUDA, False, False, None, False,
                                  False, None, SIZE)
@@ -300,7 +301,7 @@ def make(handle: int, meta: Meta, kind: type[RemoteTensor] = Value) -> RemoteTen
 
 def make_view(handle: int, meta: Meta, of: torch.Tensor, kind: type[RemoteTensor] = Value
               ) -> RemoteTensor:
-    """The wrapper of a view: in inference mode, a view of an ordinary tensor is an ordinary one."""
+    """Return the wrapper of a view; in inference mode a view of an ordinary tensor is ordinary."""
     if torch.is_inference_mode_enabled() and not of.is_inference():
         with torch._C._InferenceMode(False):
             return make(handle, meta, kind)
@@ -312,7 +313,7 @@ _new_parameter = torch.nn.Parameter.__new__
 
 
 def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-    """`nn.Parameter(...)`: one that can move to the CPU and back, where its values are ours."""
+    """`nn.Parameter(...)`: one that can move to the CPU and back."""
     cls = of_program(cls) or cls
     if not isinstance(data, RemoteTensor):
         return _new_parameter(cls, data, requires_grad)
@@ -322,7 +323,7 @@ def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any
 
 
 def _place(value: Any, home: type = torch.Tensor) -> Place:
-    """What `value` is, which nothing else uses, as an object that can change its class."""
+    """Move `value`, which nothing else uses, into an object that can change its class."""
     place = make(value.handle, meta_of(value), _joined(home, Place))
     value.handle = NOTHING
     assert isinstance(place, Place)
@@ -335,18 +336,18 @@ def get_data(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """`tensor.data = value`, across devices too: this is how a module moves its parameters.
+    """`tensor.data = value`, also across devices: modules move their parameters this way.
 
-    `tensor` and an alias of `value` exchange what they are, as in `torch.utils.swap_tensors`;
-    graphs keep the old values.
+    `tensor` and an alias of `value` are swapped, as in `torch.utils.swap_tensors`; graphs keep the
+    old values.
     """
     here, there = isinstance(tensor, RemoteTensor), isinstance(value, RemoteTensor)
     if not here and not there:
         _data.__set__(tensor, value)
         return
     if here and not isinstance(tensor, Place) and not there:
-        raise RuntimeError('rrto: .data of a tensor that was made on the device can not be set to '
-                           'one of the CPU, unless it is a parameter')
+        raise RuntimeError('rrto: .data of a tensor created on the device cannot be set to a CPU '
+                           'tensor unless it is a parameter: assign a new tensor instead')
     other = value.detach()
     if not here:
         other = _place(other)

@@ -1,13 +1,14 @@
-"""The replaying client: follows the program, call by call (Algorithm 11), and falls back.
+"""The replaying client: follows the program call by call (Algorithm 11), and handles mismatches.
 
-Idle, every call is made one by one and feeds the search. A call at a boundary (host to device, or
-first after a wanted call) that begins a known sequence opens a run: from then on the program gets
-virtual results while the server executes. The program waits only for wanted values. At the first
-call that differs the server undoes what it did ahead and makes the same calls again.
+Without an open run, calls are made one by one and feed the search. A call at a boundary (host to
+device, or the first after a wanted call) that begins a known sequence opens a run. From then on the
+program gets virtual results while the server executes; it waits only for wanted values. At a
+mismatch the server undoes what it did ahead and makes the program's calls again.
 
-Sequences that begin alike form a prefix tree, kept as a list with the length of every common
-prefix: a run follows a *leader*, and the others that agree so far are its rivals. The client sends
-nothing while a decision is near, else the server runs the leader, which can be undone.
+Sequences with a common beginning form a prefix tree, kept as a list with the length of every common
+prefix: a run follows a *leader*; the others that still agree are its rivals. The client sends
+nothing shortly before a decision between them; otherwise the server runs the leader, which it can
+undo.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from typing import Any
 
 from .actions import Abandon, Action, Finish, Free, More, Notice, Start, Switch, Value
 from .derive import Infer
+from .known_sequences import Known, PrefixTree
+from .partial_sequences import PartialSequences
 from .record import HTOD, Call, Meta
 from .search import LIMIT, Search
 from .sequence import Sequence, Step, instantiate
-from .stretch import Stretches
-from .tree import Known, Tree
 
-NEAR = 16             # calls: worth waiting for before a message is sent
-HOPELESS = LIMIT      # calls without any sequence after which the user is told, once
+NEAR = 16             # calls within which an expected call is worth waiting for
+HOPELESS = LIMIT      # calls without any sequence after which the user gets one notice
 
 
 @dataclass(slots=True)
 class Decision:
-    """What to do with a call: the actions, then, if `step` is None, the call itself.
+    """How to handle a call: do the actions; then, if `step` is None, make the call itself.
 
-    Else the call is virtual: its results have handles `handles` and the metas of `step`, and if
-    `wait` is not None the program needs the `Value` of this run and index.
+    Otherwise the call is virtual: its results have the handles `handles` and the metas of `step`.
+    If `wait` is not None the program needs the `Value` of this run and index.
     """
 
     actions: list[Action]
@@ -51,18 +52,18 @@ class _Run:
     leader: Known
     rivals: list[Known]
     base: int
-    started: bool = False              # the server knows of it
-    done: bool = False                 # the program has made all its calls
-    values: int = 0                    # wanted calls so far
+    started: bool = False              # the server has received it
+    done: bool = False                 # the program has made all of its calls
+    values: int = 0                    # number of wanted calls so far
     bound: list[int] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
-    sent: tuple[int, int] = (0, 0)     # inputs, bound
-    dead: set[int] = field(default_factory=set)  # own handles that the program let go
-    # Metas that steps whose shape depends on data returned, by position.
+    sent: tuple[int, int] = (0, 0)     # number of inputs and bound tensors sent
+    dead: set[int] = field(default_factory=set)  # own handles that the program has freed
+    # Position -> returned metas, for steps whose shape depends on data.
     returned: dict[int, tuple[Meta | None, ...]] = field(default_factory=dict)
 
     def alive(self, count: int) -> tuple[int, ...]:
-        """Handles that the first `count` steps made and the program still holds."""
+        """Return handles that the first `count` steps created and the program still holds."""
         made = self.leader.sequence.made[count]
         return tuple([h for h in range(self.base, self.base + made) if h not in self.dead])
 
@@ -70,43 +71,43 @@ class _Run:
 class ReplayClient:
     """State machine of one program.
 
-    `allocate(n)` reserves n handles and returns the first; `meta_of(handle)`: of a tensor that the
-    program holds, None if it is not known; `infer`: see derive.py. `closed`: after `call`, `leave`
-    and `received`, if that closed a run whose effects stay: gives its calls, as `pending` did.
+    `allocate(n)` reserves n handles and returns the first. `meta_of(handle)` returns the meta of a
+    tensor that the program holds, None if unknown. `infer`: see derive.py. `closed`: if the last
+    `call`, `leave` or `received` closed a run whose effects stay, returns its calls like `pending`.
     """
 
     def __init__(self, allocate: Callable[[int], int],
                  meta_of: Callable[[int], Meta | None], search: Search | None = None,
                  infer: Infer | None = None) -> None:
         self.search = search or Search()
-        self.stretches = Stretches(self.search.repetitions)
-        self.expected: Step | None = None  # the only call that `advance` may stand for
+        self.partial = PartialSequences(self.search.repetitions)
+        self.expected: Step | None = None  # the only call for which `advance` may be called
         self.base = 0                      # handle of slot 0 of the open run
-        self.runs = self.finished = 0      # opened, and brought to their end
+        self.runs = self.finished = 0      # number of runs opened, and completed
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
         self._allocate = allocate
-        self._tree = Tree(meta_of, infer)
+        self._tree = PrefixTree(meta_of, infer)
         self._run: _Run | None = None
         self._position = 0
         self._fast: list[Step | None] = []
-        self._boundary = True              # whether an idle call may open a run
+        self._boundary = True              # whether the next call may open a run
         self._frees: list[int] = []
-        self._told = False
+        self._notified = False
 
     @property
     def sequences(self) -> int:
-        """How many sequences are known."""
+        """Number of known sequences."""
         return len(self._tree.known)
 
     # -- events ----------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """The program made the call `expected`."""
+        """Record that the program made the call `expected`."""
         self._position += 1
         self.expected = self._fast[self._position]
 
     def call(self, call: Call, data: Any = None) -> Decision:
-        """The program makes a call, its results not known yet (`metas` only of HTOD)."""
+        """Decide how to handle a call whose results are not known yet (`metas` only of HTOD)."""
         actions: list[Action] = []
         self.closed = None
         run = self._run
@@ -124,18 +125,18 @@ class ReplayClient:
         return Decision(actions)
 
     def recorded(self, call: Call) -> list[Action]:
-        """The call that `call` left to be made was made; it has its results now."""
+        """Record a call that `call` left to be made, with its results."""
         actions: list[Action] = []
         self._boundary = call.wanted
         self._observe(call, actions)
-        if self.search.observed >= HOPELESS and not self._tree.taken and not self._told:
-            self._told = True
+        if self.search.observed >= HOPELESS and not self._tree.added and not self._notified:
+            self._notified = True
             actions.append(Notice(f'no sequence repeats in {self.search.observed} calls; '
-                                  'every call is sent by itself'))
+                                  'each call is sent separately'))
         return actions
 
     def received(self, value: Value) -> list[Action]:
-        """A value the program waited for: its tensors may differ from the step's in shape."""
+        """Process a value that the program waited for; another shape is a mismatch."""
         run = self._run
         actions: list[Action] = []
         self.closed = None
@@ -147,14 +148,14 @@ class ReplayClient:
         return actions
 
     def hasten(self) -> list[Action]:
-        """The program waits for what it has called: the server shall not wait for more calls."""
+        """Send all calls so far, because the program waits for them."""
         actions: list[Action] = []
         if self._run is not None:
             self._send(self._run, actions)
         return actions
 
     def leave(self) -> list[Action]:
-        """Something follows that is no call and changes what calls do: end the run."""
+        """End the run, because something other than a call changes its effects."""
         actions: list[Action] = []
         self.closed = None
         run = self._run
@@ -165,19 +166,19 @@ class ReplayClient:
         return actions
 
     def failed(self) -> list[Action]:
-        """An operator of the open run failed on the server: what the run made is lost."""
+        """End the open run, whose operator failed on the server; its results are lost."""
         run = self._run
         assert run is not None
         actions: list[Action] = [Abandon(run.number, 0, ())]
         self._tree.forget(run.leader, actions)
         self.search.restart()
-        self.stretches.restart()
+        self.partial.restart()
         self._boundary = True
         self._close()
         return actions
 
     def freed(self, handle: int) -> None:
-        """The program holds this tensor no longer."""
+        """Record that the program no longer references a tensor."""
         run = self._run
         if run is not None and handle >= run.base:
             run.dead.add(handle)
@@ -185,7 +186,7 @@ class ReplayClient:
             self._frees.append(handle)
 
     def pending(self) -> list[tuple[Call, Any]]:
-        """Calls of the open run with the bytes of their inputs, to make them elsewhere."""
+        """Return the calls of the open run with their input bytes, to make them elsewhere."""
         return self._calls(self._run, self._position) if self._run else []
 
     @staticmethod
@@ -195,13 +196,13 @@ class ReplayClient:
         return [(c, next(data) if c.op == HTOD else None) for c in calls]
 
     def lost(self) -> list[tuple[Call, Any]]:
-        """The server is gone: the calls of the open run, which is over, and nothing is known."""
+        """Forget the open run and all sequences: the server is lost. Return the run's calls."""
         calls = self.pending()
         self._close()
         self._tree.known.clear()
         self._frees.clear()
         self.search.restart()
-        self.stretches.restart()
+        self.partial.restart()
         return calls
 
     # -- idle: opening a run ---------------------------------------------------------------------
@@ -222,7 +223,7 @@ class ReplayClient:
     # -- a run -----------------------------------------------------------------------------------
 
     def _follow(self, run: _Run, call: Call, actions: list[Action]) -> bool:
-        """Whether the call is the next one of the leader, or of a rival, which then leads."""
+        """Return whether the call is the next one of the leader or a rival, which then leads."""
         position = self._position
         for known in (run.leader, *run.rivals):
             if position < len(known.sequence.steps) and \
@@ -232,7 +233,7 @@ class ReplayClient:
         return False
 
     def _lead(self, run: _Run, leader: Known, call: Call, actions: list[Action]) -> None:
-        """Follow a sequence that the call agrees with; drop the rivals that it rules out."""
+        """Follow a sequence that matches the call; drop rivals that it rules out."""
         position = self._position
         run.bound += self._tree.bind(leader, position, call, run.base, run.bound) or ()
         if leader is not run.leader and run.started:
@@ -251,7 +252,7 @@ class ReplayClient:
                     self._fast[at] = None
 
     def _virtual(self, run: _Run, data: Any, actions: list[Action]) -> Decision:
-        """The call was the leader's step: its results exist from now on, if only in name."""
+        """Record that the call was the leader's step: its results exist only by handle."""
         position = self._position
         steps = run.leader.sequence.steps
         step = steps[position]
@@ -275,7 +276,7 @@ class ReplayClient:
         return Decision(actions, step, call.results, wait)
 
     def _stop_is_near(self, run: _Run) -> bool:
-        """Whether the next message has to wait for a call that is expected soon."""
+        """Return whether to delay the next message until a call that is expected soon."""
         sequence = run.leader.sequence
         branches = {run.leader.common[r.sequence.number] for r in run.rivals}
         for at in range(self._position + 1, self._position + 1 + NEAR):
@@ -286,7 +287,7 @@ class ReplayClient:
         return False
 
     def _send(self, run: _Run, actions: list[Action]) -> None:
-        """Tell the server what it does not know yet."""
+        """Send the server what it does not have yet."""
         inputs, bound = tuple(run.inputs[run.sent[0]:]), tuple(run.bound[run.sent[1]:])
         if not run.started:
             run.started = True
@@ -296,11 +297,11 @@ class ReplayClient:
         run.sent = len(run.inputs), len(run.bound)
 
     def _settle(self, run: _Run, actions: list[Action]) -> None:
-        """The program goes on after a pass: what the server did is to stay."""
+        """End a complete pass: the server keeps its effects."""
         sequence = run.leader.sequence
         alive = run.alive(self._position)
         if not all(h - run.base in sequence.kept for h in alive):
-            self._abandon(run, actions)      # it kept more than it used to: the server freed that
+            self._abandon(run, actions)      # the program kept a tensor that the server has freed
             return
         actions.append(Finish(run.number, alive))
         metas = dict(sequence.metas)
@@ -308,13 +309,13 @@ class ReplayClient:
             metas |= sequence.steps[position].made(returned)
         left = {h: metas[h - run.base] for h in alive}
         self.search.interrupt(left)
-        self._take(self.stretches.interrupt(left), actions)
+        self._add(self.partial.interrupt(left), actions)
         self._boundary = True
         self.closed = partial(self._calls, run, self._position)
         self._close()
 
     def _abandon(self, run: _Run, actions: list[Action]) -> None:
-        """The program left the sequence: the calls so far are made again, the rest is undone."""
+        """End the run at a mismatch: the server repeats the calls so far and undoes the rest."""
         self._send(run, actions)
         actions.append(Abandon(run.number, self._position, run.alive(self._position)))
         if not run.done:
@@ -328,30 +329,30 @@ class ReplayClient:
         self._close()
         for call in calls[:-1]:
             self._observe(call, actions)
-        for handle in run.dead - last:       # known before the last call: it may end a sequence
+        for handle in run.dead - last:       # before the last call, which may end a sequence
             self._forget(handle)
         self._observe(calls[-1], actions)
         for handle in run.dead & last:
             self._forget(handle)
 
     def _observe(self, call: Call, actions: list[Action]) -> None:
-        for sequence in (self.search.observe(call), self.stretches.observe(call)):
-            self._take(sequence, actions)
+        for sequence in (self.search.observe(call), self.partial.observe(call)):
+            self._add(sequence, actions)
 
-    def _take(self, sequence: Sequence | None, actions: list[Action]) -> None:
+    def _add(self, sequence: Sequence | None, actions: list[Action]) -> None:
         if sequence is not None and self._tree.alive(sequence):
             self._tree.add(sequence, actions)
 
     def _forget(self, handle: int) -> None:
         self.search.freed(handle)
-        self.stretches.freed(handle)
+        self.partial.freed(handle)
 
     def _close(self) -> None:
         self._run = self.expected = None
         self._position = 0
 
     def _flush_frees(self, actions: list[Action]) -> None:
-        """Let go what the program does not hold, while no run is open whose undo may need it."""
+        """Free tensors now that no open run may need them to undo its effects."""
         if not self._frees:
             return
         self._tree.forget_users(self._frees, actions)

@@ -1,7 +1,7 @@
-"""The replaying server: the run that is open, which may be ahead of the program.
+"""The replaying server: executes the open run, which may be ahead of the program.
 
-Until `Finish` a run can be undone: what it made is dropped, and tensors from before it that it
-writes were saved when it began. What it holds counts as the client's memory.
+A run can be undone until `Finish`: its new tensors are dropped; tensors from before it that it
+writes were saved when it began. All that it holds counts as the client's memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .graphs import Capturer, Part
 from .plan import Executor, Instruction, Plan
 from .record import DTOH, HTOD, Meta
 
-MAX_SEQUENCES = 64    # of one client; a client keeps half as many
+MAX_SEQUENCES = 64    # most sequences of one client; clients keep at most half as many
 
 Request = Define | Forget | Start | More | Switch | Abandon | Finish | Free
 
@@ -32,15 +32,15 @@ class _Run:
         self.bound = list(start.bound)
         self.executor = executor
         self.kept = 0            # bytes of the inputs
-        self.short: OutOfMemory | None = None   # inputs were too many to be kept
-        self.whole = True        # blocks may be run as a whole
-        self.take(start.inputs)
+        self.short: OutOfMemory | None = None   # the inputs did not fit into memory
+        self.whole = True        # blocks may run as a whole
+        self.keep(start.inputs)
         self.begin(plan)
         if self.short is not None:
             self.fail(self.short)
 
-    def take(self, inputs: tuple[Any, ...]) -> None:
-        """Keep these inputs until the run is over, as the client's memory."""
+    def keep(self, inputs: tuple[Any, ...]) -> None:
+        """Keep these inputs until the run ends, counted as the client's memory."""
         try:
             self.kept += self.executor.reserve(sum(map(len, inputs)))
             self.inputs += inputs
@@ -48,23 +48,24 @@ class _Run:
             self.short = self.short or error
 
     def begin(self, plan: Plan) -> None:
-        """Be at the first step of a plan."""
+        """Start at the first step of a plan."""
         self.plan = plan
         self.position = self.used = self.values = 0
-        self.differs = False     # in shape, the last tensor: waits for Abandon
+        self.differs = False     # the last shape differs: waits for Abandon
         self.stopped = False     # by an error
-        self.error: Exception | None = None   # if the client is not told of it yet
+        self.error: Exception | None = None   # an error not yet reported to the client
         self.random = self.executor.random()
         self.saved: list[tuple[Any, Any]] = []
-        self.sizes: dict[int, int] = {}       # bytes that are charged, by register
+        self.sizes: dict[int, int] = {}       # register -> charged bytes
         self.registers: list[Any] = [None] * plan.slots
         self.enter(plan.persistent)
         self.bind()
 
     def bind(self) -> None:
-        """Fill registers of bound tensors that are known now."""
+        """Fill the registers of bound tensors that are now known."""
         if len(self.bound) > self.plan.bound:
-            raise RemoteError('the run has fewer bound tensors')
+            raise RemoteError(f'a run must have at most {self.plan.bound} bound tensors, '
+                              f'got {len(self.bound)}')
         known = len(self.registers) - self.plan.slots - len(self.plan.persistent)
         if not self.stopped:
             self.enter(self.bound[known:])
@@ -79,28 +80,28 @@ class _Run:
                     self.sizes[len(self.registers)] = self.executor.charge(saved)
                     self.saved.append((tensor, saved))
                 self.registers.append(tensor)
-        except (Missing, OutOfMemory) as error:  # of an earlier call that nobody waited for
+        except (Missing, OutOfMemory) as error:  # an earlier call that nobody waited for failed
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Stop, and tell the client at the next value."""
+        """Stop; the next value reports the error."""
         self.stopped = True
         self.error = error
 
     def undo(self) -> None:
-        """Be as if the run had not begun."""
+        """Restore the state from before the run."""
         for tensor, saved in reversed(self.saved):
             self.executor.restore(tensor, saved)
         self.executor.set_random(self.random)
         self.leave()
 
     def leave(self) -> None:
-        """What the run holds is no longer the run's."""
+        """Return the bytes charged to the run."""
         self.executor.credit(sum(self.sizes.values()))
         self.sizes.clear()
 
     def ready(self) -> bool:
-        """Whether the next step can be executed."""
+        """Return whether the next step can be executed."""
         plan = self.plan
         if self.stopped or self.differs or self.position >= len(plan.instructions):
             return False
@@ -109,9 +110,9 @@ class _Run:
             step.needs <= len(self.bound)
 
     def step(self, alive: frozenset[int] = frozenset()) -> Value | None:
-        """Execute the next step; a value if it is a wanted one. `alive`: slots that stay.
+        """Execute the next step, or a whole block if one begins here and may run as a whole.
 
-        Where a block begins that is run as a whole, all of it.
+        Returns the value of a wanted step. `alive`: slots to keep.
         """
         block = self.plan.blocks.get(self.position)
         if block is not None and self.whole and self.leap(block):
@@ -141,7 +142,7 @@ class _Run:
         return answer
 
     def leap(self, block: Block) -> bool:
-        """Run a block as a whole, if it is its turn; whether it was."""
+        """Run a block as a whole if it is ready; return whether it ran."""
         registers = self.registers
         if block.part.dropped or block.needs > len(self.bound):
             return False
@@ -175,7 +176,7 @@ class _Run:
         return True
 
     def execute(self, step: Instruction, registers: list[Any]) -> Any:
-        """Run an operator; its new tensors are in their registers."""
+        """Run an operator and store its new tensors in their registers."""
         arguments, keywords = step.arguments, step.keywords
         if step.holes:
             arguments = arguments[:]
@@ -193,7 +194,7 @@ class _Run:
         return value
 
     def answer(self, step: Instruction, value: Any) -> Value:
-        """What the client gets for a wanted step."""
+        """Return the client's value of a wanted step."""
         metas: tuple[Meta | None, ...] = ()
         if step.metas:
             row: list[Meta | None] = list(step.metas)
@@ -208,10 +209,10 @@ class _Run:
 
 
 class ReplayServer:
-    """Runs sequences of one client. Raises RemoteError for what a client may not ask."""
+    """Runs the sequences of one client. Raises RemoteError for an invalid request."""
 
     def __init__(self, executor: Executor, capturer: Capturer | None = None) -> None:
-        """`capturer`: what runs parts of plans as one, see `graphs`."""
+        """`capturer`: captures blocks of plans as graphs, see `graphs`."""
         self.executor = executor
         self._capturer = capturer
         self._plans: dict[int, Plan] = {}
@@ -224,7 +225,7 @@ class ReplayServer:
         return run is not None and (run.ready() or run.error is not None)
 
     def apply(self, request: Request) -> None:
-        """Take a request, in the order in which the client made them."""
+        """Apply a request; requests must come in the client's order."""
         match request:
             case Define(sequence):
                 if len(self._plans) >= MAX_SEQUENCES or sequence.number in self._plans:
@@ -238,14 +239,14 @@ class ReplayServer:
                     block.part.close()
             case Start():
                 if self._run is not None:
-                    raise RemoteError('a run is open')
+                    raise RemoteError('only one run may be open at a time')
                 self._run = _Run(request, self._plan(request.number), self.executor)
             case Free(handles):
                 for handle in handles:
                     self.executor.free(handle)
             case More(number, inputs, bound):
                 run = self._open(number)
-                run.take(inputs)
+                run.keep(inputs)
                 run.bound.extend(bound)
                 run.bind()
                 if run.short is not None and not run.stopped:
@@ -262,16 +263,16 @@ class ReplayServer:
                 self._finish(self._open(number), alive)
 
     def advance(self, limit: int) -> Iterator[Value]:
-        """Execute at most `limit` steps of the open run; yields values that the program may want.
+        """Execute at most `limit` steps of the open run; yield values that the program may want.
 
-        Each as soon as it is there: the program waits for no more than what comes before it.
+        Each value is yielded at once, so the program waits only for the steps before it.
         """
         run = self._run
         while run is not None and limit > 0 and run.ready():
             limit -= 1
             try:
                 value = run.step()
-            except Exception as error:  # what an operator raises belongs to its caller
+            except Exception as error:  # the error belongs to the operator's caller
                 run.fail(error)
                 break
             if value is not None:
@@ -296,32 +297,32 @@ class ReplayServer:
 
     def _finish(self, run: _Run, alive: tuple[int, ...]) -> None:
         if any(h - run.base not in run.plan.kept for h in alive):
-            raise RemoteError('the run does not keep this tensor')
+            raise RemoteError('a kept tensor must be one that the sequence keeps')
         self._run_to(run, len(run.plan.instructions), frozenset())
         self._close(run, alive)
 
     def _abandon(self, run: _Run, count: int, alive: tuple[int, ...]) -> None:
         if not 0 <= count <= len(run.plan.instructions):
-            raise RemoteError(f'the run has no step {count}')
+            raise RemoteError(f'a run of {len(run.plan.instructions)} steps cannot repeat {count}')
         if any(not 0 <= h - run.base < run.plan.made[count] for h in alive):
-            raise RemoteError('these steps do not make this tensor')
+            raise RemoteError('a kept tensor must be one that the repeated steps create')
         run.undo()
-        run.whole = False    # the program has called no more than `count`
+        run.whole = False    # the program has made only `count` calls
         run.begin(run.plan)
         self._run_to(run, count, frozenset(h - run.base for h in alive))
         self._close(run, alive)
 
     def _run_to(self, run: _Run, count: int, alive: frozenset[int]) -> None:
-        """Execute up to step `count`; if that cannot be, the run is undone and over."""
+        """Execute up to step `count`; if that fails, undo and end the run."""
         try:
             while run.position < count:
                 if run.error is not None:
                     raise run.error
-                run.differs = False    # the client knows
+                run.differs = False    # the client knows the difference
                 if not run.ready():
                     if run.short is not None:
                         raise run.short
-                    raise RemoteError('the run cannot make the steps that it is said to have made')
+                    raise RemoteError('inputs or bound tensors of the completed steps are missing')
                 run.step(alive)
         except Exception:
             run.undo()

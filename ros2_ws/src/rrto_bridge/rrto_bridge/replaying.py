@@ -18,16 +18,16 @@ from .replay import Decision, ReplayClient
 from .search import Search
 from .sequence import Sequence
 
-NUMBER = Meta((), (), 'int64')   # of a seed
+NUMBER = Meta((), (), 'int64')   # meta of a seed
 
 
 class Replaying(PerCall):
-    """Records calls made one by one, and follows sequences that repeat.
+    """Makes calls one by one, records them, and replays sequences that repeat.
 
-    `repeats`: passes that must be equal before a sequence is taken up (the thesis's R).
+    `repeats`: equal passes after which a sequence is replayed (R in the thesis).
     """
 
-    batch = 1   # what lives on after a pass has to be known when the pass ends
+    batch = 1   # the tensors kept after a pass must be known at its end
 
     def __init__(self, port: Port, journal: Journal | None = None, repeats: int = 3) -> None:
         super().__init__(port, journal)
@@ -35,17 +35,17 @@ class Replaying(PerCall):
         self.replay = ReplayClient(self.machine.allocate, self._metas.get,
                                    Search(repeats), infer)
         self.follower = self.replay
-        self.defined: Sequence | None = None   # the newest
-        self._dropped: set[int] = set()   # since a run was closed with an effect
-        self._round_trips = 0   # when the last replayed inference ended
+        self.defined: Sequence | None = None   # the newest sequence
+        self._dropped: set[int] = set()   # handles dropped since a run with effects was closed
+        self._round_trips = 0   # count at the end of the last replayed inference
 
     @property
     def sequences(self) -> int:  # type: ignore[override]
-        """How many sequences are known."""
+        """Number of known sequences."""
         return self.replay.sequences
 
     def execute(self, call: Call, input_metas: tuple[Meta, ...], view: bool) -> Result:
-        """An operator."""
+        """Run an operator."""
         for handle, meta in zip(call.inputs(), input_metas, strict=True):
             self._metas.setdefault(handle, meta)
         decision = self._decide(call)
@@ -57,7 +57,7 @@ class Replaying(PerCall):
         return result
 
     def upload(self, meta: Meta, data: Any, weight: bool) -> int:
-        """Host to device."""
+        """Copy host to device."""
         call = Call(HTOD, metas=(meta,))
         decision = self._decide(call, data)
         if decision.step is not None:
@@ -69,12 +69,12 @@ class Replaying(PerCall):
         return handle
 
     def download(self, handle: int, meta: Meta | None = None) -> tuple[Meta, Any]:
-        """Device to host; `meta`: of the tensor, where it is known."""
+        """Copy device to host; `meta`: of the tensor, if known."""
         (found, data), = self.downloads([(handle, meta)])
         return found, data
 
     def downloads(self, tensors: list[tuple[int, Meta | None]]) -> list[tuple[Meta, Any]]:
-        """Several of them, asked for together."""
+        """Copy several tensors from device to host, requested together."""
         asked: list[Any] = []
         for handle, meta in tensors:
             if meta is not None:
@@ -89,7 +89,7 @@ class Replaying(PerCall):
         return self._settle_all(asked)
 
     def free(self, handles: list[int]) -> None:
-        """The program has dropped these tensors."""
+        """Free tensors that the program no longer references."""
         for handle in handles:
             self._metas.pop(handle, None)
             self.replay.freed(handle)
@@ -97,12 +97,12 @@ class Replaying(PerCall):
             self._dropped.update(handles)
 
     def synchronize(self) -> None:
-        """Wait until every call is done, those of an open run included."""
+        """Wait until every call is done, including those of an open run."""
         self._act(self.replay.hasten())
         super().synchronize()
 
     def seed(self, seed: int) -> None:
-        """Seed of the random operators: an input, and a call that takes it, which are replayed."""
+        """Seed the random operators: an upload and a call, which can be replayed."""
         if self.journal is not None:
             self.journal.seed = seed
         number = self.upload(NUMBER, memoryview(struct.pack('Q', seed)), False)
@@ -110,12 +110,12 @@ class Replaying(PerCall):
         self.free([number])
 
     def random(self, state: bytes) -> bytes:
-        """State of the generator; a run may have drawn from it ahead."""
+        """Return or set the generator's state; ends a run that may have drawn ahead."""
         self._leave()
         return super().random(state)
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Of the memory of a tensor; what an open run made has to be there."""
+        """Describe a tensor's memory; ends the open run, whose tensors must exist."""
         self._leave()
         return super().memory(handle)
 
@@ -125,7 +125,7 @@ class Replaying(PerCall):
         self._act(actions)
 
     def lost(self) -> list[tuple[Call, Any]]:
-        """The server is gone: the calls of the open run."""
+        """Return the calls of the open run: the server is lost."""
         return self.replay.lost()
 
     def _decide(self, call: Call, data: Any = None) -> Decision:
@@ -135,7 +135,7 @@ class Replaying(PerCall):
         return decision
 
     def _note_closed(self) -> None:
-        """Tell the journal what a run did that is over, and what is dropped of it already."""
+        """Tell the journal the calls of a closed run, and which results are dropped already."""
         if self.journal is None or self.replay.closed is None:
             return
         calls = self.replay.closed()
@@ -153,7 +153,7 @@ class Replaying(PerCall):
         self._act(self.replay.recorded(replace(call, results=handles, metas=metas)))
 
     def _value(self, decision: Decision) -> tuple[Any, tuple[Meta | None, ...]]:
-        """What a virtual call gives, if the program needs it now."""
+        """Return what a virtual call gives, if the program needs it now."""
         if decision.wait is None:
             self.port.post()
             return None, ()
@@ -172,7 +172,7 @@ class Replaying(PerCall):
         return value.value, value.metas
 
     def _act(self, actions: list[Action]) -> None:
-        at_once = False    # whether the server can begin with it; then all goes in one message
+        at_once = False    # whether the server can begin: then send all as one message
         for action in actions:
             if isinstance(action, Notice):
                 print(f'rrto: {action.text}', file=sys.stderr)

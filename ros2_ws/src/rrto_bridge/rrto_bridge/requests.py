@@ -1,4 +1,4 @@
-"""Replay actions as values on the wire and back; what a client sends is checked here."""
+"""Encode replay actions as wire values, and decode them with all checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = frozenset((DEFINE, *_KINDS))
 
 
 def to_item(action: Any) -> tuple[Any, ...]:
-    """An action as an item of a message."""
+    """Return an action as an item of a message."""
     if isinstance(action, Define):
         s = action.sequence
         steps = tuple([(t.op, t.arguments, t.keywords, t.results, t.metas, t.wanted)
@@ -27,13 +27,14 @@ def to_item(action: Any) -> tuple[Any, ...]:
 
 
 def from_item(item: tuple[Any, ...]) -> Any:
-    """The action that an item stands for; raises RemoteError."""
+    """Return the action of an item; raises RemoteError."""
     kind, fields = item[0], item[1:]
     if kind == DEFINE:
         return _define(fields)
     action = _KINDS[kind]
     if len(fields) != len(action.__slots__):
-        raise RemoteError(f'{kind} has other fields')
+        raise RemoteError(f'malformed {kind}: expected {len(action.__slots__)} fields, '
+                          f'got {len(fields)}')
     for name, field in zip(action.__slots__, fields, strict=True):
         if name in ('bound', 'alive'):
             good = type(field) is tuple and all(type(h) is int for h in field)
@@ -42,21 +43,21 @@ def from_item(item: tuple[Any, ...]) -> Any:
         else:
             good = type(field) is int and field >= 0
         if not good:
-            raise RemoteError(f'{name} of {kind} has another form')
+            raise RemoteError(f'malformed {kind}: invalid {name}')
     return action(*fields)
 
 
 def _define(fields: tuple[Any, ...]) -> Define:
     if len(fields) != 4 or type(fields[0]) is not int or not all(
             type(f) is tuple for f in fields[1:]):
-        raise RemoteError('a sequence has another form')
+        raise RemoteError('malformed sequence: expected an integer and three tuples')
     number, kept, bound, steps = fields
     if not all(type(k) is int for k in kept) or not all(type(m) is Meta for m in bound):
-        raise RemoteError('a sequence keeps something else than tensors')
+        raise RemoteError('malformed sequence: invalid kept slots or bound metas')
     try:
         sequence = Sequence(tuple([_step(step) for step in steps]), frozenset(kept), bound)
     except (AttributeError, TypeError, ValueError) as error:
-        raise RemoteError(f'a sequence has another form: {error}') from error
+        raise RemoteError(f'malformed sequence: {error}') from error
     sequence.number = number
     return Define(sequence)
 
@@ -64,24 +65,24 @@ def _define(fields: tuple[Any, ...]) -> Define:
 def _step(fields: Any) -> Step:
     if type(fields) is not tuple or tuple(type(f) for f in fields) != (
             str, tuple, tuple, tuple, tuple, bool):
-        raise RemoteError('a step has another form')
+        raise RemoteError('malformed step of a sequence')
     _, _, keywords, results, metas, _ = fields
     if not all(type(k) is tuple and len(k) == 2 and type(k[0]) is str for k in keywords) \
             or not all(r is None or isinstance(r, ROLES) for r in results) \
             or not all(m is None or type(m) is Meta for m in metas) or len(results) != len(metas):
-        raise RemoteError('a step has another form')
+        raise RemoteError('malformed step of a sequence')
     return Step(*fields)
 
 
 def value_to_message(value: Value) -> tuple[Any, ...]:
-    """A value as a message to the client."""
+    """Return a value as a message to the client."""
     return value.run, value.index, value.value, value.metas, value.error
 
 
 def value_of(message: tuple[Any, ...]) -> Value:
-    """The value that a message to the client holds; raises RemoteError."""
+    """Return the value in a message to the client; raises RemoteError."""
     run, index, value, metas, error = message
     if type(run) is not int or type(index) is not int or type(metas) is not tuple \
             or type(error) is not str:
-        raise RemoteError('a value has another form')
+        raise RemoteError('malformed value from the server')
     return Value(run, index, value, metas, error)

@@ -1,14 +1,15 @@
 """Operator Sequence Search: finds the calls that a program repeats (Algorithms 8 to 10).
 
-Incremental, so its cost is linear in the log. The log is cut into *chunks*, each ending with a
-wanted call (device to host: the only place where an inference can end), and chunks with equal tags
-have equal names. A pass is then a few chunks that repeat, and is looked for among chunk names:
+The search is incremental, so its cost is linear in the log. The log is cut into *sections*, each
+ending with a wanted call (device to host: only there can an inference end). Sections with equal
+tags have equal names. A pass consists of a few sections that repeat; it is found by their names:
 
-- candidates (boundary statistics): how long ago the last 1, 2, 4, ... chunks were seen before;
-- FastCheck: the chunks of R passes are equal. Tags are interned, so equality is exact;
+- candidates (boundary statistics): the distances at which the last 1, 2, 4, ... sections occurred
+  before;
+- FastCheck: the sections of R passes are equal. Tags are interned, so equality is exact;
 - FullCheck: every tensor argument has the same role in R passes.
 
-The length is e - s + 1; Algorithm 8 has e - s, which its Algorithm 10 contradicts.
+The length is e - s + 1; Algorithm 8 has e - s, which contradicts its Algorithm 10.
 """
 
 from __future__ import annotations
@@ -21,55 +22,55 @@ from typing import Any
 from .record import HTOD, Call, Meta, Ref
 from .sequence import Sequence, build
 
-REPETITIONS = 3       # R: the first may hold initialisation, two are then steady (thesis 5.3.3)
-WITHOUT_INPUT = 8     # a pass without host-to-device copy may be an inner loop: R times this often
-MAX_WANTED = 256      # wanted calls in one pass
-LIMIT = 1 << 17       # calls kept; a pass of more than LIMIT / R calls is not found
+REPETITIONS = 3       # R: the first pass may initialise; the next two are steady (thesis 5.3.3)
+WITHOUT_INPUT = 8     # factor of R without a host-to-device copy: perhaps an inner loop
+MAX_WANTED = 256      # most wanted calls in one pass
+LIMIT = 1 << 17       # calls in the log; a pass of more than LIMIT / R calls is not found
 
 _ORDERS = MAX_WANTED.bit_length()
 _TENSOR = '\0tensor'  # stands for a tensor in a tag
 _BOOLS = ('\0False', '\0True')
 
-# Origin of a tensor, one int: position of the call that made it << _SHIFT | which of its results it
-# is; -1 for a tensor from before the log.
+# Origin of a tensor: position of the call that created it << _SHIFT | index of the result; -1 for a
+# tensor from before the log.
 _SHIFT = 16
 _INDEX = (1 << _SHIFT) - 1
 
 
 class Search:
-    """The log of calls that ran one by one, and what repeats in it."""
+    """The log of calls made one by one, and the search for what repeats in it."""
 
     def __init__(self, repetitions: int = REPETITIONS, limit: int = LIMIT, rotate: bool = True
                  ) -> None:
-        """`rotate`: a pass may begin at another place of what repeats than where it began first."""
+        """`rotate`: a pass may begin at another position of the repetition than the first."""
         if repetitions < REPETITIONS:
-            raise ValueError(f'a sequence must be seen at least {REPETITIONS} times')
+            raise ValueError(f'repetitions must be at least {REPETITIONS}, got {repetitions}')
         self.repetitions, self.limit = repetitions, limit
         self._rotate = rotate
-        self.observed = 0             # calls, ever
+        self.observed = 0             # number of observed calls
         self._tags: dict[Any, int] = {}
         self.restart()
 
     def restart(self) -> None:
-        """Forget the log."""
+        """Clear the log."""
         self._tags.clear()
         self._log: list[Call] = []
         self._row: list[int] = []                 # tag of each call
         self._given = array('q')                  # handles of the tensor arguments of all calls
-        self._from = array('q')                   # where these come from
-        self._first = [0]                         # index in both of the first one of each call
-        self._origin: dict[int, int]    = {}      # of tensors that live
-        self._outside: dict[int, Meta] = {}       # tensors that replayed passes left
-        self._breaks: list[int] = []              # positions before which other work was done
+        self._from = array('q')                   # origins of these handles
+        self._first = [0]                         # index in both where each call begins
+        self._origin: dict[int, int]    = {}      # handle -> origin, for live tensors
+        self._outside: dict[int, Meta] = {}       # tensors that replayed passes kept
+        self._breaks: list[int] = []              # positions before which other calls were made
         self._input = -1                          # position of the last host-to-device copy
-        self._names: dict[Any, int] = {}          # of chunks and of runs of 2^k chunks
+        self._names: dict[Any, int] = {}          # names of sections and of runs of 2^k sections
         self._contexts: list[list[int]] = [[] for _ in range(_ORDERS)]
-        self._seen: dict[int, int] = {}           # name: chunk at which it was last seen
-        self._ends: list[int] = [-1]              # position of the end of each chunk, from index 1
-        self._blocked: dict[int, int] = {}        # pass length: not to begin before this position
+        self._seen: dict[int, int] = {}           # name -> section at which it was last seen
+        self._ends: list[int] = [-1]              # position where each section ends, from index 1
+        self._blocked: dict[int, int] = {}        # pass length -> earliest begin
 
     def observe(self, call: Call) -> Sequence | None:
-        """Take a call that was made and whose results are known; a sequence if one is found."""
+        """Record a call with its results; return a sequence if one is found."""
         if len(self._row) + len(self._outside) >= self.limit:
             self.restart()
         self.observed += 1
@@ -96,14 +97,14 @@ class Search:
         return self._on_end(position) if call.wanted else None
 
     def freed(self, handle: int) -> None:
-        """The program holds this tensor no longer."""
+        """Record that the program no longer references a tensor."""
         self._origin.pop(handle, None)
 
     def interrupt(self, left: Mapping[int, Meta]) -> None:
-        """A pass that is not in the log was replayed here: no pass may span this place.
+        """Record that calls outside the log were made here, such as a replayed pass.
 
-        `left`: the tensors that live on after it. What came after the last wanted call is dropped,
-        since nothing can end there any more.
+        No found pass may span this position. `left`: the tensors that remain. Calls after the last
+        wanted call are dropped, since no pass can end there any more.
         """
         self._outside.update(left)
         keep = self._ends[-1] + 1
@@ -120,7 +121,7 @@ class Search:
     # -- candidates and FastCheck (Algorithms 8 and 9) -------------------------------------------
 
     def _on_end(self, end: int) -> Sequence | None:
-        periods = self._add_chunk(end)
+        periods = self._add_section(end)
         for period in sorted(periods):
             sequence = self._try(end, period)
             if sequence is not None:
@@ -128,9 +129,9 @@ class Search:
                 return sequence
         return None
 
-    def _add_chunk(self, end: int) -> set[int]:
-        """Name the chunk that ends here; how many chunks ago its last 1, 2, 4, ... were seen."""
-        chunk = len(self._ends) - 1
+    def _add_section(self, end: int) -> set[int]:
+        """Name the section that ends here; return how long ago its last 1, 2, 4, ... occurred."""
+        section = len(self._ends) - 1
         key: Any = tuple(self._row[self._ends[-1] + 1:end + 1])
         self._ends.append(end)
         periods = set()
@@ -138,21 +139,21 @@ class Search:
             name = self._names.setdefault((order, key), len(self._names))
             row.append(name)
             before = self._seen.get(name)
-            if before is not None and chunk - before <= MAX_WANTED:
-                periods.add(chunk - before)
-            self._seen[name] = chunk
-            earlier = chunk - (1 << order)
+            if before is not None and section - before <= MAX_WANTED:
+                periods.add(section - before)
+            self._seen[name] = section
+            earlier = section - (1 << order)
             if earlier < 0:
-                self._fill(order + 1, chunk)
+                self._fill(order + 1, section)
                 break
             key = (row[earlier], name)
         return periods
 
-    def _fill(self, order: int, chunk: int) -> None:
-        """Runs of chunks that would begin before the log have no name."""
+    def _fill(self, order: int, section: int) -> None:
+        """Leave runs of sections without a name if they would begin before the log."""
         for row in self._contexts[order:]:
-            if len(row) <= chunk:
-                row.append(-1 - chunk)
+            if len(row) <= section:
+                row.append(-1 - section)
 
     def _try(self, end: int, period: int) -> Sequence | None:
         names, count = self._contexts[0], len(self._ends) - 1
@@ -163,7 +164,7 @@ class Search:
         first = end + 1 - repetitions * length
         if first < self._blocked.get(length, 0):
             return None
-        whole = (repetitions - 2) * period    # the first pass may share its first chunk with noise
+        whole = (repetitions - 2) * period    # the first section may include earlier calls
         if whole > begin or names[begin - whole:begin] != names[count - whole:count]:
             return None
         if self._row[first:first + length] != self._row[end + 1 - length:end + 1]:
@@ -181,11 +182,11 @@ class Search:
     # -- FullCheck (Algorithm 10) ----------------------------------------------------------------
 
     def _full_check(self, first: int, length: int, repetitions: int) -> int | list[bool]:
-        """Whether every argument has one role; else where a later check has to begin.
+        """Check that every argument has one role; else return where a later check must begin.
 
-        A role is: the same tensor in all passes; what a certain earlier call of the same pass made;
-        or what a certain call of a recent pass made (the first pass may have it from elsewhere).
-        The former are True in the list that is returned, for all arguments of the pass.
+        A role is: the same tensor in all passes; the result of a certain earlier call of the same
+        pass; or the result of a certain call of a recent pass (in the first pass from anywhere).
+        The returned list, over all arguments of the pass, is True for the first of these roles.
         """
         last = first + (repetitions - 1) * length
         for start in range(last, first - 1, -length):
@@ -202,13 +203,13 @@ class Search:
         return fixed
 
     def _arguments(self, start: int, length: int) -> tuple[array[int], array[int]]:
-        """Handles of the tensor arguments of a pass, and where they come from."""
+        """Return handles and origins of the tensor arguments of a pass."""
         row = slice(self._first[start], self._first[start + length])
         return self._given[row], self._from[row]
 
     def _other_role(self, last: int, start: int, length: int, fixed: list[bool],
                     is_first: bool) -> int | None:
-        """Which argument of the pass from `start` has another role than in the one from `last`."""
+        """Return the index of an argument whose role differs between two passes, if any."""
         shift = (last - start) << _SHIFT
         begin, end = start << _SHIFT, last << _SHIFT
         outside = self._outside
@@ -218,7 +219,7 @@ class Search:
             if same:
                 if a != b:
                     return index
-            elif one < 0:                  # it may be what a replayed pass left
+            elif one < 0:                  # a replayed pass may have kept it
                 if two >= 0 or a not in outside or b not in outside:
                     return index
             elif (two < 0 or one - two != shift) and not (is_first and one < end and two < begin):
@@ -226,15 +227,15 @@ class Search:
         return None
 
     def _best_cut(self, end: int, length: int, period: int, fixed: list[bool]) -> int:
-        """Calls to wait until the best place to cut; 0 if it is here (Figure 5.5f: rotation).
+        """Return the number of calls until the best cut; 0 for a cut here (Figure 5.5f: rotation).
 
-        A sequence of several chunks repeats from any of them. The right one is where fewest
-        tensors are carried over; then where the next call brings an input; then the next one.
+        A sequence of several sections repeats from any of them. The best cut carries the fewest
+        tensors over; among equals the next call brings an input; then it is the next one.
         """
         if period == 1 or not self._rotate:
             return 0
         start = end + 1 - length
-        lives: dict[tuple[int, int], int] = {}  # calls from making to last use, in any rotation
+        lives: dict[tuple[int, int], int] = {}  # calls from creation to last use, in any rotation
         for position in range(start, start + length):
             for at in range(self._first[position], self._first[position + 1]):
                 origin = self._from[at]
@@ -242,7 +243,7 @@ class Search:
                     made = origin >> _SHIFT
                     tensor = ((made + 1 - start) % length, origin & _INDEX)
                     lives[tensor] = max(lives.get(tensor, 0), position - made)
-        change = [0] * (length + 1)        # of the number of tensors carried into a position
+        change = [0] * (length + 1)        # of the number of tensors carried to a position
         for (begin, _), life in lives.items():
             whole, rest = divmod(life, length)
             change[0] += whole
@@ -267,7 +268,7 @@ class Search:
 
 
 def _span(begin: int, size: int, change: list[int]) -> None:
-    """Add 1 to `size` positions from `begin` on, around the end."""
+    """Add 1 to `size` positions from `begin` on, wrapping around at the end."""
     length = len(change) - 1
     if not size:
         return
@@ -281,7 +282,7 @@ def _span(begin: int, size: int, change: list[int]) -> None:
 
 
 def skeleton(call: Call) -> tuple[list[Any], list[int]]:
-    """The call without handles and results, and its handles: (op, wanted, metas, ...)."""
+    """Return the call without handles and results (op, wanted, metas, ...), and its handles."""
     given: list[int] = []
     key: list[Any] = [call.op, call.wanted, call.metas]
     add = key.append
@@ -301,7 +302,7 @@ def skeleton(call: Call) -> tuple[list[Any], list[int]]:
 
 
 def _exact(value: Any, given: list[int]) -> Any:
-    """Hashable form of an argument in which 1, 1.0 and True differ; its handles go to `given`."""
+    """Return a hashable form that distinguishes 1, 1.0 and True; append its handles to `given`."""
     kind = type(value)
     if kind is tuple:
         for item in value:
@@ -317,4 +318,4 @@ def _exact(value: Any, given: list[int]) -> Any:
         return value
     if kind is bool:
         return _BOOLS[value]
-    return '\0' + repr(value)      # complex, Special: the type's name is in it
+    return '\0' + repr(value)      # complex, Special: repr contains the type

@@ -1,7 +1,8 @@
-"""`type(x)` as a program sees it: on CUDA a tensor is a `torch.Tensor`, a parameter a `Parameter`.
+"""Make `type(x)` return `torch.Tensor` or `nn.Parameter` for remote tensors, as on CUDA.
 
-Ours are of classes of their own, which PyTorch calls. So a module that compares, keeps or looks up
-types gets a `type` among its globals that answers as on CUDA, and is Python's in all else.
+Remote tensors have classes of their own, which PyTorch calls. A module that compares, stores or
+looks up types therefore gets a `type` among its globals that answers as on CUDA and is Python's
+otherwise.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ TYPE = _Type()
 
 
 def install() -> None:
-    """Look at the modules that are being imported, the program's own first, and all later ones."""
+    """Patch the modules being imported now, the program's first, and all later ones."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         names, path = frame.f_globals, frame.f_code.co_filename
         if frame.f_code.co_name == '<module>':
             _look(names, path)
         if names.get('__name__') == '__main__' and not os.path.exists(path):
-            names['type'] = TYPE   # `python -c`, a prompt, a notebook: no source to look at
+            names['type'] = TYPE   # `python -c`, a prompt, a notebook: no source to search
         frame = frame.f_back
     execute = SourceFileLoader.exec_module
 
@@ -92,7 +93,7 @@ def _look(names: dict[str, Any], path: str) -> None:
         return
     try:
         source = Path(path).read_bytes()
-    except OSError:   # it is not from a file
+    except OSError:   # not from a file
         return
     if b'type(' in source and _TENSORS.search(source) and _USES.search(source):
         names['type'] = TYPE

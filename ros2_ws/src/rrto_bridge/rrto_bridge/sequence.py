@@ -1,10 +1,10 @@
-"""What an accepted operator sequence is: steps whose tensors have roles in place of handles.
+"""An accepted operator sequence: steps in which tensors have roles instead of handles.
 
-Thesis section 5.3.3 (provenance) and 5.3.4 (what a replay carries). A tensor of a step is
-`Own(slot)`: the slot-th tensor that the pass brings into being (its handle is base + slot);
-`Persistent(handle)`: the same tensor in every pass (parameter, buffer);
-`Bound(index)`: a tensor of an earlier pass, another one each time (prefetched input, recurrent
-state): the client names it when the program first uses it.
+Thesis section 5.3.3 (provenance) and 5.3.4 (what a replay transfers). A tensor of a step is
+`Own(slot)`: the slot-th tensor that the pass creates (its handle is base + slot);
+`Persistent(handle)`: the same tensor in every pass (parameter, buffer); or `Bound(index)`: a tensor
+of an earlier pass that differs from pass to pass (prefetched input, recurrent state). The client
+names a bound tensor when the program first uses it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .record import HTOD, Call, Meta, Persistent, Ref
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Role of the `slot`-th tensor that the pass brings into being."""
+    """Role of the `slot`-th tensor that the pass creates."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Role of a tensor that existed before the pass and differs from pass to pass."""
+    """Role of a tensor from before the pass that differs from pass to pass."""
 
     index: int
 
@@ -39,9 +39,9 @@ ROLES = (Own, Persistent, Bound)
 class Step:
     """One call of a sequence. `arguments` and `keywords` hold roles where a call holds `Ref`.
 
-    `results`: `Own` for a new tensor, the role of the argument for one that is returned, None for
-    no tensor. `metas`: None, too, where the shape varies from pass to pass. `compiled` is free for
-    who executes or matches steps.
+    `results`: `Own` for a new tensor, the argument's role for a returned argument, None for no
+    tensor. `metas`: also None where the shape varies from pass to pass. `compiled` is free for the
+    code that executes or matches steps.
     """
 
     op: str
@@ -53,40 +53,40 @@ class Step:
     compiled: Any = None
 
     def roles(self) -> list[StepRole]:
-        """Roles of the tensor arguments, in order, with repetitions."""
+        """Return the roles of the tensor arguments, in order, with repetitions."""
         return list(_roles((self.arguments, self.keywords)))
 
     def made(self, metas: tuple[Meta | None, ...]) -> dict[int, Meta]:
-        """Metas by slot of the tensors that the step makes, if it returns these."""
+        """Return slot -> meta of the new tensors, if the step returns these metas."""
         return {role.slot: meta for role, meta in zip(self.results, metas, strict=False)
                 if isinstance(role, Own) and meta is not None}
 
     def differs(self, metas: tuple[Meta | None, ...]) -> bool:
-        """Whether these are not metas of its results; where it has none itself, any will do."""
+        """Return whether any result's meta differs from the step's; an open meta matches all."""
         return any(mine is not None and mine != other
                    for mine, other in zip(self.metas, metas, strict=True))
 
     def key(self) -> str:
-        """Equal for equal steps; types count, and so does the sign of zero."""
+        """Return a string that is equal for equal steps; it includes types and the sign of zero."""
         return repr((self.op, self.arguments, self.keywords, self.results, self.metas, self.wanted))
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Steps of one inference. `kept`: slots that live on after the pass, as far as is known."""
+    """Steps of one inference. `kept`: slots that remain after the pass, as far as known."""
 
     steps: tuple[Step, ...]
     kept: frozenset[int]
-    bound: tuple[Meta, ...] = ()  # of the `Bound` tensors
-    slots: int = 0        # how many tensors the pass brings into being
-    number: int = -1      # given by the client when it takes the sequence up
+    bound: tuple[Meta, ...] = ()  # metas of the `Bound` tensors
+    slots: int = 0        # number of tensors that the pass creates
+    number: int = -1      # assigned by the client when it adds the sequence
     keys: list[str] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)   # slots made before step i; last: all
-    metas: dict[int, Meta] = field(default_factory=dict)  # of the slots, at the end of the pass
-    needs: list[int] = field(default_factory=list)  # steps that need something of the client
+    made: list[int] = field(default_factory=list)   # slots created before step i; last entry: all
+    metas: dict[int, Meta] = field(default_factory=dict)  # slot -> meta at the end of the pass
+    needs: list[int] = field(default_factory=list)  # steps that need data from the client
 
     def __post_init__(self) -> None:
-        """Derive what follows from the steps."""
+        """Derive the other fields from the steps."""
         seen: set[int] = set()
         for position, step in enumerate(self.steps):
             self.made.append(self.slots)
@@ -100,11 +100,11 @@ class Sequence:
         self.keys = [step.key() for step in self.steps]
 
     def calls(self, count: int, base: int, bound: Items[int]) -> list[Call]:
-        """First `count` steps as the calls of a pass."""
+        """Return the first `count` steps as calls of a pass."""
         return [instantiate(step, base, bound) for step in self.steps[:count]]
 
     def common(self, other: Sequence) -> int:
-        """How many first steps are equal in both."""
+        """Return the number of first steps that are equal in both."""
         pairs = zip(self.keys, other.keys, strict=False)
         return next((i for i, (a, b) in enumerate(pairs) if a != b),
                     min(len(self.keys), len(other.keys)))
@@ -119,7 +119,7 @@ def _roles(value: Any) -> Iterator[StepRole]:
 
 
 def substitute(value: Any, kinds: type | tuple[type, ...], new: Callable[[Any], Any]) -> Any:
-    """`value` with everything of `kinds` in it, however deep in tuples, replaced by `new` of it."""
+    """Replace every item of `kinds` in `value`, also in nested tuples, by `new` of the item."""
     if isinstance(value, kinds):
         return new(value)
     if type(value) is tuple:
@@ -128,7 +128,7 @@ def substitute(value: Any, kinds: type | tuple[type, ...], new: Callable[[Any], 
 
 
 def instantiate(step: Step, base: int, bound: Items[int]) -> Call:
-    """The call that a step stands for in the pass whose slots begin at handle `base`."""
+    """Return the call of a step in the pass whose slots begin at handle `base`."""
     def handle(role: StepRole) -> int:
         if isinstance(role, Own):
             return base + role.slot
@@ -144,7 +144,7 @@ def instantiate(step: Step, base: int, bound: Items[int]) -> Call:
 
 
 def build(calls: Items[Call], changing: Mapping[int, Meta], alive: Collection[int]) -> Sequence:
-    """Sequence of a recorded pass.
+    """Build the sequence of a recorded pass.
 
     `changing`: handles from before the pass that differ from pass to pass; `alive`: handles that
     the program still holds at the end of the pass.
@@ -171,7 +171,7 @@ def build(calls: Items[Call], changing: Mapping[int, Meta], alive: Collection[in
 
 
 def changed(new: Sequence, old: Sequence) -> set[int] | None:
-    """Which persistent tensors differ, if that is all in which two sequences do; else None."""
+    """Return the persistent tensors that differ if all else is equal in both; else None."""
     if len(new.steps) != len(old.steps):
         return None
     pairs: set[tuple[int, int]] = set()
@@ -197,8 +197,8 @@ def changed(new: Sequence, old: Sequence) -> set[int] | None:
 
 
 def loosen(sequence: Sequence, changing: Mapping[int, Meta]) -> Sequence:
-    """The sequence with `Bound` in place of these persistent tensors."""
-    base = 1 << 62                           # beyond all handles, as are the bound ones
+    """Return the sequence with `Bound` in place of these persistent tensors."""
+    base = 1 << 62                           # above all handles, like the bound ones
     bound = range(base + sequence.slots, base + sequence.slots + len(sequence.bound))
     calls = sequence.calls(len(sequence.steps), base, bound)
     return build(calls, {**changing, **dict(zip(bound, sequence.bound, strict=True))},
@@ -216,7 +216,7 @@ def _step(call: Call, roles: Mapping[int, StepRole]) -> Step:
 
 
 def matches(step: Step, call: Call, base: int, bound: list[int]) -> list[int] | None:
-    """Handles of the `Bound` tensors that the step uses first, if the call is the step; else None.
+    """Return the handles of `Bound` tensors that the step uses first; None if the call differs.
 
     `base`: handle of slot 0; `bound`: handles of the `Bound` tensors so far.
     """

@@ -1,7 +1,7 @@
-"""The server's supervisor: which programs have a process, and how those end. Sans-I/O.
+"""The server's supervisor: which programs have a process, and how the processes end. Sans-I/O.
 
-Each program is served by a process of its own (see `session`), which owns the program's topics.
-Whatever a program does to its process, the others' go on, and so does the supervisor.
+Each program has a process of its own (see `session`), which owns the program's topics. Whatever a
+program does to its process, the supervisor and the other processes continue.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .names import is_graph_name
 from .stream import Frame
 
 PROTOCOL = 1
-AT_ONCE = 4     # processes that may start one right after the other,
-PACE = 1.0      # and seconds for each further one: what starts takes time from those that compute;
-FAULT = 4.0     # and for each that its program brought down, which may come under another name
-LONGEST = 10.0  # seconds that all this keeps anybody waiting who is next
-ENDED = 'the server has ended'    # the reason that programs are told
+AT_ONCE = 4     # processes that may start without a pause
+PACE = 1.0      # seconds per further process, because starting slows the others down
+FAULT = 4.0     # seconds per process ended by its program, which may return under another name
+LONGEST = 10.0  # longest time that the next process waits, s
+ENDED = 'the server has ended'    # the reason that programs receive
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Fields as in rrto_msgs/Open."""
+    """Fields of rrto_msgs/Open."""
 
     protocol: int
     program: str
@@ -37,17 +37,17 @@ class OpenRequest:
 
 
 class Limits(Settings):
-    """What one server serves."""
+    """Limits of one server."""
 
     programs: int = setting(16, 'most programs at a time', ge=1, le=1024)
     memory: int = setting(4096, 'most memory for the tensors of one program', 'MiB', ge=1,
                           le=1 << 20)
-    weights: int = setting(4096, 'most memory for weights, kept for programs that come again',
+    weights: int = setting(4096, 'most memory for kept weights, which returning programs reuse',
                            'MiB', ge=0, le=1 << 20)
-    lease: float = setting(10.0, 'silence after which a program is forgotten', 's', ge=1.0,
+    lease: float = setting(10.0, 'silence after which a program is dropped', 's', ge=1.0,
                            le=3600.0)
-    operator: float = setting(60.0, 'longest time that one operator may take; then the process of '
-                                    'its program is ended', 's', ge=1.0, le=86400.0)
+    operator: float = setting(60.0, 'longest duration of one operator; then the server ends the '
+                                    "program's process", 's', ge=1.0, le=86400.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End the process of a program at once."""
+    """Kill the process of a program."""
 
     program: str
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The process of a program is gone: remove what it had."""
+    """Release what belongs to a program, whose process has ended."""
 
     program: str
     reason: str
@@ -84,7 +84,7 @@ class SendFrame:
 
 @dataclass(frozen=True, slots=True)
 class SendAck:
-    """Say how far a program's frames were taken; an `error` ends its session."""
+    """Acknowledge a program's frames; an `error` ends its session."""
 
     program: str
     incarnation: int
@@ -97,13 +97,13 @@ Action = Begin | Kill | Leave | SendAck
 
 @dataclass(eq=False)
 class _Program:
-    """A program that has a process."""
+    """A program with a process."""
 
     name: str
     incarnation: int
-    begun: int = -1         # operators that had begun when it was last looked at
-    since: float = 0.0      # that number has not changed since then
-    killed: str = ''        # why
+    begun: int = -1         # operators begun at the last check
+    since: float = 0.0      # time since when that number is unchanged
+    killed: str = ''        # why it was killed
 
 
 class ServerMachine:
@@ -113,10 +113,10 @@ class ServerMachine:
         self.limits = limits or Limits()
         self._torch, self._operators = torch, operators
         self.paused = False     # new programs are refused
-        self.broken = ''        # why they are, for good
+        self.broken = ''        # why they are refused permanently
         self._programs: dict[str, _Program] = {}
-        self._waiting: deque[Begin] = deque()   # programs whose process is to start yet
-        self._paid = -math.inf  # starts and faults move this on; the next start is not before it
+        self._waiting: deque[Begin] = deque()   # programs whose process has not started yet
+        self._paid = -math.inf  # earliest time of the next start; starts and faults delay it
 
     @property
     def programs(self) -> Sequence[str]:
@@ -124,14 +124,14 @@ class ServerMachine:
         return list(self._programs)
 
     def on_open(self, request: OpenRequest, now: float) -> tuple[str, list[Action]]:
-        """A program wants to use this server; returns why not, or ''.
+        """Process a program's request to use this server; return the reason of a refusal, or ''.
 
-        Its process starts at once, or after others: a peer that comes under ever new names does
-        not keep the server busy with starting.
+        Its process starts at once or after others, so that a peer that returns under ever new names
+        cannot keep the server busy.
         """
         known = self._programs.get(request.program)
         if known is not None and known.incarnation == request.incarnation:
-            return '', []   # it asks again because the answer was lost
+            return '', []   # a repeated request: the answer was lost
         refusal = self._refusal(request)
         if refusal:
             return refusal, []
@@ -161,23 +161,23 @@ class ServerMachine:
         if self.paused:
             return 'the server is paused: its node is not active'
         if request.protocol != PROTOCOL:
-            return (f'the program speaks version {request.protocol} of the protocol, this server '
+            return (f'the program uses version {request.protocol} of the protocol, this server '
                     f'{PROTOCOL}: install the same rrto on both')
         if request.operators != self._operators:
             return (f'PyTorch {request.torch[:40]} and the server\'s {self._torch} have different '
                     'operators: install the same version on both')
         if not is_graph_name(request.program):
-            return f'{request.program[:100]!r} is no name for a program'
+            return f'a program name must be a valid graph name, got {request.program[:100]!r}'
         if request.program in self._programs:
-            return (f'a program {request.program!r} is connected; if it has ended, it is forgotten '
-                    f'after {self.limits.lease:g} s')
+            return (f'a program {request.program!r} is connected; if it has ended, the server '
+                    f'drops it after {self.limits.lease:g} s')
         if len(self._programs) >= self.limits.programs:
-            return f'{len(self._programs)} programs are connected already, which is the limit'
+            return f'the limit of {len(self._programs)} programs is reached'
         return ''
 
     def on_progress(self, program: str, begun: int, busy: bool, name: str, now: float
                     ) -> list[Action]:
-        """What a program's process has noted: how many operators have begun, the last one last."""
+        """Process a process's progress: the number of operators begun, and the name of the last."""
         known = self._programs[program]
         if not busy or begun != known.begun:
             known.begun, known.since = begun, now
@@ -189,10 +189,10 @@ class ServerMachine:
 
     def on_ended(self, program: str, status: int, reason: str, name: str, now: float
                  ) -> list[Action]:
-        """A program's process has ended: with an exit status, negative for a signal.
+        """Process the end of a program's process, with an exit status, negative for a signal.
 
-        `reason`: why, if it ended in order, having told the program; with a status other than 0 it
-        was the program's fault. `name`: what it did last.
+        `reason`: why, if it ended in order and has told the program; a status other than 0 then
+        means that the program was at fault. `name`: the last operator.
         """
         known = self._programs.pop(program, None)
         if known is None:
@@ -206,7 +206,7 @@ class ServerMachine:
         return [SendAck(program, known.incarnation, 0, error), Leave(program, error)]
 
     def close(self, reason: str = ENDED) -> list[Action]:
-        """The server ends, and with it all processes: tell every program."""
+        """End all processes and tell every program: the server ends."""
         actions: list[Action] = []
         for known in self._programs.values():
             actions += [SendAck(known.name, known.incarnation, 0, reason),

@@ -14,9 +14,9 @@ from .server_shell import Server
 
 
 class ServerNode(ManagedNode):
-    """Serves programs; `parameters.ServerSettings` says what can be set.
+    """Serves programs, with the parameters of `parameters.ServerSettings`.
 
-    While it is not active it refuses new programs; those that are connected go on.
+    While it is inactive it refuses new programs; connected programs continue.
     """
 
     packages = ('rrto_bridge',)
@@ -25,16 +25,16 @@ class ServerNode(ManagedNode):
         super().__init__('rrto_server', ServerSettings, **options)
 
     def configure(self) -> None:
-        """Have PyTorch ready and declare topics; programs are refused yet."""
+        """Load PyTorch and declare topics; still refuse programs."""
         settings = declare(self, ServerSettings)
-        settings.shaped_link()    # a trace that can not be read is an error now
+        settings.shaped_link()    # report an unreadable trace now
         name = graph_name(settings.name or socket.gethostname())
         self.server = Server(self, name, settings)
         self.held.callback(self.server.close)
         self.server.pause(True)
 
     def activate(self) -> None:
-        """Serve."""
+        """Accept programs."""
         self.server.pause(False)
         self.get_logger().info(f'serving as {self.server.name} on {self.server.device}')
 

@@ -1,7 +1,7 @@
-"""The server's shell: `ServerMachine` on a ROS 2 node and the processes of the programs.
+"""The server's shell: `ServerMachine` on a ROS 2 node, and the processes of the programs.
 
-Nothing of a program passes through here, and PyTorch is not loaded: each process has topics of its
-own. The shell holds one publisher for each program, to tell it when its process is gone.
+It handles no data of a program, and PyTorch is not loaded: each process has topics of its own. The
+shell holds one publisher per program, to report that its process has ended.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from . import qos
 from .convert import to_ros
 from .discovery import wait_for_servers
 from .errors import ConfigError
-from .page import Page
 from .parameters import ServerSettings
 from .server import Action, Begin, Kill, Leave, OpenRequest, SendAck, ServerMachine
+from .shared_status import SharedStatus
 from .weights import Weights
 
-FAREWELL = 1.0    # seconds in which programs take the news that the server ends
-START = 300.0     # seconds in which PyTorch is loaded, however busy the machine is
+FAREWELL = 1.0    # seconds for programs to receive that the server ends
+START = 300.0     # longest time to load PyTorch on a busy machine, s
 MESSAGE = 1 << 16
-LOOK = 1.0        # seconds between looks at what the processes do
+LOOK = 1.0        # seconds between checks of the processes
 
 
-class Zygote:
-    """The process that forks the programs' processes: see `zygote.Zygote`. Raises ConfigError.
+class ForkServerProcess:
+    """The process that forks programs' processes: `fork_server.ForkServer`. Raises ConfigError.
 
     `ended(program, status, reason)` and `gone()` are called in a thread of its own.
     """
@@ -50,24 +50,24 @@ class Zygote:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, '-m', 'rrto_bridge.zygote', str(theirs.fileno())],
+                [sys.executable, '-m', 'rrto_bridge.fork_server', str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=sys.stderr)
         self._say(server=server, folder=str(folder), settings=settings.model_dump_json())
 
     def ready(self) -> dict[str, Any]:
-        """Wait until it is ready, at most `START`; its PyTorch, operators and device."""
+        """Wait until it is ready, at most `START`; return its PyTorch, operators and device."""
         self._link.settimeout(START)
         try:
             answer: dict[str, Any] = json.loads(self._link.recv(MESSAGE) or b'{}')
         except OSError as error:
-            raise ConfigError(f'PyTorch is not loaded after {START:g} s') from error
+            raise ConfigError(f'PyTorch did not load within {START:g} s') from error
         if not answer.get('ready'):
-            raise ConfigError(answer.get('error') or 'PyTorch can not be loaded; see above')
+            raise ConfigError(answer.get('error') or 'PyTorch cannot be loaded; see above')
         self._link.settimeout(None)
         return answer
 
     def listen(self, ended: Callable[[str, int, str], None], gone: Callable[[], None]) -> None:
-        """Call these from now on."""
+        """Call these functions for each event from now on."""
         def read() -> None:
             while data := self._receive():
                 event = json.loads(data)
@@ -84,55 +84,55 @@ class Zygote:
             return b''
 
     def begin(self, program: str, incarnation: int) -> None:
-        """Start a process."""
+        """Start the process of a program."""
         self._say(begin=program, incarnation=incarnation)
 
     def kill(self, program: str) -> None:
-        """End a process."""
+        """Kill the process of a program."""
         self._say(kill=program)
 
     def _say(self, **fields: Any) -> None:
-        with contextlib.suppress(OSError):   # it is gone, which `gone` says
+        with contextlib.suppress(OSError):   # it has ended; `gone` reports that
             self._link.send(json.dumps(fields).encode())
 
     def close(self) -> None:
-        """End it, and with it all processes."""
+        """End it, and thereby all programs' processes."""
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(FAREWELL)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):   # the kernel does not let it go
+            with contextlib.suppress(subprocess.TimeoutExpired):   # the kernel still holds it
                 self._process.wait(FAREWELL)
         self._link.close()
 
 
 class _Program:
-    """What the shell has of one program."""
+    """The shell's objects for one program."""
 
     def __init__(self, server: Server, program: str) -> None:
         self.path = server.folder / program
-        self.page = Page.make(self.path)
+        self.status = SharedStatus.make(self.path)
         self.acks = server.node.create_publisher(
             msg.Ack, f'/rrto/{server.name}/{program}/up_ack', qos.STREAM)
         self.spent = 0.0
 
 
 class Server:
-    """Serves programs; somebody spins `node`. Raises ConfigError."""
+    """Serves programs; the caller spins `node`. Raises ConfigError."""
 
     def __init__(self, node: Node, name: str, settings: ServerSettings) -> None:
         self.node, self.name, self.settings = node, name, settings
         self.folder = _folder()
         (self.folder / 'weights').mkdir()
         self._weights = Weights(settings.weights << 20, self.folder / 'weights')
-        self._zygote = Zygote(name, self.folder, settings)
+        self._fork_server = ForkServerProcess(name, self.folder, settings)
         try:
-            if name in wait_for_servers(node, wanted=name):   # while PyTorch is loaded
-                raise ConfigError(f'there is a server {name!r} in this DDS domain; choose another '
+            if name in wait_for_servers(node, wanted=name):   # while PyTorch loads
+                raise ConfigError(f'a server {name!r} exists in this DDS domain: choose another '
                                   'name')
-            facts = self._zygote.ready()
+            facts = self._fork_server.ready()
         except ConfigError:
             self._end()
             raise
@@ -140,22 +140,22 @@ class Server:
         self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
         self._changed = threading.Lock()        # guards machine and programs
         self._programs: dict[str, _Program] = {}
-        self._messages = 0                      # of programs that have left
+        self._messages = 0                      # count of the programs that have left
         self._closing = False
         self._reported = time.monotonic()
         self._alarm = Alarm(self._on_time, node)
-        self._zygote.listen(self._on_ended, self._on_gone)
+        self._fork_server.listen(self._on_ended, self._on_gone)
         self._status = node.create_publisher(msg.ServerStatus, f'/rrto/{name}/status', qos.STATUS)
         node.create_service(srv.Open, f'/rrto/{name}/open', self._on_open)
         node.create_timer(LOOK, self._report)
 
     def pause(self, paused: bool) -> None:
-        """Refuse new programs, or go on."""
+        """Refuse new programs, or accept them again."""
         with self._changed:
             self.machine.paused = paused
 
     def close(self) -> None:
-        """Tell the programs and end their processes; call it before the node is destroyed."""
+        """Notify the programs and end their processes; call it before the node is destroyed."""
         with self._changed:
             self._closing = True
             actions = self.machine.close()
@@ -168,7 +168,7 @@ class Server:
         self._end()
 
     def _end(self) -> None:
-        self._zygote.close()
+        self._fork_server.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- events ----------------------------------------------------------------------------------
@@ -180,8 +180,8 @@ class Server:
             try:
                 response.reason, actions = self.machine.on_open(asked, time.monotonic())
                 self._act(actions)
-            except Exception as error:   # no request of a program's ends the server
-                response.reason = f'the server can not serve it: {type(error).__name__}: {error}'
+            except Exception as error:   # no request may end the server
+                response.reason = f'the server cannot serve it: {type(error).__name__}: {error}'
                 self.node.get_logger().error(response.reason)
                 self._act(self.machine.on_ended(asked.program, 0, response.reason, '',
                                                 time.monotonic()))
@@ -200,30 +200,31 @@ class Server:
             known = self._programs.get(program)
             if known is None:
                 return
-            self._messages += known.page.messages
-            self._act(self.machine.on_ended(program, status, reason or known.page.reason,
-                                            known.page.name, time.monotonic()))
+            self._messages += known.status.messages
+            self._act(self.machine.on_ended(program, status, reason or known.status.reason,
+                                            known.status.name, time.monotonic()))
 
     def _on_gone(self) -> None:
-        """The programs' processes ended with it; programs that come meanwhile wait for the next."""
+        """Replace the fork server: its end has ended all programs' processes; new programs wait."""
         with self._changed:
             if self._closing:
                 return
             self.node.get_logger().error('the process that starts the programs\' processes has '
-                                         'ended; another one is started')
+                                         'ended; starting another one')
             self._act(self.machine.close('the processes of the server have ended'))
-            self._zygote.close()
-            zygote = self._zygote = Zygote(self.name, self.folder, self.settings)
+            self._fork_server.close()
+            fork_server = ForkServerProcess(self.name, self.folder, self.settings)
+            self._fork_server = fork_server
         try:
-            zygote.ready()
+            fork_server.ready()
         except ConfigError as error:
             with self._changed:
                 if not self._closing:
-                    self.machine.broken = f'the server has to be started again: {error}'
+                    self.machine.broken = f'the server must be restarted: {error}'
                     self.node.get_logger().fatal(self.machine.broken)
                     self._act(self.machine.close(self.machine.broken))
         else:
-            zygote.listen(self._on_ended, self._on_gone)
+            fork_server.listen(self._on_ended, self._on_gone)
 
     # -- actions ---------------------------------------------------------------------------------
 
@@ -232,10 +233,10 @@ class Server:
             match action:
                 case Begin(program, incarnation):
                     self._programs[program] = _Program(self, program)
-                    self._zygote.begin(program, incarnation)
+                    self._fork_server.begin(program, incarnation)
                     self.node.get_logger().info(f'{program} joins')
                 case Kill(program):
-                    self._zygote.kill(program)
+                    self._fork_server.kill(program)
                 case Leave(program, reason):
                     known = self._programs.pop(program, None)
                     if known is not None:
@@ -254,21 +255,22 @@ class Server:
             spent = 0.0
             message.messages = self._messages
             for name, program in self._programs.items():
-                page = program.page
-                spent += page.spent - program.spent
-                program.spent = page.spent
-                message.messages += page.messages
-                self._act(self.machine.on_progress(name, page.begun, page.busy, page.name, now))
+                status = program.status
+                spent += status.spent - program.spent
+                program.spent = status.spent
+                message.messages += status.messages
+                self._act(self.machine.on_progress(name, status.begun, status.busy, status.name,
+                                                   now))
             message.busy = min(1.0, spent / max(now - self._reported, 1e-3))
             self._reported = now
             message.programs = list(self._programs)
-            message.memory = [program.page.used for program in self._programs.values()]
+            message.memory = [program.status.used for program in self._programs.values()]
         message.weights = self._weights.used
         self._status.publish(message)
 
 
 def _folder() -> Path:
-    """A new folder in memory where there is one, for this user alone."""
+    """Create a folder for this user alone, in memory if possible."""
     memory = Path('/dev/shm')
     place = memory if os.access(memory, os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix='rrto_', dir=place))

@@ -1,7 +1,7 @@
 """One program's session on the server: its stream, its queue, its lease. Sans-I/O.
 
-It lives in the process of that program. What a message does is `perform.Performer`'s business; a
-shell executes one message at a time.
+It runs in the process of that program. `perform.Performer` executes the messages; a shell passes
+them on one at a time.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from .errors import RrtoError
 from .server import Limits, SendAck, SendFrame
 from .stream import FRAME, WINDOW, Frame, Receiver, Sender
 
-QUEUE = 256        # messages that wait for execution before the program has to wait,
-QUEUED = 4 << 20   # and bytes of them
+QUEUE = 256        # queued messages above which the program must wait,
+QUEUED = 4 << 20   # and their bytes
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The session is over; the program has been told. `fault`: it sent what it must not send."""
+    """The session has ended and the program knows. `fault`: the program sent something invalid."""
 
     reason: str
     fault: bool = True
@@ -29,7 +29,7 @@ Action = SendFrame | SendAck | End
 
 
 class SessionMachine:
-    """Frames of one program in, messages to execute out, and the way back."""
+    """Turns one program's frames into messages to execute, and replies into frames."""
 
     def __init__(self, program: str, incarnation: int, limits: Limits, now: float) -> None:
         self.program, self.incarnation, self.limits = program, incarnation, limits
@@ -38,15 +38,15 @@ class SessionMachine:
         self._sender = Sender()
         self._heard = now
         self._messages: deque[bytes] = deque()
-        self._queued = 0        # bytes of them
-        self._held = False      # an acknowledgement waits for the queue to get shorter
+        self._queued = 0        # their bytes
+        self._held = False      # an acknowledgement waits for a shorter queue
 
     # -- frames and time -------------------------------------------------------------------------
 
     def on_frame(self, incarnation: int, frame: Frame, now: float) -> list[Action]:
-        """A frame has come from the program."""
+        """Process a frame from the program."""
         if self.over:
-            return []    # the program has been told, and may have sent many more
+            return []    # the program knows, but may have sent more before
         if incarnation != self.incarnation:
             return [SendAck(self.program, incarnation, 0, 'the server does not know this session')]
         self._heard = now
@@ -59,7 +59,7 @@ class SessionMachine:
         except RrtoError as error:
             return self.fail(str(error))
         except MemoryError:
-            return self.fail('the server has no memory for its messages')
+            return self.fail('the server has no memory for the messages of this program')
         if not acknowledge:
             return []
         if len(self._messages) > QUEUE or self._queued > QUEUED:
@@ -68,14 +68,14 @@ class SessionMachine:
         return [self._ack()]
 
     def _check_window(self) -> None:
-        """A program that minds the acknowledgements can not get here."""
+        """Raise for a program that ignores the acknowledgements."""
         waiting = self._queued + self._receiver.pending
         if len(self._messages) > QUEUE + 2 * WINDOW or \
                 waiting > self._receiver.limit + QUEUED + 2 * WINDOW * FRAME:
-            raise RrtoError('it sends more than it may while others wait to be executed')
+            raise RrtoError('it sent more frames than the window allows')
 
     def on_ack(self, incarnation: int, number: int, error: str, now: float) -> list[Action]:
-        """The program says how far it has taken the replies, or that it ends."""
+        """Process the program's acknowledgement of replies, or its end."""
         if self.over or incarnation != self.incarnation:
             return []
         self._heard = now
@@ -109,22 +109,22 @@ class SessionMachine:
     # -- execution -------------------------------------------------------------------------------
 
     def work(self) -> bytes | None:
-        """The next message to execute, if there is one; say `on_done` afterwards."""
-        if not self._messages or self._sender.waiting > QUEUED:   # it has to take replies first
+        """Return the next message to execute, if any; call `on_done` afterwards."""
+        if not self._messages or self._sender.waiting > QUEUED:   # the program must receive first
             return None
         message = self._messages.popleft()
         self._queued -= len(message)
         return message
 
     def on_reply(self, reply: bytes) -> list[Action]:
-        """Executing a message has given this."""
+        """Send a reply that the present message has given."""
         if self.over:
             return []
         self._sender.offer(reply)
         return self._send()
 
     def on_done(self) -> list[Action]:
-        """A message has been executed."""
+        """Continue after a message has been executed."""
         if self.over or not self._held or len(self._messages) > QUEUE // 2 \
                 or self._queued > QUEUED // 2:
             return []

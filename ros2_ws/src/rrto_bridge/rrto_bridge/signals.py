@@ -1,10 +1,10 @@
-"""Handlers of signals wait for the device: they may raise, and nothing may stay half done.
+"""Delay signal handlers until the device is consistent, since a handler may raise.
 
-Python runs a handler between any two instructions of the main thread. While the device is busy
-there, the signal is sent again a little later; while it only waits for the server, or when it is
-done, the handler runs. So it is in the `__del__` of a tensor, which native tensors do not have:
-what is raised there, or in what runs meanwhile, Python prints and forgets, and Ctrl+C would be
-lost.
+Python runs a handler between any two instructions of the main thread. If the device is busy there,
+the signal is sent again a little later. The handler runs when the device is done, or only waits for
+the server. The same applies during the `__del__` of a tensor, which native tensors do not have:
+Python prints and ignores an exception raised there or in functions called from it, so Ctrl+C would
+be lost.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-LATER = 0.001   # seconds after which a signal comes again
+LATER = 0.001   # seconds after which a signal is sent again
 
 _signal, _getsignal = signal.signal, signal.getsignal
 
 
 def install(busy: Callable[[], bool], deletes: CodeType) -> None:
-    """Let the handlers that are there, and those that the program sets, wait.
+    """Delay the present handlers, and those that the program sets later.
 
-    They wait while `busy()`, and while the main thread runs `deletes`, or what it has called.
+    They wait while `busy()`, and while the main thread runs `deletes` or functions called from it.
     """
     handlers: dict[int, Any] = {}
 

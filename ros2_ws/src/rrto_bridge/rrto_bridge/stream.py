@@ -1,7 +1,7 @@
-"""Messages of any size as frames of bounded size, with a window; sans-I/O.
+"""Messages of any size as frames of bounded size, with a window. Sans-I/O.
 
-The topics below are reliable and keep order. The window keeps what waits in the middleware short,
-so that a dead link is noticed and a message can be given up.
+The topics below are reliable and keep order. The window keeps the middleware's queue short, so that
+a dead link is noticed and a message can be abandoned.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 from .errors import LinkError, RemoteError
 
-FRAME = 61440    # most bytes of data in a frame: fits one UDP datagram
-WINDOW = 64      # frames on their way
-EVERY = 16       # frames after which the receiver acknowledges
+FRAME = 61440    # most bytes of data in a frame: fits into one UDP datagram
+WINDOW = 64      # most frames in transit
+EVERY = 16       # frames per acknowledgement
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Fields as in rrto_msgs/Frame, less the incarnation."""
+    """Fields of rrto_msgs/Frame without the incarnation."""
 
     number: int
     last: bool
@@ -27,17 +27,17 @@ class Frame:
 
 
 class Sender:
-    """One direction of a stream at its sender."""
+    """The sender of one direction of a stream."""
 
     def __init__(self) -> None:
         self.next = 0            # number of the next frame
-        self.taken = 0           # frames before this are acknowledged
+        self.acknowledged = 0           # frames before this are acknowledged
         self.bytes = 0
-        self.waiting = 0         # bytes that are not sent yet
+        self.waiting = 0         # bytes not sent yet
         self._waiting: deque[tuple[Any, bool]] = deque()
 
     def offer(self, message: Any) -> None:
-        """Send a message; `poll` returns its frames."""
+        """Queue a message; `poll` returns its frames."""
         view = memoryview(message)
         self.bytes += len(view)
         self.waiting += len(view)
@@ -45,9 +45,9 @@ class Sender:
             self._waiting.append((view[at:at + FRAME], at + FRAME >= len(view)))
 
     def poll(self) -> list[Frame]:
-        """Frames to send now."""
+        """Return the frames to send now."""
         frames = []
-        while self._waiting and self.next - self.taken < WINDOW:
+        while self._waiting and self.next - self.acknowledged < WINDOW:
             data, last = self._waiting.popleft()
             self.waiting -= len(data)
             frames.append(Frame(self.next, last, data))
@@ -55,19 +55,19 @@ class Sender:
         return frames
 
     def ping(self) -> Frame:
-        """A frame that asks for an acknowledgement."""
+        """Return a frame that requests an acknowledgement."""
         self.next += 1
         return Frame(self.next - 1, False, b'')
 
     def on_ack(self, number: int) -> None:
-        """Frames before `number` have been taken; raises RemoteError if they were never sent."""
+        """Record that frames before `number` are acknowledged; RemoteError if never sent."""
         if not 0 <= number <= self.next:
-            raise RemoteError(f'acknowledgement of frame {number} of {self.next}')
-        self.taken = max(self.taken, number)
+            raise RemoteError(f'acknowledged frame must be at most {self.next}, got {number}')
+        self.acknowledged = max(self.acknowledged, number)
 
 
 class Receiver:
-    """One direction of a stream at its receiver; messages of at most `limit` bytes."""
+    """The receiver of one direction of a stream; messages of at most `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -78,26 +78,26 @@ class Receiver:
 
     @property
     def pending(self) -> int:
-        """Bytes of a message that is not complete."""
+        """Bytes of the incomplete message."""
         return self._size
 
     def take(self, frame: Frame) -> tuple[bytes | None, bool]:
-        """Take a frame: the message that it completes, and whether to acknowledge now.
+        """Process a frame; return the message that it completes, and whether to acknowledge now.
 
-        Raises LinkError if frames are missing, RemoteError for a message that is too long.
+        Raises LinkError if frames are missing, RemoteError if the message is too long.
         """
         if frame.number != self.next:
-            raise LinkError(f'frame {frame.number} came instead of {self.next}')
+            raise LinkError(f'expected frame {self.next}, got {frame.number}')
         self.next += 1
         size = len(frame.data)
         if not size and not frame.last:
             return None, True
         if size > FRAME:
-            raise RemoteError(f'a frame of {size} bytes')
+            raise RemoteError(f'a frame must have at most {FRAME} bytes, got {size}')
         self._size += size
         self.bytes += size
         if self._size > self.limit:
-            raise RemoteError(f'a message has more than {self.limit >> 20} MiB')
+            raise RemoteError(f'a message must have at most {self.limit >> 20} MiB')
         self._parts.append(bytes(frame.data))
         if not frame.last:
             return None, self.next % EVERY == 0

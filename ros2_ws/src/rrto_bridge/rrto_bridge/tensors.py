@@ -1,4 +1,4 @@
-"""Tensors as metas and bytes, and PyTorch's special arguments as names; both sides use it."""
+"""Tensors as metas and bytes, and PyTorch's special arguments as names; used by both sides."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FORMATS = {str(f).removeprefix('torch.'): f for f in (
     torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)}
 _KINDS: dict[type, str] = {torch.dtype: 'dtype', torch.memory_format: 'memory_format',
                            torch.layout: 'layout', torch.device: 'device'}
-DEVICE = Special('device', '')  # the server's own; there is no other
+DEVICE = Special('device', '')  # the server's only device
 
 
 def special(value: Any) -> Special:
-    """Name of a dtype, memory format, strided layout or the device; else raises Unsendable."""
+    """Return the name of a dtype, memory format, strided layout or the device; else Unsendable."""
     kind = _KINDS.get(type(value))
     name = str(value).removeprefix('torch.')
     if kind == 'device' and value.type == 'cuda':
@@ -34,19 +34,19 @@ def special(value: Any) -> Special:
     known: dict[str | None, Any] = {'dtype': DTYPES, 'memory_format': _FORMATS,
                                     'layout': ('strided',)}
     if name not in known.get(kind, ()):
-        raise Unsendable(f'{value!r} can not be sent')
+        raise Unsendable(f'{value!r} cannot be sent')
     return Special(str(kind), name)
 
 
 def check_device(device: torch.device) -> None:
-    """Raise what CUDA raises for a device that is not there."""
+    """Raise CUDA's error for a device that does not exist."""
     if (device.index or 0) > 0:
-        raise RuntimeError(f'CUDA error: invalid device ordinal {device.index}: there is one, '
-                           'cuda:0')
+        raise RuntimeError(f'CUDA error: invalid device ordinal {device.index}: use cuda:0, the '
+                           'only device')
 
 
 def from_special(value: Special, device: torch.device) -> Any:
-    """What `special` named; raises RemoteError."""
+    """Return the value that `special` named; raises RemoteError."""
     found = {'dtype': DTYPES.get(value.name), 'memory_format': _FORMATS.get(value.name),
              'layout': torch.strided if value.name == 'strided' else None,
              'device': device if not value.name else None}.get(value.kind)
@@ -56,15 +56,15 @@ def from_special(value: Special, device: torch.device) -> Any:
 
 
 def meta_of(tensor: torch.Tensor) -> Meta:
-    """Meta of a strided tensor; raises Unsendable for another one."""
+    """Return the meta of a strided tensor; raises Unsendable for other tensors."""
     name = NAMES.get(tensor.dtype)
     if name is None or tensor.layout is not torch.strided:
-        raise Unsendable(f'a tensor of {tensor.dtype}, {tensor.layout} can not be sent')
+        raise Unsendable(f'a tensor of {tensor.dtype}, {tensor.layout} cannot be sent')
     return Meta(tuple(tensor.shape), tensor.stride(), name, int(tensor.storage_offset()))
 
 
 def check_dense(tensor: torch.Tensor) -> None:
-    """Raise RuntimeError for a tensor of a kind that the device does not have."""
+    """Raise RuntimeError for a kind of tensor that the device does not support."""
     kind = 'nested' if tensor.is_nested else 'quantised' if tensor.is_quantized else \
         '' if tensor.layout is torch.strided else str(tensor.layout).removeprefix('torch.')
     if kind:
@@ -72,21 +72,21 @@ def check_dense(tensor: torch.Tensor) -> None:
 
 
 def refuse_kind(kind: str) -> NoReturn:
-    """Raise what is said of a tensor that is not dense."""
+    """Raise the error for a tensor that is not dense."""
     raise RuntimeError(f'rrto: a tensor on the device must be dense, got a {kind.strip("_")} one: '
-                       'keep it on the CPU, and move what is computed with it')
+                       'keep it on the CPU, and move only the results')
 
 
 def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
-    """Values of a tensor on the CPU and a dense meta (as `.cpu()` would have, offset 0).
+    """Return a dense meta (offset 0, as `.cpu()` gives) and the values of a tensor on the CPU.
 
-    The bytes lie in the order of the storage and are not copied where the tensor is dense already.
+    The bytes are in storage order; they are not copied if the tensor is dense already.
     """
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         with ordinary():
             tensor = tensor.resolve_conj().resolve_neg()
-    if not dense(tensor.shape, tensor.stride()) or tensor._is_zerotensor():   # without memory
+    if not dense(tensor.shape, tensor.stride()) or tensor._is_zerotensor():   # has no memory
         tensor = tensor.clone()
     meta = meta_of(tensor)._replace(offset=0)
     data: Any = _flat(tensor).view(torch.uint8).numpy()
@@ -94,16 +94,16 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
 
 
 def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
-    """A tensor of its own memory from what `pack` gave. Raises RemoteError if they do not fit.
+    """Return a tensor from the result of `pack`. Raises RemoteError if the bytes do not fit.
 
-    `shared`: its memory is that of `data`, which can be written to and is nobody else's.
+    `shared`: use the memory of `data`, which is writable and used by nobody else; else copy it.
     """
     dtype = DTYPES.get(meta.dtype)
     if dtype is None or meta.offset or not dense(meta.shape, meta.stride):
-        raise RemoteError(f'{meta} is not the meta of a dense tensor')
+        raise RemoteError(f'a meta must describe a dense tensor, got {meta}')
     count = math.prod(meta.shape)
     if count * dtype.itemsize != len(data):
-        raise RemoteError(f'{meta} with {len(data)} bytes')
+        raise RemoteError(f'{len(data)} bytes do not fit {meta}')
     if not count:
         return torch.empty_strided(meta.shape, meta.stride, dtype=dtype)
     flat = torch.frombuffer(data if shared else bytearray(data), dtype=torch.uint8).view(dtype)
@@ -111,34 +111,34 @@ def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
 
 
 def ordinary() -> Any:
-    """Within, tensors of the CPU are computed with as outside of an operator's implementation.
+    """Within, compute with CPU tensors as outside an operator's implementation.
 
-    There PyTorch leaves out what it has done with the operator's own arguments: a tensor that is
-    conjugated or negated in name only would be taken for what it is not, and a weight that may need
-    gradients would be multiplied like one that may not.
+    Inside one, PyTorch skips steps that it has done for the operator's own arguments. Then a lazily
+    conjugated or negated tensor would be used unresolved, and a weight that may require gradients
+    would be multiplied like one that does not.
     """
     included: Any = torch._C._dispatch_tls_local_include_set()
     return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)
 
 
-_EXCLUDED: Any = torch._C._dispatch_tls_local_exclude_set()   # outside of any operator
+_EXCLUDED: Any = torch._C._dispatch_tls_local_exclude_set()   # outside any operator
 
 
 def size_of(meta: Meta) -> int:
-    """Bytes of a dense tensor; 0 for a dtype that is none."""
+    """Return the bytes of a dense tensor; 0 for an unknown dtype."""
     dtype = DTYPES.get(meta.dtype)
     return math.prod(meta.shape) * dtype.itemsize if dtype is not None else 0
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A dense tensor of the CPU on the device."""
+    """Copy a dense tensor of the CPU to the device."""
     if device.type == 'cpu':
         return tensor
     return staging.to_device(_flat(tensor), device).as_strided(tensor.shape, tensor.stride())
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the device on the CPU, in new memory if the device is another one."""
+    """Copy a tensor to the CPU; a tensor of the CPU is returned itself."""
     if tensor.device.type == 'cpu':
         return tensor
     tensor = tensor.resolve_conj().resolve_neg()
@@ -148,12 +148,12 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a dense tensor."""
+    """Return the memory of a dense tensor."""
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:
-    """Meta of a tensor in C order."""
+    """Return the meta of a tensor in C order."""
     stride, step = [], 1
     for size in reversed(shape):
         stride.append(step)
@@ -162,7 +162,7 @@ def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:
 
 
 def dense(shape: Any, stride: Any) -> bool:
-    """Whether elements fill their storage without gap or overlap, in any order of dimensions."""
+    """Return whether elements fill their storage without gap or overlap, in any dimension order."""
     if 0 in shape:
         return True
     expected = 1

@@ -1,7 +1,7 @@
-"""What records or takes apart a function: it is right on the device, or it is refused.
+"""Make function recording and transformation correct on the device, or refuse it.
 
-PyTorch follows tensors through a recording by their objects, which autograd and views replace for
-tensors of a class of their own. What it lost is in the recording as a constant.
+PyTorch follows tensors through a recording by object identity, but autograd and views replace the
+objects of a tensor subclass. A tensor lost this way becomes a constant of the recording.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from .device import Device
 from .remote import NOTHING, RemoteTensor
 
-HOW = 'record it on the CPU, and move the result'
+HOW = 'record it on the CPU, then move the result'
 
 
 def install(device: Device) -> None:
-    """Check what `make_fx` has recorded, and refuse what can not be."""
+    """Check the recordings of `make_fx`, and refuse what cannot be recorded."""
     trace = proxy_tensor._MakefxTracer.trace
 
     @functools.wraps(trace)
@@ -58,7 +58,7 @@ def install(device: Device) -> None:
 
 
 def _exporting() -> None:
-    """Refuse `torch.export` of what is on the device: its own error is of something else."""
+    """Refuse `torch.export` of tensors on the device: its own error misleads."""
     for name in ('export', 'draft_export', 'export_for_training'):
         export = getattr(torch.export, name, None)
         if export is not None:
@@ -69,14 +69,14 @@ def _exporter(export: Any) -> Any:
     @functools.wraps(export)
     def checked(mod: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         if _remote((mod, args, kwargs)):
-            _refuse('torch.export', 'export it on the CPU, and move what it gives: '
+            _refuse('torch.export', 'export it on the CPU, then move the result: '
                     'program.module().cuda()')
         return export(mod, args, kwargs, **options)
     return checked
 
 
 def _higher_order() -> None:
-    """`torch.cond`, `while_loop`, `flex_attention` and their like run as without a compiler."""
+    """Run `torch.cond`, `while_loop`, `flex_attention` and others without a compiler."""
     operator: Any = torch._ops.HigherOrderOperator
     plain, explicit = operator.dispatch, torch._C.DispatchKey.CompositeExplicitAutograd
 
@@ -87,7 +87,7 @@ def _higher_order() -> None:
             return plain(self, key, *args, **kwargs)
         kernel = self.py_kernels.get(explicit)
         if kernel is None:
-            raise RuntimeError(f'rrto: {self._name} is not possible with tensors of the device; '
+            raise RuntimeError(f'rrto: {self._name} does not support tensors on the device: '
                                'write it in Python, or call it with tensors of the CPU')
         return kernel(*args, **kwargs)
 
@@ -95,11 +95,11 @@ def _higher_order() -> None:
 
 
 def _remote(values: Any) -> bool:
-    """Whether there are tensors of the device among values or in modules."""
+    """Return whether values or modules contain tensors of the device."""
     return any(isinstance(t, RemoteTensor) for value in _pytree.tree_leaves(values)
                for t in ([*value.parameters(), *value.buffers()]
                          if isinstance(value, torch.nn.Module) else [value]))
 
 
 def _refuse(what: str, instead: str, cause: Exception | None = None) -> NoReturn:
-    raise RuntimeError(f'rrto: {what} can not record tensors of the device; {instead}') from cause
+    raise RuntimeError(f'rrto: {what} cannot record tensors of the device: {instead}') from cause

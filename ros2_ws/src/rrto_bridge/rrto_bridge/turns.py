@@ -1,6 +1,6 @@
-"""Threads take turns by inferences, not by calls: what is interleaved never repeats.
+"""Threads take turns per inference, not per call: interleaved calls would never repeat.
 
-A thread that has begun keeps its turn until it uploads the next input, or makes no call for `GAP`.
+A thread keeps its turn until it uploads the next input, or makes no call for `GAP`.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ import threading
 import time
 from typing import Any
 
-GAP = 0.003      # seconds without a call after which another thread may go on
-LONGEST = 0.1    # seconds that a thread waits for others that read values and go on
+GAP = 0.003      # seconds without a call after which another thread may continue
+LONGEST = 0.1    # longest wait for threads that read values and continue, s
 
 
 class Turns:
-    """Call all of it with the lock held, which is given up while a thread waits."""
+    """The turn at the device. Call all methods with the lock held; a wait releases it."""
 
     def __init__(self, lock: Any) -> None:
         self._changed = threading.Condition(lock)
         self.contended = False      # several threads use the device
         self._holder = 0
-        self._open = False          # it has read no value since its last call
-        self._last = 0.0            # when it made a call
+        self._open = False          # the holder has read no value since its last call
+        self._last = 0.0            # time of the holder's last call
         self._waiting = 0
 
     def enter(self, begins: bool) -> bool:
-        """A thread makes a call, which `begins` an inference; whether it had to wait before."""
+        """Wait for this thread's turn; return whether it waited. `begins`: an inference begins."""
         me = threading.get_ident()
         waited = False
         if me != self._holder and self._holder:
@@ -41,21 +41,21 @@ class Turns:
             if self._holder:
                 self._wait(me)
         self._holder = me
-        self.goes_on()
+        self.made_call()
         return waited
 
-    def goes_on(self) -> None:
-        """The thread whose turn it is has made a call."""
+    def made_call(self) -> None:
+        """Record a call of the holder."""
         self._open = True
         self._last = time.monotonic()
 
-    def taken(self) -> None:
-        """A thread has made the call that was expected of another one."""
+    def claim(self) -> None:
+        """Give the turn to the current thread, which made the expected call."""
         self._holder = threading.get_ident()
-        self.goes_on()
+        self.made_call()
 
     def has_value(self) -> None:
-        """The thread has a value of the device: its inference may be over."""
+        """Record that the holder has read a value: its inference may be over."""
         self._open = False
         self._last = time.monotonic()
 

@@ -1,8 +1,8 @@
-"""Bytes of uploads by SHA-256: a program's weights cross the link once and are on the host once.
+"""Uploaded bytes by SHA-256: weights cross the link once and are in the host's memory once.
 
-Each is a file in memory, which the processes of all programs map: they share its pages, and who
-writes to its tensor gets pages of its own. What was used longest ago goes first; who has mapped it
-keeps it.
+Each weight is a file in memory that the processes of all programs map. They share its pages; a
+process that writes to its tensor gets private pages. The least recently used weight is deleted
+first; a process that has mapped it keeps it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DIGEST = re.compile('[0-9a-f]{64}')
 
 
 class Weights:
-    """At most `limit` bytes are kept in `folder`; without one nothing is."""
+    """At most `limit` bytes in `folder`; without a folder nothing is kept."""
 
     def __init__(self, limit: int = 0, folder: Path | None = None) -> None:
         self.limit = limit
@@ -29,11 +29,11 @@ class Weights:
 
     @property
     def used(self) -> int:
-        """Bytes that are kept."""
+        """Bytes kept."""
         return sum(size for _, size, _ in self._kept())
 
     def find(self, digest: str, size: int) -> mmap.mmap | None:
-        """The bytes, if they are here: memory to be written to, whose changes nobody else sees."""
+        """Return the bytes as private writable memory, if they are kept."""
         if self.folder is None or not _DIGEST.fullmatch(digest):
             return None
         try:
@@ -46,16 +46,16 @@ class Weights:
             return None
 
     def keep(self, data: Any, digest: str) -> mmap.mmap | None:
-        """Keep a copy; the bytes as `find` gives them, None if they are too many to keep.
+        """Keep a copy; return it as `find` does, None if it is too large to keep.
 
-        Raises RemoteError if the digest is not theirs.
+        Raises RemoteError for a wrong digest.
         """
         if hashlib.sha256(data).hexdigest() != digest:
             raise RemoteError(f'weights of {len(data)} bytes do not have the digest {digest[:64]}')
         size = len(data)
         if self.folder is None or not 0 < size <= self.limit:
             return None
-        with (self.folder / 'lock').open('w') as lock:   # the end of a process lets it go, too
+        with (self.folder / 'lock').open('w') as lock:   # also released when the process ends
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = self.find(digest, size)
             if found is not None:
@@ -65,7 +65,7 @@ class Weights:
             try:
                 new.write_bytes(data)
                 new.replace(self.folder / digest)
-            except OSError:   # the machine has no room for it
+            except OSError:   # the machine has no space left
                 new.unlink(missing_ok=True)
                 return None
         return self.find(digest, size)
@@ -80,13 +80,13 @@ class Weights:
             used -= freed
 
     def _kept(self) -> list[tuple[int, int, str]]:
-        """Time of the last use in nanoseconds, size and path of each."""
+        """Return (last use in ns, size, path) of each weight."""
         found = []
         for entry in os.scandir(self.folder) if self.folder is not None else ():
             if _DIGEST.fullmatch(entry.name):
                 try:
                     status = entry.stat()
-                except FileNotFoundError:   # another process has let it go
+                except FileNotFoundError:   # another process has deleted it
                     continue
                 found.append((status.st_mtime_ns, status.st_size, entry.path))
         return found
@@ -96,4 +96,4 @@ def _mapped(file: int, size: int) -> mmap.mmap:
     try:
         return mmap.mmap(file, size, access=mmap.ACCESS_COPY)
     except OSError as error:
-        raise OutOfMemory(f'weights of {size >> 20} MiB can not be mapped: {error}') from error
+        raise OutOfMemory(f'weights of {size >> 20} MiB cannot be mapped: {error}') from error

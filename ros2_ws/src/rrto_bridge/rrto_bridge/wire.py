@@ -1,7 +1,7 @@
-"""Values as bytes: calls, metas, scalars. No pickle; every length is checked before it is used.
+"""Values as bytes: calls, metas, scalars. No pickle; every length is checked before use.
 
-A value is a tag byte and its content. Integers are 64 bit, little endian; strings UTF-8. Tuples
-nest at most `DEPTH` deep. What is decoded was bounded by the size of the message that carried it.
+A value is a tag byte and its content. Integers have 64 bits, little endian; strings are UTF-8.
+Tuples nest at most `DEPTH` deep. The size of a message bounds the size of its decoded value.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _TAGS = {kind: tag for tag, kind in (_INDEXED | _NAMED).items()}
 
 
 def encode(value: Any) -> bytes:
-    """Bytes of a value: scalars, str, bytes, Ref, roles, Special, Meta, and tuples of these.
+    """Return the bytes of a scalar, str, bytes, Ref, role, Special, Meta, or tuple of these.
 
-    Raises TypeError for anything else, OverflowError for an integer beyond 64 bit.
+    Raises TypeError for any other value, OverflowError for an integer beyond 64 bits.
     """
     out = bytearray()
     _encode(value, out)
@@ -38,7 +38,7 @@ def encode(value: Any) -> bytes:
 
 
 def encode_tuple(encoded: Sequence[bytes]) -> bytes:
-    """Bytes of a tuple whose items are encoded already."""
+    """Return the bytes of a tuple whose items are encoded already."""
     return b'(' + _COUNT.pack(len(encoded)) + b''.join(encoded)
 
 
@@ -46,7 +46,7 @@ def _encode(value: Any, out: bytearray) -> None:
     kind = type(value)
     if kind is int:
         if not -1 << 63 <= value < 1 << 63:
-            raise OverflowError(f'{value} does not fit in 64 bit')
+            raise OverflowError(f'an integer must fit into 64 bits, got {value}')
         out += b'i' + _INT.pack(value)
     elif kind is tuple:
         out += b'(' + _COUNT.pack(len(value))
@@ -69,7 +69,7 @@ def _encode(value: Any, out: bytearray) -> None:
     elif kind is str:
         data = value.encode()
         if len(data) > MAX_STRING:
-            raise OverflowError(f'a string of {len(data)} bytes is too long')
+            raise OverflowError(f'a string must have at most {MAX_STRING} bytes, got {len(data)}')
         out += b's' + _COUNT.pack(len(data)) + data
     elif kind is bytes or kind is memoryview or kind is bytearray:
         out += b'b' + _COUNT.pack(len(value)) + value
@@ -79,11 +79,11 @@ def _encode(value: Any, out: bytearray) -> None:
         out += _TAGS[kind]
         _encode(tuple(value), out)
     else:
-        raise TypeError(f'{kind.__name__} can not be sent')
+        raise TypeError(f'{kind.__name__} cannot be sent')
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """The value that `data` holds, all of it; raises RemoteError."""
+    """Return the value encoded in all of `data`; raises RemoteError."""
     reader = _Reader(memoryview(data))
     value = reader.value(0)
     if reader.at != len(reader.data):
@@ -101,13 +101,13 @@ class _Reader:
     def take(self, size: int) -> memoryview:
         end = self.at + size
         if end > len(self.data):
-            raise RemoteError(f'message ends {end - len(self.data)} bytes early')
+            raise RemoteError(f'truncated message: {end - len(self.data)} bytes are missing')
         piece = self.data[self.at:end]
         self.at = end
         return piece
 
     def count(self, least: int) -> int:
-        """A count of things that take at least `least` bytes each."""
+        """Return a count of items that have at least `least` bytes each."""
         count: int = _COUNT.unpack(self.take(4))[0]
         if count * least > len(self.data) - self.at:
             raise RemoteError(f'{count} items announced, {len(self.data) - self.at} bytes left')
@@ -115,7 +115,7 @@ class _Reader:
 
     def value(self, depth: int) -> Any:
         if depth > DEPTH:
-            raise RemoteError('values nest too deep')
+            raise RemoteError(f'values must nest at most {DEPTH} deep')
         tag = bytes(self.take(1))
         if tag == b'i':
             return _INT.unpack(self.take(8))[0]
@@ -141,16 +141,16 @@ class _Reader:
         try:
             return str(self.take(self.count(1)), 'utf-8')
         except UnicodeDecodeError as error:
-            raise RemoteError(f'a string is not UTF-8: {error}') from error
+            raise RemoteError(f'a string must be UTF-8: {error}') from error
 
     def named(self, tag: bytes, depth: int) -> Any:
         fields = self.value(depth + 1)
         kind = _NAMED[tag]
         if type(fields) is not tuple or len(fields) != len(kind._fields):
-            raise RemoteError(f'{kind.__name__} has other fields')
+            raise RemoteError(f'malformed {kind.__name__}: expected {len(kind._fields)} fields')
         made = kind(*fields)
         if not (_is_meta(made) if isinstance(made, Meta) else _is_plain(made)):
-            raise RemoteError(f'{kind.__name__} has fields of other types')
+            raise RemoteError(f'malformed {kind.__name__}: invalid field types')
         return made
 
 

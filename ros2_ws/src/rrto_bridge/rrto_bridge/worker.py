@@ -1,6 +1,6 @@
 """The process of one program on the server: a `SessionMachine` on the program's own topics.
 
-The zygote forks it. The main thread computes, a thread of the node takes what comes.
+The fork server forks it. The main thread computes; the node's thread receives.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from .context import Context, default_generator
 from .convert import frame_of, to_ros
 from .errors import RemoteError
 from .graphs import CudaGraphs
-from .page import Page
 from .parameters import ServerSettings
 from .perform import Performer
 from .server import ENDED, SendFrame
 from .session import Action, End, SessionMachine
+from .shared_status import SharedStatus
 from .weights import Weights
 
-PATIENCE = 10.0       # seconds in which the program has to be found
-ROOM = 64 << 20       # least bytes beside the tensors: messages, and what operators need meanwhile
+PATIENCE = 10.0       # seconds within which the program must be found
+ROOM = 64 << 20       # least bytes besides tensors, for messages and operators' workspaces
 
 
 class _ServerHasEnded(BaseException):
@@ -55,7 +55,7 @@ def _server_has_ended(*_: Any) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the process serves; `folder` holds the page and the weights."""
+    """The program that the process serves; `folder` holds its status and the weights."""
 
     server: str
     program: str
@@ -66,33 +66,33 @@ class Task:
 
 
 def serve(task: Task, parent: int) -> NoReturn:
-    """Be the process of a program; `parent` is the zygote's id."""
+    """Run as the process of a program; `parent` is the fork server's process id."""
     code = 1
     try:
         die_with(parent)
-        page = Page(task.folder / task.program)
-        worker = _Worker(task, page)
+        status = SharedStatus(task.folder / task.program)
+        worker = _Worker(task, status)
         worker.run()
         code = 2 if worker.fault else 0
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(code)    # nothing of the zygote's is this process's to put in order
+        os._exit(code)    # skip cleanup that belongs to the fork server
 
 
 class _Worker:
     """The session's shell."""
 
-    def __init__(self, task: Task, page: Page) -> None:
-        self.task, self.page = task, page
+    def __init__(self, task: Task, status: SharedStatus) -> None:
+        self.task, self.status = task, status
         settings = task.settings
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self.device = torch.device(task.device)
-        generator = default_generator(self.device)   # all of the process is the program's
+        generator = default_generator(self.device)   # the process serves only this program
         generator.manual_seed(torch.Generator().initial_seed())
-        context = Context(self.device, settings.memory << 20, page.note, generator)
+        context = Context(self.device, settings.memory << 20, status.note, generator)
         graphs = settings.graphs and self.device.type == 'cuda'
         self.performer = Performer(
             context, Weights(settings.weights << 20, task.folder / 'weights'),
@@ -103,7 +103,7 @@ class _Worker:
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
                          start_parameter_services=False)
         self.link = settings.shaped_link()
-        self.reason, self.fault = '', False   # of the end
+        self.reason, self.fault = '', False   # why and by whose fault the session ended
         base = f'/rrto/{task.server}/{task.program}/'
         self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
         self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
@@ -120,19 +120,20 @@ class _Worker:
             self._act(())
 
     def _wait_for_program(self) -> None:
-        """What is sent before the program's subscriptions are found would be lost.
+        """Wait for the program's subscriptions: messages sent earlier would be lost.
 
-        The program waits for the subscriptions of this process, which are made afterwards.
+        The program in turn waits for the subscriptions of this process, which are created
+        afterwards.
         """
         end = time.monotonic() + PATIENCE
         while not (self.down.get_subscription_count() and self.acks.get_subscription_count()):
             if time.monotonic() > end:
-                self.reason = 'its topics were not found'
+                self.reason = f"the program's topics were not found within {PATIENCE:g} s"
                 return
             time.sleep(0.002)
 
     def run(self) -> None:
-        """Execute messages until the session is over, or SIGTERM says that the server is."""
+        """Execute messages until the session ends, or SIGTERM reports the server's end."""
         try:
             signal.signal(signal.SIGTERM, _server_has_ended)
             self._work()
@@ -140,15 +141,15 @@ class _Worker:
         except _ServerHasEnded:
             with self._changed:
                 self._act(self.machine.fail(ENDED, False))
-        with self._changed:   # whoever had the last word has published it
-            self.page.leave(self.reason)
+        with self._changed:   # the final message is published by now
+            self.status.leave(self.reason)
         self._close()
 
     def _work(self) -> None:
         while not self.reason:
             with self._changed:
                 while not self.reason and (message := self.machine.work()) is None:
-                    # The node's thread ends what is silent, too; this one does not rely on it.
+                    # The node's thread also ends a silent session; do not rely on it.
                     self._changed.wait(max(0.0, self.machine.deadline - time.monotonic()))
                     self._act(self.machine.on_time(time.monotonic()))
                 if self.reason:
@@ -158,7 +159,7 @@ class _Worker:
             del message
 
     def _close(self) -> None:
-        """Let the peers know at once; what hangs there must not keep the process."""
+        """Leave the graph; a hanging shutdown must not keep the process alive."""
         end = threading.Timer(PATIENCE, os._exit, (0,))
         end.daemon = True
         end.start()
@@ -169,7 +170,7 @@ class _Worker:
 
     def _execute(self, message: bytes) -> None:
         began = time.monotonic()
-        self.page.begin()
+        self.status.begin()
         error = ''
         try:
             for reply in self.performer.perform(message):
@@ -179,7 +180,7 @@ class _Worker:
             error = str(wrong)
         except Exception as wrong:
             error = f'{type(wrong).__name__}: {wrong}'
-        self.page.end(self.performer.used, time.monotonic() - began)
+        self.status.end(self.performer.used, time.monotonic() - began)
         with self._changed:
             self._act(self.machine.fail(error) if error else self.machine.on_done())
 
@@ -213,12 +214,12 @@ class _Worker:
                 self.link.send(len(action.frame.data),
                                partial(self.down.publish, to_ros(action)), now)
             elif action.error:
-                self.acks.publish(to_ros(action))   # the process ends with this
+                self.acks.publish(to_ros(action))   # the process ends after this
             else:
                 self.link.send(0, partial(self.acks.publish, to_ros(action)), now)
         self._alarm.set(min(self.machine.deadline, self.link.deadline))
 
 
 def room(memory: int) -> int:
-    """Bytes beside the tensors for messages and for what operators need while they compute."""
+    """Return the bytes besides tensors for messages and operators' workspaces."""
     return max(ROOM, memory // 4)

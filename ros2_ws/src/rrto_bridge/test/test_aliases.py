@@ -14,7 +14,7 @@ from torch import nn
 
 BASE = torch.arange(6.0).view(2, 3) - 2
 OTHER = torch.tensor([[0.5, -1.5, 2.5], [7.0, -8.0, 9.0]])
-REFUSED = 'rrto: resize_ to more than its memory is not possible'
+REFUSED = 'rrto: resize_ cannot enlarge a tensor'
 GROWING = ('grow', 'reshape in place')   # may need more memory than there is
 PASSES = 7   # of each combination in `replay`, so that it is replayed
 

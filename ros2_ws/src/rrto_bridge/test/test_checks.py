@@ -6,7 +6,7 @@ from rrto_bridge.allow import allowed, resolve
 from rrto_bridge.checks import prepared
 from rrto_bridge.context import Context
 from rrto_bridge.errors import Failed, Refused
-from rrto_bridge.ragged import RAGGED
+from rrto_bridge.nested_tensors import NESTED_MASK
 from rrto_bridge.record import Ref, Special
 
 CPU = torch.device('cpu')
@@ -22,7 +22,7 @@ def layer(features=6, heads=2, inner=SIX):
     source, mask = torch.ones(1, 2, 6), torch.tensor([[True, False]])
     square = torch.ones(6, 6)
     return (source, features, heads, torch.ones(18, 6), torch.ones(18), square, SIX, False, False,
-            1e-5, SIX, SIX, SIX, SIX, square, inner, square, SIX, mask, RAGGED)
+            1e-5, SIX, SIX, SIX, SIX, square, inner, square, SIX, mask, NESTED_MASK)
 
 
 def call(op, *args, **kwargs):

@@ -73,14 +73,14 @@ def test_env_that_empties_the_environment_sets_ours(command):
 def test_what_can_not_be_given_the_device_is_named(command, capsys):
     assert words(command, OURS)[0] == command
     told = capsys.readouterr().err
-    assert told.startswith('rrto: ') and told.count('\n') == 1 and 'it will see none' in told
+    assert told.startswith('rrto: ') and told.count('\n') == 1 and 'it will see no device' in told
 
 
 def test_a_script_for_a_python_that_ignores_variables_is_named(tmp_path, capsys):
     script = tmp_path / 'app'
     script.write_text('#!/usr/bin/python3 -I\n')
     adapted([str(script)], OURS, OURS)
-    assert 'it will see none' in capsys.readouterr().err
+    assert 'it will see no device' in capsys.readouterr().err
     script.write_text('#!/usr/bin/python3\n')
     adapted([str(script)], OURS, OURS)
     assert capsys.readouterr().err == ''

@@ -75,7 +75,7 @@ def test_programs_give_what_they_give_without(seed):
     assert printed == program.run(Direct(), schedule)
     device.machine.leave()
     kept = sum(b.part._size for p in device.server._plans.values() for b in p.blocks.values())
-    assert kept == 100 * capturer.captures or len(device.server._plans) < device.machine._tree.taken
+    assert kept == 100 * capturer.captures or len(device.server._plans) < device.machine._tree.added
     _, without = run(program, schedule, None, seed)
     assert device.executor.used - kept == without.executor.used
 
@@ -112,7 +112,7 @@ def test_whatever_goes_wrong_drops_the_graph_for_good_with_one_line(capturer, re
     device = Offload(capturer=capturer)
     assert plain(device, 20) == plain(Direct(), 20)
     told = capsys.readouterr().err
-    assert told.count('\n') == 1 and told.endswith(f'is not run as a CUDA graph: {reason}\n')
+    assert told.count('\n') == 1 and told.endswith(f'does not run as a CUDA graph: {reason}\n')
     assert capturer.captures <= 1 and capturer.replays <= CHECKS
     without = Offload()
     plain(without, 20)
@@ -227,5 +227,5 @@ def test_what_can_not_be_captured_is_run_as_before(capsys):
     for _ in range(AFTER + 3):
         if part.wanted(0):
             assert same(part.run(0, compute, [x])[0], x * x.max())
-    assert part.dropped and 'is not run as a CUDA graph' in capsys.readouterr().err
+    assert part.dropped and 'does not run as a CUDA graph' in capsys.readouterr().err
     assert torch.equal((x + 1).cpu(), x.cpu() + 1)

@@ -133,14 +133,14 @@ def test_a_killed_server_leaves_no_process_and_no_memory_behind(domain):
     killed.wait('serving as k')
     program = Lines(domain.rrto('run', '--server', 'k', '--', sys.executable, '-c', VICTIM))
     program.wait('right')
-    zygote, = children(killed.process.pid)
-    worker, = children(zygote)
+    fork_server, = children(killed.process.pid)
+    worker, = children(fork_server)
     files = Path(f'/proc/{worker}/maps').read_text().split()
     folder = next(Path(f).parent for f in files
                   if '/rrto_' in f and not f.endswith('.so') and 'weights' not in f)
     assert folder.exists()
     os.kill(killed.process.pid, signal.SIGKILL)
-    eventually(lambda: not any(Path(f'/proc/{pid}').exists() for pid in (zygote, worker)))
+    eventually(lambda: not any(Path(f'/proc/{pid}').exists() for pid in (fork_server, worker)))
     assert not folder.exists()
     program.process.kill()
 

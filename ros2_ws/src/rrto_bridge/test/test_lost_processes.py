@@ -93,7 +93,7 @@ def test_a_program_that_stood_still_is_told_so(domain):
     os.kill(program.process.pid, signal.SIGSTOP)
     server.wait('leaves: it was silent for too long')
     os.kill(program.process.pid, signal.SIGCONT)
-    program.wait('LinkError: this program stood still for .* raise its parameter lease')
+    program.wait('LinkError: this program was suspended for .* raise its parameter lease')
     assert program.process.wait() == 1
 
 
@@ -144,12 +144,12 @@ def test_a_server_that_ends_says_so_and_programs_return_to_the_next_one(domain):
     ended.process.send_signal(signal.SIGINT)
     ends.wait("LinkError: server 'e' is lost: the server has ended")
     assert ends.process.wait() == 1
-    goes_on.wait('the server has ended; going on on this machine')
+    goes_on.wait('the server has ended; continuing on this machine')
     assert ended.process.wait() == 0
     at = max(int(line) for line in goes_on.lines() if line.strip().isdigit())
     goes_on.wait(f'^{at + 1000}$')
     domain.server('e')
-    goes_on.wait('the server is back; going on there')
+    goes_on.wait('the server is back; continuing there')
     at = max(int(line) for line in goes_on.lines() if line.strip().isdigit())
     goes_on.wait(f'^{at + 300}$')
     goes_on.process.kill()
@@ -181,8 +181,8 @@ def test_a_server_that_loses_the_process_that_starts_the_others_starts_another_o
     ends, goes_on = loop(domain, 'z'), loop(domain, 'z', '--on-loss', 'local')
     os.kill(*children(hurt.process.pid), signal.SIGKILL)
     ends.wait("LinkError: server 'z' is lost: the processes of the server have ended")
-    goes_on.wait('the processes of the server have ended; going on on this machine')
-    goes_on.wait('the server is back; going on there')
+    goes_on.wait('the processes of the server have ended; continuing on this machine')
+    goes_on.wait('the server is back; continuing there')
     goes_on.process.kill()
     os.kill(*children(hurt.process.pid), signal.SIGKILL)
     assert domain.run('--server', 'z', '--', sys.executable, '-c',
@@ -259,7 +259,7 @@ def test_a_forked_child_is_refused_the_device_and_its_end_leaves_it_to_the_paren
 
 @pytest.mark.long
 def test_two_servers_of_one_name_are_refused(domain, server):
-    domain.server('s').wait("there is a server 's' in this DDS domain; choose another name")
+    domain.server('s').wait("a server 's' exists in this DDS domain: choose another name")
 
 
 @pytest.mark.long
@@ -296,4 +296,4 @@ def test_an_error_in_the_links_thread_ends_the_wait(domain, server):
                'x = torch.ones(2).cuda(); x.cpu(); '
                'Hook.dispatch.__self__.engine.port.receiver.take = None; (x + 1).cpu()')
     code, _, err = domain.run('--server', 's', '--', sys.executable, '-c', program)
-    assert code == 1 and 'LinkError' in err and 'an error in its node' in err
+    assert code == 1 and 'LinkError' in err and "an error in this program's node" in err

@@ -105,7 +105,7 @@ def test_a_program_goes_on_here_when_the_server_is_lost_at_any_moment(mode, caps
         remote.start(mode, lives, journal=True)
         got = program('cuda', passes)
         assert all(map(torch.equal, got, expected)), lives
-        assert 'going on on this machine' in capsys.readouterr().err
+        assert 'continuing on this machine' in capsys.readouterr().err
 
 
 def test_without_leave_to_go_on_the_loss_is_an_error():
@@ -161,6 +161,6 @@ def test_a_program_returns_to_a_server_that_is_back(mode, passes, capsys):
     got = program('cuda', special, look)
     assert all(map(torch.equal, got, expected))
     told = capsys.readouterr().err
-    assert told.index('going on on this machine') < told.index('the server is back')
+    assert told.index('continuing on this machine') < told.index('the server is back')
     assert remote.device().engine is found and found.port.waits > 5
     assert found.inferences > 4 or mode != 'replay'

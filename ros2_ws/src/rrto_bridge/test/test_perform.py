@@ -77,7 +77,7 @@ def test_a_prediction_that_is_wrong_is_an_error():
     to.machine._add(('aten.neg.default', (Ref(handle),), (), 50, right), False)
     to.wait(to.machine.synchronize())
     to.machine._add(('aten.neg.default', (Ref(handle),), (), 51, wrong), False)
-    with pytest.raises(RuntimeError, match='neg.default returned .* not .* as the client expected'):
+    with pytest.raises(RuntimeError, match='neg.default returned .*, but the client expected'):
         to.wait(to.machine.synchronize())
 
 

@@ -68,7 +68,7 @@ def test_a_program_that_hides_all_devices_sees_none(domain, tmp_path, monkeypatc
         assert domain.run(*command, value) == (0, seen + '\n', '')
     monkeypatch.setitem(domain.env, 'CUDA_VISIBLE_DEVICES', '')
     code, out, err = domain.run(*command)
-    assert (code, out) == (0, 'True\n') and 'hides no device of a server' in err
+    assert (code, out) == (0, 'True\n') and 'does not hide the device' in err
 
 
 def test_a_program_sees_the_types_of_pytorch(domain):

@@ -8,7 +8,7 @@ import pytest
 import remote
 import torch
 import torch.nn.functional as F
-from rrto_bridge.page import Page
+from rrto_bridge.shared_status import SharedStatus
 from torch import nn
 
 DENSE = 'rrto: a tensor on the device must be dense, got a .* one: keep it on the CPU'
@@ -115,7 +115,7 @@ def test_a_profile_is_made_without_the_devices_kernels(capfd):
             (x * 2).cpu()
         assert 'aten::mul' in profile.key_averages().table()
     told = [line for line in capfd.readouterr().err.splitlines() if 'USDT' not in line]
-    assert len(told) == 2 and 'no kernels of the device' in told[0]
+    assert len(told) == 2 and 'no device kernels' in told[0]
 
 
 def test_pinned_memory_is_a_copy_that_says_so(engine):
@@ -146,7 +146,7 @@ OTHER_DEVICES = [
 def test_there_is_one_device():
     remote.start('replay')
     for use in OTHER_DEVICES:
-        with pytest.raises(RuntimeError, match='invalid device ordinal 1: there is one, cuda:0'):
+        with pytest.raises(RuntimeError, match='invalid device ordinal 1: use cuda:0'):
             use()
     for place in (0, 'cuda', 'cuda:0', torch.device('cuda'), None, -1):
         torch.cuda.set_device(place)
@@ -159,7 +159,7 @@ def test_a_file_that_can_not_be_written_is_named(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
         with pytest.raises(OSError, match=str(tmp_path / 'page')):
-            Page.make(tmp_path / 'page')
+            SharedStatus.make(tmp_path / 'page')
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)

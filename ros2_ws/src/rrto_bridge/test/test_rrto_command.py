@@ -15,7 +15,7 @@ def test_a_trace_that_is_not_there_is_named_before_anything_is_measured(capsys):
 
 @pytest.mark.skipif(find_spec('torchvision') is None, reason='torchvision is not installed')
 def test_a_model_that_is_not_there_is_named():
-    with pytest.raises(SystemExit, match="there is no model 'nope'; give small"):
+    with pytest.raises(SystemExit, match="unknown model 'nope': choose small"):
         measure.load('nope')
 
 
@@ -24,4 +24,4 @@ def test_a_program_that_is_not_there_is_said_before_a_server_is_started(program,
     assert main(['run', '--', program]) == 127
     out, err = capfd.readouterr()
     assert out == '' and err == (
-        f'rrto: {program}: there is no such program, or it may not be executed\n')
+        f'rrto: {program}: there is no such program, or it is not executable\n')

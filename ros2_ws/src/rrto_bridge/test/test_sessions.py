@@ -181,7 +181,8 @@ def test_who_does_not_wait_for_acknowledgements_is_dropped(frames):
 
 
 @pytest.mark.parametrize(('frame', 'why'), [
-    (Frame(0, False, bytes(FRAME + 1)), 'a frame of'), (Frame(1, True, b'N'), 'instead of 0')])
+    (Frame(0, False, bytes(FRAME + 1)), 'a frame must have'),
+    (Frame(1, True, b'N'), 'expected frame 0')])
 def test_a_frame_that_no_client_sends_ends_the_session(frame, why):
     session = SessionMachine('a', 1, Limits(memory=1), 0.0)
     assert why in session.on_frame(1, frame, 0.0)[0].error and session.over
@@ -220,8 +221,9 @@ def test_a_program_gets_a_process(server):
 
 @pytest.mark.parametrize(('asked', 'reason'), [
     (request('c', protocol=PROTOCOL + 1), 'protocol'), (request('c', operators='other'), 'PyTorch'),
-    (request('c/d'), 'no name'), (request('1x'), 'no name'), (request(''), 'no name'),
-    (request('a__b'), 'no name'), (request('a' * 101), 'no name'), (request('é'), 'no name'),
+    (request('c/d'), 'graph name'), (request('1x'), 'graph name'), (request(''), 'graph name'),
+    (request('a__b'), 'graph name'), (request('a' * 101), 'graph name'),
+    (request('é'), 'graph name'),
     (request('a', 2), "'a' is connected"), (request('c'), 'limit')])
 def test_who_does_not_fit_is_told_why(server, asked, reason):
     server.on_open(request('a'), 0.0)

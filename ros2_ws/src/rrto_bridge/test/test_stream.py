@@ -51,7 +51,7 @@ def test_a_ping_is_answered_and_is_no_message():
 def test_a_missing_frame_ends_the_stream():
     receiver = Receiver(100)
     receiver.take(Frame(0, True, b'a'))
-    with pytest.raises(LinkError, match='2 came instead of 1'):
+    with pytest.raises(LinkError, match='expected frame 1, got 2'):
         receiver.take(Frame(2, True, b'b'))
 
 

@@ -32,7 +32,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224',
                         help='shape of the input (default: 1x3x224x224)')
     parser.add_argument('--threads', type=positive, metavar='N',
-                        help="threads that compute (default: PyTorch's own choice)")
+                        help="computing threads (default: PyTorch's own choice)")
 
 
 def add_machines(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def add_machines(parser: argparse.ArgumentParser) -> None:
                         help='profile of the server (default: the robot, --server-speed times as '
                              'fast)')
     parser.add_argument('--server-speed', type=above_zero, default=10.0, metavar='X',
-                        help='without --server-profile (default: 10)')
+                        help='speed of the server relative to the robot (default: 10)')
     parser.add_argument('--latency', type=not_negative, default=0.002, metavar='S',
                         help='delay of the link per direction, s (default: 0.002)')
 
@@ -59,11 +59,11 @@ def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
     """Graph of the chosen model and its costs on the chosen machines."""
     if options.model.endswith('.csv'):
         if options.profile or options.server_profile:
-            raise ProfileError(f'{options.model} says itself what its machines take; leave out '
+            raise ProfileError(f'{options.model} contains the profiles of its machines; leave out '
                                '--profile and --server-profile')
         readers = entry_points(group='lopinfer.profiles', name='csv')
         if not readers:
-            raise ProfileError(f'{options.model}: published profiles are read by the package '
+            raise ProfileError(f'{options.model}: published profiles need the package '
                                'rog_studies, which is not installed here: pip install -e studies')
         graph, device, server = next(iter(readers)).load()(options.model)
         return graph, costs_of(graph, device, server)
@@ -131,7 +131,8 @@ def bandwidths(text: str) -> tuple[float, ...]:
     except (ValueError, ZeroDivisionError):
         found = np.array([])
     if not 0 < len(found) <= 1000 or found.min() < 0 or not np.isfinite(found).all():
-        raise argparse.ArgumentTypeError(f'{text!r}: write from:to:step or 2,5,10, in MB/s')
+        raise argparse.ArgumentTypeError('must be from:to:step or a list such as 2,5,10, in MB/s, '
+                                         f'got {text!r}')
     return tuple(found * 1e6)
 
 
@@ -139,7 +140,7 @@ def positive(text: str) -> int:
     """Parse an integer of at least 1."""
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f'{text} is below 1')
+        raise argparse.ArgumentTypeError(f'must be at least 1, got {text}')
     return number
 
 
@@ -147,7 +148,7 @@ def above_zero(text: str) -> float:
     """Parse a number above 0."""
     number = float(text)
     if not 0 < number < float('inf'):
-        raise argparse.ArgumentTypeError(f'{text} is not above 0')
+        raise argparse.ArgumentTypeError(f'must be above 0, got {text}')
     return number
 
 
@@ -155,5 +156,5 @@ def not_negative(text: str) -> float:
     """Parse a number of at least 0."""
     number = float(text)
     if not 0 <= number < float('inf'):
-        raise argparse.ArgumentTypeError(f'{text} is below 0')
+        raise argparse.ArgumentTypeError(f'must be at least 0, got {text}')
     return number

@@ -27,7 +27,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     add_model(parser)
     add_machines(parser)
     parser.add_argument('--trace', type=Path, metavar='FILE',
-                        help='a recorded link, lines of "seconds Mbit/s"')
+                        help='recorded link: a file of "seconds Mbit/s" lines')
     parser.add_argument('--breakdown', type=above_zero, default=8.0, metavar='MB/S',
                         help='bandwidth of the breakdown, MB/s (default: 8)')
     parser.add_argument('--out', type=Path, default=Path('runs/lopinfer'), metavar='DIR',

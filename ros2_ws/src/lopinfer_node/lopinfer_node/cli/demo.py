@@ -26,9 +26,9 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help=f'{MODEL_HELP.split(", or a pub")[0]} (default: vgg11_bn)')
     parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224')
     parser.add_argument('--bandwidth', type=bandwidths, default=bandwidths('2,5,10'),
-                        metavar='2,5,10', help='of the emulated link, MB/s (default: 2,5,10)')
+                        metavar='2,5,10', help='rates of the emulated link, MB/s (default: 2,5,10)')
     parser.add_argument('--slowdown', type=above_zero, default=3.0, metavar='X',
-                        help='the robot computes so many times as slowly as it could (default: 3)')
+                        help='slow the robot down by this factor (default: 3)')
     parser.add_argument('--requests', type=positive, default=5, metavar='N',
                         help='inferences per method and bandwidth (default: 5)')
     parser.add_argument('--out', type=Path, default=Path('runs/lopinfer'), metavar='DIR',
@@ -47,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
     with private_domain(), tempfile.TemporaryDirectory() as folder:
         for rate in options.bandwidth:
             with Rig(model, example, rate, DELAY, Path(folder), options.slowdown) as rig:
-                # No link matters to the robot alone: once is enough.
+                # The robot alone uses no link: measure it once.
                 alone = [rows[0] for rows in found.values()][:1]
                 found[rate] = alone + [rig.measure(method, profile, options.requests, DELAY)
                                        for method in METHODS[len(alone):]]

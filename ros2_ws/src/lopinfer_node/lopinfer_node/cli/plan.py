@@ -28,7 +28,7 @@ PICTURES = (2e6, 8e6, 20e6)   # bytes/s
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
-    parser = verbs.add_parser('plan', help='show what will run where, for every bandwidth')
+    parser = verbs.add_parser('plan', help='show where each operator runs, for every bandwidth')
     add_model(parser)
     add_machines(parser)
     parser.add_argument('--bandwidth', type=bandwidths, default=bandwidths('0:30:1'),
@@ -37,11 +37,11 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     wanted.add_argument('--weight', type=not_negative, default=0.0, metavar='S_PER_J',
                         help='minimise latency + weight * energy (default: 0)')
     wanted.add_argument('--deadline', type=above_zero, metavar='S',
-                        help='minimise energy among plans that meet it')
+                        help='minimise energy among the plans within this latency')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--plot', nargs='?', const='', metavar='FILE',
                         help='draw the timelines (default: MODEL.plan.png)')
-    parser.add_argument('--out', type=Path, metavar='FILE', help='write the table of plans')
+    parser.add_argument('--out', type=Path, metavar='FILE', help='file for the plan table')
     parser.set_defaults(run=_run)
 
 

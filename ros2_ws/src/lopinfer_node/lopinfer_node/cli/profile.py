@@ -15,12 +15,12 @@ SHOWN = 10
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
     parser = verbs.add_parser(
-        'profile', help='measure what each operator of a model costs on this machine')
+        'profile', help='measure the time of each operator of a model on this machine')
     add_model(parser)
     parser.add_argument('--repeats', type=positive, default=7, metavar='N',
                         help='passes at each share (default: 7)')
     parser.add_argument('--out', type=Path, metavar='FILE',
-                        help='where to write it (default: MODEL.profile.json)')
+                        help='file of the profile (default: MODEL.profile.json)')
     parser.set_defaults(run=_run)
 
 

@@ -12,15 +12,15 @@ from .choice import positive
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
-    parser = verbs.add_parser('serve', help='run the server, until Ctrl+C')
+    parser = verbs.add_parser('serve', help='run the server until Ctrl+C')
     parser.add_argument('--models', default='', metavar='A,B,...',
-                        help='models to have ready; robots send others themselves')
+                        help='models to load at start; robots send other models')
     parser.add_argument('--device', default='cpu', metavar='DEVICE',
-                        help='what computes: cpu, cuda or cuda:N (default: cpu)')
+                        help='computing device: cpu, cuda or cuda:N (default: cpu)')
     parser.add_argument('--threads', type=positive, metavar='N',
-                        help="threads that compute (default: PyTorch's own choice)")
+                        help="computing threads (default: PyTorch's own choice)")
     parser.add_argument('--memory', type=positive, metavar='MIB',
-                        help='most MiB for models and requests under way (default: 4096)')
+                        help='most memory for models and open requests, MiB (default: 4096)')
     parser.add_argument('--name', default='lopinfer', metavar='NAMESPACE',
                         help='namespace of the server (default: lopinfer)')
     add_network_options(parser, without=['namespace'])

@@ -171,14 +171,14 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
         for name in names:
             if name in RULES or name in WHOLE:
-                raise ValueError(f'operator {name} has a rule already, {function.__name__} would '
-                                 'be the second')
+                raise ValueError(f'operator {name} must have one rule, got {function.__name__} in '
+                                 'addition')
             RULES[name] = function
         return function
     return register
 
 
-# Without a rule of their own: always whole. Pure functions of tensors, safe to run for a client.
+# Operators without a rule, always whole: pure functions of tensors, safe to run for a client.
 WHOLE = frozenset((
     'argmin', 'argsort', 'cdist', 'cummax', 'cumprod', 'diag_embed',
     'diagonal', 'einsum', 'fft_fft2', 'flip', 'gather', 'grid_sampler', 'grid_sampler_2d',
@@ -205,7 +205,7 @@ def divide(call: Call) -> Division:
     found = RULES.get(call.op)
     if found is None:
         if call.op not in WHOLE:
-            raise ModelError(f'operator {call.overload} is not among those that may be sent to a '
+            raise ModelError(f'operator {call.overload} is not in the list of those that run on a '
                              'server')
         return indivisible(call)
     if all(value.axis is None for value in call.values):

@@ -41,7 +41,7 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
         document = json.loads((directory / GRAPH).read_text())
         weights = _weights(directory / WEIGHTS, device)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise ModelError(f'{directory}: this is not a traced model: {error}') from error
+        raise ModelError(f'{directory}: not a traced model: {error}') from error
     try:
         return _read(document, weights, torch.device(device))
     except ModelError as error:
@@ -119,7 +119,7 @@ def _check(made: Record, shadows: list[torch.Tensor]) -> torch.Tensor:
 def _overload(name: str) -> torch._ops.OpOverload:
     parts = str(name).split('.')
     if len(parts) != 3 or parts[0] != 'aten' or parts[1] not in RULES and parts[1] not in WHOLE:
-        raise ModelError(f'operator {name} is not among those that a server runs')
+        raise ModelError(f'operator {name} is not in the list of those that run on a server')
     return getattr(getattr(torch.ops.aten, parts[1]), parts[2])
 
 

@@ -30,10 +30,10 @@ class Footprint:
 
     def __post_init__(self) -> None:
         if self.starts.shape != self.ends.shape or not len(self.starts):
-            raise ValueError('a footprint has one start and one end for each output index')
+            raise ValueError('a footprint must have one start and one end for each output index')
         for table in (self.starts, self.ends):
             if table.min() < 0 or table.max() > self.extent or (np.diff(table) < 0).any():
-                raise ValueError(f'a footprint stays in 0..{self.extent} and never steps back')
+                raise ValueError(f'a footprint must stay in 0..{self.extent} and never decrease')
 
     def need(self, lo: int, hi: int) -> Interval:
         """Return the input interval that the output interval [lo, hi) needs; (0, 0) if empty."""

@@ -85,7 +85,7 @@ class Graph:
             raise ModelError(f'{where} needs one footprint for each of its inputs')
         for source, footprint in zip(node.inputs, node.footprints, strict=True):
             if not 0 <= source < index:
-                raise ModelError(f'{where} takes an input that is not computed before it')
+                raise ModelError(f'{where} uses an input that is not computed before it')
             if len(footprint.starts) != node.extent \
                     or footprint.extent != self.nodes[source].extent:
                 raise ModelError(f'{where} has a footprint of {len(footprint.starts)} x '

@@ -24,9 +24,9 @@ from .contents import Contents
 from .follow import ITEMS, MISSING, MODULE, Followed, Picked, join
 from .state import CONTAINERS, hooks_of, untouched
 
-LOOK = 8 << 20     # bytes of weights that one look in the background reads
-TURNS = 16         # looks after which every item was compared without short cuts
-LARGE = 4096       # items from which on a container is compared in these looks alone
+LOOK = 8 << 20     # bytes of weights that one background check reads
+TURNS = 16         # checks after which every item has been compared in full
+LARGE = 4096       # items above which only these checks compare a container
 _NOT_ATTRIBUTES = frozenset(vars(torch.nn.Module())) - {'training'}
 _VALUES = (type(None), bool, int, str, bytes, range, slice, torch.Size, torch.dtype, torch.device,
            FunctionType, BuiltinFunctionType, MethodType)
@@ -50,8 +50,8 @@ class Snapshot:
                     run()
                     kept = self._taken.kept()
                 self._taken = _Taken(model, kept)
-        except Exception as error:   # an object that nobody has thought of
-            raise ModelError(f'{type(model).__name__}: what its code reads can not be watched: '
+        except Exception as error:   # an unexpected kind of object
+            raise ModelError(f'{type(model).__name__}: cannot watch what its code reads: '
                              f'{type(error).__name__}: {error}') from error
         self._lock = threading.Lock()
         self._running = 0    # calls of the model itself, which may store results
@@ -60,8 +60,8 @@ class Snapshot:
         found = self._taken.followed
         for path, tensor in found.tensors.items():
             if tensor.is_inference() and tensor.device.type != 'cpu':
-                raise ModelError(f'{path} was made in torch.inference_mode, where PyTorch does not '
-                                 'count what is written into it; make the model outside')
+                raise ModelError(f'{path} was created in torch.inference_mode, where PyTorch does '
+                                 'not count writes; create the model outside')
         self._contents = Contents({**found.tensors, **found.arrays})
 
     @contextmanager
@@ -187,7 +187,7 @@ class _Taken:
                     or list(chain.from_iterable(self._equal)) != self._equals:
                 return False
             now = list(chain.from_iterable(self._same))
-        except Exception:   # what can not be compared, or another thread writes into it
+        except Exception:   # cannot be compared, or another thread writes into it
             return False
         return len(now) == len(self._sames) and all(map(operator.is_, now, self._sames))
 

@@ -14,7 +14,7 @@ import torch
 from ..errors import ModelError
 
 CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
-# Objects of these are not followed: they lead to what other threads work with.
+# Objects of these are not followed: they lead to data of other threads.
 NO_STATE = {*sys.stdlib_module_names, 'torch', 'numpy'}
 
 
@@ -71,8 +71,8 @@ def refuse_hooks(model: torch.nn.Module) -> None:
     for name, found in [('every module', every_hook()), *hooks]:
         for hook in found.values():
             raise ModelError(f'{name} has the forward hook '
-                             f'{getattr(hook, "__qualname__", hook)}, which would not be called '
-                             'for what the server computes; remove it')
+                             f'{getattr(hook, "__qualname__", hook)}, which the server would not '
+                             'call; remove it')
 
 
 def hooks_of(module: torch.nn.Module) -> dict[int, Any]:

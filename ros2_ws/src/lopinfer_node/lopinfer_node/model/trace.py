@@ -27,9 +27,8 @@ from .tape import Record, Ref, Tape
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), '<')
 
 
-# Operators that take of another tensor its shape or type alone, name a device, or count on the
-# layout of the memory, which is another where a tensor has crossed the link: what is recorded in
-# their place.
+# Replacements for operators that use only the shape or dtype of another tensor, name a device, or
+# rely on the memory layout, which changes when a tensor crosses the link.
 _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'view_as': (torch.ops.aten.reshape.default, 'shape'),
          'reshape_as': (torch.ops.aten.reshape.default, 'shape'),
@@ -37,7 +36,7 @@ _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'type_as': (torch.ops.aten.to.dtype, 'dtype'),
          'to': (torch.ops.aten.to.dtype, 'dtype'),
          '_to_copy': (torch.ops.aten.to.dtype, 'dtype')}
-# Operators that make a constant, of the type of a tensor, and what it is filled with.
+# Operators that create a constant with the dtype of a tensor, and its fill value.
 _FILLED = {'new_zeros': 0, 'new_ones': 1, 'new_full': None}
 
 
@@ -56,7 +55,7 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
         raise ModelError(f'{training[0]} is in training mode: call model.eval() first')
     refuse_hooks(model)
     if torch.is_autocast_enabled('cpu'):
-        raise ModelError('torch.autocast is on, which a server does not know of')
+        raise ModelError('torch.autocast is on, which a server does not use: switch it off')
     args, kwargs = pytree.tree_unflatten(list(inputs), structure)
     _fill_caches(model, args, kwargs)
     with torch.no_grad(), warnings.catch_warnings():
@@ -72,7 +71,7 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
         except ModelError:
             raise
         except Exception:
-            raise ModelError(f'{type(model).__name__} can not be traced: {place_of(reason)}'
+            raise ModelError(f'{type(model).__name__} cannot be traced: {place_of(reason)}'
                              ) from reason
 
 
@@ -109,7 +108,7 @@ def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         signature = program.graph_signature
         for changed in signature.buffers_to_mutate.values():
             raise ModelError(f'the model changes {changed} when it runs: a request would depend '
-                             'on the one before') from None
+                             'on the previous one') from None
         results = [s.kind.name == 'USER_OUTPUT' for s in signature.output_specs]
         return _Reader(program.graph_module, _sources(program)).read(results)
 
@@ -139,7 +138,7 @@ def _sources(program: Any) -> dict[str, Weight | str]:
             tensor = program.constants[spec.target] if tensor is None else tensor
             found[spec.arg.name] = Weight(spec.target, tensor.detach())
         else:
-            raise ModelError(f'the model holds {spec.target}, a {kind.lower()} that can not be '
+            raise ModelError(f'the model contains {spec.target}, a {kind.lower()}, which cannot be '
                              'sent to a server')
     return found
 
@@ -212,13 +211,13 @@ class _Reader:
         for name in str(node.target).split('.'):
             value = getattr(value, name)
         if not isinstance(value, torch.Tensor):
-            return value   # a part of the model; `_call` says for what
+            return value   # a submodule; `_call` handles it
         return Weight(str(node.target), value.detach())
 
     def _add(self, made: Record, shares: int | None = None) -> Ref:
         if any(type(n) is not int for n in made.shape):
             raise ModelError(f'{made.place}: the shape of the result of {made.overload} depends on '
-                             'the data, and a plan is made for one shape')
+                             'the data, but a plan needs a fixed shape')
         self.out.records.append(made)
         index = len(self.out.records) - 1
         self.storage[index] = index if shares is None else self.storage[shares]
@@ -233,16 +232,16 @@ class _Reader:
         if not isinstance(target, torch._ops.OpOverload):
             raise _Aliased if 'wrap_with' in str(target) else ModelError(
                 f'{place}: {target} is not an operator on tensors; control flow that depends on '
-                'data can not be divided')
+                'data cannot be divided')
         if not target._schema.returns or '_assert' in target.overloadpacket.__name__:
             return
         bound = self._bound(node, target)
         name = target.overloadpacket.__name__
         if name.endswith(('batch_norm', 'instance_norm', '_legit')) and (
                 bound.get('training') or bound.get('use_input_stats')) and (
-                bound.get('running_mean') is not None):   # which its schema does not say
+                bound.get('running_mean') is not None):   # the schema does not say so
             raise ModelError(f'{place}: {target} changes its statistics: a request would depend '
-                             'on the one before')
+                             'on the previous one')
         if name.rstrip('_') in ('dropout', 'feature_dropout', 'alpha_dropout',
                                 'feature_alpha_dropout'):
             if bound['train'] and bound['p']:
@@ -348,7 +347,7 @@ class _Reader:
             if written.name in self.fresh:
                 raise _Aliased
             raise ModelError(f'{place}: {target} changes {written.name}: a request would depend on '
-                             'the one before')
+                             'the previous one')
         pure = _pure(target)
         if pure is None or not isinstance(written, Ref):
             raise _Aliased

@@ -163,7 +163,7 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        raise ModelError(f'{type(model).__name__}: all inputs have to be tensors')
+        raise ModelError(f'{type(model).__name__}: all inputs must be tensors')
     try:
         # As they come out of messages, and each for itself: the tracer takes one tensor that is
         # given twice, or is a weight of the model, for one value.
@@ -178,8 +178,8 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
                 _verify_sharing(model, traced, leaves, own, structure)
     except ModelError:
         raise
-    except Exception as error:   # a type or an operator that nobody has thought of
-        raise ModelError(f'{type(model).__name__} can not be traced: {place_of(error)}') from error
+    except Exception as error:   # an unexpected type or operator
+        raise ModelError(f'{type(model).__name__} cannot be traced: {place_of(error)}') from error
     return traced
 
 
@@ -201,8 +201,8 @@ def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
     again = _run(model, leaves, structure)[0]
     rounding = 0.0 if _equal(_calls(traced, leaves), mine) else 1e-5   # kernels that are not exact
     if not _equal(again, wanted, rounding):
-        raise ModelError(f'{traced.name}: it gives another result for the same inputs; does it '
-                         'depend on something beside its inputs, such as a call before?')
+        raise ModelError(f'{traced.name}: the results differ for the same inputs; does the model '
+                         'depend on something besides its inputs, such as an earlier call?')
 
 
 def _verify_sharing(model: torch.nn.Module, traced: Traced, given: list[torch.Tensor],
@@ -214,7 +214,7 @@ def _verify_sharing(model: torch.nn.Module, traced: Traced, given: list[torch.Te
     args, kwargs = pytree.tree_unflatten([copies[id(tensor)] for tensor in given], structure)
     results = pytree.tree_leaves(model(*args, **kwargs))
     _verify_results(traced, _calls(traced, leaves), results,
-                    'it gives another result where two inputs are the same tensor: give an '
+                    'its result differs if two inputs are the same tensor: give an '
                     'example of different tensors')
 
 
@@ -249,7 +249,7 @@ def _other(leaf: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
 
 def _verify_results(traced: Traced, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor],
                     why: str = "the traced operators do not give the model's result; does it "
-                               'depend on something beside its inputs?') -> None:
+                               'depend on something besides its inputs?') -> None:
     for mine, its in zip(got, want, strict=True):
         if not _alike(mine, its, 1e-5):
             raise ModelError(f'{traced.name}: {why}')
@@ -281,7 +281,7 @@ def _verify_parts(traced: Traced, known: Mapping[int, torch.Tensor]) -> None:
                 part = division.part(lo, hi, needs) if division.part else call.bind()
                 if not _alike(part(*tensors), known[index].narrow(axis, lo, hi - lo)):
                     raise ModelError(f'{traced.name}: {node.place}: {call.overload} gives another '
-                                     f'result in parts along axis {axis} than whole')
+                                     f'result when divided along axis {axis}')
 
 
 def _alike(got: torch.Tensor, want: torch.Tensor, share: float = 1e-3) -> bool:

@@ -37,7 +37,7 @@ def check_arguments(op: str, arguments: dict[str, Any], dtype: torch.dtype) -> N
                                  'channels')
     elif op.startswith('avg_pool') and not dtype.is_floating_point \
             and (arguments.get('divisor_override') or 1) < 1:
-        raise ModelError(f'{op}: integers are not divided by {arguments["divisor_override"]}')
+        raise ModelError(f'{op}: cannot divide integers by {arguments["divisor_override"]}')
 
 
 def quotients(divide: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,6 +45,6 @@ def quotients(divide: Callable[..., Any]) -> Callable[..., Any]:
     def call(dividend: torch.Tensor, divisor: Any, **keywords: Any) -> Any:
         least = torch.iinfo(torch.result_type(dividend, divisor)).min
         if torch.any((dividend == least) & (divisor == -1)):
-            raise ModelError(f'{least} / -1 is no number of its type')
+            raise ModelError(f'{least} / -1 overflows its type')
         return divide(dividend, divisor, **keywords)
     return call

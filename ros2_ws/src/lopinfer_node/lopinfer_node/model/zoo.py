@@ -11,7 +11,7 @@ import torch
 from ..errors import ModelError
 
 IMAGE = (1, 3, 224, 224)
-_KEPT: list[Any] = []   # definitions of operators are taken back with their library object
+_KEPT: list[Any] = []   # definitions of operators end with their library object
 
 
 def load(name: str, pretrained: bool = False) -> torch.nn.Module:
@@ -21,8 +21,8 @@ def load(name: str, pretrained: bool = False) -> torch.nn.Module:
         return _factory(name)
     found = _torchvision(name, pretrained) or _timm(name, pretrained)
     if found is None:
-        raise ModelError(f'there is no model {name!r} in torchvision or timm; your own is '
-                         'package.module:factory')
+        raise ModelError(f'there is no model {name!r} in torchvision or timm; name your own model '
+                         'as package.module:factory')
     return found.eval()
 
 

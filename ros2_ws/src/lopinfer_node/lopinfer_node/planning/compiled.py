@@ -177,11 +177,11 @@ def _cuts(n, need_to, need_from, most, least, stays):
         to, start = min(to, most), max(start, least)
     if start <= to:
         return to, start
-    if start > need_from:      # what the server shall get, the device has to compute
+    if start > need_from:      # the device must compute what the server is to receive
         return start, start
-    if to < need_to:           # and the other way round
+    if to < need_to:           # and vice versa
         return to, to
-    # Nobody needs [to, start), but a plan covers everything.
+    # [to, start) is not needed, but a plan covers everything.
     between = min(start, least) if to == 0 and start < n else min(start, max(to, most))
     return between, between
 

@@ -22,11 +22,11 @@ class Objective:
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight < float('inf'):
-            raise ValueError(f'a weight is not negative, in s/J, not {self.weight}')
+            raise ValueError(f'weight must be at least 0 s/J, got {self.weight}')
         if self.deadline is not None and not 0 < self.deadline < float('inf'):
-            raise ValueError(f'a deadline is some seconds, not {self.deadline}')
+            raise ValueError(f'deadline must be above 0 s, got {self.deadline}')
         if self.deadline is not None and self.weight:
-            raise ValueError('an objective has a weight of energy or a deadline, not both')
+            raise ValueError('an objective must have a weight of energy or a deadline, not both')
 
     def score(self, seconds: np.ndarray, joules: np.ndarray) -> np.ndarray:
         """Return the value to minimise, for latencies and energies of any shape."""

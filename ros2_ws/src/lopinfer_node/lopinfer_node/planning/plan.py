@@ -46,8 +46,8 @@ class Plan:
     def __init__(self, graph: Graph, own: np.ndarray) -> None:
         own = np.asarray(own, np.int64)
         if own.shape != (2, len(graph), 2):
-            raise PlanError(f'{graph.name}: a plan has intervals of shape (2, {len(graph)}, 2), '
-                            f'not {own.shape}')
+            raise PlanError(f'{graph.name}: intervals of a plan must have shape '
+                            f'(2, {len(graph)}, 2), got {own.shape}')
         empty = own[..., 0] >= own[..., 1]
         self.graph = graph
         self.own = np.where(empty[..., None], 0, own)
@@ -164,12 +164,12 @@ def check(plan: Plan, small_transfers: bool = False) -> None:
         where = f'{graph.name}: operator {node.name} ({node.op}) at index {node.index}'
         own = [plan.interval(side, node.index) for side in (DEVICE, SERVER)]
         if node.kind is not Kind.OPERATOR and own != [(0, node.extent), EMPTY]:
-            raise PlanError(f'{where}: an {node.kind.value} belongs to the device, whole')
+            raise PlanError(f'{where}: the device must compute an {node.kind.value} whole')
         gap = _gap(own, node.extent)
         if gap is not None:
-            raise PlanError(f'{where}: nobody computes [{gap[0]}, {gap[1]})')
+            raise PlanError(f'{where}: neither side computes [{gap[0]}, {gap[1]})')
         if node.is_global and EMPTY not in own:
-            raise PlanError(f'{where}: a global operator belongs to one side, not to both')
+            raise PlanError(f'{where}: only one side may compute a global operator')
         for side in (DEVICE, SERVER):
             for lo, hi in plan.missing(side, node.index):
                 start, end = own[1 - side]

@@ -71,7 +71,7 @@ def draw_timeline(graph: Graph, views: Sequence[View], path: str | Path) -> None
     :raises ValueError: no plans, or one that never ends.
     """
     if not views or not all(np.isfinite(v.timeline.latency) for v in views):
-        raise ValueError('a picture needs at least one plan, and plans that end')
+        raise ValueError('a picture needs at least one plan, and only plans that end')
     end = max(v.timeline.latency for v in views) * 1e3
     with matplotlib.rc_context(_STYLE):
         figure = _figure(PAGE, .45 + 1.2 * len(views))

@@ -59,12 +59,12 @@ class Profile:
         for field in ('fixed', 'per_share'):
             costs = np.array(getattr(self, field), np.float64)
             if costs.shape != (len(self.names),):
-                raise ProfileError(f'{field}: {costs.shape} costs for {len(self.names)} names; '
-                                   f'one for each is needed')
+                raise ProfileError(f'{field}: must have one cost for each of {len(self.names)} '
+                                   f'names, got shape {costs.shape}')
             bad = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
             if len(bad):
-                raise ProfileError(f'{field}: {costs[bad[0]]} s for operator '
-                                   f'{self.names[bad[0]]}; a cost is finite and at least 0')
+                raise ProfileError(f'{field}: a cost must be finite and at least 0, got '
+                                   f'{costs[bad[0]]} s for operator {self.names[bad[0]]}')
             costs.setflags(write=False)
             object.__setattr__(self, field, costs)
 
@@ -119,7 +119,7 @@ class Profile:
 def _checked(state: Any) -> dict[str, Any]:
     """Return the constructor's arguments from parsed JSON, types checked."""
     if not isinstance(state, dict) or state.get('format') != FORMAT:
-        raise ProfileError(f'format: not {FORMAT}; write one with `lopinfer profile`')
+        raise ProfileError(f'format: must be {FORMAT}; write a profile with `lopinfer profile`')
     if state.get('version') != VERSION:
         raise ProfileError(f'version: {state.get("version")}, this program reads {VERSION}; '
                            f'profile again')
@@ -127,13 +127,13 @@ def _checked(state: Any) -> dict[str, Any]:
     for field in _TEXTS:
         found[field] = state.get(field)
         if not isinstance(found[field], str):
-            raise ProfileError(f'{field}: a text is needed; profile again')
+            raise ProfileError(f'{field}: must be a text; profile again')
     for field, type_, what in (('names', str, 'texts'), ('fixed', (int, float), 'numbers'),
                                ('per_share', (int, float), 'numbers')):
         values = state.get(field)
         if not isinstance(values, list) \
                 or not all(isinstance(v, type_) and not isinstance(v, bool) for v in values):
-            raise ProfileError(f'{field}: a list of {what} is needed; profile again')
+            raise ProfileError(f'{field}: must be a list of {what}; profile again')
         found[field] = values
     found['names'] = tuple(found['names'])
     return found
@@ -159,7 +159,7 @@ def fit(shares: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray
     mean_s, mean_t = s.mean(0), t.mean(0)
     spread = ((s - mean_s) ** 2).sum(0)
     slope = ((s - mean_s) * (t - mean_t)).sum(0) / np.where(spread > 0, spread, 1)
-    slope = np.maximum(np.where(spread > 0, slope, 0.0), 0.0)   # never cheaper for more work
+    slope = np.maximum(np.where(spread > 0, slope, 0.0), 0.0)   # more work is never cheaper
     through_zero = (s * t).sum(0) / (s * s).sum(0)
     below = mean_t - slope * mean_s < 0
     slope = np.where(below, through_zero, slope)

@@ -24,7 +24,7 @@ from .plan import Plan, check
 from .timeline import Costs, Link
 
 FORMAT = 'lopinfer plan table 1'
-ANCHORS = 3            # every so many bins get a beam search, the others start from these
+ANCHORS = 3            # bins per beam search; the others start from its result
 BANDWIDTHS = tuple(k * 1e6 for k in range(31))
 EFFORT = 1_500_000     # evaluations times operators that refine a bin: about 0.1 s
 LEAST = 5000           # evaluations, however large the graph
@@ -42,7 +42,7 @@ class PlanTable(Sequence[Plan]):
                  plans: Sequence[Plan]) -> None:
         if not len(bandwidths) or len(bandwidths) != len(plans) or bandwidths[0] < 0 \
                 or not all(a < b for a, b in zip(bandwidths, bandwidths[1:], strict=False)):
-            raise PlanError(f'{graph.name}: a table has one plan per bandwidth, ascending')
+            raise PlanError(f'{graph.name}: a table must have one plan per bandwidth, ascending')
         self.graph = graph
         self.bandwidths = tuple(float(b) for b in bandwidths)
         self.latency = latency
@@ -85,11 +85,11 @@ class PlanTable(Sequence[Plan]):
         try:
             state = json.loads(Path(path).read_text())
         except (OSError, ValueError) as error:
-            raise ProfileError(f'{path}: no plan table: {error}') from error
+            raise ProfileError(f'{path}: not a plan table: {error}') from error
         if not isinstance(state, dict) or state.get('format') != FORMAT:
-            raise ProfileError(f'{path}: no plan table: its format is not "{FORMAT}"')
+            raise ProfileError(f'{path}: not a plan table: its format must be "{FORMAT}"')
         if state.get('graph') != graph.digest:
-            raise ProfileError(f'{path}: made for another model than {graph.name}; plan again')
+            raise ProfileError(f'{path}: belongs to another model than {graph.name}; plan again')
         try:
             return cls._of_state(graph, state)
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
@@ -106,10 +106,10 @@ class PlanTable(Sequence[Plan]):
             plans.append(plan)
         bins = state['bins']
         if not all(type(k) is int and 0 <= k < len(plans) for k in bins):
-            raise ValueError('a bin without a plan')
+            raise ValueError('every bin must have a plan')
         latency = float(state['latency'])
         if not 0 <= latency < float('inf'):
-            raise ValueError(f'a latency of {latency} s')
+            raise ValueError(f'latency must be finite and at least 0 s, got {latency}')
         return cls(graph, [float(b) for b in state['bandwidths']], latency,
                    [plans[k] for k in bins])
 

@@ -32,15 +32,15 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name in ('fixed', 'per_share'):
-            # In order of memory: kernels are compiled for each order that they meet.
+            # Contiguous: kernels are compiled for each memory order that they meet.
             value = np.ascontiguousarray(getattr(self, name), np.float64)
             if value.ndim != 2 or len(value) != 2:
-                raise ValueError(f'{name} has shape (2, nodes), not {value.shape}')
+                raise ValueError(f'{name} must have shape (2, nodes), got {value.shape}')
             if not (np.isfinite(value).all() and (value >= 0).all()):
-                raise ValueError(f'{name} has seconds that are negative or not finite')
+                raise ValueError(f'{name} must be finite and at least 0 s')
             object.__setattr__(self, name, value)
         if self.fixed.shape != self.per_share.shape:
-            raise ValueError('fixed and per_share speak of different numbers of operators')
+            raise ValueError('fixed and per_share must have the same number of operators')
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Link:
     def __post_init__(self) -> None:
         if not all(np.isfinite(x) and x >= 0
                    for x in (self.up, self.down, self.latency, self.message)):
-            raise ValueError(f'no link has {self}')
+            raise ValueError(f'values of a link must be finite and at least 0, got {self}')
 
     def seconds(self, source: int, size: int) -> float:
         """Return how long `size` bytes from side `source` occupy the link; infinite at rate 0."""
@@ -139,7 +139,7 @@ class _Schedule:
         self.start = np.full((2, len(graph)), np.nan)
         self.end = np.full((2, len(graph)), np.nan)
         self.rows = np.zeros((len(plan.transfers), 4))
-        # Who somebody waited for, for the critical path: a node or a transfer, or nobody.
+        # What each computation waited for (node, transfer or nothing), for the critical path.
         self.waited: dict[tuple[int, int], int | None] = {}
         self.before: dict[tuple[int, int], int | None] = {}
         self.queue: dict[int, int | None] = {}
@@ -171,7 +171,7 @@ class _Schedule:
             if not np.isnan(self.end[side, source]):
                 local = max(local, self.end[side, source])
         if node.kind is not Kind.OPERATOR:
-            # Nobody computes these, so they wait for what they need and not for the processor.
+            # These are not computed, so they wait only for their inputs, not for the processor.
             self.start[side, index] = self.end[side, index] = max(ready, local)
             self.before[side, index] = self._latest_of(side, node.inputs)
             self.waited[side, index] = cause if ready > local else None

@@ -92,14 +92,14 @@ class Client:
     def __init__(self, node: Node, traced: Traced, options: ClientOptions) -> None:
         self.node = node
         self.traced = traced
-        self._digest = traced.digest            # takes long with many weights
+        self._digest = traced.digest            # slow with many weights
         self.robot = self.node.get_namespace().strip('/')
         self.machine = ClientMachine(secrets.randbits(63), options.settings)
         self.options = options
         self._changed = threading.Condition()   # guards machine and link
         self._turn = threading.Lock()           # one inference at a time
         self._link = options.link
-        self._ready: list[Piece | Ack] = []     # has left the link, is to be published
+        self._ready: list[Piece | Ack] = []     # has left the link; to be published
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
@@ -295,7 +295,7 @@ class Client:
                 send_model(Path(folder), self.traced.digest, self._send_part)
         except LopinferError as error:
             reason = str(error)
-        except Exception as error:   # a full disk, which each library reports in its own way
+        except Exception as error:   # such as a full disk, which libraries report differently
             reason = f'the model cannot be sent: {type(error).__name__}: {error}'
         self._step(lambda now: self.machine.on_uploaded(reason, now))
 
@@ -318,7 +318,7 @@ class Client:
                 compiled = {plan: self._program(plan) for plan in set(table.plans)}
                 made = replace(table, programs=[compiled[plan] for plan in table.plans])
                 self._step(partial(self.machine.on_plans_made, made))
-        except Exception as error:  # the planner may be the user's; the robot goes on alone
+        except Exception as error:  # the planner may be the user's; the robot continues alone
             reason = f'no plans: {type(error).__name__}: {error}'
             self.node.get_logger().error(reason)
             with self._changed:

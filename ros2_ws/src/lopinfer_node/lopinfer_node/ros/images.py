@@ -23,7 +23,8 @@ def image_tensor(image: Any, size: tuple[int, int]) -> torch.Tensor:
     Raises LopinferError for an encoding or a size of data that does not fit.
     """
     if image.encoding not in CHANNELS:
-        raise LopinferError(f"image encoding '{image.encoding}' is none of {', '.join(CHANNELS)}")
+        raise LopinferError(f"image encoding must be one of {', '.join(CHANNELS)}, got "
+                            f"'{image.encoding}'")
     depth = BYTES[image.encoding]
     if image.step < image.width * depth or len(image.data) != image.step * image.height \
             or not image.width * image.height:

@@ -155,7 +155,7 @@ class Server:
 
     def _on_upload(self, request: Any, response: Any) -> Any:
         if not self.options.limits.uploads:
-            response.reason = 'this server takes no models from its clients'
+            response.reason = 'this server accepts no models from its clients'
             return response
         with self._changed:
             served = self.machine.models
@@ -221,7 +221,7 @@ class Server:
             elif isinstance(action, Prepare):
                 self._models_jobs.submit(self._prepare, action.digest)
             elif isinstance(action, PreparePlans):
-                client = action.request.client   # who asks again has one job that waits, not two
+                client = action.request.client   # a repeated request waits as one job, not two
                 if client not in self._tables:
                     self._plans_jobs.submit(self._prepare_plans, client)
                 self._tables[client] = action.request
@@ -251,9 +251,9 @@ class Server:
             if not reason:
                 self._models[digest] = self.store.load(digest, self.options.device)
                 costs = trial.profile.fixed, trial.profile.per_share
-        except Exception as error:  # whatever is wrong with the model concerns its clients alone
-            reason = f'the model can not be served: {error}'
-            # Else it is this machine's: no file or process more, or the server that ends.
+        except Exception as error:  # an error of the model concerns only its clients
+            reason = f'the model cannot be served: {error}'
+            # Else it is this machine's: no more files or processes, or the server is ending.
             if isinstance(error, ModelError) and not self._closing:
                 self.store.remove(digest)
         if reason:
@@ -276,7 +276,7 @@ class Server:
         try:
             trial.save(path)
         except OSError as error:   # it is tried again next time
-            self.node.get_logger().warning(f'what the model takes can not be kept: {error}')
+            self.node.get_logger().warning(f'cannot keep the measurements of the model: {error}')
         return trial
 
     def _prepare_plans(self, client: str) -> None:
@@ -290,7 +290,7 @@ class Server:
                                   self.options.recording)
         except LopinferError as error:
             reason = str(error)
-        except Exception as error:  # numbers that are no plan; they concern this client alone
+        except Exception as error:  # invalid numbers; they concern only this client
             reason = f'no plan table: {type(error).__name__}: {error}'
         with self._changed:
             self._act(self.machine.on_plans(request, table, reason))

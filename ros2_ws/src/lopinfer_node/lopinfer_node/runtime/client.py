@@ -46,14 +46,14 @@ OPENING, UPLOADING, PLANNING, CHECKING, OPEN = (
     'opening', 'uploading', 'planning', 'checking', 'open')
 
 CALL_LIMIT = 2.0       # seconds after which a call is repeated
-PREPARING_WAIT = 0.2   # seconds until a call is repeated whose answer was to ask again
+PREPARING_WAIT = 0.2   # seconds until a call is repeated if the answer was "ask again"
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the server is opened again
 BIN_SLACK = 0.25e6     # bytes/s; a link at the edge of a bin is measured a little below it
-HYSTERESIS = 0.02      # share by which another plan must be faster than the chosen one
-LATER = 1.25           # times the longest of the latest requests, when an answer is late
-LEAST_WAIT = 0.02      # seconds that an answer may be late whatever was measured
-MAX_PENALTY = 30.0     # seconds for which the server is not used after many fallbacks in a row
+HYSTERESIS = 0.02      # share by which another plan must be faster than the present one
+LATER = 1.25           # factor on the longest of the latest requests, above which an answer is late
+LEAST_WAIT = 0.02      # seconds by which an answer may always be late
+MAX_PENALTY = 30.0     # longest time without the server after consecutive fallbacks, s
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class Settings(fleet_env.settings.Settings):
     probe_period: float = setting(0.5, 'time between measurements of an idle link', 's', ge=0.05,
                                   le=60.0)
     probe_bytes: int = setting(64000, 'size of a measurement', 'B', ge=4096, le=MAX_PROBE)
-    deadline: float = setting(0.1, 'time that a request waits for the server beyond what was '
-                                   'expected of it; at least as long as was expected', 's', ge=0.0,
+    deadline: float = setting(0.1, 'time that a request waits for the server beyond the expected '
+                                   'time; at least as long as the expected time', 's', ge=0.0,
                               le=60.0)
     piece_bytes: int = MAX_PIECE
 
@@ -173,11 +173,11 @@ class ClientMachine:
         self._heard = -math.inf            # time of the last answer
         self._probed = -math.inf           # time of the last probe
         self._checking = 0                 # an answer to this packet or a later one ends CHECKING
-        self._penalties = 0                # fallbacks in a row
+        self._penalties = 0                # consecutive fallbacks
         self._not_before = -math.inf       # the server is not used until then
         self._number = 0
         self._request: Execution | None = None
-        self.changed = False               # `work` or `state` may have; whoever looks resets it
+        self.changed = False               # `work` or `state` may differ; the reader resets it
         self._abandoned = False
         self._feedback = Feedback()        # of the plans of the present table
         self._way = 0, math.nan            # plan that `choose` gave, and its estimate
@@ -308,15 +308,15 @@ class ClientMachine:
         if self.state != OPEN:
             return f'{self.state}: {self.reason}' if self.reason else self.state
         if now < self._not_before:
-            return (f'the server was late {self._penalties} times in a row; it is used again in '
-                    f'{self._not_before - now:.1f} s')
+            return (f'the server was late {self._penalties} times in a row; the robot uses it '
+                    f'again in {self._not_before - now:.1f} s')
         return ''
 
     def _why_here(self) -> str:
         up, down = self.rates
         chosen = self.table.ways(*self._bins())[0][0]
-        why = 'that is the fastest by the measured profiles' if chosen == self._way[0] else \
-            'the plans that share it took longer than that lately'
+        why = 'this is the fastest by the measured profiles' if chosen == self._way[0] else \
+            'plans that share the inference have taken longer recently'
         return (f'at {up / 1e6:.1f} MB/s up and {down / 1e6:.1f} MB/s down the plan computes '
                 f'everything on the robot: {why}')
 
@@ -456,7 +456,7 @@ class ClientMachine:
 
     def on_time(self, now: float) -> list[Action]:
         """Perform all due actions; call this at `deadline`."""
-        actions = self._send(now)   # before a probe, which waits until nothing is on its way
+        actions = self._send(now)   # before a probe, which waits until nothing is in transit
         if self.state in (OPENING, PLANNING) and now >= self._again:
             self._again = now + CALL_LIMIT
             actions.append(CallOpen() if self.state == OPENING else CallSetPlans())

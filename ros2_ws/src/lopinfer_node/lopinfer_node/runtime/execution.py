@@ -69,8 +69,8 @@ class Execution:
     def take(self, piece: Piece) -> bool:
         """Take a piece; return whether a transfer is now delivered. Raises RemoteError."""
         if piece.plan != self.route.plan or piece.bin != self.route.bin:
-            raise RemoteError(f'piece of request {piece.request} follows another plan than its '
-                              'request')
+            raise RemoteError(f'piece of request {piece.request} does not belong to the plan of '
+                              'its request')
         data = self._inbox.take(piece)
         if data is None:
             return False

@@ -92,7 +92,8 @@ class Outbox:
     def on_ack(self, ack: Ack, now: float) -> None:
         """Handle an acknowledgement; raise RemoteError if the packet was never sent."""
         if not 0 <= ack.packet < self.next_packet or not math.isfinite(ack.arrived):
-            raise RemoteError(f'acknowledgement of packet {ack.packet} of {self.next_packet}')
+            raise RemoteError(f'acknowledged packet must be below {self.next_packet}, got '
+                              f'{ack.packet}')
         sent = self._arrive(ack.packet)
         if sent is not None:
             self.link.sample(ack.packet, len(sent.part.data), sent.at, sent.delivered, ack.arrived,

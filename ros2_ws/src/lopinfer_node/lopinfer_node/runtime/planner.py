@@ -64,7 +64,7 @@ class TablePlanner:
                first: bool = False) -> PlannedTable:
         graph = traced.graph
         if own.digest != graph.digest or len(fixed) != len(graph) or len(per_share) != len(graph):
-            raise ProfileError(f'a profile is not one of {traced.name}')
+            raise ProfileError(f'a profile does not belong to {traced.name}')
         costs = Costs(np.stack([own.fixed, fixed]), np.stack([own.per_share, per_share]))
 
         def latency(plan: Plan, rate: float) -> float:

@@ -40,7 +40,7 @@ class _Compiled:
     sources: tuple[tuple[int, Interval, int | None], ...]
     run: Arithmetic | None
     own: Interval
-    last: tuple[int, ...]      # values that nobody needs after this step
+    last: tuple[int, ...]      # values that are not needed after this step
 
 
 def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Interval]
@@ -64,7 +64,7 @@ class Program:
     def __init__(self, traced: Traced, plan: Plan, side: int) -> None:
         check(plan)
         if plan.graph.digest != traced.graph.digest:
-            raise ModelError(f'the plan is not one of {traced.name}')
+            raise ModelError(f'the plan does not belong to {traced.name}')
         self.traced, self.plan, self.side = traced, plan, side
         self.steps: list[Step] = []
         self._compiled: list[_Compiled] = []

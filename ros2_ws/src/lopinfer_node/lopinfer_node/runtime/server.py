@@ -49,8 +49,8 @@ from .wire import (
 NAME = re.compile(r'([A-Za-z]\w*(/[A-Za-z]\w*)*)?', re.ASCII)
 MAX_NAME = 200   # characters; a topic of a longer name can't be made
 MAX_NAMES = 1 << 20   # bytes that the names of a model's parameters may take, with their hashes
-REFUSALS = 64    # refused models whose reason is kept until somebody asks again
-TAKE_OVER = 2.0  # seconds of silence after which a name may be used by another life of a client
+REFUSALS = 64    # refused models whose reason is kept for later requests
+TAKE_OVER = 2.0  # seconds of silence after which a restarted client may take over a name
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,12 @@ class Limits(Settings):
 
     clients: int = setting(16, 'most robots at a time', ge=1, le=1024)
     request_bytes: int = 1 << 28   # incoming transfers of one request
-    lease: float = setting(30.0, 'silence after which a robot is forgotten', 's', ge=3.0, le=3600.0)
+    lease: float = setting(30.0, 'silence after which a robot is dropped', 's', ge=3.0, le=3600.0)
     uploads: bool = setting(True, 'whether robots may send models')
-    memory: int = setting(4096, 'most memory for models and requests under way', 'MiB', ge=64,
+    memory: int = setting(4096, 'most memory for models and open requests', 'MiB', ge=64,
                           le=1 << 24)
-    longest: float = setting(30.0, 'longest inference of a model that is served', 's', ge=0.1,
-                             le=3600.0)
+    longest: float = setting(30.0, 'longest duration of one inference; slower models are refused',
+                             's', ge=0.1, le=3600.0)
     piece_bytes: int = MAX_PIECE   # of one piece
 
 
@@ -154,7 +154,7 @@ class _Session:
     outbox: Outbox
     arrivals: Arrivals = field(default_factory=Arrivals)
     plans: Sequence[Prepared] = ()
-    asked: PlansRequest | None = None   # the table that is being prepared, or was refused
+    asked: PlansRequest | None = None   # the table being prepared, or refused
     refusal: str = ''
     plans_bytes: int = 0                # set aside for the plans
     reserved: int = 0                   # and for a request
@@ -183,11 +183,11 @@ class ServerMachine:
         self.limits = limits or Limits()
         self.dropped: Counter[str] = Counter()
         self.requests = 0
-        self.paused = False         # begins nothing new; what is under way is finished
-        self.changed = False        # `work` may have; whoever looks resets it
+        self.paused = False         # starts nothing new; open requests are finished
+        self.changed = False        # `work` may have changed; the reader resets it
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # whoever computes goes last
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # the computing one goes last
 
     @property
     def clients(self) -> list[str]:
@@ -215,7 +215,7 @@ class ServerMachine:
         if model.status == PREPARING:
             return self._preparing(), []
         if model.status == REFUSED:
-            del self._models[request.digest]  # whoever asks again has another try
+            del self._models[request.digest]  # a new request tries again
             return OpenReply(REFUSED, model.reason), []
         session, actions = self._join(request, now)
         return OpenReply(READY, '', self.incarnation, bool(session.plans), model.fixed,
@@ -278,21 +278,21 @@ class ServerMachine:
     def _refusal(self, request: OpenRequest, now: float) -> str:
         session = self._sessions.get(request.client)
         if self.paused:
-            return 'the server is paused (its node is not active); robots go on alone'
+            return 'the server is paused (its node is not active); robots continue alone'
         if not NAME.fullmatch(request.client) or '__' in request.client \
                 or len(request.client) > MAX_NAME:
-            return (f"'{request.client[:MAX_NAME]}' can't be the name of a client; it is its "
-                    f'namespace: at most {MAX_NAME} letters, digits and single underscores, first '
-                    'a letter, for example robot1')
+            return (f"'{request.client[:MAX_NAME]}' can't be the name of a client: its namespace "
+                    f'must have at most {MAX_NAME} letters, digits and single underscores and '
+                    'begin with a letter, such as robot1')
         if request.protocol != PROTOCOL:
-            return (f'the server speaks protocol {PROTOCOL}, the client {request.protocol}; '
+            return (f'the server uses protocol {PROTOCOL}, the client {request.protocol}; '
                     'install the same release on both')
         if len(request.names) != len(request.hashes):
             return f'{len(request.names)} parameters come with {len(request.hashes)} hashes'
         if len(request.model) + sum(len(name) + 8 for name in request.names) > MAX_NAMES:
-            return f'the names of the parameters take more than {MAX_NAMES} bytes'
+            return f'the names of the parameters must take at most {MAX_NAMES} bytes'
         if session is None and len(self._sessions) >= self.limits.clients:
-            return f'the server has its {self.limits.clients} clients already'
+            return f'the server has reached its limit of {self.limits.clients} clients'
         if session is not None and session.incarnation != request.incarnation \
                 and now < session.heard + TAKE_OVER:
             return (f"the name '{request.client}' is in use by another client; give each robot "
@@ -308,7 +308,7 @@ class ServerMachine:
             if other.name == request.model and other.status == READY:
                 difference = first_difference(request.names, request.hashes, other.names,
                                               other.hashes) or 'the graphs differ'
-                reason = f"the server's {other.name} is another: {difference}"
+                reason = f"the server's {other.name} differs: {difference}"
         return OpenReply(MISSING if self.limits.uploads else REFUSED, reason)
 
     def _join(self, request: OpenRequest, now: float) -> tuple[_Session, list[Action]]:
@@ -377,15 +377,15 @@ class ServerMachine:
         """Handle a prepared plan table: the plan of each bin, or why the table is refused."""
         session = self._sessions.get(request.client)
         if session is None or session.asked is not request:
-            return []  # another table, or another client, by now
+            return []  # superseded by another table or client
         crossing = 0
         for prepared in table:
             sizes = {side: sum(t.bytes for t in prepared.plan.transfers if t.source == side)
                      for side in (DEVICE, SERVER)}
             crossing = max(crossing, sum(sizes.values()))
             if sizes[DEVICE] > self.limits.request_bytes:
-                reason = (f'a plan sends {sizes[DEVICE]} bytes to the server, which takes '
-                          f'{self.limits.request_bytes}')
+                reason = (f'a plan sends {sizes[DEVICE]} bytes to the server, which accepts at '
+                          f'most {self.limits.request_bytes}')
         session.reserved = 0
         needed = self._models[request.digest].request + crossing
         lack, actions = self._make_room('a request', needed)
@@ -421,7 +421,7 @@ class ServerMachine:
 
     def _take(self, session: _Session, piece: Piece) -> int:
         if self.paused and (piece.transfer == PROBE or piece.request > session.number):
-            return NOT_OPEN  # it asks again, and is told why
+            return NOT_OPEN  # the client asks again and gets the reason
         if piece.transfer == PROBE:
             if piece.part == piece.parts - 1 and session.outbox.idle:   # the way back, as much
                 session.outbox.probe(min(len(piece.data) * piece.parts, MAX_PROBE), PROBE_PIECES)

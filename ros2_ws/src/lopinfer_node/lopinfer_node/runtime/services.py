@@ -61,12 +61,12 @@ def first_difference(names: Iterable[str], hashes: Iterable[int], other_names: I
                                                                    strict=True))
     for (name, value), (other, its) in zip(mine, theirs, strict=False):
         if name != other:
-            return f"parameter '{name}' of the one is '{other}' in the other"
+            return f"parameter '{name}' is called '{other}' there"
         if value != its:
             return f"parameter '{name}' has other values or another shape"
     if len(mine) != len(theirs):
         longer = mine if len(mine) > len(theirs) else theirs
-        return f"only one has the parameter '{longer[min(len(mine), len(theirs))][0]}'"
+        return f"only one side has the parameter '{longer[min(len(mine), len(theirs))][0]}'"
     return ''
 
 
@@ -88,6 +88,6 @@ def decode_plans(bins: Iterable[int], flat: np.ndarray, nodes: int) -> list[np.n
     if not positions or count * each != len(flat) or not count or max(positions) >= count \
             or count > len(positions):
         raise RemoteError(f'plan table of {len(flat)} numbers for {len(positions)} bins and '
-                          f'{nodes} operators does not fit')
+                          f'{nodes} operators has the wrong size')
     plans = flat.astype(np.int64).reshape(count, 2, nodes, 2)
     return [plans[p] for p in positions]

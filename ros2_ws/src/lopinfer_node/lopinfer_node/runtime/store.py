@@ -105,24 +105,24 @@ class Store:
         ``served``: digests of models that must not be deleted.
         """
         if not re.fullmatch('[0-9a-f]{64}', request.digest) or request.file not in FILES:
-            return UploadReply(False, f"'{request.file}' of model '{request.digest}' is no file "
+            return UploadReply(False, f"'{request.file}' of model '{request.digest}' is not a file "
                                       'of a model')
         if request.size > self.memory:
             return UploadReply(False, f'{request.file} has {request.size >> 20} MiB; the server '
-                                      f'takes {self.memory >> 20} MiB, see its parameter memory')
+                                      f'accepts {self.memory >> 20} MiB (its parameter memory)')
         if self.path(request.digest).exists():
             return UploadReply(True, '', request.size, True)
         folder = self.directory / f'{request.digest}.part'
         try:
             return self._take(folder, request, served)
-        except OSError as error:   # a full disk, for example: what is there of the model makes room
+        except OSError as error:   # such as a full disk: delete the partial model
             shutil.rmtree(folder, ignore_errors=True)
             self._hashes.pop(folder / (request.file + '.part'), None)
-            return UploadReply(False, f'the server can not keep {request.file}: {error}')
+            return UploadReply(False, f'the server cannot keep {request.file}: {error}')
 
     def _take(self, folder: Path, request: UploadRequest, served: Collection[str]) -> UploadReply:
         if not folder.exists() and not self._make_room(served):
-            return UploadReply(False, f'the server has its {self.models} models already')
+            return UploadReply(False, f'the server has reached its limit of {self.models} models')
         folder.mkdir(exist_ok=True)
         path = folder / (request.file + '.part')
         if (folder / request.file).exists():
@@ -133,7 +133,7 @@ class Store:
         if self._hashes.pop(path).hexdigest() != request.sha256 or received > request.size:
             path.unlink()
             return UploadReply(False, f'{request.file} arrived damaged; send it again')
-        _sync(path)   # else a machine that loses power may keep the name and no bytes
+        _sync(path)   # else a power loss may leave an empty file
         path.rename(folder / request.file)
         return UploadReply(True, '', received, self._complete(folder))
 

@@ -101,7 +101,7 @@ class Trier:
             *stages, last = process.communicate()[0].splitlines() or ['']
         if process.returncode == -signal.SIGALRM:
             raise ModelError(f'one inference takes more than {self.longest:g} s' if stages or last
-                             else f'it is not read after {LOADING:g} s')
+                             else f'it was not loaded within {LOADING:g} s')
         try:
             state = json.loads(last)
             if 'error' not in state:
@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
         result = _try(folder, device, memory, longest)
     except MemoryError:
         result = {'error': _too_large(memory)}
-    except Exception as error:   # whatever is wrong with it is the model's fault
+    except Exception as error:   # any error is the model's fault
         text = str(error)
         result = {'error': _too_large(memory) if 'memory' in text else text[:MAX_TEXT]}
     print(json.dumps(result), flush=True)
@@ -176,7 +176,7 @@ def _plan_bytes(traced: Traced) -> int:
 
 def _too_large(memory: int) -> str:
     return (f'it and one request of it take more than the {memory >> 20} MiB that the server has '
-            'for models; see its parameter memory')
+            'for models (its parameter memory)')
 
 
 def _memory(device: torch.device) -> tuple[int, int]:

@@ -133,8 +133,7 @@ class Inbox:
         """
         size = self._sizes.get(piece.transfer)
         if size is None:
-            raise RemoteError(f'piece of transfer {piece.transfer}, which the plan does not have '
-                              'in this direction')
+            raise RemoteError(f'the plan has no transfer {piece.transfer} in this direction')
         lo, hi = bounds(size, piece.part, piece.parts)
         if hi - lo != len(piece.data):
             raise RemoteError(f'part {piece.part} of {piece.parts} of transfer {piece.transfer} '
@@ -143,7 +142,7 @@ class Inbox:
             return None
         data, flags = self._open.get(piece.transfer) or (bytearray(size), bytearray(piece.parts))
         if len(flags) != piece.parts:
-            raise RemoteError(f'transfer {piece.transfer} comes in {len(flags)} parts, not in '
+            raise RemoteError(f'transfer {piece.transfer} must have {len(flags)} parts, got '
                               f'{piece.parts}')
         self._open[piece.transfer] = data, flags
         data[lo:hi] = piece.data

@@ -143,7 +143,7 @@ def _draw_micro(events: list[Event], summary: Summary, out: Path) -> list[Path]:
             ([_rate(e) for e in shown], [_share(e) for e in shown], behind[own]),
             (style.STATES['communicate'], style.STATES['compute'], style.STATES['stall']),
             strict=True):
-        # What an iteration reports held since the one before it.
+        # An iteration's report covers the time since the previous iteration.
         axis.plot(times, values, color=color, drawstyle='steps-pre')
         axis.fill_between(times, values, step='pre', color=color, alpha=.2, lw=0)
         axis.set_ylim(0, 1.1 * max([1.0, *(v for v in values if v == v)]))
@@ -156,7 +156,7 @@ def _draw_micro(events: list[Event], summary: Summary, out: Path) -> list[Path]:
 
 
 def _title(summary: Summary, otherwise: str) -> str:
-    seed = f', seed {summary.seed}' if summary.task else ''  # statuses do not say it
+    seed = f', seed {summary.seed}' if summary.task else ''  # statuses do not contain it
     return f'{summary.fleet or otherwise}: {style.label(summary.sync)}{seed}'
 
 

@@ -84,7 +84,7 @@ def label(sync: str) -> str:
     """Return the name of a method as papers write it: ``SSP-4`` for ``ssp:4``."""
     family, arguments, options = parts(sync)
     if family not in _FAMILIES:
-        return sync  # no method, but what a study calls it
+        return sync  # a study's label, not a method
     return '-'.join([family.upper(), *arguments]) + options.replace('-', '−')
 
 
@@ -117,7 +117,7 @@ def end_labels(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
     figure = axes.get_figure(root=True)
     if not ends or figure is None:
         return
-    figure.draw_without_rendering()                   # lays out: the height is known from here on
+    figure.draw_without_rendering()                   # computes the layout, and so the height
     low, high = axes.get_ylim()
     height = axes.get_window_extent().height / figure.dpi * 72
     gap = 8.2 / height                                # one line of text, in shares of the axes

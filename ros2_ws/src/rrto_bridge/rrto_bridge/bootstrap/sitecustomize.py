@@ -1,7 +1,7 @@
-"""First on PYTHONPATH of a program under `rrto run`: installs the device when torch is imported.
+"""First on PYTHONPATH under `rrto run`: installs the device when the program imports torch.
 
-Python imports this module at start, in every process of the program. Another sitecustomize further
-on the path is imported, too.
+Python imports this module at the start of every process of the program. It then imports the next
+sitecustomize on the path, if any.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 
 
 class _Watch:
-    """A finder that installs rrto's device once torch has been imported."""
+    """A finder that installs rrto's device after the import of torch."""
 
     def find_spec(self, name, path=None, target=None):
         if name != 'torch':
@@ -35,10 +35,10 @@ if os.environ.get('RRTO_SETTINGS'):
     try:
         from rrto_bridge import children
         children.install()
-    except ImportError:   # another Python, which has no rrto
+    except ImportError:   # another Python without rrto
         pass
 
-_here = os.path.dirname(os.path.realpath(__file__))  # colcon may have put a link beside it
+_here = os.path.dirname(os.path.realpath(__file__))  # resolves colcon's symbolic links
 _others = [p for p in sys.path if os.path.realpath(p) != _here]
 _other = PathFinder.find_spec('sitecustomize', _others)
 if _other is not None and _other.loader is not None:

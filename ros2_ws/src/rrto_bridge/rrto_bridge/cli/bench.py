@@ -1,4 +1,4 @@
-"""`rrto bench`: latency of one model in every mode, over links of several round trips."""
+"""`rrto bench`: measure one model's latency in every mode, over links of several round trips."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
-SLOW = ('cached', 'rpc')   # a round trip for every call: fewer inferences are enough
+SLOW = ('cached', 'rpc')   # one round trip per call: fewer inferences suffice
 
 
 def add_parser(verbs: Any) -> None:
     """Declare the verb."""
     parser = verbs.add_parser('bench', help='latency in every mode, over emulated links')
-    parser.add_argument('--model', default='small', help='small, or a name of torchvision')
+    parser.add_argument('--model', default='small',
+                        help='small, or the name of a torchvision model')
     parser.add_argument('--size', type=int, default=32, help='rows and columns of the image')
     parser.add_argument('--round-trips', type=float, nargs='+', default=[1, 5, 10, 30],
                         metavar='MS', help='emulated round trips, ms (default: 1 5 10 30)')
     parser.add_argument('--rate', type=float, default=1000.0, help='rate of the link, Mbit/s')
     parser.add_argument('--traces', nargs='+', default=[], metavar='TRACE',
-                        help='links of recorded shapes instead: indoor, outdoor or a file; with '
-                             'the first of the round trips')
-    parser.add_argument('--count', type=int, default=30, help='inferences that are timed')
+                        help='emulate recorded links instead: indoor, outdoor or a file; each with '
+                             'the first round trip')
+    parser.add_argument('--count', type=int, default=30, help='number of timed inferences')
     parser.set_defaults(call=call)
 
 
 def call(options: Any) -> int:
-    """Run the verb: prints one line of JSON per mode and link."""
-    os.environ.update(dds_environment(ReachConfig()))  # whatever is set, it stays here
+    """Run the verb: print one line of JSON per mode and link."""
+    os.environ.update(dds_environment(ReachConfig()))  # stay on this machine in any case
     try:
         for _, link in _links(options):
             from_flat(Settings, link).shaped_link()
@@ -56,12 +57,13 @@ def call(options: Any) -> int:
 
 def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Figures]]
             ) -> Iterator[tuple[str, Figures, Figures]]:
-    """(mode, link, figures) of every combination; device-only first.
+    """Yield (mode, link, figures) of every combination; device-only first.
 
-    Robot and server are two machines: where this one has two processors or more, each has half.
+    Robot and server stand for two machines: each gets half of the processors, if there are two or
+    more.
 
-    ``links``: what is said of each link, and the settings that emulate it (see `emulated`).
-    ``size``: rows and columns of the image. ``count``: inferences that are timed.
+    ``links``: the description of each link, and the settings that emulate it (see `emulated`).
+    ``size``: rows and columns of the image. ``count``: timed inferences.
     """
     command = [sys.executable, '-m', 'rrto_bridge.measure', model, str(size)]
     cores = sorted(os.sched_getaffinity(0))
@@ -80,7 +82,7 @@ def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Fi
 
 @contextmanager
 def _on(cores: list[int]) -> Iterator[None]:
-    """Processes that are started meanwhile run on these processors."""
+    """Pin processes started meanwhile to these processors."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -90,7 +92,7 @@ def _on(cores: list[int]) -> Iterator[None]:
 
 
 def emulated(trip: float, rate: float) -> tuple[Figures, Figures]:
-    """What is said of a link of so many ms per round trip and Mbit/s, and what emulates it."""
+    """Return the description and the settings of a link, from ms per round trip and Mbit/s."""
     return {'round_trip_ms': trip}, {'link.rate': rate, 'link.latency': trip / 2e3}
 
 
@@ -106,6 +108,6 @@ def _links(options: Any) -> Iterator[tuple[Figures, Figures]]:
 def _run(command: list[str], environment: dict[str, str]) -> Figures:
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise SystemExit(done.returncode)  # it has said why
+        raise SystemExit(done.returncode)  # it has printed the reason
     figures: Figures = json.loads(done.stdout)
     return figures

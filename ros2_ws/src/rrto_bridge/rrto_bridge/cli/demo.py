@@ -1,4 +1,4 @@
-"""`rrto demo`: one program, once with a round trip per call and once replayed, side by side."""
+"""`rrto demo`: compare the modes on one program, from one round trip per call to replay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRIP = 10.0   # ms
 
 def add_parser(verbs: Any) -> None:
     """Declare the verb."""
-    parser = verbs.add_parser('demo', help='what replay gains on a link of 10 ms, on this machine')
+    parser = verbs.add_parser('demo', help='compare the modes on an emulated link of 10 ms')
     parser.add_argument('--out', type=Path, default=Path('runs/rrto'), metavar='DIR',
                         help='directory for the picture (default: runs/rrto)')
     parser.set_defaults(call=call)
@@ -25,7 +25,7 @@ def add_parser(verbs: Any) -> None:
 def call(options: Any) -> int:
     """Run the verb."""
     from .picture import draw
-    os.environ.update(dds_environment(ReachConfig()))  # whatever is set, it stays here
+    os.environ.update(dds_environment(ReachConfig()))  # stay on this machine in any case
     print('A network of 50 layers on a server behind an emulated link of 10 ms round trip;\n'
           'milliseconds per inference:', flush=True)
     every = {}

@@ -24,11 +24,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     try:
         options = make_parser().parse_args(arguments)
         end_with_launcher()
-        # So that a server that was started for this command ends with it.
+        # A server that was started for this command must end with it.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         return int(options.call(options))
     except SettingError as error:

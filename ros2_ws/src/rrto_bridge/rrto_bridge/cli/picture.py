@@ -1,4 +1,4 @@
-"""The picture of `rrto demo`: what each inference of a program takes, from its first one on."""
+"""The picture of `rrto demo`: the latency of each inference, beginning with the first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ..measure import WARM
 
-# Okabe and Ito's colours, told apart by the colour-blind, and what a reader calls the mode.
+# Okabe and Ito's colour-blind-safe colours, and the labels of the modes.
 MODES = {'rpc': ('#e69f00', 'rpc: a round trip per call'),
          'cached': ('#009e73', 'cached: queries answered from memory'),
          'async': ('#56b4e9', 'async: waits only for values'),
@@ -22,9 +22,9 @@ MODES = {'rpc': ('#e69f00', 'rpc: a round trip per call'),
 def draw(every: Mapping[str, Sequence[float]], trip: float, path: Path) -> None:
     """Draw one line per mode.
 
-    :param every: mode -> ms of each inference; of `native` those after `WARM`, which it has not
-        learnt itself, are drawn.
-    :param trip: ms of the link's round trip, a line of its own.
+    :param every: mode -> ms of each inference; `native` is drawn only after its first `WARM`
+        inferences, which are not native.
+    :param trip: ms of the link's round trip, drawn as a line.
     """
     figure = Figure(figsize=(7.0, 2.8), layout='constrained')
     FigureCanvasAgg(figure)

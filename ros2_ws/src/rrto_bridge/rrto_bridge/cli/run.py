@@ -1,4 +1,4 @@
-"""`rrto run -- python app.py`: a program whose 'cuda' is a server's."""
+"""`rrto run -- python app.py`: run a program whose 'cuda' is a server's."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fleet_ros.network_options import add_network_options, join_network
 from .. import children
 from ..settings import HIDES_ALL, NONE_HERE, START_LIMIT, STARTING, VISIBLE, Settings
 
-STOP_LIMIT = 30.0    # seconds in which it ends in order; then it is killed
-AT_ONCE, LONGEST = 0.3, 1.0   # seconds of looking for a server before one is started, and in all
+STOP_LIMIT = 30.0    # seconds for a server to end in order before it is killed
+AT_ONCE, LONGEST = 0.3, 1.0   # seconds of search before a server is started, and in total
 
 
 def add_parser(verbs: Any) -> None:
@@ -34,19 +34,19 @@ def add_parser(verbs: Any) -> None:
         parser.add_argument('--' + re.sub('[._]', '-', knob.name), dest=knob.name,
                             metavar='X',
                             help=knob.help.replace('%', '%%'))
-    add_network_options(parser, without=['namespace'])  # that of the program's node is above
+    add_network_options(parser, without=['namespace'])  # the node's is a knob above
     parser.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND')
     parser.set_defaults(call=call)
 
 
 def call(options: Any) -> int:
-    """Run the verb; becomes the program where it can."""
+    """Run the verb; replaces this process by the program if possible."""
     command = options.command[1:] if options.command[:1] == ['--'] else options.command
     if not command:
-        print('rrto: no command; write rrto run -- python app.py', file=sys.stderr)
+        print('rrto: no command given: write rrto run -- python app.py', file=sys.stderr)
         return 2
-    if not shutil.which(command[0]):  # said before a server is looked for, or started
-        print(f'rrto: {command[0]}: there is no such program, or it may not be executed',
+    if not shutil.which(command[0]):  # before a search for a server
+        print(f'rrto: {command[0]}: there is no such program, or it is not executable',
               file=sys.stderr)
         return 127
     try:
@@ -59,21 +59,21 @@ def call(options: Any) -> int:
         return 2
     if settings.server or find(AT_ONCE):
         return become(command, settings)
-    with server_process() as (name, process):   # beside a longer look, and the program's imports
+    with server_process() as (name, process):   # during a longer search, and the program's imports
         command, environment = for_program(command, changed(settings, server=name))
 
         def look() -> None:
             if not find(LONGEST - AT_ONCE, without=name):
-                print(f'rrto: no server was found; {name} was started on this machine',
+                print(f'rrto: no server was found; started {name} on this machine',
                       file=sys.stderr)
             else:
-                process.kill()   # the program takes the one that was found: see client_shell
+                process.kill()   # the program uses the server that was found: see client_shell
 
         return run(command, {**environment, STARTING: str(process.pid)}, look)
 
 
 def become(command: list[str], settings: Settings) -> int:
-    """Become the program; returns if that is not possible."""
+    """Replace this process by the program; return only if that fails."""
     command, environment = for_program(command, settings)
     try:
         os.execvpe(command[0], command, environment)
@@ -83,18 +83,18 @@ def become(command: list[str], settings: Settings) -> int:
 
 
 def for_program(command: list[str], settings: Settings) -> tuple[list[str], dict[str, str]]:
-    """A command, and the environment in which it gets the device."""
+    """Return a command and the environment in which it gets the device."""
     if os.environ.get(VISIBLE) in HIDES_ALL:
-        print(f'rrto: {VISIBLE}={os.environ[VISIBLE]} hides no device of a server; without '
-              '`rrto run` the program computes on the CPU', file=sys.stderr)
+        print(f'rrto: {VISIBLE}={os.environ[VISIBLE]} does not hide the device of a server: start '
+              'the program without `rrto run` to compute on the CPU', file=sys.stderr)
     environment = {**os.environ, **settings.to_environment(), VISIBLE: NONE_HERE}
     return children.adapted(command, environment, environment)
 
 
 def find(limit: float, wanted: str = '', without: str = '') -> str:
-    """Name of a server (of this one, if given) that is found within `limit` seconds, or ''.
+    """Return the name of a server found within `limit` seconds (`wanted`, if given), or ''.
 
-    ``without``: a name that does not count.
+    ``without``: a name to ignore.
     """
     import rclpy
     from rclpy.context import Context
@@ -117,18 +117,18 @@ def find(limit: float, wanted: str = '', without: str = '') -> str:
 
 @contextlib.contextmanager
 def own_server(**parameters: float | str) -> Iterator[str]:
-    """A server on this machine for as long as this lasts; yields its name once it is found."""
+    """Run a server on this machine meanwhile; yield its name once it is found."""
     with server_process(**parameters) as (name, process):
         end = time.monotonic() + START_LIMIT
         while not find(10.0, name):
             if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit('rrto: the server that was started on this machine is not found')
+                raise SystemExit('rrto: the server started on this machine was not found')
         yield name
 
 
 @contextlib.contextmanager
 def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server on this machine for as long as this lasts: its name, and its process."""
+    """Run a server on this machine meanwhile; yield its name and its process."""
     name = f'local_{os.getpid()}'
     settings = [part for key, value in {'name': name, **parameters}.items()
                 for part in ('-p', f'{key}:={value}')]
@@ -136,7 +136,7 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
         [sys.executable, '-m', 'rrto_bridge.nodes', '--ros-args', *settings, '--log-level',
          'error'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         start_new_session=True, env={**os.environ, **launched()})
-    # A session of its own: Ctrl+C is the program's business.
+    # In a session of its own, so that Ctrl+C reaches only the program.
     try:
         yield name, process
     finally:
@@ -145,13 +145,13 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
             process.wait(STOP_LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):   # the kernel does not let it go
+            with contextlib.suppress(subprocess.TimeoutExpired):   # the kernel still holds it
                 process.wait(STOP_LIMIT)
 
 
 def run(command: list[str], environment: dict[str, str],
         beside: Callable[[], None] = lambda: None) -> int:
-    """Run a program to its end, and do something beside it; returns its exit code, as a shell."""
+    """Run a program to its end and call `beside` meanwhile; return its exit code like a shell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = subprocess.Popen(command, env=environment,

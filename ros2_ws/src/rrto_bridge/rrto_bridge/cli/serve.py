@@ -12,11 +12,11 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser('serve', help='serve programs with this machine\'s GPU')
     parser.add_argument('--name', help='name of the server (default: the machine\'s)')
     parser.add_argument('--device', help='cpu, cuda or cuda:N (default: cuda if there is one)')
-    parser.add_argument('--memory', type=int, metavar='MIB', help='most MiB of one program')
+    parser.add_argument('--memory', type=int, metavar='MIB', help='most memory of one program, MiB')
     parser.add_argument('--programs', type=int, help='most programs at a time')
     parser.add_argument('--lease', type=float, metavar='SECONDS',
-                        help='silence after which a program is forgotten')
-    parser.add_argument('--threads', type=int, help='threads that compute')
+                        help='silence after which a program is dropped')
+    parser.add_argument('--threads', type=int, help='computing threads')
     add_network_options(parser, without=['namespace'])
     parser.set_defaults(call=call)
 

@@ -1,4 +1,4 @@
-"""`rrto status`: the servers in this DDS domain and the programs that use them."""
+"""`rrto status`: show the servers in this DDS domain and the programs that use them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet_ros.network_options import add_network_options, join_network
 
-SECONDS = 2.0   # for which statuses are collected
+SECONDS = 2.0   # duration of collecting statuses
 
 
 def add_parser(verbs: Any) -> None:

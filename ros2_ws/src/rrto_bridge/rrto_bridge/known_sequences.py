@@ -1,4 +1,4 @@
-"""The sequences that are known, as a prefix tree: a list with the length of every common prefix."""
+"""The known sequences as a prefix tree: a list with the length of every common prefix."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from .derive import Infer, derive
 from .record import HTOD, SEEDING, Call, Meta, Persistent
 from .sequence import Bound, Sequence, Step, changed, loosen, matches
 
-MAX_SEQUENCES = 32    # known at a time; the one longest unused is forgotten
-PATIENCE = 3          # failed runs in a row before a sequence has to pause
-MAX_LOOSE = 4         # tensors that may turn out not to be persistent; more is another model
-MAX_DERIVED = 4096    # pairs of a sequence and an input that are remembered as tried
-MAX_PAUSE = 64        # boundaries at which a failing sequence is passed over
+MAX_SEQUENCES = 32    # most known at a time; the least recently used is dropped
+PATIENCE = 3          # consecutive failed runs before a sequence pauses
+MAX_LOOSE = 4         # most tensors that become `Bound`; more means another model
+MAX_DERIVED = 4096    # remembered pairs of a sequence and an input that were tried
+MAX_PAUSE = 64        # most boundaries at which a failing sequence is skipped
 
-ANY = 1 << 62         # more than any handle: a pass that has no tensors of its own yet
+ANY = 1 << 62         # above every handle: base of a pass without own tensors yet
 
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """A sequence and how it went."""
+    """A known sequence and its history."""
 
     sequence: Sequence
-    common: dict[int, int] = field(default_factory=dict)  # number of another: length of prefix
-    failures: int = 0   # runs in a row
-    pause: int = 0      # boundaries
+    common: dict[int, int] = field(default_factory=dict)  # other number -> common steps
+    failures: int = 0   # consecutive failed runs
+    pause: int = 0      # boundaries to skip
     persistent: frozenset[int] = frozenset()
-    fast: list[Step | None] = field(default_factory=list)  # None: the client has to look closer
+    fast: list[Step | None] = field(default_factory=list)  # None: needs a full check
 
     def __post_init__(self) -> None:
-        """Sort the steps."""
+        """Derive the persistent handles and the fast steps."""
         roles = [(step, step.roles()) for step in self.sequence.steps]
         self.persistent = frozenset(
             r.handle for _, row in roles for r in row if isinstance(r, Persistent))
@@ -40,23 +40,23 @@ class Known:
                      or any(type(r) is Bound for r in row) else step for step, row in roles]
 
     def failed(self) -> None:
-        """A run left the sequence; one that is left again and again pauses."""
+        """Count a run that left the sequence; after repeated failures the sequence pauses."""
         self.failures += 1
         self.pause = min(1 << max(0, self.failures - PATIENCE), MAX_PAUSE) - 1
 
 
-class Tree:
-    """Known sequences, last used last. `meta_of` and `infer` serve other batch sizes."""
+class PrefixTree:
+    """Known sequences, last used last. `meta_of` and `infer` derive other batch sizes."""
 
     def __init__(self, meta_of: Callable[[int], Meta | None], infer: Infer | None) -> None:
         self.known: list[Known] = []
-        self._former: deque[Sequence] = deque(maxlen=4)  # forgotten since a tensor was freed
+        self._former: deque[Sequence] = deque(maxlen=4)  # dropped because a tensor was freed
         self._meta_of, self._infer = meta_of, infer
-        self.taken = 0                # sequences, ever
+        self.added = 0                # sequences ever added
         self._derived: set[tuple[int, tuple[Meta | None, ...]]] = set()  # tried: sequence, input
 
     def alive(self, sequence: Sequence) -> bool:
-        """Whether its persistent tensors are held; one that was found too late counts as former."""
+        """Return whether the program holds its persistent tensors; else record it as former."""
         if all(self._meta_of(r.handle) for step in sequence.steps for r in step.roles()
                if isinstance(r, Persistent)):
             return True
@@ -64,10 +64,10 @@ class Tree:
         return False
 
     def add(self, sequence: Sequence, actions: list[Action]) -> Known:
-        """Take a sequence up; a known one that differs only in what is kept is replaced.
+        """Add a sequence; it replaces a known one that differs only in the kept tensors.
 
-        A tensor that was persistent in a former sequence until it was freed, and is another one
-        now, is not persistent (features of the last key frame): it becomes `Bound`.
+        A tensor that was persistent in a former sequence until it was freed, and is another tensor
+        now, is not persistent (such as the features of the last key frame): it becomes `Bound`.
         """
         for former in self._former:
             loose = changed(sequence, former)
@@ -83,8 +83,8 @@ class Tree:
                 break
         if len(self.known) >= MAX_SEQUENCES:
             self.forget(self.known[0], actions)
-        sequence.number = self.taken
-        self.taken += 1
+        sequence.number = self.added
+        self.added += 1
         new = Known(sequence)
         for other in self.known:
             length = sequence.common(other.sequence)
@@ -110,13 +110,13 @@ class Tree:
             self._former.append(known.sequence)
 
     def used(self, known: Known) -> None:
-        """A run came to its end."""
+        """Note that a run of this sequence was completed."""
         known.failures = 0
         self.known.remove(known)
         self.known.append(known)
 
     def openers(self, call: Call, actions: list[Action]) -> list[Known]:
-        """Sequences that begin with the call and do not pause, last used first."""
+        """Return the sequences that begin with the call and do not pause, last used first."""
         able = [k for k in reversed(self.known) if self.bind(k, 0, call, ANY, []) is not None]
         if not able and call.op == HTOD and self._infer is not None:
             able = self._specialise(call, self._infer, actions)
@@ -130,7 +130,7 @@ class Tree:
 
     def bind(self, known: Known, position: int, call: Call, base: int,
              bound: list[int]) -> list[int] | None:
-        """Handles that `Bound` tensors of the step get if the call is the step; None if not."""
+        """Return handles for the step's `Bound` tensors if the call matches the step; else None."""
         sequence = known.sequence
         new = matches(sequence.steps[position], call, base, bound)
         for index, handle in enumerate(new or ()):
@@ -139,7 +139,7 @@ class Tree:
         return new
 
     def _specialise(self, call: Call, infer: Infer, actions: list[Action]) -> list[Known]:
-        """Sequences for an input of another batch size than those that are known."""
+        """Derive sequences for an input with a batch size that is not known yet."""
         new = []
         for known in [*self.known]:
             sequence = known.sequence

@@ -1,4 +1,4 @@
-"""Carries a program's tensors to a server that is there again, under the handles that it knows."""
+"""Move a program's tensors to a server that has returned, under their present handles."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .tensors import meta_of, pack
 STRIDED = 'aten.as_strided.default'
 
 
-def carry(context: Context, to: PerCall) -> None:
-    """Make the tensors of `context` behind the engine `to`, which has none yet.
+def migrate(context: Context, to: PerCall) -> None:
+    """Create the tensors of `context` behind the engine `to`, which has none yet.
 
-    Tensors that share memory share it there, and weights go by their digest. Raises RrtoError.
+    Tensors that share memory share it there; weights are sent by digest. Raises RrtoError.
     """
     storages: dict[Any, list[tuple[int, torch.Tensor]]] = {}
     for handle, tensor in context.tensors.items():
@@ -38,7 +38,7 @@ def _move_storage(sharing: list[tuple[int, torch.Tensor]], to: PerCall) -> None:
         raise RrtoError('tensors of different types share memory')
     whole = first.untyped_storage().nbytes() // first.itemsize
     meta, data = pack(first.as_strided((whole,), (1,), 0))
-    base = PerCall.upload(to, meta, data, True)   # of the class itself: this is no inference
+    base = PerCall.upload(to, meta, data, True)   # not overridden: this is not part of an inference
     for handle, tensor in sharing:
         to.repeat(_view(base, handle, meta_of(tensor)))
     PerCall.free(to, [base])

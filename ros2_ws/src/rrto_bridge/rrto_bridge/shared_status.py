@@ -1,7 +1,7 @@
-"""A page of memory that a program's process on the server shares with the supervisor.
+"""Memory in which a program's process on the server shares its status with the supervisor.
 
-The process notes what it does; the supervisor reads it, also when the process is dead. It may be
-read while it is written: only numbers of one machine word and texts for people are in it.
+The supervisor can read it even after the process has ended. It may read while the process writes,
+so it contains only numbers of one machine word and texts for people.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _REASON = slice(192, 2048)
 _BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # words
 
 
-class Page:
-    """Opened by both sides; `make` creates it."""
+class SharedStatus:
+    """Status of one process; both sides open it, `make` creates it."""
 
     def __init__(self, path: Path) -> None:
         with path.open('r+b') as file:
@@ -26,12 +26,12 @@ class Page:
         self._names: dict[str, bytes] = {}
 
     @classmethod
-    def make(cls, path: Path) -> Page:
-        """A new page, filled with zeros."""
+    def make(cls, path: Path) -> SharedStatus:
+        """Create a status filled with zeros."""
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), 'wb', 0) as file:
             try:
                 file.write(bytes(SIZE))
-            except OSError as error:   # which names no file
+            except OSError as error:   # the error names no file
                 path.unlink()
                 raise OSError(error.errno, error.strerror, str(path)) from None
         return cls(path)
@@ -39,7 +39,7 @@ class Page:
     # -- of the process --------------------------------------------------------------------------
 
     def note(self, name: str) -> None:
-        """An operator of this name begins."""
+        """Record that an operator of this name begins."""
         padded = self._names.get(name)
         if padded is None:
             padded = self._names[name] = _padded(name, _NAME)
@@ -47,12 +47,12 @@ class Page:
         self._words[_BEGUN] += 1
 
     def begin(self) -> None:
-        """A message is taken up."""
+        """Record that the execution of a message begins."""
         self.note('a message')
         self._words[_BUSY] = 1
 
     def end(self, used: int, seconds: float) -> None:
-        """It is done, after so many seconds; the tensors have so many bytes."""
+        """Record the end of a message, its duration, and the bytes of the tensors."""
         words = self._words
         words[_BUSY] = 0
         words[_USED] = used
@@ -60,19 +60,19 @@ class Page:
         words[_SPENT] += int(seconds * 1e6)
 
     def leave(self, reason: str) -> None:
-        """The process ends in order, for this reason."""
+        """Record why the process ends in order."""
         self._page[_REASON] = _padded(reason, _REASON)
 
     # -- of the supervisor -----------------------------------------------------------------------
 
     @property
     def begun(self) -> int:
-        """Operators and messages that have begun."""
+        """Number of operators and messages that have begun."""
         return self._words[_BEGUN]
 
     @property
     def busy(self) -> bool:
-        """Whether a message is being executed."""
+        """Whether the process is executing a message."""
         return bool(self._words[_BUSY])
 
     @property
@@ -82,22 +82,22 @@ class Page:
 
     @property
     def messages(self) -> int:
-        """Messages that were executed."""
+        """Number of executed messages."""
         return self._words[_MESSAGES]
 
     @property
     def spent(self) -> float:
-        """Seconds of executing since the start."""
+        """Seconds of execution since the start."""
         return self._words[_SPENT] / 1e6
 
     @property
     def name(self) -> str:
-        """What began last."""
+        """The operator or message that began last."""
         return _text(self._page[_NAME])
 
     @property
     def reason(self) -> str:
-        """Why the process has ended; '' if it did not say."""
+        """Why the process has ended; '' if unknown."""
         return _text(self._page[_REASON])
 
 

@@ -9,7 +9,7 @@ from rrto_bridge.context import Context
 from rrto_bridge.errors import RrtoError
 from rrto_bridge.inprocess import InProcess
 from rrto_bridge.journal import Journal
-from rrto_bridge.moving import carry
+from rrto_bridge.migration import migrate
 from rrto_bridge.percall import PerCall
 from rrto_bridge.replaying import Replaying
 from rrto_bridge.weights import Weights
@@ -36,7 +36,7 @@ def test_values_layout_and_sharing_survive(kind):
                 nothing=torch.zeros(2, 0), flag=torch.tensor(True),
                 half=torch.rand(3, 4).half()[1:, 2:])
     there = engine(kind)
-    carry(here, there)
+    migrate(here, there)
     arrived = there.port.performer.context
     assert arrived.tensors.keys() == here.tensors.keys() and arrived.used == here.used
     for handle, tensor in here.tensors.items():
@@ -62,23 +62,23 @@ def test_weights_that_are_there_are_not_sent(tmp_path):
     sent = []
     perform = there.port.performer.perform
     there.port.performer.perform = lambda message: sent.append(len(message)) or perform(message)
-    carry(here, there)
+    migrate(here, there)
     assert sum(sent) < 1000 and torch.equal(there.port.performer.context.tensors[1], weight)
 
 
 def test_what_can_not_be_carried_is_an_error():
     base = torch.rand(8)
     with pytest.raises(RrtoError, match='share memory'):
-        carry(held(base=base, bits=base.view(torch.int32)), engine(PerCall))
+        migrate(held(base=base, bits=base.view(torch.int32)), engine(PerCall))
     with pytest.raises(RrtoError, match='MiB'):
-        carry(held(base=torch.zeros(1000)), engine(PerCall, 100))
+        migrate(held(base=torch.zeros(1000)), engine(PerCall, 100))
 
 
 def test_random_numbers_go_on_from_the_present_state():
     here, there = held(), engine(PerCall)
-    carry(here, there)
+    migrate(here, there)
     fresh = torch.Generator().get_state()
     assert torch.equal(there.port.performer.context.generator.get_state(), fresh)
     here.seed(3)
-    carry(here, there)
+    migrate(here, there)
     assert not torch.equal(there.port.performer.context.generator.get_state(), fresh)

@@ -1,4 +1,4 @@
-"""An operator that the server does not execute, run on this machine."""
+"""Run an operator that the server does not execute on this machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .device import Device
 
 
-class Here:
-    """What an operator is given on this machine, and the way back."""
+class CpuFallback:
+    """Arguments of an operator that runs on this machine, and the way back for its results."""
 
     def __init__(self, device: Device, arguments: Any) -> None:
         self._device = device
@@ -22,12 +22,12 @@ class Here:
         for tensor in device.existing(arguments):
             given.setdefault(tensor.handle, tensor)
         values = device.downloads([*given.values()]) if given else []
-        self._values = dict(zip(given, values, strict=True))                        # by handle
+        self._values = dict(zip(given, values, strict=True))   # handle -> value
         self._given: dict[int, torch.Tensor] = {id(t): t for t in _tensors(arguments)}
         self._given.update(zip(map(id, values), given.values(), strict=True))
 
     def fetched(self, value: Any) -> Any:
-        """An argument, with tensors and devices of this machine."""
+        """Return an argument with tensors and devices of this machine."""
         if isinstance(value, RemoteTensor):
             return self._values[value.handle]
         if isinstance(value, (list, tuple)):
@@ -35,7 +35,7 @@ class Here:
         return torch.device('cpu') if isinstance(value, torch.device) else value
 
     def sent(self, value: Any) -> Any:
-        """A result, with tensors of the server."""
+        """Return a result with tensors of the server."""
         if isinstance(value, torch.Tensor):
             given = self._given.get(id(value))
             return self._device.upload(value) if given is None else given
@@ -44,7 +44,7 @@ class Here:
         return value
 
     def write(self, value: Any) -> None:
-        """Write on the server what the operator wrote here."""
+        """Copy what the operator wrote back to the server."""
         if isinstance(value, RemoteTensor):
             self._device.overwrite(value, self._values[value.handle])
         elif isinstance(value, (list, tuple)):

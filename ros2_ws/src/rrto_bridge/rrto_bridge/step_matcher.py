@@ -1,6 +1,6 @@
-"""A step of a sequence as a function: does the program's call equal it, and what does it get then.
+"""Compile a step into a function that compares a call with it and creates the virtual results.
 
-The function is generated, straight-line code: it is all that a replayed operator costs beside
+The function is generated, straight-line code: it is the only cost of a replayed operator besides
 PyTorch's own dispatch (thesis Algorithm 11, MatchReplayStep).
 """
 
@@ -18,10 +18,10 @@ from .remote import CUDA, SIZE, Value, _make, move
 from .sequence import Own, Step
 from .tensors import DTYPES, from_special
 
-MISS = object()   # what a matcher returns for another call
+MISS = object()   # a matcher's result for any other call
 Matcher = Callable[[Any, tuple[Any, ...], Any, int], Any]
 
-# What else a call depends on that the device does not take as it is: see its handlers.
+# Further conditions of operators that `handlers` treats specially.
 _ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
          **{f'aten.linalg_{name}.default': 'not args[0].requires_grad'
             for name in ('svdvals', 'eigvalsh')},
@@ -29,7 +29,7 @@ _ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
 
 
 def compiled(step: Step) -> Matcher:
-    """The matcher of a step whose tensors are `Own` or `Persistent`; kept in `step.compiled`.
+    """Return the matcher of a step whose tensors are `Own` or `Persistent`; keep it in the step.
 
     Call it with (function, args, kwargs, base).
     """
@@ -53,7 +53,7 @@ def compiled(step: Step) -> Matcher:
                '    if not (' + ' and '.join(tests) + '): return MISS',
                '  except AttributeError: return MISS']
               + _results(step, operator(function), names, places))
-    exec('\n'.join(source), names)  # numbers, names of ours, quoted strings
+    exec('\n'.join(source), names)  # contains only numbers, our names and quoted strings
     step.compiled = names['match']
     return step.compiled
 
@@ -66,7 +66,7 @@ def _constant(value: Any, names: dict[str, Any]) -> str:
 
 def _test(place: str, value: Any, tests: list[str], names: dict[str, Any],
           places: dict[Any, str]) -> None:
-    """Append tests that what stands at `place` is `value`."""
+    """Append tests that the value at `place` equals `value`."""
     kind = type(value)
     if kind is Own or kind is Persistent:
         handle = f'base + {value.slot}' if kind is Own else str(value.handle)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from fake import Direct, Offload
+from rrto_bridge.partial_sequences import PartialSequences
 from rrto_bridge.record import DTOH, HTOD, Call, Meta, Ref
-from rrto_bridge.stretch import Stretches
 
 LAYERS = 8
 
@@ -154,17 +154,17 @@ def test_what_follows_a_size_that_comes_again_and_again_is_replayed_too():
 
 
 class Program:
-    """Writes calls into a Stretches."""
+    """Writes calls into a PartialSequences."""
 
     def __init__(self):
-        self.stretches = Stretches(3)
+        self.partial = PartialSequences(3)
         self.handles = 0
         self.found = []
 
     def call(self, op, *arguments, meta=M, wanted=False):
         made = () if op == DTOH else (self.handles,)
         self.handles += len(made)
-        found = self.stretches.observe(Call(op, arguments, (), made, (meta,) * len(made), wanted))
+        found = self.partial.observe(Call(op, arguments, (), made, (meta,) * len(made), wanted))
         self.found += [found] if found else []
         return Ref(made[0]) if made else None
 
@@ -203,7 +203,7 @@ def test_a_replayed_pass_ends_a_stretch():
     weight = program.call(HTOD)
     for size in range(9):
         x = program.call(HTOD)
-        program.stretches.interrupt({})
+        program.partial.interrupt({})
         program.call('nonzero', program.call('mul', x, weight), meta=Meta((size,), (1,), 'int64'),
                      wanted=True)
     assert not program.found

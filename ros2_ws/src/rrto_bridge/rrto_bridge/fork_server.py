@@ -1,7 +1,8 @@
-"""`python -m rrto_bridge.zygote FD`: has PyTorch loaded, and forks the process of each program.
+"""`python -m rrto_bridge.fork_server FD`: loads PyTorch and forks each program's process.
 
-It has one thread and neither ROS nor a device in use, which a fork would not survive. It hears from
-the supervisor on a socket, one JSON object a datagram, and ends, with all programs, when that does.
+It has one thread and uses neither ROS nor a device, since a fork would break them. It receives
+commands from the supervisor on a socket, one JSON object per datagram. When the supervisor ends, it
+ends, and all programs' processes with it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from .allow import operators_digest
 from .parameters import ServerSettings
 from .worker import Task, serve
 
-MESSAGE = 1 << 16   # bytes of a datagram
-ORDERLY = 0.8       # seconds in which programs' processes end in order; then they are killed
+MESSAGE = 1 << 16   # largest datagram, bytes
+ORDERLY = 0.8       # seconds for programs' processes to end in order before they are killed
 
 
-class Zygote:
-    """Processes of programs by name."""
+class ForkServer:
+    """Forks and watches the processes of programs."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
@@ -40,13 +41,13 @@ class Zygote:
         self.server, self.folder = hello['server'], Path(hello['folder'])
         self.settings = ServerSettings.model_validate_json(hello['settings'])
         self.device = self._child(lambda: str(torch_device(self.settings.device)))
-        self.processes: dict[str, int] = {}      # file descriptors
+        self.processes: dict[str, int] = {}      # program -> pidfd
         self.ids: dict[str, int] = {}
         self.selector = selectors.DefaultSelector()
         self.selector.register(link, selectors.EVENT_READ, '')
 
     def _child(self, ask: Any) -> str:
-        """What `ask` returns in a process that may touch a GPU."""
+        """Return the result of `ask` in a child process, which may use a GPU."""
         read, write = os.pipe()
         child = os.fork()
         if not child:
@@ -60,17 +61,17 @@ class Zygote:
         with open(read, encoding='utf-8') as file:
             answer = file.read()
         os.waitpid(child, 0)
-        found, wrong = json.loads(answer or '["", "the device can not be used"]')
+        found, wrong = json.loads(answer or '["", "the device cannot be used"]')
         self.say(ready=not wrong, error=wrong, device=found, torch=torch.__version__,
                  operators=operators_digest())
         return str(found)
 
     def say(self, **fields: Any) -> None:
-        """Tell the supervisor."""
+        """Send an event to the supervisor."""
         self.link.send(json.dumps(fields).encode())
 
     def run(self) -> None:
-        """Fork and reap until the supervisor is gone."""
+        """Fork and reap until the supervisor has ended."""
         while True:
             for key, _ in self.selector.select():
                 if key.data:
@@ -90,7 +91,7 @@ class Zygote:
         try:
             child = os.fork()
         except OSError as error:
-            self.say(ended=program, status=1, reason=f'no process can be started: {error}')
+            self.say(ended=program, status=1, reason=f'cannot start a process: {error}')
             return
         if not child:
             self.selector.close()
@@ -111,17 +112,17 @@ class Zygote:
         self.say(ended=program, status=os.waitstatus_to_exitcode(status))
 
     def close(self) -> None:
-        """End all programs, and remove what they shared.
+        """End all programs' processes and delete their shared files.
 
-        In order first: those that are killed are on the graph until their lease is over, and
-        every program that ends before waits for them to acknowledge what it has sent.
+        They get time to end in order, because a killed process stays on the graph until its lease
+        has expired, and every program that ends earlier waits for its acknowledgements.
         """
         self._signal(signal.SIGTERM)
         self.selector.unregister(self.link)
         end = time.monotonic() + ORDERLY
         while self.processes and (left := end - time.monotonic()) > 0:
             for key, _ in self.selector.select(left):
-                with contextlib.suppress(OSError):   # nobody hears of it
+                with contextlib.suppress(OSError):   # the supervisor has ended
                     self._reap(key.data)
         self._signal(signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -135,14 +136,14 @@ class Zygote:
 def main(arguments: list[str]) -> None:
     """Serve the supervisor at the other end of the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # An error of the socket: the supervisor is gone.
+    # A socket error means that the supervisor has ended.
     with socket.socket(fileno=int(arguments[0])) as link, contextlib.suppress(OSError):
-        zygote = Zygote(link)
-        gc.freeze()   # so that the programs' processes share its pages
+        fork_server = ForkServer(link)
+        gc.freeze()   # so that the forked processes share its pages
         try:
-            zygote.run()
+            fork_server.run()
         finally:
-            zygote.close()
+            fork_server.close()
 
 
 if __name__ == '__main__':
