@@ -243,13 +243,13 @@ BAD = {  # name -> (body of the class, what the error says)
         return iteration + 1, Mine()''', 'a robot knows gradient, shards, full, local'),
     'grants no local steps': ('''
     def grant(self, robot, iteration):
-        return iteration + 1, Local(0)''', 'asks for 0 local steps'),
+        return iteration + 1, Local(0)''', 'local steps must be 1 to 10000, got 0'),
     'grants iteration 0': ('''
     def grant(self, robot, iteration):
-        return 0, Gradient()''', 'grants iteration 0'),
+        return 0, Gradient()''', 'at least 1, got 0'),
     'grants the same iteration again': ('''
     def grant(self, robot, iteration):
-        return iteration or 1, Gradient()''', 'answers iteration 1, which is none of the next'),
+        return iteration or 1, Gradient()''', 'an iteration of at least 2, got 1'),
     'sends None': ('''
     def sending(self):
         return None''', 'fails in a rehearsal'),
@@ -330,12 +330,12 @@ def test_a_server_does_not_begin_with_one_that_fails(package):
     ("""
     def grant(self, robot, iteration):
         return iteration + 1 if iteration < 20 else iteration - 5, Gradient()""",
-     'after iteration 20: grant answers iteration 15, which is none of the next'),
+     'after iteration 20: grant must return an iteration of at least 21, got 15'),
     ("""
     calls = 0
     def sending(self):
         self.calls += 1
-        return Sending(0.5 if self.calls < 80 else float('nan'))""", 'the share nan as minimum')])
+        return Sending(0.5 if self.calls < 80 else float('nan'))""", 'minimum in .* must be a share, 0 to 1')])
 def test_one_that_fails_later_ends_the_server_by_its_name(package, body, reason):
     """Robots would refuse what they are told for ever, or compute the same iteration for ever."""
     module = package(f'{HEAD}\n\nclass Theirs(Method):{body}\n')
