@@ -139,8 +139,7 @@ def test_a_robot_that_is_not_in_the_code_is_refused_for_good():
     machine = server(sync='gc', capacities={'robot1': 1.0, 'robot2': 2.0})
     response, actions = machine.on_register(request('robot3'), 0.0)
     assert (response.accepted, response.retry, actions) == (False, False, [])
-    assert response.reason == ("'robot3' is none of the robots that 'gc' codes for: "
-                               'robot1, robot2')
+    assert response.reason == "'gc' codes only for its robots, robot1, robot2, got 'robot3'"
     assert machine.members == {}
     assert machine.on_register(request('robot2'), 0.0)[0].accepted
 
