@@ -268,7 +268,7 @@ class Method:
         return 'pipeline' in self.options
 
     def goes_ahead(self, staleness: int) -> bool:
-        """Whether a robot that is ``staleness`` iterations ahead may compute the next one already."""
+        """Whether a robot ``staleness`` iterations ahead may already compute the next one."""
         return self.pipelined and staleness + 1 < self.bound
 
     @property
