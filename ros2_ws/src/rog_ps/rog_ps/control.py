@@ -1,4 +1,4 @@
-"""Control of a run from outside: services and parameters, and why a call of one is refused."""
+"""Control of a run from outside: services and parameters, and the reasons to refuse a call."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ AT_ONCE = 2.0  # s
 
 
 class Calls:
-    """Which proved calls are new; the clock of their callers says when each was made.
+    """Recognises repeated calls by the time at which their caller made them.
 
-    A caller whose clock is ahead does not make the calls of others look old: the latest time is at
-    most that of the server's own clock. Calls from beyond it are remembered one by one.
+    The latest time is at most that of the server's own clock, so a caller whose clock is ahead does
+    not make the calls of others look old. Calls with a later time are remembered one by one.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Calls:
 
 
 class Allowance:
-    """What calls that nobody has proved may cost: `AT_ONCE` seconds, then a tenth of the time."""
+    """Limits the time for calls without a proof: `AT_ONCE` seconds, then a tenth of the time."""
 
     def __init__(self) -> None:
         self._spent, self._at = 0.0, 0.0  # seconds, and the time of that
@@ -62,16 +62,16 @@ class Allowance:
 
 
 class Control:
-    """Services of the server's node, which does what they ask for.
+    """The services that control the server's node.
 
-    ``key``: of the fleet; with one, a call has to prove that its caller has it.
+    ``key``: of the fleet; if there is one, a call must prove that its caller has it.
     """
 
     def __init__(self, node: ParameterServerNode, key: Key | None) -> None:
         self._node = node
         self._key = key and key.control()
         self._calls, self._allowance = Calls(), Allowance()
-        self._changing = False     # the node changes its own parameters
+        self._changing = False     # whether the node itself changes its parameters
         node.create_service(SaveCheckpoint, 'save_checkpoint', self._on_save)
         node.create_service(SetSync, 'set_sync', self._on_set_sync)
         node.create_service(StopRun, 'stop', self._on_stop)

@@ -1,4 +1,4 @@
-"""Services that rclpy gives every node: what they may cost, and whether strangers may call them.
+"""Limits the services that rclpy gives every node, and who may call them.
 
 rclpy answers calls on the thread that also handles heartbeats and rows, so a call that takes
 seconds holds up the fleet for as long.
@@ -14,16 +14,16 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock, ClockType
 from rclpy.parameter import Parameter
 
-STEADY = Clock(clock_type=ClockType.STEADY_TIME)  # heartbeats go on whatever time a network tells
+STEADY = Clock(clock_type=ClockType.STEADY_TIME)  # for heartbeats: a network cannot set it
 MOST = 1000  # names, prefixes or parameters in a call; no node of ours has as many parameters
 PARAMETER_SERVICES = ('describe_parameters', 'get_parameters', 'get_parameter_types',
                       'list_parameters', 'set_parameters', 'set_parameters_atomically')
 
 
 def guard(node: ManagedNode, closed: bool) -> None:
-    """Bound the calls of a node's parameter services; offer none where it is ``closed``.
+    """Bound the calls of a node's parameter services, or offer none if ``closed``.
 
-    Such a call carries no proof. The clock of a node that runs can never be changed.
+    Such a call carries no proof. The clock of a running node cannot be changed.
     """
     for service in list(node.services):
         if service.srv_name.rpartition('/')[2] not in PARAMETER_SERVICES:
