@@ -39,7 +39,7 @@ def test_a_compressed_image_is_decoded_and_scaled(form):
 
 
 @pytest.mark.parametrize('changes, words', [
-    ({'encoding': '32FC1'}, "encoding '32FC1' is none of rgb8"),
+    ({'encoding': '32FC1'}, "encoding '32FC1' is not one of rgb8"),
     ({'encoding': 'x' * 10**6}, 'xxxx'),
     ({'width': 0}, '0 x 10 pixels'), ({'height': 0}, '20 x 0'),
     ({'step': 59}, 'rows of 59 bytes'), ({'step': 61}, 'do not fit 600 bytes'),
