@@ -65,7 +65,7 @@ def test_the_seed_is_passed_to_those_who_take_it():
     ('rog_tasks.cruda:Cruda', {'data_options': {'roof': 1}}, 'roof'),
     ('rog_tasks.cruda:Cruda', {'data': 'sample_tasks:no_net'}, 'must return ImageData'),
     ('rog_tasks.cruda:Cruda', {'pretrain_epochs': -1}, 'at least 0'),
-    ('rog_tasks.cruda:Cruda', {'pretrain_epochs': 1.5}, 'pretrain_epochs must be a whole number, got 1'),
+    ('rog_tasks.cruda:Cruda', {'pretrain_epochs': 1.5}, 'epochs must be a whole number, got 1.5'),
     ('rog_tasks.crimp:Crimp', {'width': 40.5}, 'width must be a whole number, got 40'),
     ('rog_tasks.crimp:Crimp', {'every': float('nan')}, 'every must be a whole number, got nan'),
     ('rog_tasks.classify:Classification', {'fog': 0.3}, "no option 'fog'"),
