@@ -287,15 +287,15 @@ GOOD = Command(1, 0.1, 0, 'rsp:4')
 
 
 @pytest.mark.parametrize(('command', 'reason'), [
-    (Command(0, 0.1, 0, 'rsp:4'), 'iteration 0'),
-    (Command(1, float('nan'), 0, 'rsp:4'), 'MTA time nan'),
-    (Command(1, -1.0, 0, 'rsp:4'), 'MTA time -1'),
-    (Command(1, 0.1, 0, 'rsp:4', patience=float('nan')), 'patience nan'),
-    (Command(1, 0.1, 0, 'rsp:4', patience=-0.5), 'patience -0.5'),
-    (Command(1, 0.1, sending=Sending(threshold=-2)), 'threshold -2'),
-    (Command(1, 0.1, sending=Sending(1.5)), 'share 1.5 as minimum'),
-    (Command(1, 0.1, sending=Sending(mta=-0.1)), 'share -0.1 as MTA'),
-    (Command(1, 0.1, step=Local(0)), 'asks for 0 local steps'),
+    (Command(0, 0.1, 0, 'rsp:4'), 'at least 1, got 0'),
+    (Command(1, float('nan'), 0, 'rsp:4'), 'MTA time in .* got nan'),
+    (Command(1, -1.0, 0, 'rsp:4'), 'MTA time in .* got -1'),
+    (Command(1, 0.1, 0, 'rsp:4', patience=float('nan')), 'patience in .* got nan'),
+    (Command(1, 0.1, 0, 'rsp:4', patience=-0.5), 'patience in .* got -0.5'),
+    (Command(1, 0.1, sending=Sending(threshold=-2)), 'threshold in .* got -2'),
+    (Command(1, 0.1, sending=Sending(1.5)), 'minimum in .* got 1.5'),
+    (Command(1, 0.1, sending=Sending(mta=-0.1)), 'MTA in .* got -0.1'),
+    (Command(1, 0.1, step=Local(0)), 'local steps must be .* got 0'),
     *((command, None) for command in bad_commands(GOOD).values())])
 def test_a_command_that_cannot_be_followed_is_refused_and_the_transfer_stays_open(command, reason):
     machine, session = joined()

@@ -322,13 +322,13 @@ def test_weights_that_do_not_fit_are_named(tmp_path, make, words):
 
 @pytest.mark.parametrize('images, labels, words', [
     ('/photos', '', "images must be one of topic:..., bag:..., folder:..., got '/photos'"),
-    ('folder:', '', 'there are topic:'), ('topic', 'self', 'there are topic:'),
+    ('folder:', '', 'must be one of topic:'), ('topic', 'self', 'there are topic:'),
     ('folder:x?keeep=1', '', "has no option 'keeep'"),
     ('topic:x?keeep=1', 'self', "did you mean 'keep'?"),
     ('topic:x?keep=0', 'self', 'keep must be a whole number between 1 and'),
     ('topic:x?keep=1.5', 'self', 'keep must be a whole number'),
     ('topic:x?patience=nan', 'self', 'patience must be a number'),
-    ('topic:x', '', 'need labels: topic:NAME'), ('topic:x', 'folder:', 'there are folder, topic'),
+    ('topic:x', '', 'need labels: topic:NAME'), ('topic:x', 'folder:', 'must be one of folder, topic'),
     ('topic:a b', 'self', "'a b' cannot be the name of a topic"),
     ('topic:x', 'folder', 'cannot have labels'), ('folder:x', 'topic:y', 'cannot have labels'),
     ('bag:x', 'self', 'need the topic'), ('topic:x', 'self?threshold=2', 'threshold must be'),

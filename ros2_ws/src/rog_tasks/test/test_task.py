@@ -60,7 +60,7 @@ def test_the_seed_is_passed_to_those_who_take_it():
     ('rog_tasks.cruda:Cruda', {'fog': 2}, 'fog is 2.0'),
     ('rog_tasks.cruda:Cruda', {'fog': 'thick'}, 'fog and brightness'),
     ('rog_tasks.cruda:Cruda', {'brightness': -3}, 'brightness is -3.0'),
-    ('rog_tasks.cruda:Cruda', {'split': 'half'}, 'iid, sorted, place, .* and dirichlet'),
+    ('rog_tasks.cruda:Cruda', {'split': 'half'}, 'iid, sorted, place, .* or dirichlet'),
     ('rog_tasks.cruda:Cruda', {'data': 'minst'}, 'digits, shapes, mnist'),
     ('rog_tasks.cruda:Cruda', {'data_options': {'roof': 1}}, 'roof'),
     ('rog_tasks.cruda:Cruda', {'data': 'sample_tasks:no_net'}, 'must return ImageData'),
