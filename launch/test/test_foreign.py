@@ -98,7 +98,7 @@ def _call(fleet, kind, name, request):
     (Register.Request(robot='robot9'), "'robot9' is not in the fleet file; it lists robot1"),
     (Register.Request(robot='no robot'), "'no robot' cannot be the name of a robot"),
     (Register.Request(robot='robot1', protocol=9), 'speaks protocol 9'),
-    (Register.Request(robot='robot1', names=['a'], shapes=[]), '1 parameters but gives 0 shapes'),
+    (Register.Request(robot='robot1', names=['a'], shapes=[]), 'got 0 shapes for 1'),
     (Register.Request(robot='robot1', names=['a'], shapes=['3xq']), 'not numbers joined by x'),
     (Register.Request(robot='robot1', protocol=PROTOCOL, codec='onebit', granularity='atoms',
                       names=['a'], shapes=['3']), "granularity is 'atoms' here but 'row' there"),

@@ -63,4 +63,4 @@ def test_a_server_above_that_would_have_our_own_names_is_refused(tmp_path):
     with closing(Fleet(tmp_path)) as fleet:
         fleet.start('server', **{'upstream.robot': 'robot1'})
         assert fleet.ended('server') == 1
-        assert 'give it another upstream.domain_id or upstream.namespace' in fleet.log('server')
+        assert 'change upstream.domain_id or upstream.namespace' in fleet.log('server')

@@ -6,8 +6,8 @@ carries the actions out and delivers the messages. `states` has the tables of st
 synchronisation methods, `steps` the kinds of gradient that a worker can compute, `transfer` the
 transmission of rows, `codecs` their encodings.
 
-What is named here is loaded when it is asked for: a command that needs an error, not the machines,
-starts without numba.
+Each public name is loaded when it is first used, so a command that needs only an error class starts
+without numba.
 """
 
 from importlib import import_module

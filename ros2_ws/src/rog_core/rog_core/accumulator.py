@@ -1,4 +1,4 @@
-"""The worker's state: weights, momentum, and the gradients that the server has not taken yet.
+"""The worker's arrays: weights, momentum, and the gradients that the server has not taken yet.
 
 Source: dist-EF-SGDM, ROG's reference [22]: blockwise compression with error feedback and Nesterov
 momentum on the worker. The error of a lossy codec and the rows that were not sent are treated
@@ -14,7 +14,7 @@ from .codecs import RAW, Codec, Part, in_model_order
 from .errors import GradientError
 from .partition import RowPartition
 
-FARTHEST = 10.0  # times the norm of the model, or of 1: so far a prediction may lead from it
+FARTHEST = 10.0  # times the model's norm (or 1): longest step of a prediction
 
 
 class Accumulator:
@@ -23,8 +23,8 @@ class Accumulator:
     ``weights``: the model, to which pulled rows are added; ``model``: the memory on which gradients
     are computed, the same until `detach` separates the two. ``pending``: sum of the steps
     (gradients times learning rate) not yet taken by the server. ``magnitude`` float32 (segments,):
-    sum of |pending|. ``drift``: local steps in rows that the server has not taken since; the model
-    of this worker alone has them, and ``weights`` has not; None: no local steps go on. For SVRG,
+    sum of |pending|. ``drift``: local steps in rows that the server has not taken since; only this
+    worker's ``model`` has them, ``weights`` has not; None: no local steps go on. For SVRG,
     ``full``: this worker's full gradient, to be pushed; ``anchor``: the model at the last full
     gradient, and the fleet's full gradient there; None if there is none.
     """
@@ -38,7 +38,7 @@ class Accumulator:
         self.pending = zeros_like(weights)
         self.magnitude = np.zeros(partition.segments, np.float32)
         self.rate = 0.0  # learning rate of the last step
-        self.kept = 0    # changes by local steps that it has been given
+        self.kept = 0    # number of calls of `keep_local`
         self.drift: Array | None = None
         self.full: Array | None = None
         self.anchor: tuple[Array, Array] | None = None
@@ -52,21 +52,21 @@ class Accumulator:
         """Copy ``weights`` to ``model``; call it only while no gradient is computed.
 
         ``ahead``: number of own steps that are under way and not yet in the weights. Each is
-        predicted from the momentum (SpecTrain's weight prediction). Steps that lead far away from
-        the model are not: they are those of a gradient that the server refuses, and the gradients
-        of such a model would be as absurd, or NaN.
+        predicted from the momentum (SpecTrain's weight prediction). A prediction that leads far
+        away from the model is dropped: it comes from a gradient that the server refuses, and the
+        gradients of such a model would be as absurd, or NaN.
         """
         if self.model is not self.weights:
             self.model[:] = self.weights
             if ahead:
-                with np.errstate(over='ignore'):  # infinity is too far as well
+                with np.errstate(over='ignore'):  # an infinite step is too long as well
                     step = np.float32(ahead * self.rate) * self.momentum
                     far = float(step @ step)
                 if far <= FARTHEST ** 2 * (1 + float(self.weights @ self.weights)):
                     self.model -= step
 
     def publish_own(self) -> None:
-        """As `publish`, but of ``weights`` less ``drift``; ``model`` gets memory of its own."""
+        """Copy ``weights`` less ``drift`` to ``model``, which gets memory of its own."""
         if self.drift is None:
             self.drift = zeros_like(self.weights)
         self.detach()
@@ -77,12 +77,12 @@ class Accumulator:
         """Add the change of the model by local steps, as it is, to ``pending`` and ``drift``."""
         self.accumulate(change, 1.0, 0.0)
         self.kept += 1
-        self.momentum[:] = 0  # nothing of it is left for a method whose momentum goes on
+        self.momentum[:] = 0  # a later method that keeps momentum must not continue from it
         if self.drift is not None:
             self.drift += change
 
     def settle(self, ids: np.ndarray) -> None:
-        """The server has taken these segments: they have no drift any more."""
+        """Clear the drift of segments that the server has taken."""
         if self.drift is not None:
             zeros = np.zeros(4 * int(self.partition.lengths[ids].sum()), np.uint8)
             RAW.store(self.partition, self.drift, ids, zeros)
@@ -92,8 +92,8 @@ class Accumulator:
         """Add one step: m = mu m + g; pending += lr (g + mu m + decay w), w of `model`.
 
         Without ``nesterov`` the step is that of standard momentum, lr (m + decay w). The gradient
-        must be finite: see `check`. Where the step is beyond float32 all that is pending is
-        dropped: no server takes it, and a worker would send it for ever.
+        must be finite: see `check`. If the step overflows float32, drop all that is pending: no
+        server accepts it, and the worker would send it forever.
         """
         self.rate = learning_rate
         self.magnitude = accumulate(
@@ -103,24 +103,24 @@ class Accumulator:
             self.reset()
 
     def clear(self) -> None:
-        """Drop what the server has not taken; it cannot be added to what comes next."""
+        """Drop what the server has not taken."""
         self.pending[:] = 0
         self.magnitude[:] = 0
 
     def reset(self) -> None:
-        """Drop what the server has not taken, and the momentum: the server refuses their like."""
+        """Drop what the server has not taken, and the momentum, which the server would refuse."""
         self.clear()
         self.momentum[:] = 0
         self.drift = None
 
     def copy(self) -> Accumulator:
-        """Return another one that holds the same pending steps and momentum."""
+        """Return another accumulator with the same pending steps and momentum."""
         other = Accumulator(self.partition, self.model)
         other.pending, other.momentum = copy_of(self.pending), copy_of(self.momentum)
         return other
 
     def bring_back(self, pending: np.ndarray, momentum: np.ndarray) -> None:
-        """Add what a former process had not sent, and go on with its momentum."""
+        """Add what a former process had not sent, and continue with its momentum."""
         self.pending += from_host(pending, self.pending)
         self.momentum[:] = from_host(momentum, self.momentum)
 

@@ -10,7 +10,7 @@ from .member import Member
 from .messages import PROTOCOL, RegisterRequest, RegisterResponse
 from .partition import Listing, Parameter, RowPartition, require_same
 
-MEMBERS = 256  # robots that a server knows at most; each takes memory of the size of the model
+MEMBERS = 256  # robots at most; each takes as much memory as the model
 
 
 def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
@@ -28,22 +28,22 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
         return RegisterResponse(False, f"{request.robot} has codec '{theirs}', this "
                                 f"server '{codec.name}'; give both the same")
     try:
-        # Compared as it is: a stranger may claim a model of any size.
+        # Compare the listing, not a partition of it: a stranger may claim a model of any size.
         require_same(Listing(tuple(Parameter(n, s) for n, s in request.parameters),
                              request.granularity), partition)
         if request.digest != partition.digest:
-            raise PartitionMismatchError('the digest does not belong to the parameters listed')
+            raise PartitionMismatchError('the digest does not match the listed parameters')
     except PartitionMismatchError as error:
         return RegisterResponse(False, f'{request.robot} does not train the same model as this '
                                 f'server: {error} (here: {request.robot}, there: the server)')
     other = members.get(request.robot)
     if other is None and len(members) >= MEMBERS:
-        return RegisterResponse(False, f'this server knows {MEMBERS} robots already; it takes no '
-                                'more')
+        return RegisterResponse(False, f'this server already knows {MEMBERS} robots, the most that '
+                                'it accepts')
     if other is not None and other.incarnation != request.incarnation and other.alive:
         age = now - other.heard
         return RegisterResponse(
             False, f"a robot named '{request.robot}' is alive (heard {age:.1f} s ago); give "
-            'each robot a name of its own. If it was restarted, it is let in once its former '
-            f'life is silent for {heartbeat_limit:g} s', retry=True)
+            'each robot a name of its own. If it was restarted, it can join once its former '
+            f'process is silent for {heartbeat_limit:g} s', retry=True)
     return None

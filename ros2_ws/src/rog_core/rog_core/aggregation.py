@@ -20,12 +20,12 @@ from .unsent import Taken
 
 @dataclass(frozen=True)
 class ServerState:
-    """What a checkpoint holds beside the master rows.
+    """What a checkpoint holds besides the master rows.
 
     ``updated_at`` int64 (rows,): newest iteration in each master row; ``pushes``: robot ->
     (incarnation, receipt of its last push); ``policy``, JSON values, and ``update``, name ->
     float32 (elements,): see `Method.state` and `Method.arrays`; ``base``, float32 (elements,): see
-    `rog_core.upstream.Upstream`, None where there is no fleet above. ``taken``: of each robot.
+    `rog_core.upstream.Upstream`, None without a parent fleet. ``taken``: of each robot.
     """
 
     iteration: int
@@ -55,8 +55,8 @@ class Aggregation:
     def change(self, sync: str, robots: Collection[str], iteration: int) -> None:
         """Change the method for a fleet of ``robots``; pushes that are held back are applied now.
 
-        ``iteration``: the highest that any robot has pushed or was granted. In a change between a
-        coded and another method, pushes under way are dropped. `ConfigError`: nothing has changed.
+        ``iteration``: the highest that any robot has pushed or was granted. A change between a
+        coded and another method drops pushes under way. A `ConfigError` leaves all unchanged.
         """
         method = self._created(sync)
         for name in robots:
@@ -67,7 +67,7 @@ class Aggregation:
         self.method = method
 
     def take(self, member: Member, rows: Rows, robots: int) -> None:
-        """Apply rows of a push, which are checked; ``robots``: number of robots in the fleet."""
+        """Apply checked rows of a push; ``robots``: number of robots in the fleet."""
         if rows.transfer.kind == Kind.ANCHOR:
             self.method.take_full_gradient(member.robot, rows.transfer.iteration, rows.ids,
                                            rows.data)
@@ -117,7 +117,8 @@ class Aggregation:
         try:
             method.load_state(state.policy)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"the state of '{state.sync}' cannot be taken up: {error}") from error
+            raise ConfigError(f"the state of '{state.sync}' in the checkpoint is invalid: {error}"
+                              ) from error
         method.load_arrays({name: from_host(value, self.model.master)
                             for name, value in state.update.items()})
         self.method = method

@@ -5,7 +5,7 @@ each loop passes over memory once, because at these sizes memory bandwidth limit
 arithmetic. A torch tensor, on any device, is processed by tensor operations. Sums per segment and
 encoded values are always numpy arrays on the host.
 
-torch is imported only where it is used: the import takes seconds, and some verbs of the ``rog``
+Functions import torch where they use it: the import takes seconds, and some verbs of the ``rog``
 command do not need it.
 """
 
@@ -49,7 +49,7 @@ def copy_of(values: Array) -> Array:
 
 
 def zeros_like(values: Array) -> Array:
-    """As many zeros, float32, on the same device."""
+    """Return float32 zeros of the same size on the same device."""
     if isinstance(values, np.ndarray):
         return np.zeros(values.size, np.float32)
     return values.new_zeros(len(values))
@@ -69,7 +69,7 @@ def first_bad(values: Array) -> int:
 
 def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array, rate: float,
                mu: float, decay: float, offsets: np.ndarray, nesterov: bool = True) -> np.ndarray:
-    """Momentum step into ``pending``; returns sum |pending| per segment, float32.
+    """Add a momentum step to ``pending``; return the sum of |pending| per segment, float32.
 
     ``nesterov``: the step is gradient + mu * momentum; else it is the momentum (heavy ball).
     ``offsets`` int64 (segments + 1,): where the segments begin, in elements.
@@ -88,7 +88,7 @@ def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array,
 
 
 def trimmed_mean(values: list[Array], cut: int) -> Array:
-    """Mean per element, without its ``cut`` largest and ``cut`` smallest values; float32."""
+    """Return the mean per element without its ``cut`` largest and smallest values; float32."""
     if not isinstance(values[0], np.ndarray):
         import torch
         return torch.stack(values).sort(dim=0).values[cut:len(values) - cut].mean(dim=0)
@@ -100,7 +100,7 @@ def trimmed_mean(values: list[Array], cut: int) -> Array:
 
 
 def difference_magnitude(master: Array, mirror: Array, offsets: np.ndarray) -> np.ndarray:
-    """Sum |master - mirror| per segment, float32; ``offsets`` as of `accumulate`."""
+    """Return the sum of |master - mirror| per segment, float32; ``offsets``: see `accumulate`."""
     if isinstance(master, np.ndarray):
         magnitude = np.empty(offsets.size - 1, np.float32)
         _difference_magnitude(master, mirror, offsets, magnitude)
@@ -119,7 +119,7 @@ def _trimmed_mean(values, cut, out):
     """See `trimmed_mean`; ``values`` (arrays, elements)."""
     count, sorted_values = values.shape[0], np.empty(values.shape[0], np.float32)
     for k in range(out.size):
-        for i in range(count):  # insertion: these are few
+        for i in range(count):  # insertion sort: there are few values
             value, at = values[i, k], i
             while at > 0 and sorted_values[at - 1] > value:
                 sorted_values[at] = sorted_values[at - 1]

@@ -1,15 +1,15 @@
 """Bounds what one robot can do to the model, by the norm of its pushes; off by default.
 
 Norm bounding is a common defence of federated learning (Sun et al., Can you really backdoor
-federated learning?, 2019). There an update is scaled down as a whole once it is there. Here rows
-are applied as they arrive, and nobody knows what norm their push is going to have. So each push has
-a budget, ``limit`` times the median norm of what the robots push: rows count in full until it is
-spent, the chunk that exceeds it is scaled down, and those after it do not count. Those that arrive
-first are the most important ones. A push within the budget is not changed at all.
+federated learning?, 2019). There an update is scaled down as a whole when all of it has arrived.
+Here rows are applied as they arrive, before the norm of their push is known. So each push has a
+budget, ``limit`` times the median norm of the robots' pushes: rows count in full until the budget
+is spent, the chunk that exceeds it is scaled down, and later chunks do not count. The most
+important rows arrive first. A push within the budget is not changed at all.
 
-The median is that of the robots, each with the median of its own last pushes, so that a robot that
-pushes more often than others counts no more than they do. With fewer than three robots there is no
-majority, and no bound. The first push of all is measured and does not count: it has no measure.
+The median is taken over the robots, each with the median of its own last pushes, so a robot that
+pushes more often counts no more than others. With fewer than three robots there is no majority, and
+no bound. The first push of all only sets the norm and does not count.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ LEAST = 3  # robots
 
 
 class NormBound:
-    """``limit``: for how many times the median norm a push counts at most; 0: any number."""
+    """``limit``: a push counts for at most this many times the median norm; 0: no limit."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.begin()
 
     def begin(self) -> None:
-        """Forget the norms: those of another method may be others."""
+        """Forget the norms: another method may have other norms."""
         self._norms: dict[Kind, dict[str, deque[float]]] = {Kind.PUSH: {}, Kind.ANCHOR: {}}
-        # Sum of squares that counts.
+        # Largest sum of squares that counts.
         self._most = dict.fromkeys(self._norms, 0.0 if self.limit else math.inf)
 
     def bounded(self, push: Receiver, rows: Rows, robots: int) -> Rows:
-        """Return new rows of a push as they count, scaled down if need be, to 0 if they do not.
+        """Return new rows of a push scaled down to the budget that is left, if need be to 0.
 
-        ``push.energy`` includes them already; the fleet has ``robots`` robots.
+        ``push.energy`` already includes them; the fleet has ``robots`` robots.
         """
         most = self._most[rows.transfer.kind] if robots >= LEAST else math.inf
         left = max(most - (push.energy - rows.energy), 0.0)
@@ -53,7 +53,7 @@ class NormBound:
         return rows._replace(data=data, energy=left)
 
     def learn(self, robot: str, push: Receiver, robots: Collection[str]) -> bool:
-        """Remember the norm of a push that is over; whether it was too large to count in full.
+        """Remember the norm of a finished push; return whether it was too large to count in full.
 
         ``robots``: those that take part now.
         """

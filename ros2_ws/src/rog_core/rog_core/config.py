@@ -1,4 +1,4 @@
-"""Configuration of the state machines. Defaults stand in `fleet_env.fleet` only.
+"""Configuration of the state machines. Only `fleet_env.fleet` has defaults.
 
 Each `of` takes any object that has the sections of a fleet file as attributes: the settings of a
 fleet, or the parameters of a node.
@@ -34,7 +34,7 @@ class TransferConfig:
 
     @classmethod
     def of(cls, settings: Any, traffic: float = 1.0) -> TransferConfig:
-        """Return what ``settings.training`` and ``settings.network`` say."""
+        """Return the values of ``settings.training`` and ``settings.network``."""
         training, network = settings.training, settings.network
         return cls(training.granularity, training.codec, training.importance_magnitude,
                    training.importance_age, network.chunk_bytes, network.chunk_time, traffic)
@@ -53,7 +53,7 @@ class SgdConfig:
     nesterov: bool
 
     def check(self) -> None:
-        """Raise `ConfigError` if nothing can be trained by them."""
+        """Raise `ConfigError` unless all are finite and not negative."""
         for name, value in (('lr', self.learning_rate), ('momentum', self.momentum),
                             ('weight_decay', self.weight_decay)):
             if not 0 <= value < math.inf:
@@ -61,7 +61,7 @@ class SgdConfig:
 
     @classmethod
     def of(cls, settings: Any) -> SgdConfig:
-        """Return what ``settings.training`` says."""
+        """Return the values of ``settings.training``."""
         training = settings.training
         return cls(training.learning_rate, training.momentum, training.weight_decay,
                    training.nesterov)
@@ -73,13 +73,13 @@ class ServerConfig:
 
     ``sync``: the method. ``momentum``: used by methods that keep the momentum on the server.
     ``heartbeat_limit``: seconds without a heartbeat after which a member is away. ``patience``:
-    seconds without progress after which nobody waits for a member; 0: see
+    seconds without progress after which others no longer wait for a member; 0: see
     `rog_core.patience.longest_pause`. ``drain_limit``: seconds that the final model may take.
     ``stop_limit``: seconds that the end of the run may take. ``capacities``: robot -> computing
     capacity of the whole fleet in order of rank; empty if the fleet is not known from the
-    beginning. ``implausible``: how many times the usual norm a push may have; 0: any, see
-    `rog_core.plausible`. ``clip``: for how many times the median norm it counts at most; 0: for
-    any, see `rog_core.clip`. ``above``: whether this fleet is a robot of another one, see
+    beginning. ``implausible``: largest norm of a push, in multiples of the usual one; 0: no limit,
+    see `rog_core.plausible`. ``clip``: largest norm for which a push counts, in multiples of the
+    median; 0: no limit, see `rog_core.clip`. ``above``: whether this is a child fleet, see
     `rog_core.upstream`.
     """
 
@@ -98,7 +98,7 @@ class ServerConfig:
     @classmethod
     def of(cls, settings: Any, capacities: Mapping[str, float], traffic: float = 1.0
            ) -> ServerConfig:
-        """Return what the sections ``training``, ``network``, ``heartbeat`` and ``server`` say."""
+        """Return the values of the sections of a fleet file."""
         return cls(TransferConfig.of(settings, traffic), settings.training.sync,
                    settings.training.momentum, settings.heartbeat.limit, settings.server.patience,
                    settings.server.drain_limit, settings.server.stop_limit, dict(capacities),

@@ -48,7 +48,7 @@ class Loopback:
 
     @classmethod
     def small(cls, shapes: Iterable[tuple[str, Sequence[int]]], sync: str, team: Team) -> Loopback:
-        """Return a fleet of ``team`` for a model of parameters given as (name, shape), all 0."""
+        """Return a fleet of ``team`` and a model of zeros; ``shapes``: (name, shape) of each."""
         transfer = TransferConfig('row', team.codec, importance_magnitude=1.0, importance_age=1.0,
                                   chunk_bytes=14000, chunk_time=0.004)
         partition = partition_of(shapes, transfer.granularity, transfer.codec)
@@ -73,7 +73,7 @@ class Loopback:
     def deliver(self, limit: int = 100_000) -> list[tuple[str, Action]]:
         """Deliver messages until none is left; return the other actions, `Compute` and `Stop`.
 
-        Raises `RogError` after ``limit`` messages: the machines never come to rest.
+        Raises `RogError` if messages are left after ``limit`` of them.
         """
         wanted: list[tuple[str, Action]] = []
         for _ in range(limit):
@@ -94,4 +94,4 @@ class Loopback:
             else:
                 worker = self.workers[action.robot]
                 self.want(action.robot, handler(worker, message)(message, self.now))
-        raise RogError(f'after {limit} messages the machines still talk')
+        raise RogError(f'the machines still send messages after {limit} of them')

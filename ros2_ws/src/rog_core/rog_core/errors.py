@@ -1,10 +1,10 @@
 """Errors of this package. The type says whose fault it is, the text where and what to do."""
 
-TEXT = 300  # characters at most of what is shown of a text that a peer has sent
+TEXT = 300  # most characters that are shown of a text from a peer
 
 
 def shown(text: object, most: int = TEXT) -> str:
-    """Return a text that may come from a peer, safe for a log: printable, on a line, not long."""
+    """Return a peer's text in a form that is safe for a log: printable, on one line, not long."""
     line = str(text)[:most + 1]
     line = ''.join(c if c.isprintable() else '?' for c in line)
     return line if len(line) <= most else line[:most - 3] + '...'
@@ -25,7 +25,7 @@ class LocalProtocolError(RogError):
 class RemoteProtocolError(RogError):
     """The peer sent something that the protocol does not allow; nothing of it was applied.
 
-    The text may hold what the peer has sent; it is made safe for a log, see `shown`.
+    The text may hold what the peer has sent; `shown` makes it safe for a log.
     """
 
     def __init__(self, text: str) -> None:

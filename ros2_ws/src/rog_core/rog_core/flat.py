@@ -49,7 +49,7 @@ class FlatModel:
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad is not view:
-                view.copy_(parameter.grad.to_dense())  # of an embedding it may be sparse
+                view.copy_(parameter.grad.to_dense())  # an embedding's may be sparse
             parameter.grad = view
 
     def require_views(self) -> None:
@@ -59,27 +59,27 @@ class FlatModel:
             if id(parameter) not in now or parameter.data_ptr() != at:
                 raise LocalProtocolError(
                     f'parameter {name} is not where the optimizer has put it, so it would not be '
-                    'trained; move or convert a model, and load weights with assign=True, before '
-                    'its optimizer is made, and make one optimizer for a model')
+                    'trained; move or convert a model, or load weights with assign=True, before '
+                    'you make its optimizer, and make only one optimizer for a model')
             at += parameter.numel() * parameter.element_size()
 
     def tell_changes(self) -> None:
-        """Warn if the program has changed weights in place since the last time; we never do so.
+        """Warn if the program has changed weights in place since the last call.
 
-        It is no error, as a program may put back what it has changed, to evaluate an average. What
-        it changes through ``parameter.data`` is not seen.
+        It is not an error, because a program may evaluate an average and then restore the weights.
+        Changes through ``parameter.data`` are not detected.
         """
         former, self._versions = self._versions, self._counted()
         for (name, _), before, now in zip(self.named, former, self._versions, strict=True):
             if before != now:
                 warnings.warn(
-                    f'the program has changed parameter {name} in place: unless it has put back '
-                    'what was there, this robot now trains another model than the fleet, which '
-                    'is not told; change weights before the optimizer is made', stacklevel=4)
+                    f'the program has changed parameter {name} in place: unless it has restored '
+                    'the values, this robot now trains another model than the fleet, which does '
+                    'not notice; change weights before you make the optimizer', stacklevel=4)
                 return
 
     def _counted(self) -> list[int]:
-        # PyTorch counts changes of a parameter; ours go to `weights`, which is another tensor.
+        # PyTorch counts a parameter's changes; our own change `weights`, which is another tensor.
         return [parameter._version for _, parameter in self.named]
 
     def zero_grad(self) -> None:
@@ -118,8 +118,8 @@ def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
                               f'must be float32 on one device ({named[0][1].device})')
         other = at.setdefault(parameter.data_ptr(), name) if parameter.numel() else name
         if other != name:
-            raise ConfigError(f'parameters {other} and {name} share their memory, but are two; '
-                              'tie them by one parameter: a.weight = b.weight')
+            raise ConfigError(f'parameters {other} and {name} share memory; to tie them, make '
+                              'them one parameter: a.weight = b.weight')
     return named
 
 
@@ -139,8 +139,8 @@ def unflatten(model: torch.nn.Module, weights: np.ndarray) -> None:
     named = trainable(model)
     sizes = [p.numel() for _, p in named]
     if sum(sizes) != len(weights):
-        raise ConfigError(f'the model has {sum(sizes)} elements; {len(weights)} are given. All '
-                          'machines, and all calls, must make models of the same shapes')
+        raise ConfigError(f'the model has {sum(sizes)} elements; {len(weights)} are given. Models '
+                          'must have the same shapes on all machines and in all calls')
     with torch.no_grad():
         for (_, parameter), part in zip(named, torch.from_numpy(np.asarray(weights)).split(sizes),
                                         strict=True):

@@ -24,7 +24,7 @@ class Data(Protocol):
         """Return the batches of the robot's whole shard, once."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return the batch of an iteration of one of ``shards`` shards, the same on every robot."""
+        """Return an iteration's batch of one of ``shards`` shards, the same on every robot."""
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         """Return the mean loss of a batch, a scalar."""

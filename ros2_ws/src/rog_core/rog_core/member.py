@@ -27,12 +27,12 @@ from .transfer.link import LinkEstimate
 from .transfer.receiver import Receiver
 from .transfer.sender import Sender
 
-BUSY = (JOINING, PULLING, TRAINING)  # it is its turn to do something
-USUAL = 10  # a gradient that takes so many times longer than usual is no progress any more
-PACE = 10   # patiences in which the wanted segments of a transfer must arrive
-LEFT = 4    # the part of the patience that everybody has
-SHARE = 10  # others stand for one member for at most this part of the time
-LEAST = 1 / 32  # of the segments are wanted, if fewer must arrive
+BUSY = (JOINING, PULLING, TRAINING)  # the member must act next
+USUAL = 10  # a gradient that takes this many times its usual time no longer counts as progress
+PACE = 10   # times the patience, within which the wanted segments of a transfer must arrive
+LEFT = 4    # every member keeps at least 1/LEFT of the patience
+SHARE = 10  # others wait for one member for at most 1/SHARE of the time
+LEAST = 1 / 32  # smallest share of the segments that is wanted
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Member:
     granted_bound: float = 0.0  # staleness bound under which its next push is made
     step: Step = Gradient()  # step of the iteration that was granted last
     granted: int = 0         # that iteration
-    sender: Sender | None = None  # of the transfer to it that is under way
+    sender: Sender | None = None  # of the present transfer to it
     request: int = 0         # number of its last registration
     answer: RegisterResponse | None = None  # to that registration
     push_mta: float = 0.0    # seconds that the last minimum transmission amount took
@@ -68,16 +68,16 @@ class Member:
     period: float = math.nan  # running mean of the seconds between two pushes
     loss: float = math.nan   # of its last batch
     place: str = COUNTED     # see `rog_core.states.PLACE`
-    early: list[Chunk] = field(default_factory=list)  # of a push, before its pull's receipt
+    early: list[Chunk] = field(default_factory=list)  # of a push; came before its pull's receipt
     progress: float = math.nan  # time at which it last made progress, however little, s
     paid: float = math.nan   # time until which its progress is fast enough, s
-    stood: float = 0.0       # seconds that others have stood for it, less 1/SHARE of those since
-    stood_at: float = 0.0    # time of that, s
+    stood: float = 0.0       # seconds that others have waited for it, as of `stood_at`; see `owed`
+    stood_at: float = 0.0    # s
     wanted: int = 1          # segments of its push that must arrive
     granted_at: float = 0.0  # time at which the iteration was granted, s
-    factor: float = 1.0      # by which the time of its push's minimum is scaled, at most
-    computes: float = math.nan  # time since when it computes its present gradient; NaN: it does not
-    usual: float = math.nan  # seconds that a gradient takes it, as a rule
+    factor: float = 1.0      # largest factor by which it scales the time of its push's minimum
+    computes: float = math.nan  # time at which it began its present gradient, s; NaN: none
+    usual: float = math.nan  # seconds that a gradient usually takes
 
     def move(self, event: str) -> None:
         """Change the state as `rog_core.states.MEMBER` says."""
@@ -88,16 +88,16 @@ class Member:
         self.place = PLACE.after(self.place, event)
 
     def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:
-        """Note a step of the protocol; ``computes``: it begins to compute.
+        """Note a step of the protocol; ``computes``: the member begins to compute.
 
-        ``heard``: by what it has sent, which shows that it lives as a heartbeat does.
+        ``heard``: the member has sent something, which counts as a heartbeat.
         """
         if heard:
             self.heard = now
         self.paid = now
         if not math.isnan(self.computes):
             taken = now - self.computes
-            # One that evaluates now and then is slow as a rule. One that was retired is no measure.
+            # Falls slowly: some gradients include an evaluation. A retired member is not typical.
             if self.place == COUNTED:
                 self.usual = taken if math.isnan(self.usual) else max(taken, 0.9 * self.usual)
         self.progress, self.computes = now, now if computes else math.nan
@@ -106,8 +106,8 @@ class Member:
               now: float) -> None:
         """Note that ``segments`` new segments of a transfer have arrived, after ``before`` others.
 
-        Those of the ``wanted`` pay for `PACE` times the patience in all, and so do the rest of the
-        ``total``.
+        The ``wanted`` segments together extend its limit by `PACE` times the patience; the rest of
+        the ``total`` do the same.
         """
         if not math.isnan(self.computes):
             self.advance(now)
@@ -116,15 +116,15 @@ class Member:
         self.paid = min(now, self.paid + share * PACE * patience)
 
     def stands(self, seconds: float, now: float) -> None:
-        """Count time that others have stood for it."""
+        """Count time for which others have waited for it."""
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:
-        """Return how much of its patience it has used up, s; it comes back with time."""
+        """Return how much of its patience it has used up, s; less as time passes."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
-        """Return what it has of the fleet's ``patience``, s; a healthy robot pauses no longer."""
+        """Return the part of the fleet's ``patience`` that it has left, s; at least 1/`LEFT`."""
         return max(patience - self.owed(now), patience / LEFT)
 
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
@@ -158,11 +158,11 @@ class Member:
 
     @property
     def has_to_act(self) -> bool:
-        """Whether it is its turn; also if it waits for rows of its own, which no push brings."""
+        """Whether it must act next; also if it waits for its own rows, which no push brings."""
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:
-        """End the transfer that was under way by what the worker says it has taken of it."""
+        """End the present transfer; ``pull``: what the worker says it has taken."""
         sender, self.sender = self.sender, None
         if sender is None:
             return

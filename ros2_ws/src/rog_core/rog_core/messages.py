@@ -73,10 +73,10 @@ class Sending:
     """Rules by which rows are chosen for a transfer; by default all rows are sent.
 
     ``minimum``: share of the rows that must arrive however long it takes, 0 to 1. ``threshold``:
-    a row that was not sent for so many iterations must arrive too; 0: age plays no part.
+    a row that was not sent for this many iterations must arrive, too; 0: age plays no part.
     ``by_importance``: rows are sent in order of importance, otherwise in model order. ``mta``:
-    share of the rows whose transmission time is reported as MTA time, where it is more than must
-    arrive; 0: the time of those that must arrive is reported.
+    share of the rows whose transmission time is reported as MTA time, if it is above ``minimum``;
+    0: the time of the rows that must arrive is reported.
     """
 
     minimum: float = 1.0
@@ -110,14 +110,17 @@ class Command:
         """Raise `RemoteProtocolError` if a value is out of its range."""
         sending = self.sending
         if self.next_iteration < 1:
-            raise RemoteProtocolError(f'end of a pull grants iteration {self.next_iteration}')
+            raise RemoteProtocolError('iteration that the end of a pull grants must be at least '
+                                      f'1, got {self.next_iteration}')
         for name, value in (('MTA time', self.mta_time), ('patience', self.patience),
                             ('threshold', sending.threshold)):
             if not value >= 0:
-                raise RemoteProtocolError(f'end of a pull has {name} {value}')
+                raise RemoteProtocolError(f'{name} in the end of a pull must be at least 0, got '
+                                          f'{value}')
         for name, value in (('minimum', sending.minimum), ('MTA', sending.mta)):
             if not 0 <= value <= 1:
-                raise RemoteProtocolError(f'end of a pull has the share {value} as {name}')
+                raise RemoteProtocolError(f'{name} in the end of a pull must be a share, 0 to 1, '
+                                          f'got {value}')
         self.step.check()
 
 
@@ -140,7 +143,7 @@ class End:
 class Receipt:
     """What the receiver took of a closed transfer: one bit per chunk, lowest bit first.
 
-    ``refused``: chunks that it took and dropped, because no healthy robot would send them.
+    ``refused``: number of chunks that it dropped because no healthy robot would send them.
     """
 
     transfer: TransferId
@@ -157,7 +160,7 @@ class RegisterRequest:
     latest one only, as ROS services do. ``pull``: the chunks that the worker has taken of its last
     pull, None if there was none. It takes no rows until the answer arrives, so this stays true.
     ``former``: the process whose save it takes over (`rog_core.unsent`), 0: none; the save holds
-    what that one had not sent after its push number ``former_attempt``.
+    what that process had not sent after its push number ``former_attempt``.
     """
 
     robot: str
@@ -180,10 +183,10 @@ class RegisterResponse:
     """The server's answer; ``push``: the chunks that it has taken of the worker's last push.
 
     ``attempt``: number of the transfer that follows; transfers below it are over. It is a snapshot
-    or, if the server still knows the rows that the worker holds, a pull. ``retry``: a refusal that
-    does not last; the worker may ask again. ``over``: a refusal because the run ends. ``taken``:
-    one bit per segment, lowest bit first: whether a push has taken it since the save that the
-    worker has named; empty: that is not known, or it has named none.
+    or, if the server still knows the rows that the worker holds, a pull. ``retry``: the refusal
+    does not last; the worker may ask again. ``over``: the server refuses because the run ends.
+    ``taken``: one bit per segment, lowest bit first: whether a push has brought it since the save
+    that the request names; empty: unknown, or the request names none.
     """
 
     accepted: bool
@@ -226,7 +229,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Notice:
-    """Action: record, and tell people, what has become of a robot; ``what`` is one word."""
+    """Action: record and log what has happened to a robot; ``what`` is one word."""
 
     robot: str
     what: str

@@ -1,8 +1,8 @@
 """The server's copy L of the rows that one worker holds, beside the master rows A.
 
-The worker still has to receive A - L. When it has taken encoded rows, their decoded values are
-added to L; so the error of a lossy codec stays in A - L and is sent later (error feedback without
-further state). A push changes A alone, so its cost does not depend on the number of workers.
+The worker has yet to receive A - L. When it has taken encoded rows, the server adds their decoded
+values to L, so the error of a lossy codec stays in A - L and is sent later (error feedback without
+further state). A push changes only A, so its cost does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Mirror:
         return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode A - L of segments; L changes only when the worker has taken them."""
+        """Encode A - L of segments; L changes only in `taken`."""
         return codec.difference(self.partition, self.master, self.rows, ids, self.magnitude[ids])
 
     def taken(self, codec: Codec, parts: list[Part]) -> None:
-        """The worker has added these (segments, encoded values)."""
+        """Add the (segments, encoded values) that the worker has added."""
         ids, values = in_model_order(codec, self.partition, parts)
         codec.add(self.partition, self.rows, ids, values)
 
     def stored(self, parts: list[Part]) -> None:
-        """The worker has stored (segments, raw values) of a snapshot; from now on L is known."""
+        """Store the (segments, raw values) of a snapshot that the worker has stored; L is known."""
         ids, values = in_model_order(RAW, self.partition.raw_partition, parts)
         RAW.store(self.partition.raw_partition, self.rows, ids, values)
         self.known = True

@@ -42,8 +42,8 @@ class RogOptimizer(torch.optim.Optimizer):
     ``incarnation``: random 64-bit identity of this process. After `step`, ``iteration`` is the next
     one to compute; ``stopped`` says that the run is over.
 
-    Some methods choose what is computed (coded gradients, SVRG, local steps): a program that may
-    meet them gives its ``data`` and calls `compute` instead of ``backward``.
+    Some methods choose what is computed (coded gradients, SVRG, local steps). To work with them, a
+    program gives its ``data`` and calls `compute` instead of ``backward``.
     """
 
     def __init__(self, model: torch.nn.Module, link: Link, *, robot: str, incarnation: int,
@@ -82,10 +82,10 @@ class RogOptimizer(torch.optim.Optimizer):
         return sgd
 
     def add_param_group(self, param_group: Any) -> None:
-        """Refuse what comes after the constructor's: the fleet trains the model that it knows."""
+        """Refuse any group after the constructor's: the fleet trains the model that it knows."""
         if self.param_groups:
-            raise ConfigError('the optimizer of a fleet has one group: the parameters that the '
-                              'model had when it was made')
+            raise ConfigError("a fleet's optimizer has one group, the model's parameters when it "
+                              'was made; add parameters to the model before')
         super().add_param_group(param_group)
 
     def compute(self) -> float:
@@ -96,7 +96,7 @@ class RogOptimizer(torch.optim.Optimizer):
         return source.compute(self._order, self.sgd) if self._order else math.nan
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to zero, in place whatever ``set_to_none`` says: they are views."""
+        """Set all gradients to zero in place, as they are views; ``set_to_none`` is ignored."""
         self._learner.flat.zero_grad()
 
     @torch.no_grad()
@@ -113,7 +113,7 @@ class RogOptimizer(torch.optim.Optimizer):
             return loss
         assert self._order is not None
         if self._learner.source is None and not isinstance(self._order.step, Gradient):
-            raise ConfigError(f"the fleet's method, '{self.machine.sync}', chooses what is "
-                              'computed; give the optimizer data and call compute()')
+            raise ConfigError(f"the fleet's method, '{self.machine.sync}', chooses the batches of "
+                              'a step; give the optimizer data and call compute()')
         self._order = self._link.exchange(self._learner.gradient(), self.sgd)
         return loss

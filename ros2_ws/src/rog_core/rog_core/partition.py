@@ -38,7 +38,7 @@ class Parameter:
 
 
 class Listing(NamedTuple):
-    """What a worker says of its model; unlike a partition it needs no memory, whatever it says."""
+    """A worker's description of its model; unlike a partition it takes no memory of that size."""
 
     parameters: tuple[Parameter, ...]
     granularity: str
@@ -51,8 +51,8 @@ class RowPartition:
     ``row_offsets`` int64 (rows + 1,), ``offsets`` int64 (segments + 1,) in elements,
     ``row_lengths`` and ``lengths`` their differences; ``segment_row`` int64 (segments,) is the row
     of each segment, ``first_segment`` and ``segments_of_row`` int64 (rows,) the segments of each
-    row. A row longer than ``segment_elements`` is sent in several segments, each of which fits one
-    chunk and can be decoded by itself.
+    row. A row longer than ``segment_elements`` has several segments, each of which fits one chunk
+    and can be decoded alone.
     """
 
     parameters: tuple[Parameter, ...]
@@ -105,9 +105,9 @@ class RowPartition:
     def raw_partition(self) -> RowPartition:
         """The same rows, in segments that fit one datagram as raw float32.
 
-        Model values (snapshots) are sent raw with any codec. A segment for the codec onebit would
-        take 32 kB then: 23 IP fragments, of which a link that loses a few percent drops one nearly
-        every time.
+        Model values (snapshots) are sent raw with any codec. As raw values a segment of the codec
+        onebit would take 32 kB, or 23 IP fragments; a link that loses a few percent of them would
+        nearly always lose one.
         """
         size = RAW.segment_elements
         if self.segment_elements <= size:
@@ -121,7 +121,7 @@ class RowPartition:
 
     @property
     def segments(self) -> int:
-        """Number of segments; equals ``rows`` unless some row is very long."""
+        """Number of segments; equals ``rows`` unless a row is longer than a segment."""
         return self.segment_row.size
 
     @property
@@ -153,11 +153,11 @@ class RowPartition:
         return np.add.reduceat(per_segment, self.first_segment)
 
     def require_same(self, other: RowPartition) -> None:
-        """Raise `PartitionMismatchError` naming the first difference of self (ours) and other."""
+        """Raise `PartitionMismatchError` naming the first difference between self and other."""
         if self.digest == other.digest:
             return
         require_same(Listing(self.parameters, self.granularity), other)
-        raise PartitionMismatchError('rows are cut into segments of different length; '
+        raise PartitionMismatchError('segments have different lengths here and there; '
                                      'use the same codec on both sides')
 
 

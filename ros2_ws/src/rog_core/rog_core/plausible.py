@@ -1,9 +1,9 @@
-"""Whether a push can be that of a healthy robot, by its norm; our addition, not in the paper.
+"""Refuses pushes whose norm no healthy robot would have; our addition, not in the paper.
 
 A robot whose gradient explodes, or a stranger, must not ruin the model of the fleet. The norm of a
-push (root of the sum of the squares of its decoded values) is compared with those of the fleet's
-last pushes. The median is taken, so that one robot among several cannot move it. A refused push is
-taken off its sender, or it would come again for ever, but it is not applied.
+push (root of the sum of the squares of its decoded values) is compared with the median of the
+fleet's last pushes, which one robot among several cannot move. A refused push is not applied, but
+its receipt counts it as taken: otherwise its sender would send it forever.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .messages import Kind
 from .transfer.receiver import Receiver, Rows
 
 WINDOW = 64    # pushes whose norms are remembered
-ENOUGH = 8     # norms from which the median says something
-UNKNOWN = 1e6  # taken as the usual norm while nothing is known: no pushes, and a model of zeros
-LARGEST = 1e18  # no norm may be above, whatever the limit: sums in float32 stay finite
+ENOUGH = 8     # least number of norms for a median
+UNKNOWN = 1e6  # usual norm while nothing is known: no pushes, and a model of zeros
+LARGEST = 1e18  # largest norm with any limit: sums in float32 stay finite
 
 
 class Plausibility:
-    """The norms that are usual in a fleet; ``limit``: how many times the usual a push may have.
+    """The usual norms in a fleet; ``limit``: largest norm of a push, in multiples of the usual.
 
     A limit of 0 lets all norms up to `LARGEST` pass. As long as there are few pushes, the norm of
     the model itself counts as usual, if it is larger. ``master``: float32 (elements,).
@@ -36,7 +36,7 @@ class Plausibility:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the norms: those of another method may be others."""
+        """Forget the norms: another method may have other norms."""
         host = to_host(self._master)
         self._start = float(np.linalg.norm(host)) if self.limit else 0.0
         self._norms: dict[Kind, deque[float]] = {
@@ -62,7 +62,7 @@ class Plausibility:
         return min(self.limit * self.usual(kind) if self.limit else math.inf, LARGEST) ** 2
 
     def admits(self, push: Receiver, rows: Rows) -> bool:
-        """Whether new rows of a push may be applied; what follows refused ones may not, either."""
+        """Whether new rows of a push may be applied; after refused rows no others may."""
         energy = push.energy + rows.energy
         if push.refused or energy > self._most[rows.transfer.kind]:
             push.refused += 1

@@ -59,7 +59,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     command = Command(iteration, time, staleness, str(method), patience=left, sending=sending,
                       ahead=method.goes_ahead(staleness), step=step)
     _check(command, member, method)
-    # Unless it was out of reach then, it holds the model of the barrier, but for rounding.
+    # The member holds the model of the barrier, but for rounding, unless it was out of reach then.
     current = bool((member.pulled_at >= member.iteration - 1).all())
     full = method.full_gradient_for(member.iteration, current)
     if full is not None:
@@ -68,12 +68,12 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
 
 
 def _check(command: Command, member: Member, method: Method) -> None:
-    """Raise `LocalProtocolError` if a robot would refuse what the method says, or not get on."""
+    """Raise `LocalProtocolError` if a robot would refuse the command, or make no progress."""
     reason = ''
-    # A push that did not count in its round is asked for again.
+    # A method may ask again for a push that did not count in its round.
     least = member.iteration + command.step.additive
     if not command.next_iteration >= least:
-        reason = f'grant answers iteration {command.next_iteration}, which is none of the next'
+        reason = f'grant must return an iteration of at least {least}, got {command.next_iteration}'
     try:
         command.check()
     except RemoteProtocolError as error:

@@ -47,7 +47,7 @@ class WorkerReport:
 
 
 def why(member: Member, newest: int, waited_for: bool, now: float) -> str:
-    """Say why others wait for a member, or do not wait any more; empty if nobody ever did.
+    """Return why others wait for a member, or no longer do; empty if neither.
 
     ``newest``: the highest iteration that any robot has pushed; ``now`` in seconds.
     """

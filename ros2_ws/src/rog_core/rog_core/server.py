@@ -3,9 +3,10 @@
 Source: ROG, Section IV-A, Algorithm 2; joining and leaving robots are our addition. A `Member`
 stands for one robot; its states and events are the table `rog_core.states.MEMBER`. A robot that
 registers again becomes a new member. Only members that are waiting, pulling, training or draining
-are active: staleness, the mean of the pushes and the MTA time are computed over them. A member that
-others wait for and that makes no progress is *retired* (the table `rog_core.states.PLACE`): it is
-not active until its next push has arrived, though all its transfers go on.
+are active: staleness, the mean of the pushes and the MTA time are computed over them. The server
+*retires* a member that others wait for and that makes no progress (the table
+`rog_core.states.PLACE`): the member is not active until its next push has arrived, but its
+transfers continue.
 """
 
 from __future__ import annotations
@@ -63,22 +64,22 @@ from .transfer.receiver import Receiver
 from .transfer.sender import Sender
 from .unsent import Taken
 
-ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)  # see the module
-EARLY = 64  # chunks of a push that are kept while the receipt of the pull before it is awaited
+ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)  # see the module's docstring
+EARLY = 64  # chunks of a push that the server keeps until the receipt of the pull before it arrives
 
 
 class ServerMachine:
     """The protocol of the server. ``master``: flat float32 (elements,), changed in place.
 
-    ``incarnation``: random 64-bit identity of this process. `ConfigError`: see ``config``, or a
-    model that is not finite.
+    ``incarnation``: random 64-bit identity of this process. Raises `ConfigError` if the values of
+    ``config`` cannot work, or the model is not finite.
     """
 
     def __init__(self, partition: RowPartition, master: Array, incarnation: int,
                  config: ServerConfig) -> None:
         if not all_finite(master):
             raise ConfigError(f'parameter {partition.owner(first_bad(master))} of the model holds '
-                              'NaN or infinite values; nobody can train it')
+                              'NaN or infinite values; start from a model that is finite')
         self.partition, self.master = partition, master
         self.incarnation, self.config = incarnation, config
         self.codec: Codec = get_codec(config.transfer.codec)
@@ -93,14 +94,14 @@ class ServerMachine:
         self.members: dict[str, Member] = {}
         self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
         self.iteration = 0         # highest iteration pushed by any robot
-        self.former_pushes: dict[str, tuple[int, Receipt]] = {}  # before a restart
+        self.former_pushes: dict[str, tuple[int, Receipt]] = {}  # last ones before a restart
         self.taken: dict[str, Taken] = {}  # of each robot that has ever registered
         self.restarted = False     # from a checkpoint, and no robot has registered yet
-        self.missed_at = math.inf  # after a restart: until then expected robots are waited for
+        self.missed_at = math.inf  # after a restart: until then the server waits for known robots
         self.missing: frozenset[str] = frozenset()
         self.limits = Limits(config.heartbeat_limit, config.patience)
-        self.paused = False        # nobody is told to go on; what is under way goes on
-        # When something is due for each member, or a little earlier; None: to be found again.
+        self.paused = False        # no iteration is granted; transfers under way continue
+        # Robot -> time at which something is due for it, or a little earlier; None: compute again.
         self._due: dict[str, float] | None = None
 
     @property
@@ -110,7 +111,7 @@ class ServerMachine:
 
     @property
     def stopping(self) -> bool:
-        """Whether the run is being ended."""
+        """Whether the run is ending."""
         return self.state == STOPPING
 
     # -- membership ------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ class ServerMachine:
         taken = self.taken.get(request.robot) or Taken.nothing(self.partition.segments)
         if refused is None and taken.is_past(request.incarnation):
             refused = RegisterResponse(False, f'a later process of {request.robot} has taken over '
-                                       'what this one has not sent; start it again')
+                                       'what this one has not sent; start the worker again')
         if refused is not None:
             return refused, []
         if self.restarted:
@@ -139,7 +140,7 @@ class ServerMachine:
             return former.answer, []  # a duplicate of an earlier request
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
-            push = None  # the worker has not made it; somebody else has
+            push = None  # this worker has not made it; someone else has
         self.taken[request.robot] = taken
         taken.begin(request.incarnation)
         since = taken.since(request.former, request.former_attempt)
@@ -153,7 +154,7 @@ class ServerMachine:
             attempt = member.attempt + 1
             if push is not None:
                 member.push.restore(push)
-            if former is not None and former.mirror.known:  # same process: it was out of reach
+            if former is not None and former.mirror.known:  # the same process was out of reach
                 former.reconcile(request.pull)
                 member.mirror = former.mirror
                 actions = self._enter(member, former.pulled_at, now)
@@ -167,7 +168,7 @@ class ServerMachine:
         return member.answer, actions
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
-        """What has arrived of the last push of this worker process, before a restart or since."""
+        """Return what has arrived of this process's last push, before a restart or since."""
         member = self.members.get(request.robot)
         if member is not None and member.incarnation == request.incarnation:
             taken = member.push.close()
@@ -199,10 +200,10 @@ class ServerMachine:
 
     def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan,
                      state: str = WAITING) -> list[Action]:
-        """Handle a heartbeat of a robot. One that is away must register again; see `is_member`.
+        """Handle a robot's heartbeat. A robot that is away must register again; see `is_member`.
 
-        ``loss``: of its last batch; NaN if unknown. ``state``: of the worker. To compute is
-        progress, unless it takes far longer than usual; to be starved of data is none.
+        ``loss``: of its last batch; NaN if unknown. ``state``: of the worker. Computing counts as
+        progress unless it takes far longer than usual. A starved worker makes no progress.
         """
         member = self.members.get(robot)
         if member is None or member.incarnation != incarnation or not member.alive:
@@ -221,17 +222,18 @@ class ServerMachine:
         return self._poll(member, now)
 
     def _register_again(self, member: Member, now: float) -> list[Action]:
-        """Drop a member that waits for us while we wait for it, as a forged receipt makes it.
+        """Drop a member that waits for the server while the server waits for it.
 
-        It notices, registers again, and both begin with what they really have.
+        A forged receipt can cause this. The worker notices, registers again, and both continue with
+        the rows that they really have.
         """
         detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
         self._drop(member, 'silent')
-        return [Notice(member.robot, 'out_of_step', f'{detail}; it has to register again'),
+        return [Notice(member.robot, 'out_of_step', f'{detail}; it must register again'),
                 *self._release(now), *self._finish()]
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Count the time in which this process did not run, s, as nobody's silence or pause."""
+        """Count the ``seconds`` in which this process did not run as no member's delay."""
         for member in self.members.values():
             member.heard = min(member.heard + seconds, now)
             member.progress = min(member.progress + seconds, now)
@@ -257,11 +259,11 @@ class ServerMachine:
         member.waiting_for = []
 
     def active(self) -> list[Member]:
-        """Return the members that take part in training; see the module."""
+        """Return the members that take part in training; see the module's docstring."""
         return [m for m in self.members.values() if m.state in ACTIVE and m.place == COUNTED]
 
     def _start_iteration(self, bound: float) -> int:
-        """Highest iteration at which a new member neither delays others nor must wait itself."""
+        """Return the highest iteration at which a new member neither delays others nor waits."""
         slowest = [m.slowest for m in self.active()]
         if not slowest:
             return self.iteration
@@ -279,7 +281,7 @@ class ServerMachine:
         member = self._member(robot)
         if member is None:
             return []
-        if member.push.is_closed(chunk.transfer):  # and the receipt was lost
+        if member.push.is_closed(chunk.transfer):  # the receipt was lost
             assert member.push.receipt is not None
             if member.push.has(chunk.sequence):
                 member.heard = now
@@ -288,14 +290,14 @@ class ServerMachine:
             if member.state == PULLING and len(member.early) < EARLY \
                     and member.push.is_open(chunk.transfer):
                 member.push.examine(chunk)
-                member.early.append(chunk)  # it has overtaken the receipt of the pull
+                member.early.append(chunk)  # it has overtaken the receipt of the pull,
                 if member.sender is not None:
-                    member.sender.expect(now)  # or that one was lost
+                    member.sender.expect(now)  # or the receipt was lost
                     self._note_due(member)
             return []
         ack, rows = member.push.on_chunk(chunk)
         actions: list[Action] = []
-        if ack is not None:  # also a chunk that comes again shows that the robot lives
+        if ack is not None:  # a repeated chunk, too, shows that the robot runs
             member.heard = now
         if rows is not None:
             self._bring(member, rows.ids.size, now)
@@ -313,7 +315,7 @@ class ServerMachine:
             return actions
         if self.aggregation.counts(member) \
                 and not self.method.in_time(robot, chunk.transfer.iteration):
-            taken = member.push.close()  # end it early: it is not used any more
+            taken = member.push.close()  # end it early: the method no longer uses it
             assert member.push.receipt is not None
             return [*actions, Send(robot, member.push.receipt),
                     *self._pushed(member, taken, now)]
@@ -328,7 +330,8 @@ class ServerMachine:
         if member is None:
             return []
         if not (end.mta_duration >= 0 and math.isfinite(end.mta_duration)):
-            raise RemoteProtocolError(f'end of transfer has MTA duration {end.mta_duration}')
+            raise RemoteProtocolError('MTA duration in an end of transfer must be a finite number '
+                                      f'of seconds, at least 0, got {end.mta_duration}')
         if member.state != TRAINING and not member.push.is_closed(end.transfer):
             return []  # our pull's receipt has not arrived yet; the worker repeats this end
         closed = member.push.on_end(end)
@@ -338,7 +341,7 @@ class ServerMachine:
         actions: list[Action] = [Send(robot, receipt)]
         if taken is not None:
             member.advance(now)
-            # A time that nobody has seen would make the whole fleet send for so long.
+            # Cap the duration: a false one would make the whole fleet send for that long.
             most = (now - member.granted_at) * member.factor
             member.push_mta = min(end.mta_duration, most)
             actions += self._pushed(member, taken, now)
@@ -349,7 +352,7 @@ class ServerMachine:
         assert push.transfer is not None
         member.bring(segments, push.taken - segments, member.wanted,
                      push.rows_of(push.transfer).segments, self.limits.patience, now)
-        if computed:  # its heartbeats had paid for a while
+        if computed:  # its heartbeats no longer extend its limit
             self._note_due(member)
 
     def _pushed(self, member: Member, taken: np.ndarray, now: float) -> list[Action]:
@@ -362,9 +365,9 @@ class ServerMachine:
         return [*actions, *self._release(now)]
 
     def _take_back(self, member: Member, now: float) -> list[Action]:
-        """Let a retired member be active again; its iteration delays no other member.
+        """Make a retired member active again, at an iteration that delays no other member.
 
-        One for which others have stood too long by then waits; see `Limits.back_at`.
+        If others have waited for it too long, it must wait first; see `Limits.back_at`.
         """
         if now < self.limits.back_at(member):
             return []
@@ -373,7 +376,7 @@ class ServerMachine:
         np.maximum(member.versions, start, out=member.versions)
         self._count_slowest(member)
         member.bound = self.method.row_bound
-        member.paid = now  # else one that waits would be retired and return at once, for ever
+        member.paid = now  # else a waiting member would be retired and return at once, forever
         member.take_place('return')
         return [Notice(member.robot, 'returned', f'at iteration {member.iteration}')]
 
@@ -383,7 +386,7 @@ class ServerMachine:
 
     def _close_push(self, member: Member, taken: np.ndarray) -> None:
         assert member.push.transfer is not None
-        if member.push.refused:  # what its worker drops then must not come back, either
+        if member.push.refused:  # the worker drops the push, which must not come back
             self._note_taken(member, slice(None))
         self.plausibility.learn(member.push)
         self.clipped[member.robot] += self.norm_bound.learn(
@@ -406,7 +409,7 @@ class ServerMachine:
         return {m.robot: m.standing for m in self.active()}
 
     def _release(self, now: float) -> list[Action]:
-        """Start the pull of every waiting member that the method lets go on."""
+        """Start the pull of every waiting member that the method lets continue."""
         active = self.active()
         fleet = self._fleet()
         self.limits.follow(active)
@@ -488,13 +491,13 @@ class ServerMachine:
         if kind == Kind.PULL:
             member.mirror.taken(sender.codec, sender.taken_chunks())
         member.pulled_at[complete] = member.iteration
-        if math.isfinite(sender.mta_duration):  # else it says that the minimum has not arrived
+        if math.isfinite(sender.mta_duration):  # infinity: the minimum has not arrived
             member.pull_mta = sender.mta_duration
         member.move('pulled')
         return self._catch_up(member, now)
 
     def _catch_up(self, member: Member, now: float) -> list[Action]:
-        """Take the chunks of the push that have overtaken the receipt of the pull."""
+        """Apply the chunks of the push that have overtaken the receipt of the pull."""
         chunks, member.early = member.early, []
         return [action for chunk in chunks for action in self._on_early(member.robot, chunk, now)]
 
@@ -502,7 +505,7 @@ class ServerMachine:
         try:
             return self.on_chunk(robot, chunk, now)
         except RemoteProtocolError:
-            return []  # as if it had been lost; the receipt is none the worse for it
+            return []  # counts as lost; the receipt is still valid
 
     def _stored(self, member: Member, sender: Sender, now: float) -> list[Action]:
         """Handle the receipt of model values: the final model, or the snapshot of a new member."""
@@ -514,7 +517,7 @@ class ServerMachine:
         return self._enter(member, member.pulled_at, now)
 
     def _enter(self, member: Member, pulled_at: np.ndarray, now: float) -> list[Action]:
-        """Make a member active; its mirror is known, and its iteration delays no other member."""
+        """Make a member with a known mirror active, at an iteration that delays no other."""
         member.iteration = member.slowest = self._start_iteration(self.method.bound)
         member.versions[:] = member.iteration
         member.pulled_at = pulled_at
@@ -522,13 +525,13 @@ class ServerMachine:
         member.move('enter')
         return [*self._take_back(member, now), *self._release(now)]
 
-    # -- a server above --------------------------------------------------------------------------
+    # -- the parent fleet ------------------------------------------------------------------------
 
     def on_model_above(self, change: Array) -> None:
-        """Add to the master rows how the model of the fleet above has changed, (elements,).
+        """Add the change of the parent fleet's model, float32 (elements,), to the master rows.
 
-        Robots get it with their next pulls, like what other robots have pushed; nobody waits for
-        it, and no iteration counts it.
+        Robots receive it with their next pulls, like the pushes of other robots. No robot waits for
+        it, and it does not count as an iteration.
         """
         offsets = self.partition.offsets
         moved = self.partition.row_sum(difference_magnitude(change, zeros_like(change), offsets))
@@ -538,7 +541,7 @@ class ServerMachine:
     # -- control ---------------------------------------------------------------------------------
 
     def set_sync(self, text: str, now: float) -> list[Action]:
-        """Change the method of a running fleet; if `ConfigError` is raised, nothing has changed."""
+        """Change the method of a running fleet; a `ConfigError` leaves everything unchanged."""
         newest = max([self.iteration, *(m.granted for m in self.members.values())])
         self.aggregation.change(text, self.members, newest)
         self.plausibility.begin()
@@ -548,14 +551,14 @@ class ServerMachine:
         return self._release(now)
 
     def pause(self, now: float) -> list[Action]:
-        """Grant nothing until `resume`: every worker finishes what it does, then waits for us."""
+        """Grant nothing until `resume`: every worker finishes its iteration, then waits."""
         self.paused = True
         for member in self.members.values():
-            member.waiting_for = []  # it waits for nobody else
+            member.waiting_for = []  # it waits for no robot
         return self._release(now)
 
     def resume(self, now: float) -> list[Action]:
-        """Go on after a pause, which counts as nobody's delay."""
+        """Continue after a pause, which counts as no robot's delay."""
         self.paused = False
         for member in self.members.values():
             member.since = member.progress = member.paid = now
@@ -569,14 +572,13 @@ class ServerMachine:
         self.state, self._due = SERVER.after(self.state, 'stop'), None
         self.limits.stopping, self.limits.stop_by = True, now + self.config.stop_limit
         for member in self.members.values():
-            member.progress = now  # each has as long as it may pause
+            member.progress = now  # each gets its full patience again
         return [*self._drain(now), *self._finish()]
 
     def _drain(self, now: float) -> list[Action]:
-        """Once no worker computes any more, send each the final model, so that L = A, and stop it.
+        """When no worker computes any more, send each the final model, so that L = A, and stop it.
 
-        On a link that cannot carry it within ``drain_limit``, the rows that differ least are left
-        as they are.
+        If the link cannot carry it within ``drain_limit``, omit the rows that differ least.
         """
         living = [m for m in self.members.values() if m.alive]
         if any(m.state in BUSY for m in living):
@@ -594,7 +596,7 @@ class ServerMachine:
         return [] if any(m.alive for m in self.members.values()) or not self.stopping else [Stop()]
 
     def checkpoint(self) -> ServerState:
-        """Return what a restarted server needs beside the master rows to go on."""
+        """Return what a restarted server needs besides the master rows."""
         pushes = {name: (m.incarnation, known) for name, m in self.members.items()
                   if (known := m.push.known()) is not None}
         return ServerState(self.iteration, self.method.asked, self.updated_at.copy(),
@@ -604,7 +606,7 @@ class ServerMachine:
     def load_state(self, state: ServerState) -> None:
         """Resume from a checkpoint; call it before any worker has registered."""
         if state.updated_at.shape != self.updated_at.shape:
-            raise ConfigError(f'the state is of a model of {state.updated_at.size} rows; this one '
+            raise ConfigError(f"the checkpoint's model has {state.updated_at.size} rows; this one "
                               f'has {self.partition.rows}')
         self.aggregation.load(state)
         self.iteration, self.former_pushes = state.iteration, dict(state.pushes)
@@ -629,7 +631,7 @@ class ServerMachine:
             self.missed_at, self.missing = math.inf, self.method.expected
         if now >= self.method.deadline:
             self.method.on_time(now)
-            lost = True  # as if somebody had come or gone: it is asked again who may go on
+            lost = True  # other members may continue now
         for robot in [robot for robot, due in self._all_due().items() if now >= due]:
             member = self.members[robot]
             if member.alive and now >= self.limits.away_at(member):
@@ -652,7 +654,7 @@ class ServerMachine:
     def deadline(self) -> float:
         """Time by which `on_time` is due, or a little earlier; infinity: never.
 
-        What delays it does not count before that time has come, so it costs little to ask.
+        A change that postpones it counts only when that time has come, so reading it is cheap.
         """
         return min(self.missed_at, self.method.deadline, *self._all_due().values())
 
@@ -667,7 +669,7 @@ class ServerMachine:
         return self._due
 
     def _note_due(self, member: Member) -> None:
-        """Note what may have come closer. Whoever changes what limits depend on must see to it."""
+        """Update the member's due time. Call it after each change that may bring it forward."""
         if self._due is not None:
             self._due[member.robot] = self.limits.due(member)
 
@@ -680,7 +682,7 @@ class ServerMachine:
             detail = (f'only {member.push.taken} of {self.partition.segments} rows of its push in '
                       f'{now - member.granted_at:.1f} s')
         if owed := member.owed(now):
-            detail += f', after {owed:.1f} s for which the others have stood for it before'
+            detail += f', after the others had waited {owed:.1f} s for it before'
         self.limits.stands_for(member, now)
         member.take_place('retire')
         return [Notice(member.robot, 'retired', f'{detail}; the others go on')]

@@ -17,7 +17,7 @@ from .errors import LocalProtocolError, RemoteProtocolError
 REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
 PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
 PAUSED = 'paused'  # it has left, and may come back with what it holds
-# Only statuses say these: it computes, and waits for data; it evaluates the final model.
+# Only in status messages: the worker waits for data; it evaluates the final model.
 STARVED, EVALUATING = 'starved', 'evaluating'
 # The gradient of a worker: not asked for, being computed, computed but not yet used.
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'

@@ -1,9 +1,9 @@
 """Steps: the kinds of gradient that a worker can compute, and how their result is pushed.
 
-At the end of every pull the server names the next step; its name and its numbers travel as plain
-values. A worker knows these steps and no methods, so every method is expressed by them. A computed
-gradient is added to the worker's accumulator, from which rows are pushed. Only a full gradient is
-pushed complete and uncompressed.
+At the end of every pull the server sends the name and the numbers of the next step as plain values.
+A worker knows these steps and no methods, so every method is expressed by them. The worker adds a
+computed gradient to its accumulator, from which it pushes rows. Only a full gradient is pushed
+complete and uncompressed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Source(Protocol):
     """The model and the data of a robot; see `rog_core.gradient.GradientSource`."""
 
     store: Accumulator
-    weights: torch.Tensor   # the model, flat, as gradients are computed on it
-    gradient: torch.Tensor  # what `add` adds to, flat
-    result: Array           # the same memory
+    weights: torch.Tensor   # the model, flat, on which gradients are computed
+    gradient: torch.Tensor  # the sum of what `add` computes, flat
+    result: Array           # the memory of ``gradient``
     velocity: torch.Tensor | None  # momentum of local steps that go on
 
     def batch(self) -> Any:
@@ -46,10 +46,10 @@ class Source(Protocol):
         """Return the batches of the robot's whole shard, once."""
 
     def shard_batches(self) -> int:
-        """Return how many batches that is."""
+        """Return the number of batches of `shard`."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return the batch of an iteration of one of ``shards`` shards."""
+        """Return an iteration's batch of one of ``shards`` shards."""
 
     def clear(self) -> None:
         """Set the gradient to zero."""
@@ -69,11 +69,11 @@ class Step:
 
     @property
     def share(self) -> float:
-        """The share of the rows that travel with it as a rule."""
+        """The usual share of the rows that one transfer of this step carries."""
         return 1.0
 
     def check(self) -> None:
-        """Raise `RemoteProtocolError` if no worker can do this."""
+        """Raise `RemoteProtocolError` if the numbers of this step are out of range."""
 
     def integers(self) -> tuple[int, ...]:
         """Return the integers that are sent with its name; see `of`."""
@@ -88,18 +88,18 @@ class Step:
         """Return the step with these numbers; ValueError if there are too many or too few."""
         count = len(dataclasses.fields(cls))
         if len(integers) != count or numbers:
-            raise ValueError(f'it has {count}, not {len(integers) + len(numbers)}')
+            raise ValueError(f'it has {count}, got {len(integers) + len(numbers)}')
         return cls(*integers)
 
     def turn(self, age: np.ndarray) -> np.ndarray:
         """Return which rows may travel with this step, bool (rows,).
 
-        ``age`` int64 (rows,): for how many iterations each row has not been sent that way.
+        ``age`` int64 (rows,): number of iterations since each row was sent in this direction.
         """
         return np.ones(age.size, bool)
 
     def begin(self, store: Accumulator, ahead: int) -> Step:
-        """Put the model there on which it is computed; return the step as it is ordered.
+        """Prepare the model on which the step is computed; return the step to compute.
 
         ``ahead``: see `Accumulator.publish`.
         """
@@ -108,7 +108,7 @@ class Step:
         return self
 
     def batches(self, source: Source) -> int:
-        """Return how many gradients of a batch are computed for it."""
+        """Return the number of batch gradients that the step computes."""
         return 1
 
     def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
@@ -116,11 +116,11 @@ class Step:
         raise NotImplementedError
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """Store the result, float32 (elements,), in the place from which the push takes it."""
+        """Store the result, float32 (elements,), where the push reads it."""
         raise NotImplementedError
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """End the push: what the server has not taken goes back to the store, to be sent later."""
+        """Put what the server has not taken of a finished push back into the store."""
         store.put_back(push.codec, push.untaken())
 
 
@@ -174,9 +174,9 @@ class Gradient(Step):
 class Shards(Step):
     """A coded gradient: the sum of ``weights`` times the gradients of the shards ``ids``.
 
-    ``shards``: number of shards of the data, at most `MAX_SHARDS`. The result is of use only
-    together with those of the other robots in the same round. ``feedback``: the codec's error is
-    kept and added to the next result.
+    ``shards``: number of shards of the data, at most `MAX_SHARDS`. The result is useful only
+    together with those of the other robots in the same round. ``feedback``: the worker keeps the
+    codec's error and adds it to the next result.
     """
 
     name = 'shards'
@@ -190,15 +190,18 @@ class Shards(Step):
     def check(self) -> None:
         """See `Step.check`."""
         if not 1 <= self.shards <= MAX_SHARDS or not 0 < len(self.ids) == len(self.weights):
-            raise RemoteProtocolError(f'the server asks for {len(self.ids)} of {self.shards} '
-                                      f'shards, with {len(self.weights)} weights')
+            raise RemoteProtocolError('a coded gradient must have one weight for each shard, of 1 '
+                                      f'to {MAX_SHARDS}, got {len(self.weights)} weights for '
+                                      f'{len(self.ids)} of {self.shards} shards')
         if not all(0 <= shard < self.shards for shard in self.ids):
-            raise RemoteProtocolError(f'the server asks for a shard that is none of {self.shards}')
+            raise RemoteProtocolError('shards of a coded gradient must be 0 to '
+                                      f'{self.shards - 1}, got {list(self.ids)}')
         if len(set(self.ids)) < len(self.ids):  # each costs a gradient
-            raise RemoteProtocolError(f'the server asks for {len(self.ids)} shards, some of which '
-                                      'are the same')
+            raise RemoteProtocolError('shards of a coded gradient must differ, got '
+                                      f'{list(self.ids)}')
         if not all(map(math.isfinite, self.weights)):
-            raise RemoteProtocolError('the server asks for a weight that is NaN or infinite')
+            raise RemoteProtocolError('weights of a coded gradient must be finite, got '
+                                      f'{list(self.weights)}')
 
     def integers(self) -> tuple[int, ...]:
         """See `Step.integers`."""
@@ -230,7 +233,7 @@ class Shards(Step):
                          sgd.nesterov)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Step.after_push`: rows that were not sent are of no use in another round."""
+        """See `Step.after_push`: rows that were not sent are useless in another round."""
         if not (self.feedback and push.complete()):
             store.clear()
 
@@ -247,7 +250,7 @@ class Full(Step):
         return source.shard_batches()
 
     def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
-        """See `Step.compute`: the mean over the batches, which are of about equal size."""
+        """See `Step.compute`: the mean over the batches, which have about equal size."""
         losses = [source.add(batch) for batch in source.shard()]
         gradient = source.result
         gradient /= len(losses)
@@ -260,14 +263,14 @@ class Full(Step):
         store.full = copy_of(gradient)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Step.after_push`: nothing is kept, since it belongs to one model alone."""
+        """See `Step.after_push`: nothing is kept, since the gradient is of one model only."""
 
 
 @dataclass(frozen=True)
 class Local(Step):
     """``steps`` steps of SGD on a copy of the model; the change of the model is pushed.
 
-    Momentum starts at zero in each such step, as in FedAvg.
+    Momentum is zero at the first of the ``steps``, as in FedAvg.
     """
 
     name = 'local'
@@ -277,8 +280,8 @@ class Local(Step):
     def check(self) -> None:
         """See `Step.check`."""
         if not 1 <= self.steps <= MAX_LOCAL:
-            raise RemoteProtocolError(f'the server asks for {self.steps} local steps; it may ask '
-                                      f'for 1 to {MAX_LOCAL}')
+            raise RemoteProtocolError(f'number of local steps must be 1 to {MAX_LOCAL}, got '
+                                      f'{self.steps}')
 
     def integers(self) -> tuple[int, ...]:
         """See `Step.integers`."""
@@ -290,7 +293,7 @@ class Local(Step):
 
     def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
         """See `Step.compute`: the "gradient" is the model before minus the model after."""
-        return self._steps(source, source.gradient.clone(), sgd)  # which is zero
+        return self._steps(source, source.gradient.clone(), sgd)  # the gradient is zero
 
     def _steps(self, source: Source, velocity: torch.Tensor, sgd: SgdConfig) -> float:
         weights, gradient = source.weights, source.gradient
@@ -315,12 +318,12 @@ class Local(Step):
 
 @dataclass(frozen=True)
 class Phase(Local):
-    """``steps`` local steps of a training that goes on: momentum, and the robot's own drift.
+    """``steps`` local steps that continue the former ones: their momentum and the robot's drift.
 
     The robot's model is the fleet's with its own local steps in the rows that it has not pushed
     since. Rows r with r mod ``fragments`` = ``fragment`` travel, in either direction, and those
-    that have not for ``fragments`` iterations. ``fresh``: momentum begins at zero; the worker says
-    so where it has no drift that goes on, and the server never.
+    that have not travelled for ``fragments`` iterations. ``fresh``: momentum begins at zero; set by
+    a worker that has no drift, never by the server.
     """
 
     name = 'phase'
@@ -339,8 +342,8 @@ class Phase(Local):
         """See `Step.check`."""
         super().check()
         if not 0 <= self.fragment < self.fragments <= MAX_LOCAL:
-            raise RemoteProtocolError(f'the server asks for fragment {self.fragment} of '
-                                      f'{self.fragments}; there may be {MAX_LOCAL}, from 0 on')
+            raise RemoteProtocolError(f'fragment must be one of 1 to {MAX_LOCAL}, counted from 0, '
+                                      f'got fragment {self.fragment} of {self.fragments}')
 
     def integers(self) -> tuple[int, ...]:
         """See `Step.integers`."""
@@ -350,7 +353,7 @@ class Phase(Local):
     def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
         """See `Step.of`."""
         if len(integers) != 3 or numbers:
-            raise ValueError(f'it has 3, not {len(integers) + len(numbers)}')
+            raise ValueError(f'it has 3, got {len(integers) + len(numbers)}')
         return cls(*integers)
 
     def turn(self, age: np.ndarray) -> np.ndarray:
@@ -358,7 +361,7 @@ class Phase(Local):
         return (np.arange(age.size) % self.fragments == self.fragment) | (age >= self.fragments)
 
     def begin(self, store: Accumulator, ahead: int) -> Step:
-        """See `Step.begin`: a step under way is in the drift, so nothing has to be predicted."""
+        """See `Step.begin`: the drift includes steps under way, so nothing is predicted."""
         fresh = store.drift is None
         store.publish_own()
         return dataclasses.replace(self, fresh=fresh)
@@ -366,7 +369,7 @@ class Phase(Local):
     def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
         """See `Step.compute`."""
         if self.fresh or source.velocity is None:
-            source.velocity = source.gradient.clone()  # which is zero
+            source.velocity = source.gradient.clone()  # the gradient is zero
         return self._steps(source, source.velocity, sgd)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
@@ -381,10 +384,10 @@ STEPS: dict[str, type[Step]] = {step.name: step for step in (Gradient, Shards, F
 def step_of(name: str, integers: Iterable[int], numbers: Iterable[float]) -> Step:
     """Return the step that the server names, not yet checked; `RemoteProtocolError` if unknown."""
     if name not in STEPS:
-        raise RemoteProtocolError(f"the server asks for the step '{name}', which this version does "
-                                  f'not know; it knows {", ".join(STEPS)}')
+        raise RemoteProtocolError(f'step must be one of {", ".join(STEPS)}, got '
+                                  f"'{name}': install the same version on robots and server")
     try:
         return STEPS[name].of(tuple(integers), tuple(numbers))
     except ValueError as error:
-        raise RemoteProtocolError(f"the numbers of the step '{name}' are not its own: {error}"
+        raise RemoteProtocolError(f"wrong number of values for the step '{name}': {error}"
                                   ) from None

@@ -1,9 +1,9 @@
-"""What a robot has computed and not sent: it outlives the robot's process, and counts once.
+"""Hands what a robot has computed but not sent to its next process, so that it counts once.
 
-A worker saves it now and then (`WorkerMachine.unsent`). While it goes on, the server takes segments
-of what was saved; so a process that takes a save over asks the server, which remembers of each
-segment which push has last taken it. Only what no push has taken since is brought back. The answer
-holds for any former save, and as often as it is asked for.
+A worker saves it now and then (`WorkerMachine.unsent`). The server may take segments of a push
+after the save. So the next process asks the server, which remembers for each segment the last push
+that brought it, and brings back only the segments that no push has brought since the save. The
+answer holds for any former save, however often a process asks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .accumulator import Accumulator
 
 LIVES = 16    # processes of a robot that the server remembers; what earlier ones saved is dropped
-_LIFE = 1 << 32  # numbers of pushes that a process may use
+_LIFE = 1 << 32  # push numbers of one process
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Unsent:
     momentum: np.ndarray = field(repr=False)
 
     def bring_back(self, store: Accumulator, taken: bytes) -> tuple[str, str]:
-        """Add to another process's pending steps what ``taken``, of `Taken.since`, leaves of these.
+        """Add the pending steps that the server has not taken to those of another process.
 
-        Returns what has become of them, for people: one word, and a sentence.
+        ``taken``: of `Taken.since`. Returns the outcome for display: one word, and a sentence.
         """
         if not taken:
             return 'dropped', ('what a former process had not sent is lost: the server does not '
-                               'know that one. It was of another run, or came after the '
-                               'checkpoint from which the server has started')
+                               'know that process. It belonged to another run, or began after the '
+                               'checkpoint from which the server was restarted')
         partition = store.partition
         flags = np.unpackbits(np.frombuffer(taken, np.uint8), count=partition.segments,
                               bitorder='little')
@@ -56,12 +56,12 @@ class Unsent:
 
 @dataclass
 class Taken:
-    """Which push of a robot has last taken each segment, over all processes of the robot.
+    """The last push that brought each segment, over all processes of a robot.
 
     ``last`` int64 (segments,): number of that push, 0: none. ``lives``: incarnation -> what is
-    added to the numbers of its pushes; in the order in which the processes came. ``heir``: the one
-    that has last taken over a save, 0: none. All of it is in the checkpoint, with the master rows
-    that hold these pushes; so after a restart of the server it is true of what is there.
+    added to the numbers of its pushes, in the order in which the processes came. ``heir``: the
+    process that last took over a save, 0: none. The checkpoint holds all of it together with the
+    master rows that contain these pushes, so it stays correct when the server is restarted.
     """
 
     last: np.ndarray
@@ -70,7 +70,7 @@ class Taken:
 
     @classmethod
     def nothing(cls, segments: int) -> Taken:
-        """Return that of a robot of which nothing has been taken."""
+        """Return the record of a robot from which the server has taken nothing."""
         return cls(np.zeros(segments, np.int64))
 
     def copy(self) -> Taken:
@@ -78,34 +78,34 @@ class Taken:
         return Taken(self.last.copy(), dict(self.lives), self.heir)
 
     def begin(self, incarnation: int) -> None:
-        """Let a process come, for the first time or again."""
+        """Add a process, unless it is known."""
         self.lives.setdefault(incarnation, max(self.lives.values(), default=0) + _LIFE)
         if len(self.lives) > LIVES:
             del self.lives[next(iter(self.lives))]
 
     def note(self, incarnation: int, attempt: int, ids: np.ndarray | slice) -> None:
-        """Note that a push has taken segments."""
-        # A process that comes back after another one must not hide what that one has pushed.
+        """Note that a push has brought segments."""
+        # A process that comes back after a later one must not hide what the later one has pushed.
         self.last[ids] = np.maximum(self.last[ids], self.lives[incarnation] + attempt)
 
     def since(self, former: int, attempt: int) -> bytes:
         """Return which segments were taken since a process had made ``attempt`` pushes.
 
-        One bit per segment, lowest bit first; empty: it is not known.
+        One bit per segment, lowest bit first; empty: unknown.
         """
         if former not in self.lives:
             return b''
         return np.packbits(self.last > self.lives[former] + attempt, bitorder='little').tobytes()
 
     def is_past(self, incarnation: int) -> bool:
-        """Whether a later process has taken over a save, and so perhaps what this one holds."""
+        """Whether a later process has taken over a save, which may hold what this one holds."""
         order = list(self.lives)
         return {incarnation, self.heir} <= self.lives.keys() \
             and order.index(incarnation) < order.index(self.heir)
 
 
 def check_taken(taken: bytes, segments: int) -> None:
-    """Raise `RemoteProtocolError` unless it speaks of as many segments, or of none."""
+    """Raise `RemoteProtocolError` unless ``taken`` has a bit for each segment, or is empty."""
     if len(taken) not in (0, (segments + 7) // 8):
-        raise RemoteProtocolError(f'the answer says in {len(taken)} bytes which of {segments} '
-                                  'segments were taken')
+        raise RemoteProtocolError(f'taken segments in an answer must have a bit for each of '
+                                  f'{segments} segments, got {len(taken)} bytes')

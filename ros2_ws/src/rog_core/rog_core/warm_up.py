@@ -1,4 +1,4 @@
-"""Compiles all numba functions before training, by an iteration of one worker and a server."""
+"""Compiles all numba functions before training: runs iterations of one worker and a server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _one_iteration(codec: str, sync: str) -> None:
     worker = pair.workers['robot']
     gradient = np.ones(worker.partition.elements, np.float32)
     wanted = pair.start()
-    for weight_decay in (0.0, 1e-3):  # each has a loop of its own
+    for weight_decay in (0.0, 1e-3):  # each has its own loop
         assert [type(action) for _, action in wanted] == [Compute]
         sgd = SgdConfig(0.1, 0.9, weight_decay, True)
         pair.want('robot', worker.on_gradient(gradient, sgd, pair.now))

@@ -78,9 +78,9 @@ class WorkerMachine:
         self.state = REGISTERING
         self.gradient = IDLE             # state of the gradient that was ordered last
         self.iteration = 0               # iteration being computed or pushed
-        self.sync = ''                   # name of the fleet's method, for people
+        self.sync = ''                   # name of the fleet's method, for display
         self.command = Command()
-        self.server = 0                  # incarnation of the server that has accepted us
+        self.server = 0                  # incarnation of the server that accepted this worker
         self.push: Sender | None = None
         self.pull: Receiver | None = None
         self.pushed_at = np.zeros(self.partition.rows, np.int64)
@@ -91,8 +91,8 @@ class WorkerMachine:
         self._order: Compute | None = None   # the last order to compute a gradient
         self._computed: tuple[Array, SgdConfig] | None = None  # the gradient, while it is `READY`
         self._arriving: Array | None = None  # the fleet's full gradient, while it is received
-        self._former: Unsent | None = None   # what is to be brought back, until the server answers
-        self._unknown = 0                # heartbeats in a row of a server that does not know us
+        self._former: Unsent | None = None   # of a former process, until the server answers
+        self._unknown = 0                # heartbeats in a row that do not list this worker
         self._register_at = math.inf
         self._register_interval = REGISTER_INTERVAL
         self._since = 0.0                # time of the last change of state
@@ -100,17 +100,17 @@ class WorkerMachine:
     # -- what outlives the process ---------------------------------------------------------------
 
     def take_over(self, former: Unsent) -> None:
-        """Bring back what a former process of this robot has not sent; call it before `start`."""
+        """Take over what a former process of this robot had not sent; call it before `start`."""
         if not former.pending.size == former.momentum.size == self.partition.elements:
-            raise LocalProtocolError(f'the save has {former.pending.size} and '
-                                     f'{former.momentum.size} elements; the model has '
-                                     f'{self.partition.elements}')
+            raise LocalProtocolError(f'pending and momentum of the save must have '
+                                     f'{self.partition.elements} elements, as the model, got '
+                                     f'{former.pending.size} and {former.momentum.size}')
         self._former = former
 
     def unsent(self) -> Unsent | None:
         """Return what would be lost with this process; None: nothing that another could use.
 
-        What the server has taken of a push that is not over is in it, too; it will say so then.
+        It includes what the server has taken of an open push: the server tells the next process.
         """
         if self._former is not None or not self.iteration or not self.command.step.additive:
             return None
@@ -125,7 +125,7 @@ class WorkerMachine:
 
     @property
     def unsent_version(self) -> tuple[object, ...]:
-        """Changes whenever `unsent` does."""
+        """A value that changes whenever `unsent` does."""
         return self._former is None, self._attempt, self.push is None, self.gradient
 
     def _bring_back(self, taken: bytes) -> list[Action]:
@@ -142,7 +142,7 @@ class WorkerMachine:
 
     def _register(self, now: float) -> list[Action]:
         self.settle(now)
-        self._order = self._order and replace(self._order, iteration=0)  # of no valid iteration
+        self._order = self._order and replace(self._order, iteration=0)  # fits no iteration
         self.accumulator.anchor = None
         self._register_at = now + self._register_interval
         self._requests += 1
@@ -158,12 +158,12 @@ class WorkerMachine:
     def on_register_response(self, response: RegisterResponse, now: float) -> list[Action]:
         """Handle the server's answer; a final refusal stops the worker with the server's reason.
 
-        Without one, if the run is over: that is no fault of a worker that comes late, or again.
+        If the run is over, the worker stops without an error, as it is not at fault.
         """
         if self.state != REGISTERING:
             return []
         if not response.accepted:
-            if response.retry:  # the link works, but the server cannot accept us yet
+            if response.retry:  # the link works, but the server cannot accept this worker yet
                 self._register_interval = REGISTER_INTERVAL
                 self._register_at = now + REGISTER_INTERVAL
                 return []
@@ -185,9 +185,9 @@ class WorkerMachine:
 
     @staticmethod
     def _foreign(pull: TransferId | None, following: int) -> bool:
-        """Whether the server has not sent this transfer: the one that follows is not later.
+        """Whether the server has not sent this transfer, as its next, ``following``, is not later.
 
-        It may be the same only if it is a snapshot, which goes on when a worker registers again.
+        Only a snapshot may have that number: it continues when a worker registers again.
         """
         if pull is None or pull.attempt < following:
             return False
@@ -201,19 +201,19 @@ class WorkerMachine:
     def on_server_status(self, incarnation: int, known: bool, now: float) -> list[Action]:
         """Handle the server's heartbeat; ``known``: it lists this process as a member.
 
-        If the server was restarted, or has dropped us, the worker registers again.
+        If the server was restarted, or has dropped this worker, the worker registers again.
         """
         if self.state in (REGISTERING, STOPPED, PAUSED):
             return []
         missed = not known or incarnation != self.server
         self._unknown = self._unknown + 1 if missed else 0
-        if self._unknown < 2:  # the first may have been sent before the server accepted us
+        if self._unknown < 2:  # the first may be from before the server accepted this worker
             return []
         self._move('lost', now)
         return self._register(now)
 
     def on_contact(self, now: float) -> list[Action]:
-        """Handle the first word of the server after a silence: what waits is sent again at once."""
+        """Handle the server's first message after a silence: send again at once what was lost."""
         if self.state == REGISTERING:
             self._register_interval = REGISTER_INTERVAL
             return self._register(now)
@@ -228,8 +228,8 @@ class WorkerMachine:
         """Push the gradient that the last `Compute` asked for.
 
         ``gradient``: finite, float32 (elements,). The caller must not change it before the next
-        `Compute`: with pipelining, while rows of the iteration before are still under way, it is
-        read only after them.
+        `Compute`: with pipelining the worker reads it only after the transfers of the iteration
+        before.
         """
         if self.gradient != BUSY or self._order is None:
             raise LocalProtocolError('on_gradient without a Compute action before it')
@@ -251,7 +251,7 @@ class WorkerMachine:
         return []
 
     def _keep(self, gradient: Array, sgd: SgdConfig) -> None:
-        """Store a gradient in the place from which its push takes it."""
+        """Store a gradient where its push reads it."""
         assert self._order is not None
         made, asked = self._order.step, self.command.step
         (asked if made == asked else made).keep(self.accumulator, gradient, sgd)
@@ -275,7 +275,7 @@ class WorkerMachine:
                                RawRows(raw, store.full), self.link, now)
         else:
             plan = self._push_plan()
-            # The smaller code where the ordinary one would keep the fleet waiting.
+            # Use the smaller codec where the fleet's own would keep the fleet waiting.
             codec = plans.affordable(plan, self.partition, self.codec, SMALLER, self.link.rate,
                                      self.command.patience)
             self.push = Sender(transfer, self.partition, plan, codec, store, self.link, now)
@@ -335,7 +335,7 @@ class WorkerMachine:
         self.command.step.after_push(self.accumulator, push)
         if push.receipt is not None and push.receipt.refused:
             self.statistics.refused += 1
-            self.accumulator.reset()  # or the rest of it would come again for ever
+            self.accumulator.reset()  # or the refused rest would be sent again forever
 
     # -- pulling ---------------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ class WorkerMachine:
         """Handle rows from the server."""
         if self.pull is None or self.state in (REGISTERING, PAUSED):
             return []
-        if self.pull.is_closed(chunk.transfer):  # and the receipt was lost
+        if self.pull.is_closed(chunk.transfer):  # the receipt was lost
             assert self.pull.receipt is not None
             return [Send(self.robot, self.pull.receipt)]
         if self.state == STOPPED:
@@ -354,7 +354,7 @@ class WorkerMachine:
             self._apply(rows)
         if ack is None:
             return []
-        if self.state != PULLING:  # which rows do not change; there are thousands of them
+        if self.state != PULLING:  # thousands of chunks follow, which do not change it
             self._move('rows', now)
         if (end := self.pull.due) is not None:
             return self.on_end(end, now)  # its receipt says more than an acknowledgement
@@ -411,7 +411,7 @@ class WorkerMachine:
         if self.state == JOINING:
             self.pushed_at[:] = command.next_iteration - 1
         elif command.step.additive and command.next_iteration > self.iteration + 1:
-            # It was retired: the iterations that it skips count for all its rows.
+            # It was retired: the iterations that it skips do not age its rows.
             self.pushed_at += command.next_iteration - 1 - self.iteration
         self._move('granted', now)
         if self.command.step.additive != command.step.additive:
@@ -458,15 +458,15 @@ class WorkerMachine:
         return math.inf
 
     def pause(self, now: float) -> None:
-        """Leave the fleet for a while; the server must be told, as when the worker stops.
+        """Leave the fleet for a while; the shell must tell the server, as when the worker stops.
 
-        Nobody waits for it. What it has under way ends as if the link were lost: what has not
-        arrived stays its own, as does a gradient that it still computes.
+        No robot waits for it. Its transfers end as if the link were lost. It keeps the rows that
+        have not arrived, and the gradient that it still computes.
         """
         self._move('pause', now)
 
     def resume(self, now: float) -> list[Action]:
-        """Come back to the fleet with what the worker holds."""
+        """Rejoin the fleet with what the worker holds."""
         self._move('resume', now)
         self._register_interval = REGISTER_INTERVAL
         return self._register(now)

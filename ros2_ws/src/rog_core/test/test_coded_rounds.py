@@ -296,7 +296,7 @@ def test_a_fleet_with_a_robot_that_is_not_in_the_code_keeps_its_method(sync):
     fleet = coded(sync)
     fleet.start_robot('stranger')
     fleet.run(3)
-    refuses(fleet, 'gc', "'stranger' is none of the robots that 'gc' codes for: robot0, robot1")
+    refuses(fleet, 'gc', "'gc' codes only for its robots, robot0, .*, got 'stranger'")
     check_progress(fleet, 4)
 
 

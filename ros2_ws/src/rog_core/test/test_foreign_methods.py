@@ -206,7 +206,7 @@ BAD = {  # name -> (body of the class, what the error says)
         raise RemoteProtocolError('odd')''', 'fails in a rehearsal: RemoteProtocolError: odd'),
     'lets everybody wait': ('''
     def held_up_by(self, robot, fleet, least=0.0):
-        return list(fleet)''', 'stands still: who waits for whom'),
+        return list(fleet)''', 'stands still; each robot waits for:'),
     'lets everybody wait in the end': ('''
     def held_up_by(self, robot, fleet, least=0.0):
         return list(fleet) if fleet[robot].iteration > 5 else []''', 'stands still'),
@@ -235,30 +235,30 @@ BAD = {  # name -> (body of the class, what the error says)
     def grant(self, robot, iteration):
         class Leap(Step):
             name = \'leap\'
-        return iteration + 1, Leap()''', 'a robot knows gradient, shards, full, local'),
+        return iteration + 1, Leap()''', 'it must be one of gradient, shards, full, local'),
     'grants a step that looks like another': ('''
     def grant(self, robot, iteration):
         class Mine(Gradient):
             pass
-        return iteration + 1, Mine()''', 'a robot knows gradient, shards, full, local'),
+        return iteration + 1, Mine()''', 'it must be one of gradient, shards, full, local'),
     'grants no local steps': ('''
     def grant(self, robot, iteration):
-        return iteration + 1, Local(0)''', 'asks for 0 local steps'),
+        return iteration + 1, Local(0)''', 'local steps must be 1 to 10000, got 0'),
     'grants iteration 0': ('''
     def grant(self, robot, iteration):
-        return 0, Gradient()''', 'grants iteration 0'),
+        return 0, Gradient()''', 'at least 1, got 0'),
     'grants the same iteration again': ('''
     def grant(self, robot, iteration):
-        return iteration or 1, Gradient()''', 'answers iteration 1, which is none of the next'),
+        return iteration or 1, Gradient()''', 'an iteration of at least 2, got 1'),
     'sends None': ('''
     def sending(self):
         return None''', 'fails in a rehearsal'),
     'sends a share of 7': ('''
     def sending(self):
-        return Sending(7.0)''', 'the share 7.0 as minimum'),
+        return Sending(7.0)''', 'a share, 0 to 1, got 7.0'),
     'sends a share below 0': ('''
     def sending(self):
-        return Sending(-0.5)''', 'the share -0.5 as minimum'),
+        return Sending(-0.5)''', 'a share, 0 to 1, got -0.5'),
     'has a state that is not JSON': ('''
     def state(self):
         return {\'names\': {\'a\', \'b\'}}''', 'fails in a rehearsal: TypeError.*JSON'),
@@ -307,12 +307,12 @@ def test_one_that_fails_is_refused_before_any_robot_trains_and_nothing_changes(p
 def test_one_that_is_not_there_is_refused_with_what_to_do(package, fleet):
     module = package(HEAD + '\nSomething = 3\n\n\nclass Nothing:\n    pass\n')
     refuses(fleet, 'no_such_package.methods:Theirs',
-            "No module named 'no_such_package'; install the package that has it where the server")
+            "No module named 'no_such_package'; install the package that contains it where the")
     refuses(fleet, f'{module}.deeper:Theirs', 'install the package')
     refuses(fleet, f'{module}:Missing', f"module {module} has no 'Missing'")
-    refuses(fleet, f'{module}:Something', f'{module}:Something is no rog_core.methods.Method')
-    refuses(fleet, f'{module}:Nothing', f'{module}:Nothing is no rog_core.methods.Method')
-    refuses(fleet, f'{module}:Step', 'is no rog_core.methods.Method')
+    refuses(fleet, f'{module}:Something', f'{module}:Something is not a subclass of rog_core.meth')
+    refuses(fleet, f'{module}:Nothing', f'{module}:Nothing is not a subclass of rog_core.methods')
+    refuses(fleet, f'{module}:Step', 'is not a subclass of rog_core.methods.Method')
     refuses(fleet, f'{module}:', 'is unknown')
     refuses(fleet, f'{package("this is no Python")}:Theirs', 'cannot be imported: SyntaxError')
     refuses(fleet, f'{package("raise RuntimeError(7)")}:Theirs',
@@ -330,12 +330,12 @@ def test_a_server_does_not_begin_with_one_that_fails(package):
     ("""
     def grant(self, robot, iteration):
         return iteration + 1 if iteration < 20 else iteration - 5, Gradient()""",
-     'after iteration 20: grant answers iteration 15, which is none of the next'),
+     'after iteration 20: grant must return an iteration of at least 21, got 15'),
     ("""
     calls = 0
     def sending(self):
         self.calls += 1
-        return Sending(0.5 if self.calls < 80 else float('nan'))""", 'the share nan as minimum')])
+        return Sending(0.5 if self.calls < 80 else float('nan'))""", 'must be a share, 0 to 1')])
 def test_one_that_fails_later_ends_the_server_by_its_name(package, body, reason):
     """Robots would refuse what they are told for ever, or compute the same iteration for ever."""
     module = package(f'{HEAD}\n\nclass Theirs(Method):{body}\n')

@@ -120,7 +120,7 @@ def begun_again(fleet, member):
     for ahead in (1, 2):
         wrong = replace(opened, attempt=opened.attempt + ahead)
         before = fingerprint(fleet.server)
-        with pytest.raises(RemoteProtocolError, match=f'transfer {opened.attempt} is not over'):
+        with pytest.raises(RemoteProtocolError, match=f'after transfer {opened.attempt}, '):
             fleet.server.on_end('robot0', End(wrong, 0), fleet.now)
         assert fingerprint(fleet.server) == before
 
@@ -146,7 +146,7 @@ def test_a_push_of_another_kind_than_was_granted_is_refused(sync):
         other = Kind.PUSH if granted == Kind.ANCHOR else Kind.ANCHOR
         wrong = TransferId(member.push.incarnation, other, member.granted, following)
         before = fingerprint(server)
-        with pytest.raises(RemoteProtocolError, match=f'the next one is of kind {granted.name}'):
+        with pytest.raises(RemoteProtocolError, match=f'must be {granted.name}, got'):
             server.on_end('robot0', End(wrong, 0), fleet.now)
         assert fingerprint(server) == before
         seen.add(granted)

@@ -309,7 +309,7 @@ def aggregation(sync):
     ('gc:0', {'round': [1]})])
 def test_a_state_that_makes_no_sense_is_refused(sync, state):
     ours = aggregation(sync)
-    with pytest.raises(ConfigError, match='cannot be taken up'):
+    with pytest.raises(ConfigError, match='in the checkpoint is invalid'):
         ours.load(ServerState(7, sync, np.zeros(1, np.int64), {}, state))
 
 

@@ -141,8 +141,8 @@ def test_the_mask_covers_64_chunks_beyond_a_gap():
 
 GOOD = chunk(1, 3, 4, 9)
 REFUSED = {
-    'foreign session': (replace(GOOD, transfer=replace(PUSH, incarnation=1)), 'a foreign robot'),
-    'wrong direction': (replace(GOOD, transfer=replace(PUSH, kind=Kind.PULL)), 'kind 1'),
+    'foreign session': (replace(GOOD, transfer=replace(PUSH, incarnation=1)), 'of another robot'),
+    'wrong direction': (replace(GOOD, transfer=replace(PUSH, kind=Kind.PULL)), 'got 1'),
     'codec of another fleet': (replace(GOOD, codec=RAW.number), "'raw'; it must be 'onebit'"),
     'unknown codec': (replace(GOOD, codec=9), 'codec 9'),
     'negative sequence': (replace(GOOD, sequence=-1), 'sequence number'),

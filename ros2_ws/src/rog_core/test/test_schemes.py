@@ -159,7 +159,7 @@ def test_the_number_of_shards():
 @pytest.mark.parametrize(('arguments', 'text'), [
     (('gx', [1, 1]), "'gx' is unknown; choose one of gc, hgc, gcc, dcgc, dgh-gc"),
     (('gc', [1, 1], 2), 'takes 3 robots that hold the same data; there are 2'),
-    (('gc', [1, 1], -1), '-1 stragglers cannot be tolerated'),
+    (('gc', [1, 1], -1), 'stragglers must be at least 0, got -1'),
     (('gcc', [1, 1], 2), 'takes 3 robots that hold the same data; there are 2'),
     (('gcc', [1] * 6, 1, 4), '6 robots do not make 4 groups of at least 2'),
     (('dcgc', [1] * 6, 1, -1), '6 robots do not make -1 groups of at least 2'),
@@ -167,7 +167,7 @@ def test_the_number_of_shards():
     (('dgh-gc', [1, 1, 1, 5], 1), r'rank 3\) has 62% of the capacity, more than its share of 1/2'),
     (('dgh-gc', [1, 1, 1], 1), 'no number of groups fits 1 stragglers'),
     (('dgh-gc', [1] * 12, 1, 7), 'there may be 2 to 6'),
-    (('dgh-gc', [1] * 12, 1, 2, 0), 'looked at every 0 rounds'),
+    (('dgh-gc', [1] * 12, 1, 2, 0), 'regroupings must be at least 1, got 0'),
     (('gc', [1] * 40, 10), '10 stragglers among 40 robots would multiply rounding errors'),
     (('gc', []), 'there are no robots'),
     (('gc', [1, -1]), 'capacity of robot 1 is -1.0'),

@@ -49,8 +49,8 @@ def test_every_step_is_found_by_its_name():
 
 @pytest.mark.parametrize('name', ['', 'fast', 'Gradient', 'os:system'])
 def test_a_step_that_this_version_does_not_know_is_the_servers_fault(name):
-    with pytest.raises(RemoteProtocolError, match=f"step '{name}', which this version does not "
-                                                  'know; it knows gradient, shards, full, local'):
+    with pytest.raises(RemoteProtocolError, match='step must be one of gradient, shards, full, '
+                                                  f"local, phase, got '{name}'"):
         step_of(name, (), ())
 
 
@@ -60,16 +60,16 @@ def test_a_step_that_this_version_does_not_know_is_the_servers_fault(name):
     ('local', (), ()), ('local', (3, 4), ()), ('local', (3,), (0.5,)),
     ('phase', (3,), ()), ('phase', (3, 1, 0, 1), ()), ('phase', (3, 1, 0), (0.5,))])
 def test_numbers_that_are_not_those_of_the_step_are_the_servers_fault(name, integers, floats):
-    with pytest.raises(RemoteProtocolError, match=f"the numbers of the step '{name}' are not its"):
+    with pytest.raises(RemoteProtocolError, match=f"number of values for the step '{name}'"):
         step_of(name, integers, floats)
 
 
 @pytest.mark.parametrize('name', BAD_STEPS)
 def test_a_step_that_nobody_can_do_is_refused_however_it_is_told(name):
     bad = BAD_STEPS[name]
-    with pytest.raises(RemoteProtocolError, match='the server asks for'):
+    with pytest.raises(RemoteProtocolError, match=' must '):
         bad.check()
-    with pytest.raises(RemoteProtocolError, match='the server asks for'):
+    with pytest.raises(RemoteProtocolError, match=' must '):
         step_of(bad.name, bad.integers(), bad.numbers()).check()
 
 

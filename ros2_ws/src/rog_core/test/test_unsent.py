@@ -177,7 +177,7 @@ def test_an_answer_of_the_wrong_size_is_refused_and_nothing_has_changed(taken):
     fleet.dead_links.add('robot0')
     fleet.reboot('robot0')
     robot = fleet.robots['robot0']
-    with pytest.raises(RemoteProtocolError, match=f'in {len(taken)} bytes'):
+    with pytest.raises(RemoteProtocolError, match=f'got {len(taken)} bytes'):
         robot.machine.on_register_response(
             RegisterResponse(True, incarnation=5, attempt=1, taken=taken), fleet.now)
     assert robot.machine.state == 'registering' and not robot.machine.server

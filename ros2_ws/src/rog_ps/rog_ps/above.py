@@ -1,8 +1,8 @@
-"""The fleet above: this server's node as the shell of its worker there, in a DDS domain of its own.
+"""The parent fleet: runs the worker of this server there, in a DDS domain of its own.
 
-The worker is the node of a robot (`rog_worker`), on a thread of its own. As between a robot and its
-training, orders and changes of the model are handed over, and nothing else is shared; but nobody
-waits: an order is taken up by the server's own thread when it comes.
+The worker is the node of a robot (`rog_worker`), on a thread of its own. Like a robot and its
+training, the worker and the server exchange only orders and changes of the model. But neither
+waits for the other: the server's own thread carries out an order when it comes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from rog_worker.node import WorkerNode
 
 
 class FleetWorker(WorkerNode):
-    """The worker that stands for a fleet. ``ordered``: called when there is an order, or the end.
+    """The worker that represents a fleet. ``ordered``: called at each order, and at the end.
 
-    ``order``: the last one; None: none yet, or the run above is over, see ``ended``. ``closing``:
-    whether the server above ends the run, and waits for what fleets have under way.
+    ``order``: the last one; None: none yet, or the parent fleet's run is over, see ``ended``.
+    ``closing``: whether the parent fleet's server ends the run, and waits for the last changes.
     """
 
     def __init__(self, settings: ServerSettings, context: Context, ordered: Callable[[], None]
@@ -49,12 +49,12 @@ class FleetWorker(WorkerNode):
         self.ended = self.closing = False
 
     def begin(self, machine: WorkerMachine) -> None:
-        """Register with the server above; from any thread."""
+        """Register with the parent fleet's server; call this from any thread."""
         self.machine = machine
         self._started.trigger()
 
     def hand_up(self, change: Array) -> None:
-        """Let the machine have what the last order asked for; from any thread."""
+        """Give the machine the change that the last order asked for; call this from any thread."""
         self._computed = change, AS_IT_IS
         self._ready.trigger()
 
@@ -71,7 +71,7 @@ class FleetWorker(WorkerNode):
 
 
 class Above:
-    """What a server's node has of the fleet above; all calls come from the server's thread.
+    """Connects a server's node with the parent fleet; all calls come from the server's thread.
 
     ``base``: see `Upstream`. ``save``: writes a checkpoint.
     """
@@ -81,12 +81,12 @@ class Above:
         domain = domain_of(above)
         if (above.namespace, domain) == (fleet_namespace(node.get_namespace()),
                                          node.context.get_domain_id()):
-            raise ConfigError('the server of the fleet above would have the names of this one; '
-                              'give it another upstream.domain_id or upstream.namespace')
+            raise ConfigError('the parent fleet must have another domain or namespace than this '
+                              'fleet: change upstream.domain_id or upstream.namespace')
         self.name = f'{above.namespace}/{above.robot}'
         self._save, self._log = save, node.get_logger()
         self._robots: dict[str, tuple[float, float]] = {}  # their last losses and accuracies
-        self._taken: Compute | None = None                 # the last order that was taken up
+        self._taken: Compute | None = None                 # the last order that was carried out
         self._context = Context()
         ordered = node.create_guard_condition(self.go_on)
         with reaching(above):
@@ -102,7 +102,7 @@ class Above:
         ordered.trigger()  # the worker begins when the server does: see `go_on`
 
     def go_on(self) -> None:
-        """Take up what the worker has: an order, or the end of the run above."""
+        """Carry out the worker's order, or the end of the parent fleet's run."""
         worker, order = self._worker, self._worker.order
         if self._over:
             return
@@ -115,7 +115,7 @@ class Above:
                               + f': {worker.error}' * bool(worker.error)
                               + '; this fleet goes on by itself')
             self._close()
-            worker.report(state=STOPPED)  # the server above waits for this last word
+            worker.report(state=STOPPED)  # the parent fleet's server waits for this last status
             return
         if order is not None and order is not self._taken:
             self._taken = order
@@ -130,19 +130,19 @@ class Above:
             self.account()
 
     def look(self) -> None:
-        """Give account if the fleet has worked for as long as the server above asks for."""
+        """Push the change if the fleet has made the iterations that its parent asks for."""
         if self._upstream.due:
             self.account()
 
     def account(self) -> None:
-        """Give account of what the fleet has changed, if the server above waits for it."""
+        """Push the change since the last account, if the parent fleet's server waits for it."""
         change = None if self._over else self._upstream.account()
         if change is not None:
             self._save()  # first, see `Upstream.account`
             self._worker.hand_up(change)
 
     def note(self, robot: str, loss: float, accuracy: float) -> None:
-        """Note the status of a robot: those of the fleet are the means."""
+        """Note a robot's loss and accuracy; the worker reports the means of the fleet."""
         self._robots[robot] = loss, accuracy
         losses, accuracies = zip(*self._robots.values(), strict=True)
         worker, machine = self._worker, self._worker.machine
@@ -151,18 +151,18 @@ class Above:
 
     @property
     def base(self) -> Array:
-        """What a checkpoint holds of it."""
+        """The ``base`` of `Upstream`, for a checkpoint."""
         return self._upstream.base
 
     @property
     def pushing(self) -> bool:
-        """Whether what was handed up last is still under way."""
+        """Whether the last change is still being pushed."""
         machine = self._worker.machine
         return not self._over and machine is not None and machine.state == PUSHING
 
     @property
     def state(self) -> str:
-        """State of the worker, for people."""
+        """State of the worker, for display."""
         machine = self._worker.machine
         return 'ended' if self._over or machine is None else machine.state
 
@@ -178,7 +178,7 @@ class Above:
             self._worker.leave()
 
     def close(self) -> None:
-        """Leave the fleet above."""
+        """Leave the parent fleet."""
         self._leave()
         self._worker.destroy_node()
         self._context.try_shutdown()

@@ -18,12 +18,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 SCHEMA = 'rog-checkpoint/3'
-BASE = 'rog/upstream'    # name of the array of a fleet that has one above it
-TAKEN = 'rog/taken/'    # prefix of those of `rog_core.unsent.Taken`, of each robot
-UPDATE = 'rog/update/'  # prefix of the names of the arrays of the method
-DIVERGED = 1000.0       # so many times the norm of the last checkpoint is that of a ruined model
-NAMED = 100             # saves that a user may give a name
-OPEN = 16               # where anybody may ask for one
+BASE = 'rog/upstream'   # name of the array of a child fleet, see `rog_core.upstream`
+TAKEN = 'rog/taken/'    # prefix of each robot's array of `rog_core.unsent.Taken`
+UPDATE = 'rog/update/'  # prefix of the names of the method's arrays
+DIVERGED = 1000.0       # times the norm of the last checkpoint: a larger model has diverged
+NAMED = 100             # most saves with a name given by a user
+OPEN = 16               # the same in a fleet without a key
 
 
 class CheckpointError(RogError):
@@ -54,15 +54,15 @@ def _receipt_from_json(entry: list) -> tuple[int, Receipt]:
 
 
 class Writer:
-    """Writes the checkpoints of a run; ``norm``: of the model at the last good one, 0: unknown."""
+    """Writes a run's checkpoints; ``norm``: of the model in the last good one, 0: unknown."""
 
     def __init__(self, partition: RowPartition, norm: float = 0.0) -> None:
         self.partition, self.norm = partition, norm
 
     def write(self, store: Kept, master: np.ndarray, state: ServerState, elapsed: float) -> Path:
-        """Write a checkpoint and return its path; `CheckpointError`: the former ones stay.
+        """Write a checkpoint and return its path; a `CheckpointError` leaves the former ones.
 
-        A diverged model is not written: its checkpoint would replace a good one.
+        Refuse to write a diverged model: its checkpoint would replace a good one.
         """
         norm = float(np.linalg.norm(master.astype(np.float64)))
         if not all(np.isfinite(values).all() for values in (master, *state.update.values())):

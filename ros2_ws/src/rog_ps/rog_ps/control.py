@@ -1,4 +1,4 @@
-"""Control of a run from outside: services and parameters, and why a call of one is refused."""
+"""Control of a run from outside: services and parameters, and the reasons to refuse a call."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ REMEMBERED = 10_000  # times of calls
 
 
 class Calls:
-    """Which proved calls are new; the clock of their callers says when each was made.
+    """Recognises repeated calls by the time at which their caller made them.
 
-    A call must be made after those that were carried out until now, as far as the server's own
-    clock shows. A caller whose clock is ahead does not make the calls of others look old, nor does
-    a time when all clocks were ahead and were then set back: such calls are remembered one by one.
+    The latest time is at most that of the server's own clock. So a caller whose clock is ahead does
+    not make the calls of others look old, and neither do clocks that were all ahead and were then
+    set back. Calls with a later time are remembered one by one.
     """
 
     def __init__(self) -> None:
@@ -52,9 +52,9 @@ class Calls:
 
 
 class Control:
-    """Services of the server's node, which does what they ask for.
+    """The services that control the server's node.
 
-    ``key``: of the fleet; with one, a call has to prove that its caller has it.
+    ``key``: of the fleet; if there is one, a call must prove that its caller has it.
     """
 
     def __init__(self, node: ParameterServerNode, key: Key | None) -> None:
@@ -64,7 +64,7 @@ class Control:
         # Tag of a call that was carried out -> whether it worked, and the answer; newest last.
         self._answered: OrderedDict[bytes, tuple[bool, str]] = OrderedDict()
         self._calls, self._allowance = Calls(), Allowance()
-        self._changing = False     # the node changes its own parameters
+        self._changing = False     # whether the node itself changes its parameters
         node.create_service(SaveCheckpoint, 'save_checkpoint', self._on_save)
         node.create_service(SetSync, 'set_sync', self._on_set_sync)
         node.create_service(StopRun, 'stop', self._on_stop)

@@ -1,4 +1,4 @@
-"""The out directory: whether it can be used, and by whom. Imports nothing that takes long."""
+"""Checks and locks the out directory. Imports nothing that takes long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleet_env.durable import Kept, hold
 from fleet_env.errors import DurableError
 
 FORMER = 'checkpoint.safetensors'  # of versions whose checkpoints had no digest
-SERVED = 'server.json'             # which run it is, and how often its server was started
+SERVED = 'server.json'             # identity of the run, and how often its server was started
 
 
 def kept(directory: Path, keep: int = 1) -> Kept:
@@ -22,7 +22,7 @@ def kept(directory: Path, keep: int = 1) -> Kept:
 
 
 def check_directory(out: Path, resume: bool) -> None:
-    """Refuse an ``out`` directory where nothing can be written, or resumed; needs no model.
+    """Refuse an ``out`` directory that cannot be written or resumed; needs no model.
 
     :raises DurableError: says what is wrong.
     """
@@ -49,13 +49,13 @@ def run_in(out: Path) -> int:
 
 
 def claim(out: Path | None, resume: bool, held: ExitStack) -> Claim:
-    """Take a directory until ``held`` is closed, and count its start of the run.
+    """Lock a directory until ``held`` is closed, and count this start of its run.
 
-    The lock ends with the process, too, however that ends. So whoever claims a run knows, and tells
-    the robots, that every former server of it is gone. Without a directory each process is a new
-    run.
+    The lock also ends with the process, however it ends. So a server that claims a run knows, and
+    tells the robots, that every former server of the run is gone. Without a directory each process
+    is a new run.
 
-    :raises DurableError: another process has it, or it cannot be written.
+    :raises DurableError: another process has locked it, or it cannot be written.
     """
     new = Claim(secrets.randbits(63) | 1, 1)
     if out is None:
@@ -66,7 +66,7 @@ def claim(out: Path | None, resume: bool, held: ExitStack) -> Claim:
         former = _served(os.read(handle, 1024))
         taken = Claim(former.run, former.start + 1) if resume and former.run else new
         text = json.dumps({'run': f'{taken.run:016x}', 'start': f'{taken.start:08d}'}).encode()
-        os.pwrite(handle, text, 0)  # as long as the former one, so that it is never half
+        os.pwrite(handle, text, 0)  # as long as the former text, so that it is never half written
         os.ftruncate(handle, len(text))
         os.fsync(handle)
     except OSError as error:
@@ -80,5 +80,5 @@ def _served(data: bytes) -> Claim:
         run, start = int(found['run'], 16), int(found['start'])
     except (ValueError, KeyError, TypeError):
         run = start = 0
-    # A new file, or damaged: it is taken as a new run's.
+    # A new or damaged file counts as that of a new run.
     return Claim(run, start) if 0 < run < 2**64 and 0 < start < 2**32 - 1 else Claim(0, 0)

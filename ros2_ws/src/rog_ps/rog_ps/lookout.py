@@ -1,4 +1,4 @@
-"""Looks for a parameter server that is there already, before this one is built."""
+"""Looks for another parameter server in the same namespace, before ours is built."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rog_ros import qos
 from rog_ros.parameters import SERVER
 from rog_ros.servers import Others, refusal
 
-SECONDS = 2.0  # in which a server on this network is found, should an announcement be lost
-_LEAST = 0.3   # s of them for reading what has arrived during the imports
+SECONDS = 2.0  # time to find a server on this network, even if an announcement is lost
+_LEAST = 0.3   # s at least to read what has arrived during the imports
 
 
 class Lookout:
-    """Listens at the place where the server is going to be; ``others``: what counts."""
+    """Listens in the namespace of our future server; ``others``: which statuses count."""
 
     def __init__(self, others: Others) -> None:
         self._others = others
@@ -28,7 +28,7 @@ class Lookout:
         self._node.create_subscription(FleetStatus, 'fleet_status', self._heard.append, qos.STATUS)
 
     def close(self) -> None:
-        """End it; ConfigError names the server that was found."""
+        """Stop listening; raise `ConfigError` if a server was found."""
         executor = SingleThreadedExecutor(context=self._node.context)
         executor.add_node(self._node)
         until = max(self._until, time.monotonic() + _LEAST)

@@ -26,7 +26,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _build() -> Any:
-    # Before the imports, which take as long as DDS needs to find others.
+    # Begin before the imports, which take as long as DDS needs to find others.
     lookout = Lookout(_look_at_settings())
     import torch
     from rog_core.warm_up import warm_up
@@ -41,7 +41,7 @@ def _build() -> Any:
 
 
 def _look_at_settings() -> Others:
-    """Refuse a full disk, a damaged checkpoint or key at once; what follows takes seconds."""
+    """Refuse a full disk, a damaged checkpoint or key before the imports, which take seconds."""
     node = Node('parameter_server', namespace=f'/{SERVER}', start_parameter_services=False,
                 enable_rosout=False)
     try:
@@ -58,7 +58,7 @@ def _look_at_settings() -> Others:
 
 def _serve(node: Any, interruption: Interruption) -> int:
     spin_until(node, lambda: node.done, interruption, node.interrupt)
-    node.finish()  # at once, if the user would not wait for the robots
+    node.finish()  # in case the user did not wait for the robots
     return fail(node.error) if node.error else 0
 
 

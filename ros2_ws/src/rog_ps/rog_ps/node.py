@@ -70,8 +70,8 @@ class ParameterServerNode(ManagedNode):
     """
 
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps')
-    error = ''              # why it ended, if not in order
-    _had_run = False        # it goes on from its own checkpoint when it is configured again
+    error = ''              # why it ended, if not cleanly
+    _had_run = False        # configured again, it continues from its own checkpoint
 
     def __init__(self, **options: Any) -> None:
         super().__init__('parameter_server', ServerSettings, namespace=f'/{SERVER}', **options)
@@ -81,12 +81,12 @@ class ParameterServerNode(ManagedNode):
         return is_drivable(self, ServerSettings)
 
     def configure(self) -> None:
-        """Load the task, make the machine and declare topics; nothing is granted yet."""
+        """Load the task, make the machine and declare topics; grant nothing yet."""
         self.held.callback(self._forget)
         self.settings = settings = declare(self, ServerSettings)
         if self._had_run:
             self.settings = settings = settings.model_copy(update={'resume': True})
-        # Before the task is loaded, which takes seconds, and before anything is written.
+        # Check before the task is loaded, which takes seconds, and before anything is written.
         robots = declare_robots(self, settings.robots)
         self._links = {name: robot.link for name, robot in robots.items()}
         self._capacities = {name: robot.capacity for name, robot in robots.items()}
@@ -102,12 +102,12 @@ class ParameterServerNode(ManagedNode):
         self._born = time.monotonic()
         self.out = Path(settings.out) if settings.out else None
         self._refuse_former_run()
-        # `main` has looked at them, before the process imported what takes long.
+        # `main` has checked them before the imports that take long.
         self._checkpoints = self.out and kept(self.out)
-        self._incomplete = False   # of the records, something could not be written
+        self._incomplete = False   # whether a part of the records could not be written
         self._unsaved = ''         # why the last checkpoint was not written
         self._peers: dict[str, Peer] = {}
-        self._emulated: list[ShapedLink] = []  # their links, of those that are not the real one
+        self._emulated: list[ShapedLink] = []  # their emulated links
         self.dropped: Counter[str] = Counter()  # messages refused, by robot
         self._awake = time.monotonic()     # when this process last did something
         self._began: float | None = None   # when the first robot joined
@@ -115,10 +115,10 @@ class ParameterServerNode(ManagedNode):
         self._finish_by = math.inf
         self._away: set[str] = set()
         self._paused: set[str] = set()     # robots that have left for a while
-        self._paused_at = time.monotonic()    # since when nothing is granted; infinity: it is
+        self._paused_at = time.monotonic()    # time of the pause; infinity: not paused
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
         self._base: np.ndarray | None = None  # of a checkpoint, see `rog_core.upstream`
-        self._above: Above | None = None      # the fleet above
+        self._above: Above | None = None      # the parent fleet
         self.machine = self._build_machine()
         self.machine.paused = True
         self.set_parameters([Parameter('sync', value=str(self.machine.method))])  # a checkpoint's
@@ -135,7 +135,7 @@ class ParameterServerNode(ManagedNode):
         self._alarm = Alarm(self._on_time, self)
         self.held.callback(self._alarm.close)
         if settings.upstream.robot:
-            from .above import Above  # which needs all that a robot's node does
+            from .above import Above  # here, as it imports all that a robot's node needs
 
             self._above = Above(self, self._base, self._save_or_say if self.out else lambda: None)
             self.held.callback(self._above.close)
@@ -146,7 +146,7 @@ class ParameterServerNode(ManagedNode):
         self._heartbeat()
 
     def activate(self) -> None:
-        """Let the robots go on. The time of a pause is no time of the training."""
+        """Let the robots continue. A pause does not count as time of the training."""
         now = time.monotonic()
         if self._began is not None:
             self._began += now - max(self._began, self._paused_at)
@@ -155,7 +155,7 @@ class ParameterServerNode(ManagedNode):
         self._publish_status()
 
     def deactivate(self) -> None:
-        """Grant nothing more; ConfigError: the run is ending."""
+        """Grant nothing more; raise `ConfigError` if the run is ending."""
         if self.machine.stopping:
             raise ConfigError('the run is ending')
         now = self._paused_at = time.monotonic()
@@ -163,7 +163,7 @@ class ParameterServerNode(ManagedNode):
         self._publish_status()
 
     def cleanup(self) -> None:
-        """Write the last checkpoint and the outcome; robots register with whoever comes next."""
+        """Write the last checkpoint and the outcome; robots register with the next server."""
         self._write_outcome()
         self._had_run = self.out is not None
 
@@ -173,7 +173,7 @@ class ParameterServerNode(ManagedNode):
             vars(self).pop(name, None)
 
     def shutdown(self) -> None:
-        """End the run in order."""
+        """End the run cleanly."""
         if self.configured:
             self.request_stop('shut down')
         else:
@@ -400,7 +400,7 @@ class ParameterServerNode(ManagedNode):
                                f'{robot} is back from its pause')
 
     def _on_other(self, message: Any) -> None:
-        """Handle the status of a server at the same place, which may be our own."""
+        """Handle the status of a server in the same namespace, which may be our own."""
         others, mine = self._others, (self.elapsed, self._reports.count,
                                       process_of(self.machine.incarnation))
         if self.done:
@@ -427,7 +427,7 @@ class ParameterServerNode(ManagedNode):
         self.act(self.machine.on_time(now))
 
     def _excuse(self, now: float) -> None:
-        """If this process was held up, heartbeats wait to be read: count silence from now."""
+        """If this process was held up, do not count that time as silence: heartbeats are unread."""
         if now - self._awake > self.settings.heartbeat.period + self.settings.heartbeat.limit / 2:
             self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')
             self.machine.on_held_up(now - self._awake, now)
@@ -463,7 +463,7 @@ class ParameterServerNode(ManagedNode):
                 self._fault(action.robot, action.what, action.detail)
                 self._publish_status()
             elif isinstance(action, Stop):
-                # Their last status ends the record.
+                # The robots' last statuses end the record.
                 if math.isinf(self._finish_by) and (late := self._not_final()):
                     self.get_logger().info('waiting until the final model is evaluated by '
                                            f'{", ".join(sorted(late))}')
@@ -475,7 +475,7 @@ class ParameterServerNode(ManagedNode):
         self._alarm.set(min([self.machine.deadline, *(link.deadline for link in self._emulated)]))
 
     def request_stop(self, reason: str) -> None:
-        """End the run in order: all robots get the final model, then the records are closed."""
+        """End the run cleanly: send all robots the final model, then close the records."""
         if self.machine.stopping:
             return
         self.reason = reason
@@ -484,14 +484,14 @@ class ParameterServerNode(ManagedNode):
         self._publish_status()
 
     def interrupt(self) -> None:
-        """End the run, because the user asks for it; at once if it is ending already."""
+        """End the run at the user's request; end at once if the run is ending already."""
         if not self.configured or self.machine.stopping:
             self.finish()
         else:
             self.request_stop('interrupted')
 
     def _await_final(self, now: float) -> None:
-        """Wait for the evaluations of the final model from now on, within the time of the end."""
+        """Wait for the evaluations of the final model from now on, at most until `stop_by`."""
         self._finish_by = min(now + 2 * self.settings.heartbeat.limit, self.machine.limits.stop_by)
 
     def _all_final(self) -> bool:
@@ -499,7 +499,7 @@ class ParameterServerNode(ManagedNode):
             and not (self._above is not None and self._above.pushing)
 
     def _not_final(self) -> set[str]:
-        """The robots of the end whose accuracy of the final model is not recorded yet."""
+        """Return the present robots whose accuracy of the final model is not recorded yet."""
         if self._recorder is None:
             return set()
         present = {m.robot for m in self.machine.members.values() if m.state != AWAY}
@@ -540,7 +540,7 @@ class ParameterServerNode(ManagedNode):
         self._record(lambda recorder: recorder.fault(self.elapsed, robot, what, detail))
 
     def _record(self, write: Callable[[Recorder], None]) -> None:
-        """Write to the records, if any. A full disk costs the records, not the training."""
+        """Write to the records, if any. A full disk stops the records, not the training."""
         if self._recorder is None or self.done:
             return
         try:
@@ -552,7 +552,7 @@ class ParameterServerNode(ManagedNode):
     # -- checkpoints ---
 
     def save(self, name: str = '') -> Path:
-        """Write a checkpoint, of the run or with a name of its own; return its path."""
+        """Write a checkpoint and return its path; ``name``: keep it apart from the run's own."""
         if self.out is None:
             raise checkpoint.CheckpointError('the server has no out directory')
         keep = self.settings.server.keep
@@ -565,7 +565,7 @@ class ParameterServerNode(ManagedNode):
         return self._writer.write(store, to_host(machine.master), state, self.elapsed)
 
     def _save_or_say(self) -> None:
-        """Write the run's checkpoint; if that fails, say so once, and again when it works."""
+        """Write the run's checkpoint; log when that fails, and when it works again."""
         try:
             self.save()
         except checkpoint.CheckpointError as error:

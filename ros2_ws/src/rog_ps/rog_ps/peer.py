@@ -1,4 +1,4 @@
-"""What the server's node has of one robot: topics, the emulated link, and its proofs."""
+"""The server's side of one robot: topics, the emulated link, and the check of its statuses."""
 
 from __future__ import annotations
 
@@ -83,6 +83,6 @@ class Peer:
         if message.iteration > member.granted > 0:  # records take a line for each iteration
             raise RemoteProtocolError(f'it must have finished at most iteration {member.granted}, '
                                       f'which was granted, got {message.iteration}')
-        # Everybody can see the other fields, and a robot that is said to stop is out.
+        # Anyone can read and repeat the other fields, and such a status takes the robot out.
         if message.state in (PAUSED, STOPPED) and message.session != member.incarnation ^ server:
             raise RemoteProtocolError('it says that the robot stops, but not its secret session')

@@ -1,4 +1,4 @@
-"""What the server's node tells everybody: the fleet's status, and its part of /diagnostics."""
+"""What the server's node publishes: the fleet's status, and its part of /diagnostics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rog_ros.servers import this_process, this_version
 
 from .directory import Claim
 
-ASK_EVERY = 10.0  # seconds between two looks at who publishes
+ASK_EVERY = 10.0  # seconds between two queries for publishers
 STATES = {'pulling': 'training', 'draining': 'training'}  # names of states in RobotStatus
 
 
@@ -34,11 +34,11 @@ class Reports:
         self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
         self.count = 0                       # statuses published
-        # When we asked who publishes, how many messages were refused then, and the answer.
+        # Of the last query for publishers: its time, messages refused until then, and the answer.
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
 
     def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str]) -> None:
-        """Publish the fleet's status; ``elapsed``: s of training, ``paused``: robots that are."""
+        """Publish the fleet's status; ``elapsed``: s of training; ``paused``: paused robots."""
         now = time.monotonic()
         active = machine.active()
         self.count += 1
@@ -73,7 +73,7 @@ class Reports:
                  bases: Mapping[str, str]) -> None:
         """Publish health: robots that are away, and messages that were refused.
 
-        ``unsaved``: why there is no checkpoint. ``above``: name and state of the fleet above.
+        ``unsaved``: why there is no checkpoint. ``above``: name and state in the parent fleet.
         ``dropped``: messages refused, by sender. ``bases``: of the robots' topics.
         """
         away = [m.robot for m in machine.members.values() if m.state == AWAY]
@@ -103,10 +103,10 @@ class Reports:
         self._diagnostics.publish(message)
 
     def _who_publishes(self, dropped: Counter[str], bases: Mapping[str, str]) -> dict[str, str]:
-        """Publishers of the statuses of robots of which messages were refused, if several.
+        """Return the publishers of each status topic with refused messages that has several.
 
-        rclpy does not tell which publisher has sent a message, so all are named. Asking takes a
-        while, so it is done now and then.
+        rclpy does not tell which publisher has sent a message, so all are named. The query takes a
+        while, so it runs only now and then.
         """
         now, total = time.monotonic(), dropped.total()
         asked, former, found = self._asked

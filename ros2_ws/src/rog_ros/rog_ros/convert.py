@@ -108,7 +108,7 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
 
 
 def payload_bytes(message: Chunk | Ack | End | Receipt | RegisterRequest) -> int:
-    """Bytes that a message takes on the air, without what DDS and UDP add."""
+    """Return the bytes of a message on the air, without those that DDS and UDP add."""
     if isinstance(message, RegisterRequest):
         return STATUS_BYTES + sum(16 + len(name) for name, _ in message.parameters)
     if isinstance(message, Chunk):
@@ -133,16 +133,16 @@ def request_to_ros(request: RegisterRequest) -> Any:
 def request_from_ros(request: Any) -> RegisterRequest:
     """Return the registration that a service request holds; `RemoteProtocolError` if malformed."""
     if len(request.names) > MAX_PARAMETERS:
-        raise RemoteProtocolError(f'registration names {len(request.names)} parameters; a model '
-                                  f'may have {MAX_PARAMETERS}')
+        raise RemoteProtocolError(f'registration must name at most {MAX_PARAMETERS} parameters, '
+                                  f'got {len(request.names)}')
     for text in (request.robot, request.codec, request.granularity, request.digest,
                  *request.names):
         if len(text) > MAX_NAME:
-            raise RemoteProtocolError(f'registration has a name of {len(text)} characters; it may '
-                                      f'have {MAX_NAME}')
+            raise RemoteProtocolError('names in a registration must have at most '
+                                      f'{MAX_NAME} characters, got {len(text)}')
     if len(request.names) != len(request.shapes):
-        raise RemoteProtocolError(f'registration names {len(request.names)} parameters but gives '
-                                  f'{len(request.shapes)} shapes')
+        raise RemoteProtocolError('registration must give one shape for each parameter, got '
+                                  f'{len(request.shapes)} shapes for {len(request.names)}')
     if not all(_SHAPE.fullmatch(shape) for shape in request.shapes):
         raise RemoteProtocolError('registration has a shape that is not numbers joined by x, or is '
                                   'too large')

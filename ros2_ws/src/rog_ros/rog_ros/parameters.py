@@ -39,8 +39,8 @@ class WorkerSettings(ManagedSettings, LinkSettings, Computer, FleetSettings):
     rank: int = setting(0, 'rank of this robot, selects its share of the data', ge=0, le=65535)
     world: int = setting(1, 'number of robots that share the data', ge=1, le=65536)
     server_namespace: str = setting('/rog', 'namespace of the parameter server')
-    out: str = setting('', 'directory of the run, the same when the robot is started again; in '
-                           'robots/NAME it keeps what it has not sent. Empty: it keeps nothing',
+    out: str = setting('', 'directory of the run, the same after a restart; the robot keeps what '
+                           'it has not sent in its robots/NAME; empty: it keeps nothing',
                        empty=True)
 
 
@@ -57,7 +57,7 @@ class ServerSettings(ManagedSettings, LinkSettings, FleetSettings):
                                       'and ROBOT.link.* for each; empty: any robot may join')
     out: str = setting('', 'directory for run.jsonl, summary.json and the checkpoint; empty for '
                        'none', empty=True)
-    resume: bool = setting(False, 'go on from the checkpoint in the out directory, if there is one')
+    resume: bool = setting(False, 'continue from the checkpoint in the out directory, if any')
     fleet: str = setting('', 'name of the fleet, for the records', empty=True)
 
 
@@ -68,16 +68,16 @@ class RobotEntry(Computer):
 
 
 def is_drivable(node: Node, model: type[ManagedSettings]) -> bool:
-    """Whether anybody may change the state of a node: a control call, which carries no tag.
+    """Whether anyone may change the state of a node.
 
-    So not where the fleet has a key, or takes no control calls.
+    This is a control call without a tag: refused if the fleet has a key, or accepts no such calls.
     """
     found = declare_early(node, model, 'security.key', 'security.control')
     return not found['security.key'] and found.get('security.control', True)
 
 
 def worker_parameters(fleet: FleetConfig, robot: RobotConfig, out: str = '') -> dict[str, Any]:
-    """Parameters of a robot's worker node."""
+    """Return the parameters of a robot's worker node."""
     rank, world = fleet.share(robot.name)
     return parameters(WorkerSettings(**_sections(fleet) | {
         'training': changed(fleet.training, pace=robot.pace), 'link': robot.link,
@@ -87,7 +87,7 @@ def worker_parameters(fleet: FleetConfig, robot: RobotConfig, out: str = '') -> 
 
 
 def upstream_parameters(settings: ServerSettings) -> dict[str, Any]:
-    """Parameters of the worker that stands for a server's fleet in the fleet above."""
+    """Return the parameters of the worker that represents a server's fleet in its parent fleet."""
     above = settings.upstream
     return parameters(WorkerSettings(
         training=changed(settings.training, codec=above.codec, granularity=above.granularity),
@@ -98,7 +98,7 @@ def upstream_parameters(settings: ServerSettings) -> dict[str, Any]:
 
 
 def server_parameters(fleet: FleetConfig, out: str) -> dict[str, Any]:
-    """Parameters of the parameter-server node."""
+    """Return the parameters of the parameter-server node."""
     found = parameters(ServerSettings(**_sections(fleet) | {
         'robots': tuple(robot.name for robot in fleet.robots), 'out': out, 'fleet': fleet.name}))
     for robot in fleet.robots:
@@ -112,11 +112,11 @@ def _sections(fleet: FleetConfig) -> dict[str, Any]:
 
 
 def declare_robots(node: Node, names: tuple[str, ...]) -> dict[str, RobotEntry]:
-    """Declare the parameters of each robot at the server; returns name -> what they say.
+    """Declare the parameters of each robot at the server; return name -> their values.
 
-    :raises ConfigError: for a name that cannot be one, or stands there twice.
-    :raises SettingError: names the parameter.
-    :raises TraceError: for a trace that can't be read.
+    :raises ConfigError: a name is invalid, or given twice.
+    :raises SettingError: a value is invalid; the text names the parameter.
+    :raises TraceError: a trace cannot be read.
     """
     robots: dict[str, RobotEntry] = {}
     for name in names:
@@ -125,17 +125,17 @@ def declare_robots(node: Node, names: tuple[str, ...]) -> dict[str, RobotEntry]:
                               'own name')
         robots[name] = entry = declare(node, RobotEntry, f'{name}.')
         if entry.link.emulate and (entry.link.trace or entry.link.rate):
-            link_trace(entry.link)  # is there, and can be read
+            link_trace(entry.link)  # raises if it cannot be read
     return robots
 
 
 def fleet_namespace(server: str) -> str:
-    """Return what stands before the namespaces of server and robots: '/blue' of '/blue/rog'."""
+    """Return the common prefix of the namespaces of server and robots: '/blue' of '/blue/rog'."""
     return server.rstrip('/').rpartition('/')[0]
 
 
 def robot_name(name: Any) -> str:
-    """Return ``name`` if a robot can be called so: it becomes part of topic names."""
+    """Return ``name`` if it can be a robot's name, which becomes part of topic names."""
     if not (isinstance(name, str) and re.fullmatch(r'[A-Za-z]\w*(/[A-Za-z]\w*)*', name, re.ASCII)
             and '__' not in name):
         raise ConfigError(f"'{name}' cannot be the name of a robot; it becomes its namespace: "

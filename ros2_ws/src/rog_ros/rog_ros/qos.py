@@ -5,12 +5,12 @@ from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPo
 
 __all__ = ['CHUNK', 'CONTROL', 'DIAGNOSTICS', 'STATUS']
 
-# Row chunks and their acknowledgements: we repeat what is lost ourselves, and nothing may queue up
-# behind a dead link. Deep enough for a burst that arrives while a callback runs.
+# Row chunks and their acknowledgements: the protocol itself repeats what is lost, and nothing may
+# queue up behind a dead link. Deep enough for a burst that arrives while a callback runs.
 CHUNK = QoSProfile(depth=512, history=HistoryPolicy.KEEP_LAST,
                    reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE)
 
-# Ends and receipts of transfers: few, and each is waited for.
+# Ends and receipts of transfers: few, and a peer waits for each.
 CONTROL = QoSProfile(depth=16, history=HistoryPolicy.KEEP_LAST,
                      reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 

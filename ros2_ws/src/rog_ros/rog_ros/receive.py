@@ -1,4 +1,4 @@
-"""Passes messages of a topic to the state machine, and says what a transfer has left there."""
+"""Passes messages of a topic to the state machine, and writes log lines about transfers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, p
     """Pass a transfer's message to the machine; return its actions, or None if it was refused.
 
     ``peer``: the sender, a robot's name or `the server`. ``keys``: number of the session, and the
-    keys that its tags are made with; None: the fleet has no key. A refusal is logged, but not of
-    messages from before a restart, which are expected then.
+    keys of its tags; None: the fleet has no key. A refusal is logged, except for messages from
+    before a restart, which are expected.
     """
     try:
         value = from_ros(message)
@@ -44,8 +44,8 @@ def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, p
 def checksum_of(transfer: TransferId, rows: Array) -> str:
     """Return the line that both sides log when a transfer to a robot is closed.
 
-    It names the transfer and the ``rows`` that the robot holds from then on: its own, and the copy
-    of them at the server (`training.checksums`).
+    It holds a checksum of the ``rows`` that the robot then has: its own, or the mirror at the
+    server (`training.checksums`).
     """
     name = f'{transfer.incarnation:x}/{transfer.kind}/{transfer.iteration}/{transfer.attempt}'
     return f'checksum of {name}: {zlib.crc32(to_host(rows).tobytes()):08x}'

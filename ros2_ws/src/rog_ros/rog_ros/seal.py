@@ -1,20 +1,20 @@
-"""The fleet key: which messages are proved by it, and how.
+"""The fleet key: which messages it proves, and how.
 
-A fleet key is 32 random bytes. From it each robot's own key is derived, so that a robot that is
-lost reveals no other's. When a robot registers, both sides derive two session keys from the robot's
-key and the random numbers of the two processes: nothing of a former session is of use in another.
-Every message carries a tag of 16 bytes over its typed fields, so it is the same for every
-implementation of DDS: keyed BLAKE2b (RFC 7693, `hashlib`); and for large chunks GMAC, that is
-AES-256-GCM which encrypts nothing (NIST SP 800-38D, package `cryptography`): processors have
-instructions for it. Its nonce is the number of the chunk, which is never used for another one with
-the same key. The key proves who has sent what; it hides nothing.
+A fleet key is 32 random bytes. Each robot's own key is derived from it, so that a lost robot does
+not reveal the key of another. When a robot registers, both sides derive two session keys from the
+robot's key and the random numbers of the two processes, so messages of one session are invalid in
+another. Every message carries a tag of 16 bytes over its typed fields, the same for every
+implementation of DDS: keyed BLAKE2b (RFC 7693, `hashlib`); for large chunks GMAC, which is
+AES-256-GCM without encryption (NIST SP 800-38D, package `cryptography`), as processors have
+instructions for it. Its nonce is the number of the chunk, which no other chunk has with the same
+key. The key proves who has sent a message; it hides nothing.
 
-A fleet status is for everybody, also for robots that have not registered with this process, so it
-is signed: Ed25519 (RFC 8032). A robot's key file holds the public half, with which it cannot sign.
+A fleet status is for all, also for robots that have not registered with this process, so it is
+signed: Ed25519 (RFC 8032). A robot's key file holds the public half, which cannot sign.
 
 Within a session a repeated message does no harm: transfers are numbered, chunks count once, and
-statuses carry a counter. A registration names the server process that it is meant for, which takes
-each worker process once; control calls carry the time.
+statuses carry a counter. A registration names the server process that it is meant for, which
+accepts each worker process once; control calls carry the time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SealError(RemoteProtocolError):
 # -- keys ------------------------------------------------------------------------------------------
 
 def derived(secret: bytes, *parts: str | int) -> bytes:
-    """Return the key that belongs to these words and 64-bit numbers, in this order."""
+    """Return the key derived with these words and 64-bit numbers, in this order."""
     text = b''.join(_length(p.encode()) if isinstance(p, str) else b'#' + p.to_bytes(8, 'little')
                     for p in parts)
     return hashlib.blake2b(text, key=secret, digest_size=SECRET, person=b'rog key').digest()
@@ -60,7 +60,7 @@ def _length(data: bytes) -> bytes:
 
 
 def process_of(incarnation: int) -> int:
-    """Return the number that tells processes apart in public; it says nothing of the secret one."""
+    """Return a public number of a process, which does not reveal its secret incarnation."""
     digest = hashlib.blake2b(incarnation.to_bytes(8, 'little'), digest_size=8, person=b'rog life')
     return int.from_bytes(digest.digest(), 'little')
 
@@ -68,7 +68,7 @@ def process_of(incarnation: int) -> int:
 class Key(NamedTuple):
     """A key file's content. ``robot``: whose key it is; empty: the fleet's.
 
-    ``public``: what checks the server's signatures, 32 bytes; empty in the fleet's, which signs.
+    ``public``: 32 bytes that check the server's signatures; empty in the fleet's, which signs.
     """
 
     secret: bytes
@@ -84,13 +84,13 @@ class Key(NamedTuple):
                                            Signature(self).public)
 
     def control(self) -> bytes:
-        """Return the key of control calls; only who has the fleet's key can make them."""
+        """Return the key of control calls, which only the fleet's key gives."""
         if self.robot:
             raise ConfigError(f"this is the key of '{self.robot}'; this needs the fleet's own")
         return derived(self.secret, 'control')
 
     def text(self) -> str:
-        """Return what the file holds."""
+        """Return the text of the key file."""
         return ' '.join((MAGIC, self.robot or '-', self.secret.hex(),
                          *[self.public.hex()] * bool(self.robot))) + '\n'
 
@@ -101,7 +101,7 @@ def new_key() -> Key:
 
 
 def write_key(path: Path, key: Key) -> None:
-    """Write a new file that only its owner can read; one that is there is never replaced."""
+    """Write a new file that only its owner can read; never replace an existing file."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -130,7 +130,7 @@ def read_key(path: str | Path) -> Key:
                                                                        SECRET * bool(key.robot)]:
             raise ValueError
     except (ValueError, IndexError, TypeError):
-        raise ConfigError(f'{path} is no key of rog key, or is damaged') from None
+        raise ConfigError(f'{path} is not a key of rog key, or is damaged') from None
     return key
 
 
@@ -188,8 +188,8 @@ def _part(get: Callable[[Any], Any], idl: str) -> Callable[[Any], bytes]:
     return lambda m: struct.pack('<I', len(get(m))) + b''.join(map(one, get(m)))
 
 
-# Numbers that the tags of a chunk and of an acknowledgement are made of. The first 12 bytes of a
-# chunk's are its nonce: they number it within a session and direction, and padding makes them 12.
+# The numbers under the tag of a chunk and of an acknowledgement. The first 12 bytes of a chunk's,
+# padding included, are its nonce: they number it within a session and direction.
 _CHUNK = struct.Struct('<IIBxxxBHQII').pack
 _NONCE = slice(12)
 _ACK = struct.Struct('<3sIBQIIQ').pack
@@ -209,7 +209,7 @@ def _cryptography() -> tuple[Any, Any, Any]:
 
 
 class Side:
-    """The keys of one side of a session: what it sends, it seals with them."""
+    """The keys with which one side of a session seals what it sends."""
 
     def __init__(self, key: bytes) -> None:
         self._begin = hashlib.blake2b(key=derived(key, 'messages'), digest_size=TAG).copy
@@ -219,7 +219,7 @@ class Side:
     def tag_of(self, message: Any, value: Any = None) -> bytes:
         """Return the tag of a message of ROS, or of a `Chunk` or an `Ack`.
 
-        ``value``: what the message says, if it is known. Chunks and acknowledgements are many, and
+        ``value``: the message converted to a `Chunk` or an `Ack`, if known. These are many, and
         reading a field of a ROS message costs more than one of a value.
         """
         content = message if value is None else value
@@ -247,7 +247,7 @@ class Side:
 
 
 def tag_of(key: bytes, message: Any, more: bytes = b'') -> bytes:
-    """Return the tag of a message that belongs to no session; ``more``: proved beside it."""
+    """Return the tag of a message outside a session; ``more``: bytes that the tag also proves."""
     return hashlib.blake2b(canonical(message) + more, key=key, digest_size=TAG).digest()
 
 
@@ -259,8 +259,8 @@ def check(key: bytes, message: Any, more: bytes = b'') -> None:
 def only_proved(future: Any, proves: Callable[[Any], bool]) -> None:
     """Let only an answer that ``proves`` accepts complete a call.
 
-    Anybody can offer a service of the same name, and its answer may be there first. ROS 2 passes
-    on all answers to a call as long as its future is pending.
+    Anyone can offer a service of the same name, and its answer may arrive first. ROS 2 passes on
+    all answers to a call as long as its future is pending.
     """
     complete = future.set_result
 
@@ -279,7 +279,7 @@ def _check(message: Any, tag: bytes) -> None:
 
 
 class Signature:
-    """Signs the statuses of a fleet's server, and checks them; ``key``: a robot's only checks."""
+    """Signs and checks the statuses of a fleet's server; a robot's ``key`` can only check."""
 
     def __init__(self, key: Key) -> None:
         _, ed25519, self._invalid = _cryptography()
@@ -299,7 +299,7 @@ class Signature:
 
     def proves(self, status: Any) -> bool:
         """Whether a server with the fleet's key has sent this status, at whatever time."""
-        if len(status.robots) > MEMBERS:  # checking costs as much as it says
+        if len(status.robots) > MEMBERS:  # a check takes longer for a longer status
             return False
         try:
             self._verify(bytes(status.tag), canonical(status))

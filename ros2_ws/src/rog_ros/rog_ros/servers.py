@@ -1,4 +1,4 @@
-"""Two parameter servers at one place: who gives way, and to which of them a robot listens."""
+"""Two parameter servers in one namespace: which one ends, and to which a robot listens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rog_core.errors import shown
 from .seal import Signature
 
 PROVIDERS = ('rog_ros', 'rog_suite')  # distributions that this package is in: workspace, wheel
-AT_ONCE = 2   # servers that differ by so few statuses have begun at the same time
+AT_ONCE = 2   # largest difference in statuses of servers that have begun at the same time
 YOUNG = 10.0  # s in which a server that meets another one may still give way
 FRESH = 30.0  # s for which a proved status of another server counts; clocks may differ by that
 NAMED = 80    # characters that are shown of a machine's or a method's name
@@ -37,21 +37,20 @@ def is_there(status: Any) -> bool:
 
 
 class Others:
-    """Whether a status shows that another server is there, at the place of one of our own.
+    """Decides whether a status shows another server in the namespace of our own.
 
-    With a key only a status counts that is proved by it and was just made. Else a stranger could
-    keep a server from starting, or make it end, with a status of its own making; or with one that
-    it has recorded, of a server that is gone.
+    With a key, only a recent status that the key proves counts. Otherwise a stranger could keep a
+    server from starting, or end it, with a forged status, or a recorded one of a former server.
 
     :param signature: of the fleet's key; None: it has none.
-    :param run: that our server goes on with. A former server of it is dead, or still holds the lock
-        of its directory, which then refuses us; 0: a new one.
+    :param run: the run that our server resumes; 0: a new one. A status of this run does not count:
+        its former server is dead, or still holds the lock of the directory, which then refuses us.
     :param process: public number of our process, if it publishes statuses.
     """
 
     def __init__(self, signature: Signature | None, run: int = 0, process: int = 0) -> None:
         self._signature, self._run, self._process = signature, run, process
-        self.refused = ''  # why the last status of somebody else did not count
+        self.refused = ''  # why the last status of another process did not count
 
     def shows(self, status: Any, now: float) -> bool:
         """Whether another server is there; ``now``: time since 1970, s."""
@@ -79,7 +78,7 @@ def refusal(status: Any, place: str) -> str:
 
 
 def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
-    """Whether a server ends because of another one: the younger does, while it is young.
+    """Whether our server ends because of another: the younger one does, if younger than `YOUNG`.
 
     :param mine: elapsed time of its run, s, the count of its last status, and its incarnation.
     :param other: the other's status, which may be a moment old.
@@ -96,13 +95,13 @@ def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
 
 
 class Order:
-    """Which proved statuses of servers not our own are new; others are recordings, and dropped.
+    """Decides which proved statuses of other servers are new; the rest are recordings.
 
-    The order is the servers' own: the count within a process, the start within a run, else the time
-    of the servers' clocks. The robot's clock plays no part.
+    The order is that of the count within a process, of the start within a run, else of the servers'
+    clocks. The robot's clock plays no part.
 
-    :param limit: s without a new status after which one of another process counts whatever its
-        time: a server may be moved to a machine whose clock is behind. The answer to a
+    :param limit: s without a new status after which a status of another process counts, whatever
+        its time: a server may have moved to a machine whose clock is behind. The answer to a
         registration then proves which process is there.
     """
 
@@ -132,9 +131,9 @@ def _made(status: Any) -> tuple[int, int]:
 
 
 class Loyalty:
-    """A robot stays with the server that has accepted it, as long as it hears of it.
+    """Keeps a robot with the server that has accepted it, as long as this server is heard.
 
-    :param limit: s of silence after which that one counts as gone.
+    :param limit: s of silence after which the server counts as gone.
     """
 
     def __init__(self, limit: float) -> None:
@@ -149,14 +148,13 @@ class Loyalty:
         return own or now - self._heard > self._limit
 
     def note(self, own: bool, status: Any) -> None:
-        """Take note of a status that is proved with the fleet's key; ``own``: see `listens`.
+        """Note a status that is proved with the fleet's key; ``own``: see `listens`.
 
-        One from a later start of the run of our server says that ours is dead, since a server
-        holds a lock on the run's directory as long as it lives: there is no need to wait until
-        silence shows it. Never call this without a proof: anybody can read run and start, and
-        could send the robot away from a server that is well. That is why a fleet without a key
-        waits; when DDS sees that the writer of a killed server is gone is no help, as it trusts
-        one for 30 s.
+        A status from a later start of our server's run says that ours is dead, since a server holds
+        a lock on the run's directory as long as it lives. So the robot need not wait for silence.
+        Never call this without a proof: anyone can read run and start, and could lead the robot
+        away from a healthy server. That is why a fleet without a key waits. DDS does not help: it
+        notices only after 30 s that the writer of a killed server is gone.
         """
         run, start = status.run, status.start
         if own:

@@ -249,7 +249,7 @@ def test_what_is_no_key_is_refused(tmp_path, text):
     path = tmp_path / 'fleet.key'
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match='is no key'):
+    with pytest.raises(ConfigError, match='is not a key of rog key'):
         read_key(path)
     with pytest.raises(ConfigError, match='cannot be read'):
         read_key(tmp_path / 'none')

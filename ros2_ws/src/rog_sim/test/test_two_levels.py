@@ -80,7 +80,7 @@ def test_a_fleet_goes_on_while_the_wan_is_dead(tmp_path):
 
 
 def test_a_method_that_is_not_of_local_steps_is_refused_above(tmp_path):
-    with pytest.raises(ConfigError, match='methods of local steps'):
+    with pytest.raises(ConfigError, match='must have local steps, got'):
         simulate(two_levels(tmp_path, 'rsp:4'))
 
 

@@ -1,1 +1,1 @@
-"""What a fleet trains: tasks, data, shards and the shifts that spoil them. Knows no ROS."""
+"""What a fleet trains: tasks, data, shards and the shifts that spoil them. Does not use ROS."""

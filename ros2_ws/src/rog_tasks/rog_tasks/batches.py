@@ -1,4 +1,4 @@
-"""The batches of one shard: round and round, in a new order each time."""
+"""The batches of one shard, repeated in a new order each time."""
 
 from collections.abc import Iterator
 
@@ -23,8 +23,8 @@ class Batches(Iterator[Batch]):
 
     :param shard: (n,) indices into ``images`` and ``labels``, n at least 1.
     :param size: samples in a batch, B.
-    :param shift: spoils the images, anew each time they come round.
-    :param generator: of the order and of the shift.
+    :param shift: spoils the images, anew in each pass.
+    :param generator: for the order and the shift.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, shard: Tensor, size: int, shift: Shift,
@@ -39,7 +39,7 @@ class Batches(Iterator[Batch]):
             self._labels[chosen]
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` batches without making their images."""
+        """Skip ``count`` batches without making their images."""
         for _ in range(count):
             self._shift.skip(len(self._choose()), self._generator)
 

@@ -1,7 +1,7 @@
-"""What is expensive to make is kept in the user's cache directory, by what it was made from.
+"""Keeps tensors that are expensive to make in the user's cache directory.
 
-Files are safetensors. The name of a file is a digest of everything that its content depends on, so
-that it never has to be made anew for another reason than being lost or damaged.
+Files are safetensors. The name of a file is a digest of all that its content depends on, so only a
+lost or damaged file must be made anew.
 """
 
 import fcntl
@@ -17,16 +17,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 PATIENCE = 3600.0
-"""Seconds to wait for another process that makes the same; after them it is made twice."""
+"""Seconds to wait for another process that makes the same file; after them both make it."""
 
 EVERY = 5.0
-"""Seconds between two lines about the progress of something that takes long."""
+"""Seconds between two lines about the progress of a long operation."""
 
 Tensors = dict[str, Tensor]
 
 
 def digest(*parts: str | bytes | memoryview) -> str:
-    """Return the SHA-256 of ``parts``; where one ends and the next begins matters.
+    """Return the SHA-256 of ``parts`` and of the places where they are divided.
 
     A text is UTF-8, or the name of a file as the file system gave it.
     """
@@ -47,10 +47,10 @@ def digest_of(tensors: Tensors) -> str:
 
 
 def cached(kind: str, key: str, make: Callable[[], Tensors]) -> Tensors:
-    """Return what ``make`` returns, from the cache where it is there and whole.
+    """Return what ``make`` returns, from the cache if a valid file is there.
 
-    The tensors of a file are mapped into memory, which processes share until one writes to them.
-    Where nothing can be kept, a line on standard error says so, and it is made anew each time.
+    The tensors of a file are mapped into memory, which processes share until one writes to them. If
+    nothing can be kept, print a line on standard error, and make the tensors anew each time.
 
     :param kind: folder in the cache: ``images``, ``weights``.
     :param key: digest of all that the tensors depend on.
@@ -86,10 +86,10 @@ def _say_not_kept(kind: str, root: Path, error: Exception) -> None:
 
 
 class Progress:
-    """Says on standard error how far something is that takes longer than `EVERY`.
+    """Prints the progress of an operation longer than `EVERY` on standard error.
 
-    :param what: what is done: ``reading train.tar.gz``.
-    :param total: steps that it has.
+    :param what: the operation: ``reading train.tar.gz``.
+    :param total: number of its steps.
     """
 
     def __init__(self, what: str, total: int) -> None:
@@ -97,7 +97,7 @@ class Progress:
         self._said = time.monotonic()
 
     def step(self) -> None:
-        """Count one more."""
+        """Count one step."""
         self._done += 1
         now = time.monotonic()
         if now - self._said >= EVERY:
@@ -106,7 +106,7 @@ class Progress:
 
 
 def _read(path: Path) -> Tensors | None:
-    """Return the tensors of a file, or None if it is not there or not as it was written."""
+    """Return the tensors of a file, or None if it is missing or damaged."""
     try:
         with safe_open(str(path), 'pt') as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -128,7 +128,7 @@ def _write(path: Path, tensors: Tensors) -> None:
 
 
 def _wait_alone(file: IO[str]) -> None:
-    """Wait for the lock of a file, which ends when it is closed; not longer than `PATIENCE`."""
+    """Wait for the lock of a file, which ends when the file is closed; at most `PATIENCE`."""
     end = time.monotonic() + PATIENCE
     while not _locked(file) and time.monotonic() < end:
         time.sleep(0.2)

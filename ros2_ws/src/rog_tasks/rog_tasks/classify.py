@@ -20,7 +20,7 @@ from rog_tasks.shift import Shift
 from rog_tasks.task import Task
 
 PIXELS_AT_ONCE = 1 << 16
-"""Pixels that are recognised at a time: what a network makes of them then fits a CPU's cache. 64
+"""Pixels that are recognised at a time: a network's values for them then fit a CPU's cache. 64
 images of 32x32 took 0.7 ms each with ConvMlp, 512 of them 1.2 ms."""
 
 
@@ -34,9 +34,9 @@ class Classification(Task):
     :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:function`` of a
         function or class that returns a model: images (N, C, H, W), 0 to 1, to logits (N, classes).
     :param model_options: keyword arguments of that function.
-    :param split: who gets which images, see :func:`rog_tasks.shards.partition`.
-    :param test_limit: evaluate on at most so many test images, evenly chosen; 0 for all.
-    :raises TaskError: for an option that cannot be, which it names.
+    :param split: which robot gets which images, see :func:`rog_tasks.shards.partition`.
+    :param test_limit: most test images to evaluate on, evenly chosen; 0: all.
+    :raises TaskError: names an invalid option.
     """
 
     def __init__(self, seed: int = 0, data: str = 'shapes',
@@ -51,7 +51,7 @@ class Classification(Task):
         self._model_spec = model
         self._model_options = dict(model_options or {})
         self._data = self._load(data, dict(data_options or {}))
-        images = len(self._data.test_labels)  # evenly chosen: they may be in the order of classes
+        images = len(self._data.test_labels)  # choose evenly: they may be in the order of classes
         chosen = torch.arange(test_limit) * images // test_limit \
             if 0 < test_limit < images else slice(None)
         self._test = as_float(self._data.test_images[chosen]), self._data.test_labels[chosen]
@@ -67,7 +67,7 @@ class Classification(Task):
         return made
 
     def batches(self, rank: int, world: int) -> Iterator[Batch]:
-        """Yield (images (B, C, H, W), labels (B,)), the shard again and again in new orders."""
+        """Yield (images (B, C, H, W), labels (B,)) of the shard, repeated in new orders."""
         return Batches(self._data.train_images, self._data.train_labels, self._shard(rank, world),
                        self.batch_size, self._shift, self._generator('batches', rank))
 
@@ -97,13 +97,13 @@ class Classification(Task):
         except TypeError as error:
             raise TaskError(f'data_options of {data}: {error}') from error
         if not isinstance(loaded, ImageData):
-            raise TaskError(f'data {data!r} gives {type(loaded).__name__}, no ImageData')
+            raise TaskError(f'data {data!r} must return ImageData, got {type(loaded).__name__}')
         return loaded
 
     def _shard(self, rank: int, world: int) -> Tensor:
         if not 0 <= rank < world:
             raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
-        shards = self._shards  # once: another thread may ask for another world
+        shards = self._shards  # read once: another thread may ask for another world
         if len(shards) != world:
             shards = self._shards = self._cut(world)
         return shards[rank]
@@ -115,7 +115,7 @@ class Classification(Task):
         return [torch.from_numpy(shard) for shard in shards]
 
     def _number(self, purpose: str, rank: int = 0, seed: int | None = None) -> int:
-        """Return the seed of one purpose, so that no two draw the same numbers."""
+        """Return the seed for a purpose, so that no two purposes draw the same numbers."""
         entropy = [self._seed if seed is None else seed, rank, *purpose.encode()]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
@@ -141,7 +141,7 @@ def fit(model: nn.Module, loss: Callable[[nn.Module, Batch], Tensor], batches: I
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of ``images`` that ``model`` labels rightly; leaves its mode as it was."""
+    """Return the share of ``images`` that ``model`` labels correctly; its mode stays."""
     at_once = max(1, PIXELS_AT_ONCE // images[0, 0].numel())
     training = model.training
     model.eval()

@@ -1,7 +1,7 @@
 """CRUDA: robots adapt a shared recogniser to fog and a change of brightness (ROG, Section VI).
 
 The recogniser is trained on clean images. Then the world changes: every image is spoilt. As in the
-paper, the fleet adapts with labelled examples, made by spoiling the original training images.
+paper, the fleet adapts with labelled examples, which are spoilt original training images.
 """
 
 import inspect
@@ -23,7 +23,7 @@ LEARNING_RATE = 0.005
 robots x 24 images, with momentum .9 (Nesterov), plain or with one bit per element."""
 
 RECIPE = 'Adam 3e-3, one cycle, batch 64'
-"""What `Cruda.pretrain` does, for the name of its result; change it when that changes."""
+"""What `Cruda.pretrain` does, for the name of the cached result; change both together."""
 
 
 class Cruda(Classification):
@@ -35,7 +35,7 @@ class Cruda(Classification):
     :param fog, brightness: strength of the shift, see :class:`rog_tasks.shift.Shift`.
     :param pretrain_epochs: passes over the clean images in :meth:`pretrain`.
     :param pretrain_seed: of the model's initialisation and of :meth:`pretrain`, so that runs with
-        different seeds may begin with one model; by default ``seed``.
+        different seeds may begin with the same model; by default ``seed``.
     """
 
     def __init__(self, seed: int = 0, data: str = 'digits',
@@ -58,7 +58,7 @@ class Cruda(Classification):
     def pretrain(self, model: nn.Module) -> None:
         """Train ``model`` on the clean images: Adam, one cycle of the learning rate, batch 64.
 
-        What comes of data that has a digest (image folders, digits) is kept in the user's cache
+        The result for data that has a digest (image folders, digits) is kept in the user's cache
         directory, by the digest of all that it depends on.
         """
         code = _source_of(model)
@@ -91,7 +91,7 @@ class Cruda(Classification):
 
 
 def _source_of(model: nn.Module) -> str:
-    """Return the code of the classes of a model, torch's own left out; '' where it is not known."""
+    """Return the code of a model's classes other than torch's own; '' where it is not known."""
     own = {type(module) for module in model.modules()
            if not type(module).__module__.startswith('torch.')}
     try:

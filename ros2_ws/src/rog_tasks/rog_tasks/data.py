@@ -1,4 +1,4 @@
-"""Labelled images to train on, by name, from what is on the machine; nothing is downloaded.
+"""Loads labelled images by name from this machine; nothing is downloaded.
 
 A loader is a function that returns :class:`ImageData`; a task names one of :data:`LOADERS`, or any
 other as ``package.module:function``.
@@ -22,7 +22,7 @@ __all__ = ['LOADERS', 'ImageData', 'digits']
 def digits(seed: int = 0) -> ImageData:
     """scikit-learn's handwritten digits: 1797 real images of 8x8, a fifth of them for testing.
 
-    The split is stratified and follows ``seed``. It is kept in the user's cache: to import
+    The split is stratified and follows ``seed``. The user's cache keeps it, because importing
     scikit-learn takes longer than anything else that a robot does before it trains.
     """
     seed %= 2**32

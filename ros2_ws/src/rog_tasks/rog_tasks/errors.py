@@ -1,21 +1,21 @@
-"""Errors of a task or its data; each says how its author can correct it."""
+"""Errors of a task or its data; each says how to correct it."""
 
 
 from collections.abc import Sequence
 
 
 class TaskError(ValueError):
-    """A task that does not load, or an option of it that is refused."""
+    """A task cannot be loaded, or has an invalid option."""
 
 
 class DataError(TaskError):
-    """A data set that is missing, unreadable or not what its loader expects."""
+    """A data set is missing, unreadable, or not what its loader expects."""
 
 
 class SourceClosed(Exception):
-    """The run is over, and so is waiting for a camera; no more batches come."""
+    """The run is over: no wait for a camera continues, and no more batches come."""
 
 
 def some(names: Sequence[str], most: int = 10) -> str:
-    """Return a list for a message that stays readable however many names there are."""
+    """Return names as a list for a message, shortened to ``most``."""
     return ', '.join(names[:most]) + (f', ... ({len(names)})' if len(names) > most else '')

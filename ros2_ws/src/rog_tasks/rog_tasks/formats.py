@@ -1,8 +1,8 @@
 """Data sets in their published file formats.
 
 Every loader takes ``root``, a folder that holds the files, itself or in a folder below, and returns
-an :class:`ImageData`. What a file says about itself is checked before it is used; a DataError names
-the file, what is wrong and what to do.
+an :class:`ImageData`. It checks what a file says about itself before it uses it; a DataError names
+the file, the fault and the remedy.
 """
 
 import gzip
@@ -24,7 +24,7 @@ _Bytes = NDArray[np.uint8]
 _AGAIN = 'fetch it again'
 
 _LARGEST = 2**31
-"""Bytes that are read of a file at most; the largest of MNIST's has 47 million."""
+"""Most bytes read of a file; the largest of MNIST's has 47 million."""
 
 
 def mnist(root: str = 'data') -> ImageData:
@@ -111,7 +111,7 @@ def _read_idx(file: Path, rank: int) -> _Bytes:
                                 f'dimension{"s" * (rank > 1)}; {_AGAIN}')
             shape = np.frombuffer(head, '>u4', offset=4).tolist()
             size = math.prod(shape)
-            body = stream.read(min(size, _LARGEST) + 1)  # one more shows that it is too long
+            body = stream.read(min(size, _LARGEST) + 1)  # one more byte shows a file too long
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f'{file} cannot be read: {error}; {_AGAIN}') from error
     if not size or len(body) != size:
@@ -126,7 +126,7 @@ def _records(file: Path, labels: int) -> _Bytes:
     size = labels + 3072
     raw = np.fromfile(file, dtype=np.uint8)
     if not len(raw) or len(raw) % size:
-        raise DataError(f'{file}: {len(raw)} bytes are no whole number of {size}-byte records; '
+        raise DataError(f'{file}: {len(raw)} bytes are not a whole number of {size}-byte records; '
                         f'{_AGAIN}')
     records = raw.reshape(-1, size)
     _in_range(records[:, labels - 1], 10 if labels == 1 else 100, file)
@@ -144,10 +144,7 @@ def _cifar(records: _Bytes, labels: int) -> _Part:
 
 
 def _find(root: str, what: str, *names: str) -> Path:
-    """Return the one file in ``root``, or below it, that is called as the first of ``names``.
-
-    Where there is none, the one called as the next.
-    """
+    """Return the one file in ``root``, or below it, with the first of ``names`` that is found."""
     for name in names:
         found = [path for path in sorted(Path(root).rglob(name)) if path.is_file()]
         if len(found) > 1:

@@ -1,7 +1,7 @@
-"""A data set of one's own: class folders of JPEG and PNG files, in folders or archives.
+"""Your own data set: class folders of JPEG and PNG files, in folders or archives.
 
-They are decoded once, into the user's cache directory, by the digest of their content. A data set
-is for measuring, so nothing of it is left out in silence: what cannot be read is refused by name.
+The images are decoded once, into the user's cache directory, by the digest of their content. As a
+data set serves to measure, no file is left out silently: an error names one that cannot be read.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from rog_tasks.image_data import ImageData
 from rog_tasks.sources.files import ARCHIVES, Files
 from rog_tasks.sources.pictures import decode
 
-_VERSION = '2'  # of what the cache holds
+_VERSION = '2'  # of the cached content
 
 
 def image_folder(root: str = 'data', size: int = 32, memory: float = 2048.0) -> ImageData:
@@ -25,15 +25,15 @@ def image_folder(root: str = 'data', size: int = 32, memory: float = 2048.0) -> 
 
     :param root: folder that holds ``train`` and ``test``, each a folder, or an archive: ``.tar``,
         ``.tar.gz``, ``.tgz``, ``.zip``. An image's class is the folder that holds it.
-    :param memory: most MiB that the decoded images may take, and most that those of a compressed
-        tar may take encoded.
-    :raises DataError: names what is missing or cannot be used: a part, a class, a file that is no
+    :param memory: most MiB that the decoded images may take, and most that the encoded images of a
+        compressed tar may take.
+    :raises DataError: names what is missing or invalid: a part, a class, a file that is not an
         image, a link in an archive.
     """
     if not 1 <= size <= 4096:
-        raise DataError(f'size is {size}; there are 1 to 4096 pixels')
+        raise DataError(f'size must be 1 to 4096 pixels, got {size}')
     if not memory > 0:
-        raise DataError(f'memory is {memory:g}; it is MiB, more than 0')
+        raise DataError(f'memory must be more than 0 MiB, got {memory:g}')
     parts = {part: Files(str(_find(root, part)), memory * 2**20) for part in ('train', 'test')}
     classes = _classes(parts)
     needed = sum(len(files.names) for files in parts.values()) * 3 * size * size
@@ -64,20 +64,20 @@ def _classes(parts: dict[str, Files]) -> list[str]:
     for part, files in parts.items():
         loose = [name for name in files.names if '/' not in name]
         if loose:
-            raise DataError(f'{loose[0]} in {files.path} lies in no folder; the folder that holds '
-                            'an image is its class')
+            raise DataError(f'{loose[0]} in {files.path} must be in a folder, which is the class '
+                            'of its images')
         folders = {name.rpartition('/')[0] for name in files.names}
         for other in files.others:
             if other.rpartition('/')[0] in folders:
-                raise DataError(f'{other} in {files.path} is no image (JPEG or PNG), but lies '
-                                'among images; take it away')
+                raise DataError(f'{other} in {files.path} is not an image (JPEG or PNG), but lies '
+                                'among images; remove it')
         missing = sorted(set.union(*there.values()) - there[part])
         if missing:
             raise DataError(f'{files.path} holds no images of {some(missing)}')
     classes = sorted(there['train'])
     if len(classes) < 2:
-        raise DataError(f'{parts["train"].path} holds one class, {classes[0]}; to tell classes '
-                        'apart takes two: a folder for each')
+        raise DataError(f'{parts["train"].path} must hold at least two classes, got only '
+                        f'{classes[0]}; give each class a folder')
     return classes
 
 

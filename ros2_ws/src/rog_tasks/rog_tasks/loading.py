@@ -13,8 +13,8 @@ def load_object(spec: str, what: str) -> Any:
     """Import ``package.module:name`` and return the object of that name.
 
     :param what: what the object is to the user, for messages: ``task``, ``model``.
-    :raises TaskError: when the text has another form, the module is not found or fails to import,
-        or holds no such name.
+    :raises TaskError: the text has another form, the module is not found or fails to import, or
+        has no such name.
     """
     match = _SPEC.fullmatch(spec)
     if not match:

@@ -1,10 +1,10 @@
 """Small models that the shipped tasks train.
 
-None has buffers (no batch normalisation) and none draws random numbers (no dropout, also where the
-published network has it): what is trained is all that a model is, so that a fleet that exchanges
-parameters exchanges the model, and equal batches give equal gradients.
+None has buffers (no batch normalisation), so its parameters are the whole model and a fleet that
+exchanges parameters exchanges the model. None draws random numbers (no dropout, even if the
+published network has it), so equal batches give equal gradients.
 
-Each takes images (N, channels, H, W), 0 to 1, and gives logits (N, classes). The last pooling
+Each takes images (N, channels, H, W), 0 to 1, and returns logits (N, classes). The last pooling
 adapts to the size of the image; at the published size it does nothing.
 """
 
@@ -186,7 +186,7 @@ def build_model(spec: str, options: Mapping[str, Any], channels: int, classes: i
         ``package.module:function`` of a function or class that returns a model.
     :param options: keyword arguments of that function.
     :param what: what the model is to the user, for messages.
-    :raises TaskError: for a model that cannot be made.
+    :raises TaskError: the model cannot be made.
     """
     factory: Any = MODELS.get(spec)
     if factory:
@@ -198,20 +198,21 @@ def build_model(spec: str, options: Mapping[str, Any], channels: int, classes: i
     except TypeError as error:
         raise TaskError(f'{what}_options of {spec}: {error}') from error
     if not isinstance(made, nn.Module):
-        raise TaskError(f'{what} {spec!r} gives {type(made).__name__}, no torch.nn.Module')
+        raise TaskError(f'{what} {spec!r} must return a torch.nn.Module, got '
+                        f'{type(made).__name__}')
     return made
 
 
 def try_model(model: nn.Module, spec: str, image: Tensor) -> None:
-    """Check that a model takes images like ``image`` (1, C, H, W); its mode stays.
+    """Check that a model accepts images like ``image`` (1, C, H, W); its mode stays.
 
-    :raises TaskError: when it does not.
+    :raises TaskError: it does not.
     """
     training = model.training
     try:
         with torch.no_grad():
             model.eval()(image)
     except RuntimeError as error:
-        raise TaskError(f'model {spec!r} takes no images of '
+        raise TaskError(f'model {spec!r} does not accept images of '
                         f'{"x".join(map(str, image.shape[1:]))}: {error}') from error
     model.train(training)

@@ -21,19 +21,19 @@ START_BATCH = 64
 
 
 class Recognition(Task):
-    """A recogniser learns from the images that the robots see.
+    """Training of a recogniser on the images that the robots see.
 
     :param seed: of the model's initialisation, the shares of a folder, and the order.
     :param images, labels: see :func:`rog_tasks.sources.open_source`; only robots open them.
     :param classes: names of the classes.
     :param size, channels: images become (channels, size, size); 3 channels: colour, 1: grey.
     :param model, model_options: as of :class:`~rog_tasks.classify.Classification`.
-    :param start: what the model is before training, on the server: ``weights:PATH`` (safetensors),
+    :param start: the model before training, on the server: ``weights:PATH`` (safetensors),
         ``folder:PATH?epochs=5`` (trained on class folders), or '' (random).
-    :param test: ``folder:PATH`` of class folders, there on every machine, by which the model is
-        measured; '': it is not measured, and the accuracy is NaN.
-    :param test_limit: measure with at most so many images.
-    :raises TaskError: for an option that cannot be, which it names.
+    :param test: ``folder:PATH`` of class folders on every machine, to measure the model; '': it is
+        not measured, and the accuracy is NaN.
+    :param test_limit: most images to measure with.
+    :raises TaskError: names an invalid option.
     """
 
     def __init__(self, images: str, classes: Sequence[str], labels: str = '', size: int = 32,

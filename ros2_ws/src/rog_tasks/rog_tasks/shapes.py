@@ -1,7 +1,7 @@
-"""A generated set of images, larger than what dependencies ship, that needs no network and no file.
+"""A generated set of images, larger than those of our dependencies; it needs no network or file.
 
 Each class has a few smooth random prototypes, which share part of their form with those of other
-classes. An image is a prototype of its class, shifted, bent by a smooth field, stronger or weaker,
+classes. An image is a prototype of its class, shifted, bent by a smooth field, scaled in contrast,
 and noisy: easy to start on, hard to finish, and hard to learn class by class.
 """
 
@@ -15,7 +15,7 @@ from rog_tasks.image_data import ImageData
 KINDS = 3
 """Prototypes of a class."""
 SHARED = 0.6
-"""Share of a prototype's form that it has in common with one of every other class."""
+"""Share of a prototype's form that one prototype of every other class has, too."""
 SHIFT = 0.15
 """Standard deviation of the shift, in half widths of the image."""
 BEND = 0.1
@@ -28,9 +28,9 @@ def shapes(train: int = 6000, test: int = 1000, size: int = 28, channels: int = 
            classes: int = 10, seed: int = 0) -> ImageData:
     """Generate ``train`` and ``test`` images of ``size`` x ``size`` pixels, classes evenly dealt.
 
-    :param seed: of everything; it is the data set's own, so that fleets with other seeds train on
-        the same images.
-    :raises DataError: for numbers that make no data set.
+    :param seed: of everything; independent of the fleet's seed, so that fleets with other seeds
+        train on the same images.
+    :raises DataError: a number is out of range.
     """
     least = min(train, test)
     if not (2 <= classes <= least and size >= 8 and channels >= 1):

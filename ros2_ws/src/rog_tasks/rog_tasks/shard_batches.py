@@ -1,4 +1,4 @@
-"""Batches by number, for robots that hold copies of one shard and must agree (gradient coding)."""
+"""Batches by number, for robots that must agree on copies of one shard (gradient coding)."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 from rog_tasks.task import Task, endless, next_of
 
 OPEN = 256
-"""Shards whose place is remembered; the one that was not asked for longest is forgotten first."""
+"""Shards whose position is remembered; the least recently used is forgotten first."""
 
 
 @dataclass
@@ -19,12 +19,12 @@ class _Place:
 
 
 class ShardBatches:
-    """Gives batch number ``iteration`` of any of ``shards`` shards, the same on every robot.
+    """Returns batch number ``iteration`` of any of ``shards`` shards, the same on every robot.
 
-    Batches may be asked for in any order; going forward is cheap, going back starts anew. A task
-    whose ``batches`` return an object with ``skip(count)`` passes over batches without making them.
+    Batches may be requested in any order; going forward is cheap, going back starts anew. If the
+    task's ``batches`` have ``skip(count)``, skipped batches are not made.
 
-    :param task: its ``batches(shard, shards)`` say what the batches are.
+    :param task: its ``batches(shard, shards)`` return the batches.
     :param shards: number of shards of the data.
     """
 
@@ -35,8 +35,8 @@ class ShardBatches:
     def get(self, shard: int, iteration: int) -> Any:
         """Return batch ``iteration``, from 1, of ``shard``, from 0.
 
-        :raises ValueError: for an iteration below 1.
-        :raises TaskError: for a shard that there is not, from the task; for batches that end.
+        :raises ValueError: the iteration is below 1.
+        :raises TaskError: the task refuses the shard, or its batches end.
         """
         if iteration < 1:
             raise ValueError(f'iteration is {iteration}; the first is 1')

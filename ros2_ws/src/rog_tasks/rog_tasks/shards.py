@@ -15,25 +15,25 @@ from rog_tasks.image_data import as_float
 Indices = NDArray[np.int64]
 
 _CELLS = 8
-"""Images are averaged down to so many cells a side before their main direction is sought."""
+"""Cells per side to which images are averaged to find their main direction."""
 
 
 def partition(labels: NDArray[np.int64], world: int, split: str = 'iid', seed: int = 0,
               images: Tensor | None = None) -> list[Indices]:
     """Cut the samples with these ``labels`` (n,) into ``world`` shards of sorted indices.
 
-    :param split: how. All but the last give shards of equal size, within one.
+    :param split: the rule. All but the last give shards of equal size, within one.
 
-        - ``iid``: of every kind.
+        - ``iid``: at random.
         - ``sorted``: in the order of the labels, so that a robot sees one or a few classes; within
           a label in the order of the data (the pathological partition of GSGM, Section V).
-        - ``place`` or ``place:SPREAD``: each robot has its corner of the world. The images stand
-          in the order of a smooth feature, their first principal component; SPREAD, 0 by default,
-          is the deviation of the noise on it, in deviations of the feature.
-        - ``dirichlet:ALPHA``: each class is dealt out in proportions drawn from Dirichlet(ALPHA):
-          the smaller ALPHA, the fewer classes a robot sees.
+        - ``place`` or ``place:SPREAD``: each robot has its part of the world. The images are sorted
+          by a smooth feature, their first principal component; SPREAD, 0 by default, is the
+          deviation of the noise added to it, in deviations of the feature.
+        - ``dirichlet:ALPHA``: each class is divided in proportions drawn from Dirichlet(ALPHA): the
+          smaller ALPHA, the fewer classes a robot sees.
     :param images: (n, C, H, W), which ``place`` needs.
-    :raises DataError: for an unknown split, or fewer samples than shards.
+    :raises DataError: the split is unknown, or there are fewer samples than shards.
     """
     if not 1 <= world <= len(labels):
         raise DataError(f'{len(labels)} samples cannot be cut into {world} shards')
@@ -51,12 +51,12 @@ def partition(labels: NDArray[np.int64], world: int, split: str = 'iid', seed: i
         return _equal(np.argsort(feature, kind='stable'), world)
     if kind == 'dirichlet':
         return _dirichlet(labels, world, _number(split, 'ALPHA', argument, 1e-3, 1e6), rng)
-    raise DataError(f'no split is called {split!r}; there are iid, sorted, place, place:SPREAD '
-                    'and dirichlet:ALPHA')
+    raise DataError('split must be iid, sorted, place, place:SPREAD or dirichlet:ALPHA, got '
+                    f'{split!r}')
 
 
 def require_labels(shards: list[Indices], labels: NDArray[np.int64], classes: int) -> None:
-    """Check that every robot has samples and that every class is in some shard.
+    """Check that every robot has samples and that every class is in at least one shard.
 
     :param shards: indices into ``labels`` (n,), one array per robot.
     :raises DataError: names the robots without samples, or the labels that no robot has.
@@ -109,7 +109,7 @@ def _dirichlet(labels: NDArray[np.int64], world: int, alpha: float, rng: np.rand
         members = rng.permutation(np.flatnonzero(labels == label))
         cuts = np.cumsum(rng.dirichlet(np.full(world, alpha)))[:-1] * len(members)
         owner[members] = np.searchsorted(np.round(cuts), np.arange(len(members)), side='right')
-    # A robot without data cannot train: it takes a sample from the one that has most.
+    # A robot without data cannot train: give it a sample of the robot that has most.
     counts = np.bincount(owner, minlength=world)
     while counts.min() == 0:
         rich, poor = int(counts.argmax()), int(counts.argmin())

@@ -1,6 +1,6 @@
 """Fog and brightness, as DeepTest (Tian et al., ICSE 2018) spoils images.
 
-All functions take and give images (N, C, H, W), float, 0 (black) to 1 (white), and change nothing
+All functions take and return images (N, C, H, W), float, 0 (black) to 1 (white), and change nothing
 in place.
 """
 
@@ -19,7 +19,7 @@ def fog(images: Tensor, strength: float, generator: torch.Generator, cells: int 
     """Blend each image with its own bank of fog.
 
     The density of the fog is a smooth random field, between half of ``strength`` and all of it: at
-    density d a pixel p becomes (1 - d) p + d, white.
+    density d a pixel p becomes (1 - d) p + d, which is whiter.
 
     :param strength: 0 (clear) to 1 (white-out).
     :param cells: random values along each side of the field; fewer make larger banks.
@@ -37,7 +37,7 @@ def _banks(count: int, generator: torch.Generator, cells: int = 3) -> Tensor:
 
 @dataclass(frozen=True)
 class Shift:
-    """The change of the world that spoils a recogniser: fog, then brightness; may be none."""
+    """The change of the world that a recogniser must adapt to: fog, then brightness, or none."""
 
     fog: float
     """Strength of the fog, 0 to 1."""
@@ -57,6 +57,6 @@ class Shift:
         return brighten(images, self.brightness) if self.brightness else images
 
     def skip(self, count: int, generator: torch.Generator) -> None:
-        """Draw from ``generator`` what spoiling ``count`` images draws."""
+        """Draw as many numbers from ``generator`` as spoiling ``count`` images does."""
         if self.fog:
             _banks(count, generator)

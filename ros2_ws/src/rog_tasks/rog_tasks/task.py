@@ -1,7 +1,7 @@
-"""What a fleet trains: the interface of a task, and how one is loaded by name.
+"""What a fleet trains: the interface of a task, and its loading by name.
 
-A task is made from a seed and options, on every machine alike: equal arguments must give equal
-models and equal batches, because robots and server never exchange data, only rows of parameters.
+Every machine makes a task from the same seed and options. Equal arguments must give equal models
+and equal batches, because robots and server never exchange data, only rows of parameters.
 """
 
 import difflib
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
     from rog_tasks.sources import Source
 
-ROUNDING = 1e-6  # by which a metric may leave 0 to 1: a mean of float32 may be 1.0000001
+ROUNDING = 1e-6  # tolerance for a metric outside 0 to 1: a mean of float32 may be 1.0000001
 _REQUIRED = ('model', 'batches', 'loss', 'evaluate')
 
 
 class Task(ABC):
     """A model, its data, its loss and its metric.
 
-    A class of one's own may derive from this one, or just have ``model``, ``batches``, ``loss`` and
-    ``evaluate``. Options arrive as keyword arguments of the constructor, and ``seed`` where the
-    constructor takes it.
+    Your own class may derive from this one, or just have ``model``, ``batches``, ``loss`` and
+    ``evaluate``. Options arrive as keyword arguments of the constructor, and so does ``seed`` if
+    the constructor has it.
     """
 
     batch_size: int = 24
     """Samples in a batch of one robot; set from the fleet file before ``batches`` is called."""
 
     sources: Sequence['Source'] = ()
-    """Where its images come from: the robot's node subscribes to their topics, and reports them."""
+    """The sources of its images: the robot's node subscribes to their topics, and reports them."""
 
     @abstractmethod
     def model(self) -> 'nn.Module':
@@ -55,13 +55,13 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: 'nn.Module') -> float:
-        """Return the metric in the world as it is now, 0 to 1; leaves the model as it was."""
+        """Return the metric in the present world, 0 to 1; leave the model as it was."""
 
     def shard(self, rank: int, world: int) -> Iterator[Any]:
-        """Yield what robot ``rank`` of ``world`` learns from, once, the same at every call.
+        """Yield the data of robot ``rank`` of ``world`` once, the same at every call.
 
-        Batches of at most ``batch_size``; methods that need the gradient of a whole shard (SVRG)
-        ask for it.
+        In batches of at most ``batch_size``, for methods that need the gradient of a whole shard
+        (SVRG).
         """
         raise TaskError(_without_shard(type(self)))
 
@@ -69,13 +69,13 @@ class Task(ABC):
         """Bring a new model, in place, to its state before online training; server only."""
 
     def evaluate_clean(self, model: 'nn.Module') -> float:
-        """Return the metric in the world before it changed, 0 to 1; NaN where it never did."""
+        """Return the metric in the world before it changed, 0 to 1; NaN if it never changed."""
         return math.nan
 
     def portrait(self, model: 'nn.Module') -> 'Mapping[str, NDArray[Any]]':
         """Return small arrays that a figure of the end of a run shows, by name; none by default.
 
-        In virtual time it is asked for every robot's model, and for that of the server.
+        In virtual time it is called for every robot's model, and for that of the server.
         `rog_sim.figures` draws: of a robot ``truth`` and ``estimate``, positions (n, 3) in m; of
         the server ``top`` (H, W, 3), colours 0 to 1 seen from above, ``height`` (H, W) in m, and
         ``extent``, the four bounds of x and y in m.
@@ -135,14 +135,14 @@ def load_task(spec: str, options: Mapping[str, Any] | None = None, seed: int = 0
     """Make the task that ``spec``, ``package.module:Class``, names.
 
     :param options: keyword arguments of its constructor.
-    :param seed: passed as ``seed`` where the constructor takes it.
+    :param seed: passed as ``seed`` if the constructor has it.
     :param batch_size: samples in a batch; by default the task's own.
-    :raises TaskError: says what is wrong: no such module or class, a method that is missing, an
-        option that the constructor does not know, or the error that it ended with.
+    :raises TaskError: the module, the class or a method is missing, the constructor does not know
+        an option, or it fails.
     """
     cls = load_object(spec, 'task')
     if not inspect.isclass(cls):
-        raise TaskError(f'task {spec!r} is no class')
+        raise TaskError(f'task {spec!r} must be a class')
     missing = [name for name in _REQUIRED if not callable(getattr(cls, name, None))
                or name in getattr(cls, '__abstractmethods__', ())]
     if missing:
@@ -171,7 +171,7 @@ def _arguments(cls: type, spec: str, options: dict[str, Any], seed: int) -> dict
              if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     for option in options:
         if option == 'seed':
-            raise TaskError(f"task {spec!r}: the seed is the fleet's and no option of the task")
+            raise TaskError(f"task {spec!r}: seed is a setting of the fleet, not of the task")
         if option not in known and not anything:
             near = difflib.get_close_matches(option, known, 1)
             there = [name for name in known if name != 'seed']
@@ -181,7 +181,7 @@ def _arguments(cls: type, spec: str, options: dict[str, Any], seed: int) -> dict
     for name, value in options.items():
         if name in known and parameters[name].annotation in (int, 'int') \
                 and isinstance(value, float):
-            raise TaskError(f'task {spec!r}: {name} is {value}; it is a whole number')
+            raise TaskError(f'task {spec!r}: {name} must be a whole number, got {value}')
     if 'seed' in known or anything:
         options['seed'] = seed
     for name in known:
@@ -193,13 +193,13 @@ def _arguments(cls: type, spec: str, options: dict[str, Any], seed: int) -> dict
 def measure(task: Task, model: 'nn.Module') -> float:
     """Return the task's metric of a model, 0 to 1, without gradients and in evaluation mode.
 
-    :raises TaskError: when what the task returns is none.
+    :raises TaskError: the task does not return a metric.
     """
     return _metric(task.evaluate, model, 'evaluate')
 
 
 def measure_clean(task: Task, model: 'nn.Module') -> float:
-    """Return the metric in the world before it changed, as `measure`; NaN where it never did."""
+    """Like `measure`, in the world before it changed; NaN if it never changed."""
     return _metric(task.evaluate_clean, model, 'evaluate_clean')
 
 
@@ -227,7 +227,7 @@ def _metric(evaluate: Callable[['nn.Module'], Any], model: 'nn.Module', what: st
 def prepare(task: Task, model: 'nn.Module') -> None:
     """Bring a new model, in place, to its state before online training; on the server only.
 
-    :raises TaskError: when that changes what robots never get from the server.
+    :raises TaskError: this changes what robots never get from the server.
     """
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     fixed = {name: p.detach().clone() for name, p in model.named_parameters()
@@ -245,7 +245,7 @@ def prepare(task: Task, model: 'nn.Module') -> None:
 
 
 def endless(task: Task, rank: int, world: int) -> Iterator[Any]:
-    """Return the batches of ``rank`` of ``world``; `TaskError` if they are none."""
+    """Return the batches of ``rank`` of ``world``; `TaskError` if they are not iterable."""
     batches = task.batches(rank, world)
     if not isinstance(batches, Iterable):
         raise TaskError(f'batches(rank, world) returned {type(batches).__name__}; it must yield '

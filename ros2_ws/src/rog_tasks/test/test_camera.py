@@ -144,7 +144,7 @@ def test_images_without_labels_are_told_from_a_silent_camera(start, settle):
     robot.see(30, label=False)
     robot.source.on_label(text('dgo'))
     settle(robot, 'error', 'images come without a label within 0.5 s of them on topic said; last '
-                           "label 'dgo' is none of blue, red; training is paused")
+                           "label 'dgo' is not one of blue, red; training is paused")
     assert robot.source.report().values['without a label'] > 20
 
 
@@ -200,7 +200,7 @@ def test_large_images_fill_a_batch_although_few_fit_in_memory_at_a_time(start):
 
 def test_a_batch_larger_than_the_buffer_is_refused():
     source = CameraSource(Spec('topic', 'x', keep=8), Spec('self', ''), Wanted(CLASSES, 8, 3, 0))
-    with pytest.raises(TaskError, match='a batch has 9 images and the buffer keeps 8'):
+    with pytest.raises(TaskError, match='the 9 images of a batch, got 8'):
         source.batches(0, 1, 9)
 
 

@@ -98,7 +98,7 @@ def test_equal_seeds_give_equal_models_and_leave_the_random_state():
 
 
 def test_a_model_that_takes_no_such_images_is_refused_at_once():
-    with pytest.raises(TaskError, match="'mnistnet' takes no images of 1x8x8"):
+    with pytest.raises(TaskError, match="'mnistnet' does not accept images of 1x8x8"):
         Classification(data='digits').model()
 
 

@@ -118,7 +118,7 @@ def test_any_model_on_any_data():
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(TaskError, match='no torch.nn.Module'):
+    with pytest.raises(TaskError, match='must return a torch.nn.Module'):
         Cruda(model='sample_tasks:no_net').model()
     with pytest.raises(TaskError, match="has no 'missing'"):
         Cruda(model='sample_tasks:missing').model()

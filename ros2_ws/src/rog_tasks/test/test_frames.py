@@ -79,7 +79,8 @@ def test_a_label_belongs_to_the_images_that_are_near_in_time():
 def test_a_label_that_is_no_class_is_named():
     buffer = frames(tolerance=1.0)
     buffer.label(0, 'dgo')
-    assert buffer.trouble == "label 'dgo' is none of a, b" and buffer.counts['unknown labels'] == 1
+    assert buffer.trouble == "label 'dgo' is not one of a, b"
+    assert buffer.counts['unknown labels'] == 1
 
 
 def test_a_recording_that_begins_anew_has_no_labels_of_its_end():

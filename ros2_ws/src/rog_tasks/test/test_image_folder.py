@@ -131,7 +131,7 @@ def link(kind, target):
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('name, data, words', [
     ('red/no.jpg', b'no image', r'red/no.jpg.*cannot be decoded'),
-    ('red/notes.txt', b'notes', r'red/notes.txt.*is no image'),
+    ('red/notes.txt', b'notes', r'red/notes.txt.*is not an image'),
     ('red/empty.png', b'', r'red/empty.png.*0 bytes'),
     ('red/cut.png', encoded('red', 'PNG')[:60], r'red/cut.png.*cannot be decoded'),
     ('red/bomb.png', bomb(60_000), r'red/bomb.png.*cannot be decoded.*pixels'),
@@ -146,7 +146,7 @@ def test_what_is_no_image_is_refused_by_name(form, name, data, words, tmp_path, 
 @pytest.mark.parametrize('train, test, words', [
     ({}, None, 'train.tar.gz holds no images'),
     (None, {}, 'test.tar.gz holds no images'),
-    (class_files(3, ['red']), class_files(3, ['red']), 'holds one class, red'),
+    (class_files(3, ['red']), class_files(3, ['red']), 'at least two classes, got only red'),
     (class_files(3), class_files(3, ['red']), 'test.tar.gz holds no images of blue'),
     (class_files(3, ['red']), class_files(3), 'train.tar.gz holds no images of blue'),
 ])
@@ -211,7 +211,7 @@ def test_memory_is_bounded(tmp_path):
 
 @pytest.mark.parametrize('memory', [0, -1.0, float('nan')])
 def test_memory_that_is_none_is_refused(memory, tmp_path):
-    with pytest.raises(DataError, match='memory is'):
+    with pytest.raises(DataError, match='memory must be more than 0 MiB, got'):
         image_folder(made(tmp_path), size=8, memory=memory)
 
 
@@ -260,7 +260,7 @@ def test_of_two_files_of_one_name_the_last_counts(tmp_path):
 def test_an_image_in_no_folder_is_refused_by_name(form, name, tmp_path):
     root = made(tmp_path, form)
     write(Path(root) / form.format('train'), {**class_files(2), name: encoded('red')})
-    with pytest.raises(DataError, match=r'loose.png in .*train.* lies in no folder'):
+    with pytest.raises(DataError, match=r'loose.png in .*train.* must be in a folder'):
         image_folder(root, size=8)
 
 

@@ -50,10 +50,11 @@ def test_it_begins_with_given_weights(tmp_path):
 
 @pytest.mark.parametrize('options, words', [
     ({'classes': 'ab'}, 'classes are'), ({'model': 'nothing'}, 'nothing'),
-    ({'start': 'photos'}, "start 'photos': there are weights:..., folder:..."),
-    ({'test': 'bag:x'}, "test 'bag:x': there are folder:..."), ({'test_limit': 0}, 'test_limit'),
+    ({'start': 'photos'}, "start must be one of weights:..., folder:..., got 'photos'"),
+    ({'test': 'bag:x'}, "test must be one of folder:..., got 'bag:x'"),
+    ({'test_limit': 0}, 'test_limit'),
     ({'test': 'folder:/not/there'}, '/not/there is not there'),
-    ({'size': 4, 'model': 'lenet5'}, 'takes no images of 3x4x4')])
+    ({'size': 4, 'model': 'lenet5'}, 'does not accept images of 3x4x4')])
 def test_options_that_cannot_be_are_named(options, words):
     with pytest.raises(TaskError, match=words):
         task(**options).model()

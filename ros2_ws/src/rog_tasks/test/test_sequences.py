@@ -162,7 +162,7 @@ def test_what_is_missing_or_damaged_is_named(kind, root):
         read(kind, root)
     picture(broken, SIZE)
     depth_file(root, kind, 1).write_bytes(image_file(root, kind, 0).read_bytes())
-    with pytest.raises(DataError, match=rf'{depth_file(root, kind, 1)} is no depth image'):
+    with pytest.raises(DataError, match=rf'{depth_file(root, kind, 1)} is not a depth image'):
         read(kind, root)
     save(depth_file(root, kind, 1), kind, 1)
     broken.unlink()
@@ -204,7 +204,7 @@ def test_a_list_that_leads_out_of_the_folder_is_refused(tmp_path, name):
 def test_a_matrix_that_is_no_motion_is_refused(tmp_path):
     root = recorded(tmp_path, 'scannet')
     np.savetxt(root / 'pose/2.txt', 2 * np.eye(4))
-    with pytest.raises(DataError, match=r'pose/2.txt: the pose is no rotation'):
+    with pytest.raises(DataError, match=r'pose/2.txt: the pose is not a rotation'):
         read('scannet', root)
 
 
@@ -472,14 +472,14 @@ def test_a_matrix_that_is_no_camera_of_these_images_is_refused(matrix, tmp_path)
     """That of another size, a transposed one, or zeros gave a map of something else."""
     recorded(tmp_path, 'tum')
     np.savetxt(tmp_path / 'camera-intrinsics.txt', matrix)
-    with pytest.raises(DataError, match='camera-intrinsics.txt is no camera of 32 x 24 pixels'):
+    with pytest.raises(DataError, match='camera-intrinsics.txt does not fit the 32 x 24 pixels'):
         read('tum', tmp_path)
 
 
 def test_a_mask_is_no_depth_image(tmp_path):
     recorded(tmp_path, 'tum')
     Image.new('1', SIZE, 1).save(depth_file(tmp_path, 'tum', 1))
-    with pytest.raises(DataError, match='1.png is no depth image'):
+    with pytest.raises(DataError, match='1.png is not a depth image'):
         read('tum', tmp_path)
 
 

@@ -133,7 +133,7 @@ def test_a_pipe_called_like_an_image_does_not_block(tmp_path):
     os.mkfifo(tmp_path / 'red/pipe.jpg')
     made = source(f'folder:{tmp_path}')
     assert len(list(made.shard(0, 1, 99))[0][1]) == 4
-    assert 'it is no regular file' in made.report().message
+    assert 'it is not a regular file' in made.report().message
 
 
 def test_a_compressed_archive_takes_no_more_memory_than_allowed(tmp_path):
@@ -209,7 +209,7 @@ def test_corrupt_images_of_a_recording_are_skipped_counted_and_named(tmp_path):
     report = made.report()
     assert report.level == 'warn' and report.values['refused'] == 2
     assert report.values['unknown labels'] == 1
-    assert "label 'dgo' is none of blue, red" in report.message
+    assert "label 'dgo' is not one of blue, red" in report.message
 
 
 def test_damaged_messages_are_skipped_and_counted(tmp_path):
@@ -307,7 +307,7 @@ def test_a_model_teaches_itself_where_it_is_sure():
 
 @pytest.mark.parametrize('make, words', [
     (lambda path: None, 'there is no file .*w.safetensors'),
-    (lambda path: path.write_bytes(b'x' * 99), 'w.safetensors is no safetensors file'),
+    (lambda path: path.write_bytes(b'x' * 99), 'w.safetensors is not a safetensors file'),
     (lambda path: save_file(MODELS['digitnet'](1, 2).state_dict(), path), 'of another model')])
 def test_weights_that_do_not_fit_are_named(tmp_path, make, words):
     make(tmp_path / 'w.safetensors')
@@ -321,14 +321,15 @@ def test_weights_that_do_not_fit_are_named(tmp_path, make, words):
 
 
 @pytest.mark.parametrize('images, labels, words', [
-    ('/photos', '', "images '/photos': there are topic:..., bag:..., folder:..."),
-    ('folder:', '', 'there are topic:'), ('topic', 'self', 'there are topic:'),
+    ('/photos', '', "images must be one of topic:..., bag:..., folder:..., got '/photos'"),
+    ('folder:', '', 'must be one of topic:'), ('topic', 'self', 'there are topic:'),
     ('folder:x?keeep=1', '', "has no option 'keeep'"),
     ('topic:x?keeep=1', 'self', "did you mean 'keep'?"),
     ('topic:x?keep=0', 'self', 'keep must be a whole number between 1 and'),
     ('topic:x?keep=1.5', 'self', 'keep must be a whole number'),
     ('topic:x?patience=nan', 'self', 'patience must be a number'),
-    ('topic:x', '', 'need labels: topic:NAME'), ('topic:x', 'folder:', 'there are folder, topic'),
+    ('topic:x', '', 'need labels: topic:NAME'),
+    ('topic:x', 'folder:', 'must be one of folder, topic'),
     ('topic:a b', 'self', "'a b' cannot be the name of a topic"),
     ('topic:x', 'folder', 'cannot have labels'), ('folder:x', 'topic:y', 'cannot have labels'),
     ('bag:x', 'self', 'need the topic'), ('topic:x', 'self?threshold=2', 'threshold must be'),

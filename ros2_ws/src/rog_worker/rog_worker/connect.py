@@ -1,4 +1,4 @@
-"""Use ROG from a training loop of one's own: replace the optimizer."""
+"""Use ROG in your own training loop: replace the optimizer."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Connection:
     def optimizer(self, model: torch.nn.Module, **options: Any) -> RogOptimizer:
         """Return the optimizer that trains ``model`` with the fleet; waits for the server.
 
-        ``options``: ``data``, see `RogOptimizer`; and settings of the training that are to differ
-        from the parameters of the node: lr, momentum, weight_decay, nesterov, granularity, codec.
+        ``options``: ``data``, see `RogOptimizer`; and settings of the training that replace the
+        node's parameters: lr, momentum, weight_decay, nesterov, granularity, codec.
         """
         node, data = self.node, options.pop('data', None)
         if 'lr' in options:
@@ -42,13 +42,13 @@ class Connection:
                             config=TransferConfig.of(settings), sgd=SgdConfig.of(settings))
 
     def report(self, loss: float = math.nan, accuracy: float = math.nan) -> None:
-        """Say how the training goes; what is left out stays as it was said last.
+        """Report loss and accuracy; a value that is left out keeps its last report.
 
-        Statuses carry it from the next on, to `rog status` and to the records of the run.
+        The next status carries them to `rog status` and to the records of the run.
 
         :param loss: of the last batch.
-        :param accuracy: of the model as it is now, 0 to 1.
-        :raises ConfigError: the accuracy is none.
+        :param accuracy: of the present model, 0 to 1.
+        :raises ConfigError: the accuracy is not from 0 to 1.
         """
         node, loss, accuracy = self.node, float(loss), float(accuracy)
         if not (math.isnan(accuracy) or 0 <= accuracy <= 1):
@@ -68,7 +68,7 @@ class Connection:
 
 @contextmanager
 def connect(robot: str) -> Iterator[Connection]:
-    """Join the fleet of this DDS domain as ``robot``; initialises rclpy if nobody has."""
+    """Join the fleet of this DDS domain as ``robot``; initialise rclpy if needed."""
     own = not rclpy.ok()
     if own:
         look_before('worker', f'/{robot}')

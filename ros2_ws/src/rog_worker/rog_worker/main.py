@@ -12,7 +12,7 @@ from fleet_ros.ending import Interruption
 from fleet_ros.exposure import look_before
 from fleet_ros.process import fail, run, spin_until
 
-LINGER = 1.0  # s in which the last receipt is repeated, or a gradient may still be computed
+LINGER = 1.0  # s at the end to repeat the last receipt, or to finish a gradient
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def _build() -> Any:
 
     torch.set_num_threads(1)
     node = RobotNode()
-    warm_up()  # once the robot has joined, compiling would hold up its heartbeat
+    warm_up()  # now: once the robot has joined, compiling would hold up its heartbeat
     return node
 
 

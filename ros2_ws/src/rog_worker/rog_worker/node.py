@@ -1,6 +1,6 @@
 """Worker node: the ROS 2 shell around `rog_core.WorkerMachine`.
 
-One thread runs the ROS executor: messages, timers, heartbeats and the state machine. Another one
+One thread runs the ROS executor: messages, timers, heartbeats and the state machine. Another thread
 computes gradients (`rog_worker.training`). They exchange gradients and orders in `join` and
 `exchange`, and wait for each other nowhere else.
 """
@@ -87,7 +87,7 @@ LONGEST = 1e9  # s that a run may have lasted; 30 years
 class WorkerNode(ManagedNode):
     """Carries out the actions of the worker machine; a `rog_core.optimizer.Link` for training.
 
-    While it is not active the robot is not in the fleet; what it has not pushed stays its own.
+    While it is not active the robot is not in the fleet, and keeps what it has not pushed.
     """
 
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker')
@@ -111,8 +111,8 @@ class WorkerNode(ManagedNode):
         self._signature = self._key and Signature(self._key)
         if self._key is not None:
             close_parameters(self)
-        self._session: Session | None = None  # if there is a key, and the server has accepted us
-        self._counts = 0, 0                   # of the last statuses sent, and heard of our server
+        self._session: Session | None = None  # if there is a key, and the server has accepted it
+        self._counts = 0, 0                   # of the last statuses: our own, and our server's
         self._process = 0                     # the server's, as its statuses say
         self.incarnation = secrets.randbits(63)
         self.machine, self.error = None, ''
@@ -129,7 +129,7 @@ class WorkerNode(ManagedNode):
                               self.get_logger())
         self.held.callback(self._keeper.close)
         self._is_over = False
-        self._has_ended = False  # its last word was sent
+        self._has_ended = False  # its last status was sent
         self._request: Any = None
         self._refused_since = math.inf
         self._turn = threading.Event()        # the training thread may go on
@@ -163,12 +163,12 @@ class WorkerNode(ManagedNode):
         self.create_timer(1.0, self._diagnose, clock=STEADY)
 
     def activate(self) -> None:
-        """Come back to the fleet; a machine that has not begun registers when it is there."""
+        """Rejoin the fleet; a robot without a machine yet registers when it has one."""
         if self.machine is not None and self.machine.state == PAUSED:
             self._act(self.machine.resume(time.monotonic()))
 
     def deactivate(self) -> None:
-        """Leave the fleet, which waits for nobody who is away, and keep what was not pushed."""
+        """Leave the fleet, which then does not wait for the robot; keep what was not pushed."""
         machine = self.machine
         if machine is not None and machine.state not in (PAUSED, STOPPED):
             machine.pause(time.monotonic())
@@ -228,7 +228,7 @@ class WorkerNode(ManagedNode):
     def watch(self, sources: Sequence[Source]) -> None:
         """Feed sources from their topics and report them, until the run is over."""
         self._watch = Watch(self, sources)
-        if self._is_over:  # the user was faster
+        if self._is_over:  # the user has ended it before
             self._close_sources()
 
     def _close_sources(self) -> None:
@@ -236,7 +236,7 @@ class WorkerNode(ManagedNode):
             self._watch.close()
 
     def leave(self, error: str = '') -> None:
-        """End now, because of the user or of an error; tells the server."""
+        """End now, at the user's request or after an error; tell the server."""
         self.error = self.error or error
         if self.machine is not None:
             self.machine.leave(time.monotonic())
@@ -309,14 +309,14 @@ class WorkerNode(ManagedNode):
         self._act(self.machine.on_server_status(self.machine.server if ours else 0, known, now))
 
     def _is_proved(self, message: Any, ours: bool) -> bool:
-        """Whether a status is of a server with the fleet's key; ``ours``: it says, of our server.
+        """Whether a status is of a server with the fleet's key; ``ours``: it names our server.
 
-        Where there is a key nothing else counts, ever: not for who our server is, nor for whether
-        it lives or knows us, nor for which one a robot asks that has none yet.
+        In a fleet with a key no other status ever counts: neither to find a server, nor to tell
+        whether it lives and knows this robot.
         """
         assert self._signature is not None
         if ours and message.count <= self._counts[1]:
-            return False  # it comes a second time
+            return False  # a repetition
         if not self._signature.proves(message):
             self._dropped += 1
             self.get_logger().warning('dropped a status of the parameter server: it is not signed '
@@ -363,7 +363,7 @@ class WorkerNode(ManagedNode):
             self.get_logger().warning(f'the server refuses: {shown(response.reason)}',
                                       throttle_duration_sec=5.0)
             self._refused_since = min(self._refused_since, now)
-            # A process of ours from before is dropped after the limit; else it is another robot.
+            # The server drops a former process of ours after the limit; else it is another robot.
             if now - self._refused_since > PATIENCE * self.settings.heartbeat.limit:
                 self.leave(shown(response.reason, 600))
                 return
@@ -464,13 +464,13 @@ class WorkerNode(ManagedNode):
         return time.monotonic() < self._silent_until
 
     def report(self, state: str = '') -> None:
-        """Publish the status; it is also the heartbeat, so it travels over the link as data do."""
+        """Publish the status; as it is also the heartbeat, it travels over the link like data."""
         now = time.monotonic()
         self._has_ended = self._has_ended or state == STOPPED
-        if state:  # the last word: the process may end before its turn comes
+        if state:  # the last status: the process may end before its turn comes
             if not self._link.is_dead(now):
                 self._publish_status(state)
-        elif not self._status_waits:  # else the newest is on its way: it says what is true then
+        elif not self._status_waits:  # else one waits, and is filled in when it is sent
             self._status_waits = not self._link.is_dead(now)
             self._link.send(STATUS_BYTES, self._publish_status, now, lossy=True)
             self._alarm.set(min(self._link.deadline,
@@ -507,7 +507,7 @@ class WorkerNode(ManagedNode):
         return machine.state
 
     def _diagnose(self) -> None:
-        """Health for people and monitors: link, staleness, power, cameras (REP-107)."""
+        """Publish health for users and monitors: link, staleness, power, cameras (REP-107)."""
         found = [] if self._watch is None else self._watch.look()
         if self.machine is not None:
             found.append(self._training_health(self.machine))

@@ -1,4 +1,4 @@
-"""Feeds a task's sources from the topics of this robot, and reports how they are."""
+"""Feeds a task's sources from the topics of this robot, and reports their state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEVELS = {'ok': DiagnosticStatus.OK, 'warn': DiagnosticStatus.WARN, 'error': Dia
 class Watch:
     """The sources of a robot; `look` is called once a second, by the thread that spins the node.
 
-    What type a topic has is known when somebody publishes it; only then is it subscribed to.
+    The type of a topic is known only when someone publishes it; then `look` subscribes to it.
     """
 
     def __init__(self, node: Node, sources: Sequence[Source]) -> None:
@@ -39,7 +39,7 @@ class Watch:
             source.close()
 
     def look(self) -> list[Any]:
-        """Subscribe to topics that have come; return the status of each source."""
+        """Subscribe to topics that have appeared; return the status of each source."""
         missing = [source for source in self._sources if isinstance(source, CameraSource)
                    and not self._has_all(source)]
         if missing:
@@ -65,7 +65,7 @@ class Watch:
         name = self._node.resolve_topic_name(topic)
         known = [kind for kind in there.get(name, ()) if kind in types]
         if known:
-            # Best effort: a reader that asks for no more than every writer offers.
+            # Best effort fits every writer.
             self._node.create_subscription(types[known[0]], topic, callback,
                                            qos_profile_sensor_data)
             self._subscribed.add((source, topic))
@@ -77,7 +77,7 @@ class Watch:
         return f'{found}; topics of {" or ".join(types)}: {", ".join(others[:10]) or "none"}'
 
     def _say(self, report: Report) -> None:
-        """Log a change for the better or the worse, once."""
+        """Log a change of a source's level, once."""
         before = self._levels.get(report.name, 'ok')
         self._levels[report.name] = report.level
         if report.level != before:

@@ -17,7 +17,7 @@ from rog_tasks.task import load_task, measure
 
 from .node import WorkerNode
 
-LINGER = 5.0  # s for which a cleanup waits for the gradient that is being computed
+LINGER = 5.0  # s for which a cleanup waits for the present gradient
 
 
 class Training:
@@ -38,7 +38,7 @@ class Training:
         training = settings.training
         try:
             for source in self.task.sources:
-                source.wait()  # a robot that sees nothing yet does not join; nobody waits for it
+                source.wait()  # a robot without data does not join, so that no robot waits for it
         except SourceClosed:
             return
         optimizer = RogOptimizer(
@@ -71,7 +71,7 @@ class Training:
 
 
 class RobotNode(WorkerNode):
-    """A robot: trains on a thread of its own, from the first time it is active on."""
+    """A robot: trains on a thread of its own, from its first activation on."""
 
     _finished: threading.Event | None = None  # set when the training is over; None: not configured
     _cleaning = False                          # a cleanup has ended the training
@@ -84,7 +84,7 @@ class RobotNode(WorkerNode):
                                         name='training', daemon=True)
 
     def activate(self) -> None:
-        """Train, or go on."""
+        """Begin to train, or continue."""
         if self._cleaning:
             raise RogError('a cleanup has ended the training and is not over; clean up again')
         super().activate()
@@ -92,7 +92,7 @@ class RobotNode(WorkerNode):
             self._thread.start()
 
     def cleanup(self) -> None:
-        """End the training; RogError: a gradient still takes long."""
+        """End the training; raise `RogError` if a gradient takes too long."""
         self._cleaning = True
         self.leave()
         if self._thread.ident is not None:
@@ -102,11 +102,11 @@ class RobotNode(WorkerNode):
 
     @property
     def has_trained(self) -> bool:
-        """Whether the training has ended, not to be configured again."""
+        """Whether the training has ended, other than by a cleanup."""
         return self._finished is not None and self._finished.is_set() and not self._cleaning
 
     def leave(self, error: str = '') -> None:
-        """End now; what is being computed is not used."""
+        """End now; drop the gradient that is being computed."""
         self.stop.set()
         super().leave(error)
 
@@ -120,9 +120,9 @@ class RobotNode(WorkerNode):
             training.run(self.stop)
         except (RogError, TaskError) as error:
             self.error = str(error)
-        except BaseException as error:  # also of a task that calls sys.exit: it has not trained
+        except BaseException as error:  # includes the SystemExit of a task
             self.error = f'the task failed: {type(error).__name__}: {error}'
-            if not self.stop.is_set():  # else the node may be gone, which is what went wrong
+            if not self.stop.is_set():  # else the cause may be that the node is gone
                 raise
         finally:
             finished.set()

@@ -1,7 +1,7 @@
-"""What a robot has not sent, on its disk: `robots/NAME` below the directory of the run.
+"""Saves what a robot has not sent on its disk: `robots/NAME` below the directory of the run.
 
-Saves are those of `fleet_env.durable`, written by a thread of their own: on a memory card they take
-long, and the robot's heartbeat goes on meanwhile.
+Saves are those of `fleet_env.durable`. A thread of its own writes them, because they take long on a
+memory card, and the robot's heartbeat must continue.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 SCHEMA = 'rog-unsent/1'
-KEEP = 2    # saves: if the newest is damaged, the one before is as good for what is left of it
-REST = 10   # times as long as a save has taken, nothing is written then
+KEEP = 2    # saves: if the newest is damaged, the one before is used
+REST = 10   # pause after a save, in multiples of the time that it took
 
 
 class Keeper:
     """Saves what a robot has not sent, and finds what a former process of it has saved.
 
     :param out: directory of the run; empty: nothing is saved or found.
-    :param every: s between two saves; 0: none but `finish`.
-    :raises DurableError: another process of this robot still writes there, or nobody can.
+    :param every: s between two saves; 0: save only in `finish`.
+    :raises DurableError: another process of this robot still writes there, or writing fails.
     """
 
     def __init__(self, out: str, robot: str, every: float, logger: Any) -> None:
@@ -49,7 +49,7 @@ class Keeper:
             folder = Path(out) / 'robots' / robot
             self._lock = hold(folder / 'lock', f'process of {robot}')
             self._store = Kept(folder, 'unsent', '.safetensors', KEEP)
-            self._store.tidy()  # a full disk is said later, and costs the saves alone
+            self._store.tidy()  # a full disk is reported later, and stops only the saves
 
     def give(self, machine: WorkerMachine) -> None:
         """Let a machine that has not started take over what a former process has saved."""
@@ -58,7 +58,7 @@ class Keeper:
             machine.take_over(former)
 
     def former(self, partition: RowPartition) -> Unsent | None:
-        """Return what a former process has saved last; what cannot be used is said, and dropped."""
+        """Return a former process's last save; log and drop one that cannot be used."""
         if self._store is None:
             return None
         try:
@@ -71,7 +71,7 @@ class Keeper:
             return None
 
     def look(self, machine: WorkerMachine, now: float) -> None:
-        """Save if it is time; best between two pushes, when the next has taken nothing of it."""
+        """Save if it is time, preferably between two pushes, when none has taken a part of it."""
         if now < self._due + (self._every if machine.push is not None else 0.0):
             return
         if self._writing is None or self._writing.done():
@@ -112,7 +112,7 @@ class Keeper:
             self._due = now + max(self._every, REST * (now - began))
 
     def close(self) -> None:
-        """Wait for what is being written, and let others write there."""
+        """Wait for the present write, and let other processes write there."""
         self._thread.shutdown()
         if self._lock is not None:
             os.close(self._lock)
@@ -121,13 +121,13 @@ class Keeper:
 def read(found: Save, robot: str, partition: RowPartition) -> Unsent:
     """Return what a save holds.
 
-    :raises DurableError: it is of another robot or model, or none.
+    :raises DurableError: it is of another robot or model, or invalid.
     """
     meta = found.meta
     try:
         for name, wanted in (('schema', SCHEMA), ('robot', robot), ('model', partition.digest)):
             if meta[name] != wanted:
-                raise ValueError(f'its {name} is {meta[name]}; here it is {wanted}')
+                raise ValueError(f'its {name} must be {wanted}, got {meta[name]}')
         arrays = load(found.payload)
         unsent = Unsent(int(meta['incarnation']), int(meta['attempt']), arrays['pending'],
                         arrays['momentum'])

@@ -170,9 +170,9 @@ def test_if_all_are_damaged_that_is_said(keeper, log, tmp_path, damage):
 
 
 @pytest.mark.parametrize('shapes, changes, said', [
-    ([('layer', (40, 31)), ('bias', (8,))], {}, 'its model is'),
-    (None, {'robot': 'robot2'}, 'its robot is robot2; here it is robot1'),
-    (None, {'schema': 'rog-unsent/9'}, 'its schema is'),
+    ([('layer', (40, 31)), ('bias', (8,))], {}, 'its model must be'),
+    (None, {'robot': 'robot2'}, 'its robot must be robot1, got robot2'),
+    (None, {'schema': 'rog-unsent/9'}, 'its schema must be'),
     (None, {'attempt': -1}, 'out of range'), (None, {'attempt': 2 ** 32}, 'out of range'),
     (None, {'incarnation': 0}, 'out of range'), (None, {'incarnation': 'x'}, 'cannot be used'),
     (None, {'attempt': None}, 'cannot be used')])

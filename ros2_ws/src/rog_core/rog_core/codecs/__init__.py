@@ -21,7 +21,7 @@ __all__ = ['CODECS', 'EXAMPLES', 'RAW', 'SMALLER', 'Codec', 'Part', 'codec_on_wi
 RAW = Raw()
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (
     RAW, OneBit(), Ternary(), E3M0(), SparseLoCo())}
-SMALLER = CODECS['ternary']  # in place of the fleet's codec where the fleet cannot wait
+SMALLER = CODECS['ternary']  # used instead of the fleet's codec where the fleet cannot wait
 _WITH_ARGUMENT = {'ternary': SparseTernary.of}  # the function takes the text after the colon
 EXAMPLES = (*CODECS, 'ternary:0.05')  # one name of each codec, for tests and warm-up
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
@@ -41,11 +41,11 @@ def get_codec(name: str) -> Codec:
 def codec_on_wire(number: int, own: Codec) -> Codec:
     """Return the codec of that number; `RemoteProtocolError` if there is none.
 
-    ``own``: the receiver's; the number does not hold the sparsity of `SparseTernary`.
+    ``own``: the receiver's; the number does not tell the sparsity of `SparseTernary`.
     """
     if number == own.number:
         return own
     if number not in _BY_NUMBER:
-        raise RemoteProtocolError(f'chunk says codec {number}, which is unknown or not the one of '
+        raise RemoteProtocolError(f'chunk has codec {number}, which is unknown or not the one of '
                                   f"this fleet, '{own.name}'")
     return _BY_NUMBER[number]

@@ -101,8 +101,8 @@ class Codec(ABC):
               ) -> tuple[int, int, float]:
         """Return the rule that ``data`` breaks (`LENGTH`, `SCALE`, from `OWN` on; 0: none).
 
-        Then the position in ``ids`` of the segment where it does, and the sum of the squares.
-        ``lengths``: of all segments of the model.
+        Also returns the position in ``ids`` of the segment that breaks it, and the sum of the
+        squares of the values. ``lengths``: of all segments of the model.
         """
 
     @abstractmethod
@@ -133,10 +133,9 @@ class Codec(ABC):
 
 
 def in_model_order(codec: Codec, partition: Segments, parts: list[Part]) -> Part:
-    """Join the segments of many chunks, by ascending id.
+    """Join the segments of many chunks, by ascending id. The ids of all parts must be distinct.
 
-    One pass over the model in its order costs half of one that jumps from row to row. The ids of
-    all parts must be distinct.
+    A pass over the model in its order costs half as much as one that jumps from row to row.
     """
     if not parts:
         return np.empty(0, np.int64), np.empty(0, np.uint8)
@@ -192,24 +191,24 @@ def largest_of(dense: Array, lengths: np.ndarray, counts: np.ndarray
     order = order[repeat(segments, lengths, dense)[order].argsort(stable=True)]
     largest = order[spans(starts_of(lengths), counts, dense)]
     chosen, at = dense[largest].cpu().numpy(), largest.cpu().numpy()
-    # From here on the host, in the order of the loops: what is sent is little.
+    # Continue on the host, in the order of the loops: little is sent.
     of = np.repeat(segments, counts)
     ascending = np.lexsort((at, chosen == 0, of))
     return of, at[ascending] - np.repeat(starts_of(lengths), counts), chosen[ascending]
 
 
 def starts_of(sizes: np.ndarray) -> np.ndarray:
-    """Where pieces of the given sizes begin that stand one after the other."""
+    """Return where each of consecutive pieces of the given sizes begins."""
     return np.cumsum(sizes) - sizes
 
 
 def _bodies(sizes: np.ndarray) -> np.ndarray:
-    """Position of every byte that is not of a scale; ``sizes`` are without the scales."""
+    """Return the position of every byte outside the scales; ``sizes``: without the scales."""
     return np.arange(sizes.sum()) + np.repeat(2 * np.arange(1, sizes.size + 1), sizes)
 
 
 def join(scales: np.ndarray, body: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Bytes of segments: of each its scale (uint16), then as many of ``body`` as its size."""
+    """Return the bytes of segments: for each its scale (uint16), then its part of ``body``."""
     out = np.empty(body.size + 2 * sizes.size, np.uint8)
     starts = starts_of(sizes + 2)
     out[starts], out[starts + 1] = scales & 255, scales >> 8
@@ -218,7 +217,7 @@ def join(scales: np.ndarray, body: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def split(data: np.ndarray, sizes: np.ndarray, factor: float) -> tuple[np.ndarray, np.ndarray]:
-    """Inverse of `join`: factor * scales (float32), and the body."""
+    """Invert `join`: return factor * scales (float32), and the body."""
     starts = starts_of(sizes + 2)
     codes = data[starts].astype(np.uint16) | data[starts + 1].astype(np.uint16) << 8
     return np.float32(factor) * bfloat16_decode(codes), data[_bodies(sizes)]
@@ -227,29 +226,29 @@ def split(data: np.ndarray, sizes: np.ndarray, factor: float) -> tuple[np.ndarra
 # -- whole arrays, on the device of a tensor -------------------------------------------------------
 
 def repeat(values: np.ndarray, counts: np.ndarray, like: Array) -> Array:
-    """Tensor in which each of ``values`` stands as often as ``counts`` says."""
+    """Return a tensor that repeats each of ``values`` as often as ``counts`` says."""
     return from_host(values, like).repeat_interleave(from_host(counts, like),
                                                      output_size=int(counts.sum()))
 
 
 def spans(starts: np.ndarray, lengths: np.ndarray, like: Array) -> Array:
-    """Tensor int64 of start, ..., start + length - 1 of every pair, one after the other."""
+    """Return the int64 tensor of start, ..., start + length - 1 of all pairs, in order."""
     import torch
     first = repeat(starts - starts_of(lengths), lengths, like)
     return first + torch.arange(len(first), device=like.device)
 
 
 def elements(partition: Segments, ids: np.ndarray, like: Array) -> Array:
-    """Index tensor of all elements of the segments ``ids``."""
+    """Return the index tensor of all elements of the segments ``ids``."""
     return spans(partition.offsets[ids], partition.lengths[ids], like)
 
 
 def gather(partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray) -> Array:
-    """Tensor of the segments ``ids`` of values - mirror (None: of values), a copy."""
+    """Return a copy of the segments ``ids`` of values - mirror (None: of values)."""
     index = elements(partition, ids, values)
     return values[index] if mirror is None else values[index] - mirror[index]
 
 
 def add_signed(values: Array, index: np.ndarray, negative: np.ndarray, scale: np.ndarray) -> None:
-    """Add +scale, or -scale where ``negative``, to the elements of a tensor that are named."""
+    """Add +scale, or -scale where ``negative``, to the elements ``index`` of a tensor."""
     values[from_host(index, values)] += from_host(np.where(negative, -scale, scale), values)

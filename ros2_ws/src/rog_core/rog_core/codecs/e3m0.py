@@ -1,8 +1,8 @@
 """``e3m0``: four bits per element, a sign and an exponent; for the outer steps of local methods.
 
-Source: Streaming DiLoCo (arXiv 2501.18512), which sends outer gradients so: one sign bit, three
-bits of exponent, none of mantissa. The sender keeps the difference to the exact values and sends it
-later (error feedback), which the paper does not.
+Source: Streaming DiLoCo (arXiv 2501.18512), which sends outer gradients like this: one sign bit,
+three bits of exponent, none of mantissa. Unlike the paper, the sender keeps the difference to the
+exact values and sends it later (error feedback).
 
 A segment: its scale (bfloat16), the largest magnitude in it, then four bits per element, the first
 element in the lower half of a byte, padded to a byte: in bits 0 to 2 the exponent e, for the value
@@ -29,7 +29,8 @@ from .base import (
 from .kernels import LENGTH, SCALE, bad_scale, prefetch_row, scale_of, write_scale
 
 LEVELS = np.array([0, *(2.0 ** (e - 7) for e in range(1, 8))], np.float32)  # over the scale
-LEAST = np.array([2.0 ** -7, *(1.5 * 2.0 ** (e - 8) for e in range(2, 8))], np.float32)  # of 1 to 7
+# Over the scale: least magnitude that is rounded to each of the exponents 1 to 7.
+LEAST = np.array([2.0 ** -7, *(1.5 * 2.0 ** (e - 8) for e in range(2, 8))], np.float32)
 
 
 class E3M0(Codec):
@@ -71,7 +72,7 @@ class E3M0(Codec):
         lengths = partition.lengths[ids]
         sizes = (lengths + 1) // 2
         scales, body = split(data, sizes, factor)
-        nibble = spans(2 * starts_of(sizes), lengths, values)  # where that of each element is
+        nibble = spans(2 * starts_of(sizes), lengths, values)  # position of each element's
         code = from_host(body, values)[nibble >> 1] >> 4 * (nibble & 1) & 15
         level = from_host(np.concatenate([LEVELS, -LEVELS]), values)[code.long()]
         values[elements(partition, ids, values)] += repeat(scales, lengths, values) * level
@@ -79,7 +80,7 @@ class E3M0(Codec):
 
 @njit(nogil=True, cache=True)
 def _code(value, least):
-    """Four bits of a value; ``least``: float32 (7,), the least magnitude of each exponent."""
+    """Encode a value in four bits; ``least``: float32 (7,), least magnitude of each exponent."""
     magnitude, exponent = abs(value), 0
     for e in range(7):
         exponent += magnitude >= least[e]
@@ -125,7 +126,7 @@ def _size(length):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, out):
-    """Write values - mirror of the given segments; without a mirror take it off ``values``."""
+    """Encode values - mirror; without a mirror, subtract the decoded values from ``values``."""
     at, least = 0, np.empty(7, np.float32)
     for i in range(ids.size):
         prefetch_row(values, offsets, ids, i + 1)
@@ -153,10 +154,7 @@ def _add(values, offsets, ids, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, data):
-    """Return the rule that ``data`` breaks, 0: none; the segment's position in ``ids``; the energy.
-
-    That is the sum of the squares of the values.
-    """
+    """See `Codec._look`."""
     at, rule, bad, energy = 0, 0, 0, 0.0
     for i in range(ids.size):
         length, total = lengths[ids[i]], 0.0

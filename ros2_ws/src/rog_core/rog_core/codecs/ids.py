@@ -41,7 +41,7 @@ _VARINT_FAULTS = {1: 'the id bytes do not hold {0} ids', 2: 'segment ids do not 
 
 
 def decode_ids(data: np.ndarray, count: int, partition: Segments) -> np.ndarray:
-    """Inverse of `encode_ids`: int64 (count,), all valid segments, or `RemoteProtocolError`."""
+    """Invert `encode_ids`: int64 (count,), all valid segments; may raise `RemoteProtocolError`."""
     if count < 1 or count > data.size:
         raise RemoteProtocolError(f'chunk says {count} segments but has {data.size} bytes of ids')
     ids = np.empty(count, np.int64)
@@ -86,7 +86,7 @@ def _split_into_chunks(ids, sizes, limit, out, ends):
 
 @njit(nogil=True, cache=True)
 def _decode(data, limit, out):
-    """Inverse of `_split_into_chunks`. Returns 0, or which rule the bytes break (1, 2 or 3).
+    """Decode ids into ``out``. Returns 0, or which rule the bytes break (1, 2 or 3).
 
     1: the bytes end early or go on too long; 2: ids do not ascend; 3: an id is >= ``limit``.
     """

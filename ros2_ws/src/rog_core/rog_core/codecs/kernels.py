@@ -16,12 +16,12 @@ from numba import extending, njit, types
 LINE = 16  # float32 of a cache line
 LENGTH, SCALE, OWN = 1, 2, 3  # rules of every format; those of one codec begin at OWN
 
-intrinsic: Any = extending.intrinsic  # its type says nothing of what calling the result takes
+intrinsic: Any = extending.intrinsic  # its type does not describe the arguments of the result
 
 
 @intrinsic
 def _prefetch(typing_context, array, index):
-    """Ask for the cache line of an element that will be used soon; rows are far apart in memory."""
+    """Prefetch the cache line of an element that is used soon; rows are far apart in memory."""
     def generate(context, builder, signature, arguments):
         floats = context.make_array(signature.args[0])(context, builder, arguments[0])
         pointer = builder.gep(floats.data, [arguments[1]])
@@ -35,7 +35,7 @@ def _prefetch(typing_context, array, index):
 
 @njit(nogil=True, cache=True)
 def prefetch_row(values, offsets, ids, i):
-    """Ask for the row ``ids[i]``, if there is one."""
+    """Prefetch the row ``ids[i]``, if there is one."""
     if i < ids.size:
         for k in range(offsets[ids[i]], offsets[ids[i] + 1], LINE):
             _prefetch(values, k)
@@ -43,13 +43,13 @@ def prefetch_row(values, offsets, ids, i):
 
 @njit(nogil=True, cache=True)
 def scale_of(code):
-    """Scale of an encoded segment: a float32 whose upper half is the bfloat16 it begins with."""
+    """Return the scale of a segment: a float32 whose upper half is the segment's first bfloat16."""
     return np.uint32(np.uint32(code[0]) << 16 | np.uint32(code[1]) << 24).view(np.float32)
 
 
 @njit(nogil=True, cache=True)
 def write_scale(code, scale):
-    """Begin an encoded segment with its scale (>= 0) as the nearest bfloat16; returns that."""
+    """Write a segment's scale (>= 0), rounded to the nearest bfloat16; return the rounded scale."""
     bits = np.float32(scale).view(np.uint32) + np.uint32(0x8000)
     code[0], code[1] = bits >> 16 & 255, bits >> 24
     return scale_of(code)
@@ -66,7 +66,7 @@ def bad_scale(code):
 
 @njit(nogil=True, cache=True)
 def _count(magnitudes, least):
-    """How many are at least ``least``."""
+    """Count the magnitudes that are at least ``least``."""
     total = np.int32(0)
     for k in range(magnitudes.size):
         total = np.int32(total + np.int32(magnitudes[k] >= least))
@@ -75,15 +75,15 @@ def _count(magnitudes, least):
 
 @njit(nogil=True, cache=True)
 def _threshold(magnitudes, count):
-    """(t, equals): the ``count`` largest are those above t and the first ``equals`` that are t.
+    """Return (t, equals): the ``count`` largest are all above t, then the first ``equals`` at t.
 
-    Where fewer are above zero, t is 0.
+    If fewer are above zero, t is 0.
     """
     low, high, above = np.int32(0), np.int32(0), 0
     for k in range(magnitudes.size):
         high = max(high, magnitudes[k])
     high += 1  # at least ``count`` magnitudes are ``low`` or more, ``above`` are ``high`` or more
-    step = 1 << 23  # a factor of 2; most often what is sought is that near to the largest
+    step = 1 << 23  # a factor of 2; the threshold is usually that close to the largest
     while high - low > 1:
         middle = np.int32(max(low + (high - low) // 2, high - step))
         step *= 2
@@ -101,16 +101,16 @@ def _threshold(magnitudes, count):
 def select_largest(bits, magnitudes, positions, count):
     """Find the ``count`` elements of largest magnitude other than 0; of equal ones the first.
 
-    ``bits``: a segment as int32. Their positions are stored in ``positions``, ascending; returns
-    how many there are. Scratch: ``magnitudes`` int32 of the size of ``bits``; ``positions`` uint16
-    is not smaller. The least magnitude is found by bisection on the bits of float32: counting can
-    be vectorised, eight elements at a time, so it is faster than sorting.
+    ``bits``: a segment as int32. Stores their positions in ``positions``, ascending; returns their
+    number. Scratch: ``magnitudes`` int32 of the size of ``bits``; ``positions`` uint16, not
+    smaller. Bisection on the bits of float32 finds the least magnitude: counting is vectorised,
+    eight elements at a time, so it is faster than sorting.
     """
     for k in range(bits.size):
         magnitudes[k] = bits[k] & 0x7fffffff
     threshold, equals = _threshold(magnitudes, count)
     found, least = 0, max(threshold, np.int32(1))
-    for k in range(bits.size):  # no branch: which elements are large cannot be foreseen
+    for k in range(bits.size):  # without a branch, which the CPU could not predict
         positions[found] = k
         found += magnitudes[k] >= least
     sent = 0
@@ -126,7 +126,7 @@ def select_largest(bits, magnitudes, positions, count):
 
 @njit(nogil=True, cache=True)
 def longest(offsets, ids):
-    """Elements of the longest of the given segments."""
+    """Return the number of elements of the longest segment."""
     most = np.int64(0)
     for i in range(ids.size):
         most = max(most, offsets[ids[i] + 1] - offsets[ids[i]])

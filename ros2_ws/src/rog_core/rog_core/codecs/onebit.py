@@ -52,7 +52,7 @@ class OneBit(Codec):
         return cuda.download(code)
 
     def _table(self, partition: Segments, ids: np.ndarray, scales: np.ndarray | int) -> np.ndarray:
-        """Table of `onebit.cu`: int64 (ids, 4)."""
+        """Return the table of `onebit.cu`: int64 (ids, 4)."""
         table = np.empty((ids.size, 4), np.int64)
         table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
         table[:, 2], table[:, 3] = starts_of(self.sizes(table[:, 1])), scales
@@ -84,7 +84,7 @@ class OneBit(Codec):
         lengths = partition.lengths[ids]
         sizes = (lengths + 7) // 8
         scales, body = split(data, sizes, factor)
-        bit = spans(8 * starts_of(sizes), lengths, values)  # where that of each element is
+        bit = spans(8 * starts_of(sizes), lengths, values)  # position of each element's
         negative = from_host(body, values)[bit >> 3] >> (bit & 7) & 1
         signed = repeat(scales, lengths, values) * (1 - 2 * negative)
         values[elements(partition, ids, values)] += signed
@@ -164,7 +164,7 @@ def _add_tail(row, byte, scale):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, magnitude, out):
-    """Write values - mirror of the given segments; without a mirror take it off ``values``."""
+    """Encode values - mirror; without a mirror, subtract the decoded values from ``values``."""
     at = 0
     for i in range(ids.size):
         prefetch_row(values, offsets, ids, i + 1)
@@ -213,10 +213,7 @@ def _add(values, offsets, ids, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, data):
-    """Return the rule that ``data`` breaks, 0: none; the segment's position in ``ids``; the energy.
-
-    That is the sum of the squares of the values.
-    """
+    """See `Codec._look`."""
     at, rule, bad, energy = 0, 0, 0, 0.0
     for i in range(ids.size):
         if at + 2 > data.size:

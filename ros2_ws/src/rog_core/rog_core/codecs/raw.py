@@ -1,4 +1,4 @@
-"""``raw``: float32, little endian, without loss. Model values are always sent so."""
+"""``raw``: float32, little endian, without loss. Model values are always sent raw."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _floats(data: np.ndarray) -> np.ndarray:
 
 @njit(nogil=True, cache=True, fastmath={'reassoc', 'contract'})
 def _energy(dense):
-    """Sum of squares, in double precision; not finite if a value is not."""
+    """Return the sum of squares in double precision; not finite if a value is not."""
     total = 0.0
     for k in range(dense.size):
         total += np.float64(dense[k]) * np.float64(dense[k])

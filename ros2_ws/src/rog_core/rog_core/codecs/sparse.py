@@ -1,13 +1,13 @@
 """``ternary:P``: sends the largest elements of each segment, a share P, as +scale or -scale.
 
-Source: DGH-(GC)^2, equations 18 to 22 as they stand, in both directions. Their n is "the number of
-nodes" in the text; in its reference [40], where they come from, it is the number of elements of a
-tensor, and so it is here, the tensor being a segment (a row, or a part of a long one). The paper
-leaves the scale to the learning rate; ours is that of [40], the mean magnitude of what is sent.
+Source: DGH-(GC)^2, equations 18 to 22, unchanged, in both directions. The text calls their n "the
+number of nodes"; in their origin, its reference [40], n is the number of elements of a tensor. Here
+it is that of a segment (a row, or a part of a long one). The paper leaves the scale to the learning
+rate; ours is that of [40], the mean magnitude of what is sent.
 
 A segment: its scale (bfloat16), then, ascending by position, two bytes for each of the m elements
 of largest magnitude: position in bits 0 to 14, its sign in bit 15 (1: negative). Zeros are not
-sent: 0xffff in their place, at the end. Of equal magnitudes the first are sent.
+sent; 0xffff takes their place at the end. Of equal magnitudes the first are sent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SparseTernary(Codec):
     @staticmethod
     @lru_cache
     def of(text: str) -> SparseTernary:
-        """Return the codec of a sparsity that a user has written."""
+        """Return the codec of a sparsity given as text."""
         try:
             sparsity = float(text)
         except ValueError:
@@ -115,7 +115,7 @@ def _write(row, magnitudes, positions, count, code):
 
 @njit(nogil=True, cache=True)
 def _element(code, k):
-    """Position and sign of element ``k`` that a segment names."""
+    """Return position and sign of element ``k`` that a segment names."""
     return np.int64(code[2 + 2 * k]) | np.int64(code[3 + 2 * k]) << 8
 
 
@@ -131,7 +131,7 @@ def _move(row, code, scale):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, counts, out):
-    """Write values - mirror of the given segments; without a mirror take it off ``values``."""
+    """Encode values - mirror; without a mirror, subtract the decoded values from ``values``."""
     at, most = 0, longest(offsets, ids)
     magnitudes, positions = np.empty(most, np.int32), np.empty(most, np.uint16)
     for i in range(ids.size):
@@ -159,7 +159,7 @@ def _add(values, offsets, ids, counts, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, counts, data):
-    """As the same of `ternary`, for ``data`` of the right length."""
+    """See `Codec._look`; ``data`` has the right length."""
     at, energy = 0, 0.0
     for i in range(ids.size):
         code = data[at:at + 2 + 2 * counts[i]]

@@ -1,16 +1,16 @@
 """``sparseloco``: of each 4096 elements the 64 largest, in 14 bits each; for local methods.
 
 Source: SparseLoCo (arXiv 2508.15706): chunks of 4096 elements, of each the 64 of largest magnitude,
-12 bits for the position and 2 for the value, and error feedback that decays: what has been left out
-for a long time is forgotten, .05 of it with every push. A chunk of the paper is a segment here (a
-row, or a part of a long one), of which one element in 64 is sent, at least one. In a pull, which
-the paper has not, nothing is forgotten.
+12 bits for the position and 2 for the value, and error feedback that decays: each push forgets .05
+of what has not been sent. A chunk of the paper is a segment here (a row, or a part of a long one),
+of which one element in 64 is sent, at least one. Pulls, which the paper does not have, forget
+nothing.
 
 A segment: two scales (bfloat16), the mean magnitudes of the elements that are above the mean of all
 that are sent, and of the others; then, ascending by position, 14 bits for each element, the first
 in the lowest bits, padded to a byte: position in bits 0 to 11, bit 12 for the first scale, its sign
-in bit 13 (1: negative). Zeros are not sent: 0 in their place, at the end, where no position can be
-0; if a segment holds nothing else, both scales are 0. Of equal magnitudes the first are sent.
+in bit 13 (1: negative). Zeros are not sent; 0 takes their place at the end, where no position can
+be 0. If a segment holds only zeros, both scales are 0. Of equal magnitudes the first are sent.
 """
 
 from __future__ import annotations
@@ -114,33 +114,33 @@ class SparseLoCo(Codec):
 
 
 def _means(of: np.ndarray, size: np.ndarray, which: np.ndarray, segments: int) -> np.ndarray:
-    """Mean size of the elements of each segment that are meant, float64; 0: there are none."""
+    """Return the mean of ``size`` over the elements ``which`` of each segment, float64; 0: none."""
     total = np.bincount(of[which], size[which], segments)
     return total / np.maximum(np.bincount(of[which], minlength=segments), 1)
 
 
 def _bit_places(counts: np.ndarray) -> np.ndarray:
-    """Where the bits of every element are, int64 (elements, 14), if a segment begins a byte."""
+    """Return the positions of every element's bits, int64 (elements, 14); segments begin a byte."""
     first = np.repeat(8 * starts_of((BITS * counts + 7) // 8) - BITS * starts_of(counts), counts)
     return (first + BITS * np.arange(counts.sum()))[:, None] + _PLACES
 
 
 def pack(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Bytes of segments of so many words of 14 bits."""
+    """Return the bytes of segments of ``counts`` words of 14 bits."""
     bits = np.zeros(8 * int(((BITS * counts + 7) // 8).sum()), np.uint8)
     bits[_bit_places(counts)] = words[:, None] >> _PLACES & 1
     return np.packbits(bits, bitorder='little')
 
 
 def unpack(body: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Inverse of `pack`, int64."""
+    """Invert `pack`; return int64."""
     bits = np.unpackbits(body, bitorder='little')[_bit_places(counts)]
     return (bits.astype(np.int64) << _PLACES).sum(1)
 
 
 @njit(nogil=True, cache=True)
 def _word(code, k):
-    """Word ``k`` of an encoded segment: its bits are in two bytes or three."""
+    """Return word ``k`` of an encoded segment; its bits are in two or three bytes."""
     bit = BITS * k
     at, shift = 4 + bit // 8, bit % 8
     word = np.int64(code[at]) | np.int64(code[at + 1]) << 8
@@ -196,7 +196,7 @@ def _move(row, code, count, large, small):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, counts, sizes, out):
-    """Write values - mirror of the given segments; without a mirror take it off ``values``."""
+    """Encode values - mirror; without a mirror, subtract the decoded values from ``values``."""
     at, most = 0, longest(offsets, ids)
     magnitudes, positions = np.empty(most, np.int32), np.empty(most, np.uint16)
     for i in range(ids.size):
@@ -233,7 +233,7 @@ def _add(values, offsets, ids, counts, sizes, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, counts, sizes, data):
-    """As the same of `ternary`, for ``data`` of the right length; ``lengths``: of its segments."""
+    """See `Codec._look`; ``data`` has the right length; ``lengths``: of its segments."""
     at, energy = 0, 0.0
     for i in range(lengths.size):
         code = data[at:at + sizes[i]]

@@ -1,7 +1,7 @@
 """``ternary``: of each block of 64 elements the largest, as +scale or -scale; for bad links.
 
 Source: DGH-(GC)^2, equations 18 to 22, and its reference [40] (the scale: mean magnitude of what is
-sent), with the top k taken per block, so that the size of a segment depends on its length alone.
+sent), with the top k per block, so that the size of a segment depends only on its length.
 
 A segment: its scale (bfloat16), then one byte per block (the last may be shorter): position of the
 one element sent in bits 0 to 5, its sign in bit 6 (1: negative), bit 7 set; 0 for a block that
@@ -41,7 +41,7 @@ class Ternary(Codec):
         padded = padded.view(-1, BLOCK)
         at = padded.abs().argmax(1)  # the first of equals
         chosen = padded.gather(1, at[:, None])[:, 0].cpu().numpy()
-        # From here on the host, in the order of the loops: one element in 64 is little.
+        # Continue on the host, in the order of the loops: one element in 64 is little.
         scales = mean_scales(np.repeat(np.arange(lengths.size), blocks), chosen, lengths.size)
         code = 0x80 | np.signbit(chosen) * 0x40 | at.cpu().numpy()
         return join(scales, np.where(chosen != 0, code, 0), blocks)
@@ -64,7 +64,7 @@ class Ternary(Codec):
 
 @njit(nogil=True, cache=True)
 def _byte(bits):
-    """Ternary byte of up to a block of float32 given as int32: the first of largest magnitude.
+    """Return the byte for up to a block of float32 given as int32: the first of largest magnitude.
 
     Magnitudes compare as integers; with the position in the low bits, one maximum finds both.
     """
@@ -105,7 +105,7 @@ def _size(length):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, out):
-    """Write values - mirror of the given segments; without a mirror take it off ``values``."""
+    """Encode values - mirror; without a mirror, subtract the decoded values from ``values``."""
     at = 0
     for i in range(ids.size):
         prefetch_row(values, offsets, ids, i + 1)
@@ -132,10 +132,7 @@ def _add(values, offsets, ids, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, data):
-    """Return the rule that ``data`` breaks, 0: none; the segment's position in ``ids``; the energy.
-
-    That is the sum of the squares of the values.
-    """
+    """See `Codec._look`."""
     at, rule, bad, energy = 0, 0, 0, 0.0
     for i in range(ids.size):
         length, sent = lengths[ids[i]], 0

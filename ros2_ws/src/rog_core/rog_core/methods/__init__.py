@@ -60,7 +60,7 @@ def create(text: str, team: Team | None = None) -> Method:
     if written.name in METHODS:
         return _built(METHODS[written.name], written, team)
     method = _foreign(written, team)
-    from .rehearsal import rehearse  # it needs the machines, which need this
+    from .rehearsal import rehearse  # here, as it imports the machines, which import this module
 
     rehearse(lambda: _foreign(written, team), text, team)
     return method
@@ -98,15 +98,15 @@ def _foreign(written: Written, team: Team) -> Method:
     try:
         found: Any = getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise ConfigError(f'{what}: {error}; install the package that has it where the server '
-                          f'runs, or choose one of {usages()}') from error
+        raise ConfigError(f'{what}: {error}; install the package that contains it where the '
+                          f'server runs, or choose one of {usages()}') from error
     except AttributeError:
         raise ConfigError(f"{what}: module {module} has no '{name}'") from None
     except (Exception, SystemExit) as error:
         raise ConfigError(f'{what}: module {module} cannot be imported: '
                           f'{type(error).__name__}: {error}') from error
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ConfigError(f'{what}: {module}:{name} is no rog_core.methods.Method')
+        raise ConfigError(f'{what}: {module}:{name} is not a subclass of rog_core.methods.Method')
     try:
         return _built(found, written, team)
     except ConfigError:

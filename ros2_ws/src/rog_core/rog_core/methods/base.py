@@ -54,8 +54,7 @@ class Team:
     ``capacities``: robot -> computing capacity, in order of rank; empty if any robot may join.
     ``codec``: name of the fleet's codec. ``momentum``: used by methods that keep the momentum on
     the server. ``clip``: see `rog_core.clip`; 0: pushes count as they are.
-    ``above``: whether the fleet is a robot of another one, whose model changes its own between two
-    pushes.
+    ``above``: whether it is a child fleet, whose model the parent fleet changes between two pushes.
     """
 
     capacities: Mapping[str, float] = field(default_factory=dict)
@@ -69,10 +68,10 @@ class Team:
             raise ConfigError(f'momentum is {self.momentum}; it must be at least 0 and below 1')
 
     def require_alone(self, text: str) -> None:
-        """Raise `ConfigError` if a fleet above changes the model; ``text``: of the method."""
+        """Raise `ConfigError` if a parent fleet changes the model; ``text``: of the method."""
         if self.above:
-            raise ConfigError(f"'{text}' computes gradients of one round on one model, which the "
-                              'fleet above may change meanwhile; choose another method, or train '
+            raise ConfigError(f"'{text}' computes the gradients of a round on one model, which the "
+                              'parent fleet may change meanwhile; choose another method, or train '
                               'without upstream')
 
 
@@ -127,7 +126,7 @@ class Method:
     """BSP: all robots push all rows, then start the next iteration; base of all other methods.
 
     ``written``: the name with arguments and options, parsed; ``team``: see `Team`. Raises
-    `ConfigError` where arguments or options make no sense, or the method does not fit the team.
+    `ConfigError` if arguments or options are invalid, or the method does not fit the team.
 
     ``bound``: the staleness bound: a robot at iteration n waits while n - slowest >= bound, where
     slowest is the lowest `Standing.slowest` of the fleet (in iterations; infinity: it never waits).
@@ -226,7 +225,7 @@ class Method:
         """Handle the end of a push; ``fleet`` already includes it."""
 
     def on_wait(self, robot: str, seconds: float) -> None:
-        """Handle the end of a wait: a robot has waited so long for others."""
+        """Handle the end of a wait: a robot has waited ``seconds`` for others."""
 
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
         """Return the robots for which this one must wait; empty if it may go on.
@@ -269,12 +268,12 @@ class Method:
         return 'pipeline' in self.options
 
     def goes_ahead(self, staleness: int) -> bool:
-        """Whether a robot that is so many iterations ahead may compute the next one already."""
+        """Whether a robot ``staleness`` iterations ahead may already compute the next one."""
         return self.pipelined and staleness + 1 < self.bound
 
     @property
     def shrinks(self) -> bool:
-        """Whether a slow link makes rows travel in the smaller code; see `rog_core.patience`."""
+        """Whether rows travel in the smaller codec over a slow link; see `rog_core.patience`."""
         return 'sparse' in self.options
 
     @property
@@ -369,7 +368,7 @@ class Method:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Resume from what `state` returned; TypeError or ValueError if it does not fit."""
+        """Resume from what `state` returned; raise TypeError or ValueError if it does not fit."""
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays that a checkpoint must hold, by name; float32 (elements,) each."""

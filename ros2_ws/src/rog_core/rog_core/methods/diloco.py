@@ -18,19 +18,18 @@ class DiLoCo(Outer):
     ``diloco:H:P``: P fragments of the model, each exchanged every H steps, one after another, so
     that an iteration has H/P local steps and sends one row in P. The next local steps are computed
     while a fragment travels (``pipeline``), so that it is applied late, and transmission hides
-    behind computing. A robot's momentum goes on from phase to phase.
+    behind computing. A robot's momentum continues from phase to phase.
 
-    ``quorum=K``: nobody waits for a robot that fades: a round is over when K robots have pushed,
-    and the others have had ``grace=S`` more seconds. Who pushes later counts when it arrives, and
-    goes on with the round of the fleet.
+    ``quorum=K``: the fleet does not wait for a robot whose link fades. A round is over when K
+    robots have pushed and the others have had ``grace=S`` more seconds. A later push counts when it
+    arrives, and its robot continues with the round of the fleet.
 
     Sources: DiLoCo (arXiv 2311.08105); Streaming DiLoCo (arXiv 2501.18512); Decoupled DiLoCo (arXiv
-    2604.21428) for quorum and grace. Rows, not layers, are dealt out to the fragments, so that all
-    are of about equal size. Where Streaming DiLoCo mixes a fragment that arrives with the robot's
-    own, and so forgets a part of the steps that were made meanwhile, none is forgotten here: they
-    stay in the robot's model, and are pushed with the next turn of the fragment. Where Decoupled
-    DiLoCo weighs robots by the number of their tokens and merges norms and directions apart, every
-    push has the same weight here.
+    2604.21428) for quorum and grace. Fragments consist of rows, not of layers, so that all have
+    about the same size. Streaming DiLoCo mixes an arriving fragment with the robot's own, and so
+    forgets a part of the steps made meanwhile; here these steps stay in the robot's model and are
+    pushed with the fragment's next turn. Decoupled DiLoCo weighs robots by their number of tokens
+    and merges norms and directions separately; here every push has the same weight.
     """
 
     name = 'diloco'
@@ -51,7 +50,7 @@ class DiLoCo(Outer):
         self._met = -1           # newest round that a quorum has pushed,
         self._since = 0.0        # since when, s
         self._over = -1          # newest round whose grace is over
-        self._newest = -1        # newest round that a robot was let go on from
+        self._newest = -1        # newest round that a robot has finished
 
     @classmethod
     def by_default(cls, written: Written) -> frozenset[str]:
@@ -72,7 +71,7 @@ class DiLoCo(Outer):
         """See `Method.bounds`."""
         text, arguments = self.written.text, self.written.arguments
         if not 1 <= len(arguments) <= 2:
-            raise ConfigError(f"'{text}' needs the number of local steps, and may have that of "
+            raise ConfigError(f"'{text}' needs the number of local steps, and may have a number of "
                               'fragments, for example diloco:30 or diloco:30:3')
         every = self.written.integer(arguments[0], 1)
         self.fragments = self.written.integer(arguments[1], 1) if len(arguments) > 1 else 1
@@ -91,7 +90,7 @@ class DiLoCo(Outer):
                 f"of the model (granularity '{model.partition.granularity}')")
 
     def begin(self, model: Model, iteration: int) -> None:
-        """See `Method.begin`: with a quorum all go on with one round, whatever was before."""
+        """See `Method.begin`: with a quorum all robots continue with the same round."""
         super().begin(model, iteration)
         self._newest = iteration
 
@@ -129,11 +128,11 @@ class DiLoCo(Outer):
     # -- what a robot computes -------------------------------------------------------------------
 
     def goes_ahead(self, staleness: int) -> bool:
-        """See `Method.goes_ahead`: it waits for the others when it has pushed, not before."""
+        """See `Method.goes_ahead`: a robot waits for the others after its push, not before."""
         return self.pipelined
 
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """See `Method.grant`: who comes after the quorum goes on with the round of the fleet."""
+        """See `Method.grant`: a robot later than the quorum continues with the fleet's round."""
         self._newest = max(self._newest, iteration)
         following = (self._newest if self.quorum else iteration) + 1
         return following, Phase(self.steps, self.fragments, following % self.fragments)

@@ -13,9 +13,9 @@ def controller(latest: float, interval: float, slowest_latest: float, slowest_in
     """DSSP, Algorithm 2: extra iterations, 0 to ``most``, after which a robot waits least.
 
     For the robot and for the slowest one: the time of the last push and the interval between the
-    last two, in seconds. Both intervals are assumed to stay the same. Chosen is the number of extra
-    iterations after which a push of the robot lies closest to one of the slowest; the lowest such
-    number if there are several.
+    last two, in seconds. Both intervals are assumed to stay the same. Returns the number of extra
+    iterations after which the robot's push is closest in time to a push of the slowest; of several
+    such numbers, the lowest.
     """
     steps = np.arange(most + 1)
     own = latest + steps * interval
@@ -30,8 +30,8 @@ class Dssp(Method):
     wait least for the slowest robot's next push. A robot that is within the lowest threshold again
     gets the lowest one back. This follows the paper's text and Figure 2. The paper's listing
     differs in three places: there the robot waits until it is within the lowest threshold again, so
-    that every extra iteration is waited for later; extra iterations can be granted beyond the
-    highest threshold; and the first extra iteration is not counted.
+    it waits later for every extra iteration; extra iterations can be granted beyond the highest
+    threshold; and the first extra iteration is not counted.
     """
 
     name = 'dssp'

@@ -13,13 +13,13 @@ DEFAULT_RANGE = (2, 20)
 class Flown(Method):
     """FLOWN: a threshold per device, from estimated bandwidth and contribution.
 
-    The ROG paper (Sections I and II-D) describes its reference [19] so: a higher threshold for
-    devices that are estimated to have low bandwidth and contribute less to accuracy, a lower one
-    for the opposite. It gives no formula, and the published code of that baseline does not run.
+    The ROG paper (Sections I and II-D) describes its reference [19] like this: a higher threshold
+    for devices that are estimated to have low bandwidth and contribute less to accuracy, a lower
+    one for the opposite. It gives no formula, and the published code of that baseline does not run.
     Our reading: the threshold of a device is how far the others may be ahead of it. Bandwidth (the
-    measured throughput) and contribution (the loss of the last batch: a high loss has much to
-    contribute) are each ranked within the fleet, since they have different units. The mean of the
-    two ranks places the threshold in the range. It is computed anew at each push of the device.
+    measured throughput) and contribution (the loss of the last batch: a device with a high loss
+    contributes much) are each ranked within the fleet, since they have different units. The mean of
+    the two ranks places the threshold in the range. Each push of the device updates it.
     """
 
     name = 'flown'

@@ -16,19 +16,19 @@ from .written import EARLY, Written
 class Gsgm(Rolling):
     """``gsgm``: all rows. ``gsgm:T``: rows by ATP, with the bound T on their staleness.
 
-    Source: GSGM, Algorithm 2. A robot on the white list contributes as soon as it pushes, and is
-    taken off the list; a robot that is not on it waits in a queue. When the list is empty, the
-    round ends and all robots are on it again. The list is computed from the robots present, so one
+    Source: GSGM, Algorithm 2. A robot on the white list contributes as soon as it pushes, and
+    leaves the list; a robot that is not on it waits in a queue. When the list is empty, the round
+    ends and all robots are on it again. The list is computed from the robots present, so a robot
     that dies or joins cannot block the others. We start the next round as soon as the list is
     empty, as the paper's text says. The paper's listing waits for the next push: the order of
-    contributions is the same, but robots in the queue wait an iteration of the slowest longer. A
-    robot that waits for another reason, a barrier of SVRG or the bound T, is left off the list.
+    contributions is the same, but robots in the queue wait one iteration of the slowest longer. A
+    robot that waits for another reason, a barrier of SVRG or the bound T, is not on the list.
 
     Each contribution g moves the master rows by v' = (momentum * v + g) / robots, where v is the
     sum of the v' of the round before. The paper's listing divides by the number of robots only for
     the average that becomes v; here every push is divided, as with all our methods, so the paper's
-    learning rate is ours divided by the number of robots. Rows that a push does not hold are still
-    moved by the momentum.
+    learning rate is ours divided by the number of robots. The momentum also moves rows that a push
+    does not contain.
     """
 
     name = 'gsgm'
@@ -42,7 +42,7 @@ class Gsgm(Rolling):
                               'staleness, for example gsgm:4')
         self._contributed: set[str] = set()  # in this round
         self._queue: list[str] = []
-        self._list: list[str] = []           # the white list: who has yet to contribute
+        self._list: list[str] = []           # the white list: robots that have yet to contribute
 
     @classmethod
     def by_default(cls, written: Written) -> frozenset[str]:

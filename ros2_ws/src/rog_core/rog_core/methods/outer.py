@@ -1,7 +1,7 @@
 """The outer step of methods whose robots take local steps: Nesterov momentum on the server.
 
-Source: DiLoCo (arXiv 2311.08105), Algorithm 1: with delta, the mean of the changes that the robots'
-local steps come to, v = b v + delta; model -= rate (delta + b v). FedAvg is rate 1 and b = 0.
+Source: DiLoCo (arXiv 2311.08105), Algorithm 1: with delta, the mean change by the robots' local
+steps, v = b v + delta; model -= rate (delta + b v). FedAvg is rate 1 and b = 0.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .written import Written
 
 
 class Outer(Method):
-    """Applies pushes with the options ``rate=R`` and ``momentum=B``; without them as `Method`.
+    """Applies pushes with the options ``rate=R`` and ``momentum=B``; without them like `Method`.
 
-    Every row has its own momentum, so that rows may arrive one by one. What arrives is applied at
-    once, times the rate. The momentum of a row moves on, and is applied, when as many pushes of the
-    row have arrived as there are robots (delayed Nesterov, Liu et al., arXiv 2401.09135). Where
-    every robot pushes the row once in a round, that is the end of the round, and DiLoCo's step.
+    Every row has its own momentum, so that rows may arrive one by one. A row is applied when it
+    arrives, times the rate. Its momentum is updated and applied when as many pushes of the row have
+    arrived as there are robots (delayed Nesterov, Liu et al., arXiv 2401.09135). If every robot
+    pushes the row once in a round, this happens at the end of the round and equals DiLoCo's step.
     """
 
     usual_rate, usual_momentum = 1.0, 0.0
@@ -87,7 +87,7 @@ class Outer(Method):
 
 def add_momentum(partition: Segments, master: Array, velocity: Array, total: Array,
                  ids: np.ndarray, rate: float, mu: float) -> None:
-    """Of the segments ``ids``: v = mu v + total; master -= rate mu v; total = 0.
+    """For the segments ``ids``: v = mu v + total; master -= rate mu v; total = 0.
 
     All are flat float32 (elements,); ``velocity`` is v.
     """

@@ -1,8 +1,8 @@
 """A test run of a method of another package, before any robot trains with it.
 
 A server and workers in this process train a model of a few rows for some iterations; every message
-is delivered at once. An exception of the method, an answer of the wrong type, and a fleet in which
-every robot waits are each reported as a `ConfigError`.
+is delivered at once. If the method raises an exception or returns a value of the wrong type, or
+every robot waits, the rehearsal raises a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def _play(method: Method, team: Team) -> ServerMachine:
         due |= {name: turn for name, action in wanted if isinstance(action, Compute)}
         if not due:
             waits = {name: m.waiting_for for name, m in server.members.items()}
-            raise RogError(f'the fleet stands still: who waits for whom is {waits}')
+            raise RogError(f'the fleet stands still; each robot waits for: {waits}')
         _check(method, server)
-        # Usually the robot that began first is done first; every third time it is the last one.
+        # Usually the robot that began first finishes first; every third time the last one does.
         name = min(due, key=due.__getitem__) if turn % 3 else max(due, key=due.__getitem__)
         del due[name]
         gradient = noise.standard_normal(server.partition.elements).astype(np.float32)
@@ -80,9 +80,9 @@ def _check(method: Method, server: ServerMachine) -> None:
         if not isinstance(names, list) or not set(names) <= set(server.members):
             raise RogError(f'held_up_by answers {names!r}; it must be a list of names of robots')
         if STEPS.get(getattr(member.step, 'name', '')) is not type(member.step):
-            raise RogError(f'grant answers the step {member.step!r}; a robot knows '
+            raise RogError(f'grant answers the step {member.step!r}; it must be one of '
                            f'{", ".join(STEPS)}')
         if not isinstance(reason := method.refusal(member.robot), str) or reason:
-            raise RogError(f'refusal answers {reason!r} of a robot of the fleet that trains')
+            raise RogError(f"refusal answers {reason!r}; it must be '' for a robot of the fleet")
     if not isinstance(sending := method.sending(), Sending):
         raise RogError(f'sending answers {sending!r}; it must be a Sending')

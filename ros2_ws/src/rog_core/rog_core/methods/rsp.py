@@ -19,15 +19,15 @@ ROUNDS = 4                          # pushes of each robot between two decisions
 class Rsp(Outer):
     """``rsp:T``, or ``rsp:auto[:LOW:HIGH]``, which adapts the staleness threshold T.
 
-    With ``local=H`` an iteration is H local steps; staleness then counts such rounds. What they
-    come to enters the accumulator as a gradient does, and rows travel by ATP. A robot's own model
-    is the fleet's with its local steps in the rows that it has not sent since. The server's outer
-    step is that of `Outer`, per row. It is not from a paper.
+    With ``local=H`` an iteration is H local steps; staleness then counts such rounds. Their change
+    enters the accumulator like a gradient, and rows travel by ATP. A robot's own model is the
+    fleet's with its local steps in the rows that it has not sent since. The server's outer step is
+    that of `Outer`, per row. This option is not from a paper.
 
     Source of rsp:T: ROG, Sections III and IV; the paper names adaptation as future work. Every
     `ROUNDS` pushes per robot `rsp:auto` looks at the share of time that the fleet has waited.
     Above `STALL_HIGH` the threshold rises by a quarter; below `STALL_LOW` staleness gains nothing,
-    and it falls by one. If the mean loss has risen above its recent mean by more than `HARM`,
+    and the threshold falls by one. If the mean loss exceeds its recent mean by more than `HARM`,
     staleness does harm (ROG, Figure 10), and the threshold falls by a quarter in any case.
     """
 
@@ -41,8 +41,8 @@ class Rsp(Outer):
         self.adapts = written.arguments[:1] == ('auto',)
         super().__init__(written, team)
         if 'local' not in self.options and self.options & {'rate', 'momentum'}:
-            raise ConfigError(f"'{written.text}': rate and momentum are those of the outer step, "
-                              'which goes with local steps; write local=H, too')
+            raise ConfigError(f"'{written.text}': rate and momentum belong to the outer step, "
+                              'which needs local steps; write local=H, too')
         self.least = self.bound
         self._waited = 0.0
         self._pushes = 0

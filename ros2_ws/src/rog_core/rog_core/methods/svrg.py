@@ -29,13 +29,13 @@ class Svrg(Method):
         super().__init__(written, team)
         if self.early:
             raise ConfigError(f"'{written.text}': svrg needs all rows of every gradient, so it "
-                              'does not go with early transmission')
+                              'cannot be combined with early transmission')
         if team.codec != 'raw':
             raise ConfigError(f"'{written.text}' needs exact gradients, so codec raw; the fleet "
                               f"has '{team.codec}'")
         team.require_alone(written.text)
         self.period = int(self.numbers.get('svrg', PERIOD))
-        self._since = 0  # iterations up to this one were granted by the method before this one
+        self._since = 0  # last iteration that the method before this one granted
 
     def is_full(self, iteration: int) -> bool:
         """Whether this iteration computes a full gradient."""
@@ -84,7 +84,7 @@ class Svrg(Method):
 class FullGradient:
     """Sums the full gradients that the robots push in one iteration, float32 (elements,).
 
-    A push is added once it is complete; until then it is kept apart, since it may break off.
+    A push is added when it is complete; until then it is kept apart, as the robot may disappear.
     """
 
     def __init__(self, partition: RowPartition, master: Array) -> None:

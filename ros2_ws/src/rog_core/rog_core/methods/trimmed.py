@@ -1,4 +1,4 @@
-"""BSP with a mean of which one robot that sends nonsense, or several, cannot move much."""
+"""BSP with a trimmed mean, which bounds the influence of faulty robots."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .written import Written
 
 
 class Trimmed(Holding):
-    """``trimmed:K``: otherwise as BSP; of every element the K largest and K smallest do not count.
+    """``trimmed:K``: BSP, but of each element the K largest and K smallest values do not count.
 
     Source: coordinate-wise trimmed mean, Yin et al., Byzantine-robust distributed learning: towards
     optimal statistical rates, ICML 2018. A push is held back until all robots have pushed; then the
-    model moves by the trimmed mean of the pushes. It takes 2 K + 1 robots; while fewer are there,
-    the mean is that of the middle one or two. Up to K robots may send anything.
+    model moves by the trimmed mean of the pushes. Up to K robots may send anything. The method
+    needs 2 K + 1 robots; with fewer, the mean is that of the middle one or two values.
     """
 
     name = 'trimmed'
@@ -67,7 +67,7 @@ class Trimmed(Holding):
 
     def flush(self, robots: int) -> None:
         """See `Method.flush`."""
-        self._round = tuple(self.held)  # of robots that are gone, too: they count as taken
+        self._round = tuple(self.held)  # also of robots that are gone: their pushes count as taken
         self._pushed.clear()
         self.carry_out(EndRound(), robots)
 

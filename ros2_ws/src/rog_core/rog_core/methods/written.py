@@ -80,15 +80,15 @@ class Written:
         names, numbers = set(default), {}
         for sign, name, number in self.signs:
             if name not in known:
-                there = f'it has {", ".join(known)}' if known else 'it has none'
-                raise ConfigError(f"'{self.text}': {self.name} has no option '{name}'; {there}")
+                options = f'it has {", ".join(known)}' if known else 'it has none'
+                raise ConfigError(f"'{self.text}': {self.name} has no option '{name}'; {options}")
             if number and name not in numbered and name not in real:
                 raise ConfigError(f"'{self.text}': {name} takes no number")
             if sign == '-' and (name in numbered or name in real):
-                raise ConfigError(f"'{self.text}': {name} is an option with a number and is not "
-                                  f'switched off; leave it out, or write +{name}=N')
+                raise ConfigError(f"'{self.text}': {name} has a number and cannot be switched off; "
+                                  f'leave it out, or write +{name}=N')
             if name in numbers:
-                raise ConfigError(f"'{self.text}': {name} is there twice")
+                raise ConfigError(f"'{self.text}': {name} is given twice")
             if number:
                 numbers[name] = self.real(number, *real[name]) if name in real \
                     else self.integer(number, 1)
@@ -110,9 +110,9 @@ def suffix(known: Iterable[str], options: frozenset[str], default: frozenset[str
 
 @lru_cache
 def read(text: str, names: frozenset[str]) -> Written | None:
-    """Parse a method; ``names``: of our own methods. None if the text is no method."""
+    """Parse a method; None if the text is not one. ``names``: of our own methods."""
     text = text.strip()
-    # A name may hold a hyphen, as dgh-gc does, so those that come along are tried first.
+    # A name may contain a hyphen, as dgh-gc does, so the longest names are tried first.
     own = '|'.join(map(re.escape, sorted(names, key=len, reverse=True)))
     rest = rf'((?::[^:+-]*|:-\w+)*)((?:[+-][a-z_]+{_NUMBER})*)'
     match = re.fullmatch(rf'({own}){rest}', text) \

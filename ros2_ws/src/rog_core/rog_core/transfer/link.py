@@ -20,8 +20,8 @@ class LinkEstimate:
     shortest round trip plus `QUEUE_TIME`. So the rate can grow while the link has room, and no long
     queue builds up when it fades. A chunk is what the link carries in ``chunk_time`` seconds.
 
-    ``scale``: in virtual time a small model may stand for a large one; then each byte here is so
-    many bytes on the air.
+    ``scale``: in virtual time a small model may stand for a large one; each byte here then counts
+    as ``scale`` bytes on the air.
     """
 
     max_chunk: int
@@ -56,12 +56,12 @@ class LinkEstimate:
 
     def sample(self, nbytes: int, sent_at: float, delivered_then: int, now: float,
                full: bool = True) -> None:
-        """Take the acknowledgement of a chunk that was sent once.
+        """Update the estimate from the acknowledgement of a chunk that was sent once.
 
         ``delivered_then``: bytes that had arrived when it was sent. ``full``: whether the window
-        was full then. If it was not, what has arrived since is all that the sender had, and says
-        only how much the link carries at least. How much it carries at most is said by the time
-        that the chunks ahead of this one have held it up.
+        was full then. If it was not, the sender had no more to send, so what has arrived since is
+        only a lower bound of the rate. An upper bound is what the link carried while the chunks
+        ahead delayed this one.
         """
         elapsed = max(now - sent_at, 1e-6)
         self.delivered += nbytes
@@ -81,7 +81,7 @@ class LinkEstimate:
         self.rate += (measured - self.rate) / 8
 
     def is_back(self) -> None:
-        """Handle the first word of a peer that was silent: what was lost can be sent again now."""
+        """Handle the first message of a silent peer: what was lost can be sent again now."""
         self.backoff = 1.0
 
     def timed_out(self, now: float) -> None:

@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def wanted(self) -> int:
-        """Segments that must arrive; all of them, if none must."""
+        """Number of segments that must arrive; of all segments if no window is mandatory."""
         return sum(ids.size for ids in self.windows[:self.mandatory or None])
 
 

@@ -42,9 +42,9 @@ class Receiver:
     transfer: TransferId | None = None
     receipt: Receipt | None = None   # of the transfer, once it is closed
     bytes_received: int = 0
-    floor: int = 1                   # transfers below this attempt are over; the first has it
-    granted: int | None = None       # iteration that the next transfer is of; None: any
-    kind: Kind | None = None         # of that transfer; None: any of ``kinds``
+    floor: int = 1                   # lowest attempt of a transfer that is not over
+    granted: int | None = None       # iteration of the next transfer; None: any
+    kind: Kind | None = None         # kind of the next transfer; None: any of ``kinds``
     energy: float = 0.0              # sum of the squares of what was taken of the present transfer
     refused: int = 0                 # chunks of it that were taken, but are not used
     announced: End | None = None     # closes it when all chunks are there
@@ -57,8 +57,8 @@ class Receiver:
     def on_chunk(self, chunk: Chunk) -> tuple[Ack | None, Rows | None]:
         """Return the acknowledgement, and the rows of a new chunk; the caller applies them.
 
-        No acknowledgement: its transfer is closed or over. No rows: it is a duplicate, or has a
-        segment that another chunk has brought.
+        No acknowledgement: its transfer is closed or over. No rows: the chunk is a duplicate, or
+        repeats a segment of another chunk.
         """
         self.check(chunk.transfer)
         if not self.is_open(chunk.transfer):
@@ -77,7 +77,7 @@ class Receiver:
         return Ack(chunk.transfer, self._next, self._mask()), rows
 
     def examine(self, chunk: Chunk) -> Rows:
-        """Return the rows of a chunk, without taking it; `RemoteProtocolError` if it is wrong."""
+        """Check a chunk and return its rows, without taking it; may raise `RemoteProtocolError`."""
         self.check(chunk.transfer)
         self._expect(chunk.transfer)
         codec, partition = self._codec_of(chunk), self.rows_of(chunk.transfer)
@@ -94,7 +94,7 @@ class Receiver:
         Returns None for the end of a former transfer, and for one that waits for all chunks.
         """
         self.check(end.transfer)
-        most = self.rows_of(end.transfer).segments  # a chunk has one at least
+        most = self.rows_of(end.transfer).segments  # a chunk has at least one
         if not 0 <= end.chunks <= most:
             raise RemoteProtocolError('chunks in an end of transfer must be at most its number '
                                       f'of segments, {most}, got {end.chunks}')
@@ -106,8 +106,8 @@ class Receiver:
         self._expect(end.transfer)
         self._open(end.transfer)
         if len(self._flags) > end.chunks:
-            raise RemoteProtocolError(f'end of transfer says {end.chunks} chunks; '
-                                      f'chunk {len(self._flags) - 1} has arrived')
+            raise RemoteProtocolError('chunks in an end of transfer must be at least the '
+                                      f'{len(self._flags)} that were sent, got {end.chunks}')
         if end.whole and self._next < end.chunks:
             self.announced = end
             return None
@@ -118,7 +118,7 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """The end that came before the last of the chunks that it waits for; now they are there."""
+        """The end that came before its last chunk, once all chunks have arrived; None: none."""
         end = self.announced
         whole = end is not None and len(self._flags) == self._next == end.chunks
         return end if whole and self.state == OPEN else None
@@ -126,37 +126,39 @@ class Receiver:
     def check(self, transfer: TransferId) -> None:
         """Raise `RemoteProtocolError` unless it is of this session and direction."""
         if transfer.incarnation != self.incarnation:
-            raise StaleMessageError(f'message of session {transfer.incarnation:#x}, expected '
-                                    f'{self.incarnation:#x}: a former life or a foreign robot')
+            raise StaleMessageError(f'session of a message must be {self.incarnation:#x}, got '
+                                    f'{transfer.incarnation:#x}: it is from before a restart or '
+                                    'of another robot')
         if transfer.kind not in self.kinds:
-            raise RemoteProtocolError(f'message of kind {int(transfer.kind)} in this direction')
+            raise RemoteProtocolError('kind of a message in this direction must be one of '
+                                      f'{sorted(map(int, self.kinds))}, got {int(transfer.kind)}')
 
     def _expect(self, transfer: TransferId) -> None:
         """Raise `RemoteProtocolError` for a transfer that cannot be the next one.
 
-        A sender numbers its transfers without gaps and begins one when the one before is over. A
-        number far ahead would make every honest transfer after it look like a former one, and the
-        rows of one that is begun again and again would count each time.
+        A sender numbers its transfers without gaps and begins one when the one before is over. If a
+        forged number far ahead were accepted, every honest transfer after it would look old. If a
+        transfer could begin again and again, its rows would count each time.
         """
         last = self.transfer
         if transfer == last:
             return
         if last is not None and self.state == OPEN and last.attempt >= self.floor:
-            raise RemoteProtocolError(f'message of transfer {transfer.attempt}; transfer '
-                                      f'{last.attempt} is not over')
+            raise RemoteProtocolError(f'transfer {transfer.attempt} must begin after transfer '
+                                      f'{last.attempt}, which is not over')
         following = self.floor if last is None else max(self.floor, last.attempt + 1)
         if transfer.attempt != following:
-            raise RemoteProtocolError(f'message of transfer {transfer.attempt}; the next one is '
-                                      f'{following}')
+            raise RemoteProtocolError(f'number of the next transfer must be {following}, got '
+                                      f'{transfer.attempt}')
         if self.granted is not None and transfer.iteration != self.granted:
-            raise RemoteProtocolError(f'message of a transfer of iteration {transfer.iteration}; '
-                                      f'iteration {self.granted} was granted')
+            raise RemoteProtocolError(f'iteration of the next transfer must be {self.granted}, '
+                                      f'which was granted, got {transfer.iteration}')
         if self.kind is not None and transfer.kind != self.kind:
-            raise RemoteProtocolError(f'message of a transfer of kind {transfer.kind.name}; the '
-                                      f'next one is of kind {self.kind.name}')
+            raise RemoteProtocolError(f'kind of the next transfer must be {self.kind.name}, got '
+                                      f'{transfer.kind.name}')
 
     def is_open(self, transfer: TransferId) -> bool:
-        """Whether chunks and the end of this transfer are still taken."""
+        """Whether chunks and the end of this transfer are still accepted."""
         if transfer.attempt < self.floor:
             return False
         if self.transfer is None or transfer.attempt > self.transfer.attempt:
@@ -172,7 +174,7 @@ class Receiver:
         return self.state == CLOSED and self.transfer == transfer
 
     def known(self) -> Receipt | None:
-        """Return what has been taken of the present transfer, closed or not; None: none yet."""
+        """Return what was taken of the present transfer, open or closed; None: no transfer yet."""
         if self.transfer is None:
             return None
         return self.receipt or self._current_receipt(len(self._flags))
@@ -202,7 +204,7 @@ class Receiver:
         return codec
 
     def rows_of(self, transfer: TransferId) -> RowPartition:
-        """Return the rows that segments of a transfer belong to."""
+        """Return the partition whose segments a transfer names."""
         return self.partition.raw_partition if transfer.kind.is_raw else self.partition
 
     def _open(self, transfer: TransferId) -> None:

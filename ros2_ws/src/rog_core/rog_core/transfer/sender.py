@@ -1,12 +1,12 @@
 """Sender of one transfer: SendWithTimeout over an unreliable datagram channel.
 
 Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission), with acknowledgements of our own
-in place of a socket time-out. The window of unacknowledged bytes is kept full until the budget (the
-MTA time) is over. If the mandatory windows of the plan have not arrived by then, only they are sent
-on. An End follows the last chunk at once; it holds when all chunks have arrived, so that the
-receiver can answer without a further round trip. If there is no answer, an End that holds whatever
-is missing is sent, and repeated until the Receipt arrives. The table of states is
-`rog_core.states.SENDER`.
+in place of a socket time-out. The sender keeps the window of unacknowledged bytes full until the
+budget (the MTA time) is over. If the mandatory windows of the plan have not arrived by then, it
+continues with these only. An End follows the last chunk at once. It takes effect when all chunks
+have arrived, so the receiver can answer without a further round trip. If no answer comes, the
+sender sends an End that takes effect at once, and repeats it until the Receipt arrives. The table
+of states is `rog_core.states.SENDER`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Sent:
     order: int = -1           # position in the order of sending, -1: not sent yet
     sent_at: float = 0.0
     delivered_then: int = 0
-    full: bool = False        # the window, when it was sent
+    full: bool = False        # whether the window was full when it was sent
     tries: int = 0
     arrived: bool = False
     lost: bool = False
@@ -117,7 +117,7 @@ class Sender:
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
         """Handle the receipt; returns whether it has closed the transfer.
 
-        A receipt before the last End answers the first one, or the receiver has ended the transfer
+        A receipt before the second End answers the first, or the receiver has ended the transfer
         early.
         """
         if receipt.transfer != self.transfer or self.state == DONE:
@@ -125,12 +125,13 @@ class Sender:
         least = 0 if self.state == SENDING else self._fresh
         if not least <= receipt.chunks <= self._fresh \
                 or len(receipt.taken) != (receipt.chunks + 7) // 8:
-            raise RemoteProtocolError(f'receipt speaks of {receipt.chunks} chunks in '
-                                      f'{len(receipt.taken)} bytes, {self._fresh} were sent')
+            raise RemoteProtocolError(f'receipt must have a bit for each of {least} to '
+                                      f'{self._fresh} chunks, got {len(receipt.taken)} bytes for '
+                                      f'{receipt.chunks} chunks')
         if self.state == SENDING:
             bits = int.from_bytes(receipt.taken, 'little')
             taken = [k for k in range(receipt.chunks) if bits >> k & 1]
-            # It tells when the last one came; the acknowledgements of others may have been lost.
+            # It dates the newest chunk only; acknowledgements of others may have been lost.
             newest = max(taken, key=lambda k: self._chunks[k].order, default=-1)
             self._arrive((k for k in taken if k != newest), now, timed=False)
             self._arrive((k for k in taken if k == newest), now)
@@ -149,7 +150,7 @@ class Sender:
         self.state = SENDER.after(self.state, event)
 
     def wake(self, now: float) -> None:
-        """Send again at once what a dead link has lost, because the peer is heard again."""
+        """Send again at once what a dead link has lost, because the peer is back."""
         self.link.is_back()
         for _, order, sent in self._expiry:
             if sent.on_way(order):
@@ -159,11 +160,11 @@ class Sender:
 
     @property
     def _first_interval(self) -> float:
-        """Seconds after which the end is repeated for the first time."""
+        """Seconds after which the End is repeated for the first time."""
         return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
-        """Ask for the receipt again soon, because the peer goes on: it has the end."""
+        """Ask for the receipt again soon: the peer goes on, so it has the End."""
         if self.state == CLOSING:
             self._end_interval = self._first_interval
             self._resend_end = min(self._resend_end, now + self._end_interval)
@@ -359,7 +360,7 @@ class Sender:
         return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
     def _all_sent(self, now: float) -> bool:
-        """Whether only what is lost will still be sent."""
+        """Whether only lost chunks remain to be sent."""
         if self._window == len(self.plan.windows) and self._fresh == len(self._chunks):
             return True
         return self._over(now) and self._window >= self.plan.mandatory \
@@ -373,11 +374,11 @@ class Sender:
         self._resend_end, self._end_interval = now, self._first_interval
         if math.isinf(self.closed):
             self.closed = now
-        elif self._arrived == self._fresh:  # the first end, too, is there, or will be at once
+        elif self._arrived == self._fresh:  # the first End has arrived, or is about to
             self._resend_end = max(now, self.closed + self.link.round_trip)
 
     def _end_message(self, now: float, whole: bool = False) -> End:
         duration, mta = now - self.started, self.mta_duration
-        if math.isinf(mta):  # of a minimum that is still on its way
+        if math.isinf(mta):  # the minimum is still on its way
             mta = (duration + self.link.round_trip) * self.plan.mta_factor
         return End(self.transfer, self._fresh, duration, mta, self.command, whole)

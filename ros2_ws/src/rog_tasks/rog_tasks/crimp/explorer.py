@@ -1,4 +1,4 @@
-"""One robot of CRIMP: what it has seen, where it thinks that it was, and what it learns from."""
+"""One robot of CRIMP: its frames, its estimated poses, and the samples that it learns from."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from rog_tasks.crimp.frames import Frames, Poses, trajectory_error
 from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
 from rog_tasks.crimp.tracking import align
 
-BEHIND = 0.15  # m behind a surface of which something is said
-_RECENT = 3    # frames from which half of the samples come
+BEHIND = 0.15  # m behind a surface to which samples reach
+_RECENT = 3    # newest frames, from which half of the samples come
 _WARM_UP = 30  # steps on the first frame alone
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Points (n, 3) of the world with what the map should say: ``distances`` (n,) as it gives them.
+    """Points (n, 3) of the world and the map's target there: ``distances`` (n,), in its units.
 
     ``colours`` (m, 3) are those of the first m points, which lie on surfaces.
     """
@@ -27,7 +27,7 @@ class Samples:
 
 
 class Explorer:
-    """Drives along its frames, a new one every so many steps, and finds its poses in the map.
+    """Drives along its frames, a new one every ``every`` steps, and finds its poses in the map.
 
     :param every: training steps from one new frame to the next.
     :param rays: pixels from which a step learns.
@@ -41,7 +41,7 @@ class Explorer:
         self._generator = torch.Generator().manual_seed(seed % 2**63)
         self.poses = Poses(frames.truth.rotations.clone(), frames.truth.positions.clone())
         self._stay(0)
-        self.known, self._steps = 1, 0  # the first pose is told
+        self.known, self._steps = 1, 0  # the first pose is given
 
     def step(self, model: ImplicitMap) -> Samples:
         """Take the next frame, or look again at an old one; return what to learn from."""
@@ -58,7 +58,7 @@ class Explorer:
             return self._samples()
 
     def error(self) -> float:
-        """Return the error of the whole trajectory, m; it stays at its last pose from there on."""
+        """Return the error of the whole trajectory, m, as if it stood still after the last pose."""
         return trajectory_error(self.poses.positions, self.frames.truth.positions)
 
     def worst(self) -> float:
@@ -71,12 +71,12 @@ class Explorer:
         self.poses.positions[last:] = self.poses.positions[last].clone()
 
     def _predict(self) -> None:
-        """Assume that it goes on as before."""
+        """Predict the next pose: the last motion continues."""
         new, poses = self.known, self.poses
         if new > 1:
             motion = poses.rotations[new - 1] @ poses.rotations[new - 2].T
             u, _, vt = torch.linalg.svd(motion @ poses.rotations[new - 1])
-            poses.rotations[new] = u @ vt  # rounding errors do not add up
+            poses.rotations[new] = u @ vt  # so that rounding errors do not add up
             poses.positions[new] = 2 * poses.positions[new - 1] - poses.positions[new - 2]
 
     def _track(self, model: ImplicitMap, frame: int) -> None:
@@ -113,10 +113,10 @@ class Explorer:
 
 
 def _facing(frames: Frames, directions: Tensor) -> Tensor:
-    """Return the cosine of the angle between ray and surface, of each pixel, (n, p), at least 0.2.
+    """Return the cosine between the ray of each pixel and the surface normal, (n, p), at least 0.2.
 
-    The distance along the ray times it is about that to the surface. Where the neighbours of a
-    pixel are not known, it looks at the surface squarely.
+    The distance along the ray times the cosine is about the distance to the surface. If the
+    neighbours of a pixel are not known, it is 1.
     """
     height, width = frames.camera.height, frames.camera.width
     points = (frames.depths[..., None] * directions).view(len(frames), height, width, 3)
@@ -128,9 +128,9 @@ def _facing(frames: Frames, directions: Tensor) -> Tensor:
 
 
 def _slope(points: Tensor, axis: int) -> Tensor:
-    """Return how ``points`` (n, height, width, 3) differ along an axis; 0 where nothing is known.
+    """Return the slope of ``points`` (n, height, width, 3) along an axis; 0 where it is unknown.
 
-    From neighbour to neighbour, or to the pixel itself where one of them lacks.
+    From neighbour to neighbour, or to the pixel itself where one neighbour is missing.
     """
     after, before = points.roll(-1, axis), points.roll(1, axis)
     after.narrow(axis, points.shape[axis] - 1, 1).zero_()

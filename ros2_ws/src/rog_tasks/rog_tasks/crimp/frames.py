@@ -1,4 +1,4 @@
-"""What a robot's RGB-D camera has seen: frames, poses and the camera itself."""
+"""The data of a robot's RGB-D camera: frames, poses and the camera itself."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Poses:
-    """Where a camera was: ``rotations`` (n, 3, 3) to the world, ``positions`` (n, 3) in it, m.
+    """Poses of a camera: ``rotations`` (n, 3, 3) to the world, ``positions`` (n, 3) in it, m.
 
     The axes of a camera are x right, y down, z forward.
     """
@@ -48,7 +48,7 @@ class Camera:
 class Frames:
     """n images of p pixels: ``colours`` (n, p, 3), 0 to 1, ``depths`` (n, p), m, 0: not known.
 
-    ``truth``: poses as somebody else has measured them; the robot is told the first alone.
+    ``truth``: the true poses; the robot is given only the first.
     """
 
     camera: Camera
@@ -65,7 +65,7 @@ class Frames:
         return Frames(self.camera, self.colours[part], self.depths[part], self.truth[part])
 
     def points(self) -> Tensor:
-        """Return where in the world all pixels of known depth are, (k, 3)."""
+        """Return the points in the world of all pixels with known depth, (k, 3)."""
         rays = torch.einsum('nij,pj->npi', self.truth.rotations, self.camera.rays())
         points = self.truth.positions[:, None] + self.depths[..., None] * rays
         return points[self.depths > 0]
@@ -82,10 +82,10 @@ def trajectory_error(estimate: Tensor, truth: Tensor) -> float:
 
 
 def corners(seen: list[Frames], margin: float) -> Tensor:
-    """Return the lowest and the highest corner, (2, 3), of where cameras were and what they saw.
+    """Return the lowest and the highest corner, (2, 3), of the cameras and what they saw.
 
-    One point of a thousand at each end does not count, since a depth may be far off. Whole
-    decimetres, so that machines which round otherwise agree.
+    The outermost 0.1 % of points at each end do not count, since a depth may be far off. Rounded to
+    decimetres, so that machines with different rounding errors agree.
     """
     points = torch.cat([frames.points() for frames in seen]).numpy()
     cameras = torch.cat([frames.truth.positions for frames in seen]).numpy()
@@ -97,9 +97,9 @@ def corners(seen: list[Frames], margin: float) -> Tensor:
 
 
 def upright(seen: list[Frames]) -> Tensor:
-    """Return the rotation (3, 3) to axes of which the third points up, as cameras are held.
+    """Return the rotation (3, 3) to axes whose third points up, as cameras are usually held.
 
-    Recordings differ in their axes; up is that axis of the world which is nearest.
+    Recordings differ in their axes; up is the axis of the world nearest to the cameras' up.
     """
     up = -torch.cat([frames.truth.rotations for frames in seen])[:, :, 1].mean(0)
     axis = int(up.abs().argmax())

@@ -1,8 +1,8 @@
 """The implicit map: feature grids of several resolutions and a small decoder.
 
 It gives the distance to the nearest surface, in units of `TRUNCATION` and never above about 1, and
-the colour there. A grid is a parameter of one row per block of cells, so that what a robot sees
-touches few rows.
+the colour there. A grid is a parameter with one row per block of cells, so that a robot's view
+changes few rows.
 """
 
 from typing import Any
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 FEATURES = 6
-"""Of a cell: the first four are added to distance and colour, the decoder makes more of all."""
+"""Of a cell: the first four are added to distance and colour; the decoder uses all."""
 
 TRUNCATION = 0.3
-"""Distance, m, beyond which all is free space."""
+"""Distance, m, beyond which all space counts as free."""
 
 
 class ImplicitMap(nn.Module):
@@ -45,9 +45,9 @@ class ImplicitMap(nn.Module):
     def forward(self, points: Tensor, gain: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return distances (n,) and colours (n, 3) at ``points`` (n, 3).
 
-        :param gain: factor on the gradient of the grids. A cell takes the mean over the points
-            around it, where the loss is a mean over all: a wall that fills the image is learnt no
-            faster than one far away.
+        :param gain: factor on the gradient of the grids. The gradient of a cell is the mean over
+            the points around it, while the loss is a mean over all points: so a wall that fills the
+            image is learnt no faster than one far away.
         """
         found = [_Interpolate.apply(grid.view(-1, FEATURES), *self._around(level, points),
                                     gain * len(points))
@@ -59,7 +59,7 @@ class ImplicitMap(nn.Module):
 
     def cast(self, origins: Tensor, directions: Tensor, far: float = 8.0, step: float = 0.1
              ) -> Tensor:
-        """Return how far the first surface of the map is, in lengths of ``directions``, (n,).
+        """Return the distance of the first surface of the map, in lengths of ``directions``, (n,).
 
         Infinite where there is none within ``far``.
         """
@@ -93,7 +93,7 @@ def _corners(device: torch.device) -> Tensor:
 
 
 class _Interpolate(torch.autograd.Function):
-    """Weighted means of cells; backwards each cell takes the weighted mean of what comes."""
+    """Weighted means of cells; backwards each cell gets the weighted mean of the gradients."""
 
     @staticmethod
     def forward(ctx: Any, cells: Tensor, index: Tensor, weight: Tensor, gain: float) -> Tensor:

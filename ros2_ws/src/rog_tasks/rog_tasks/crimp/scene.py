@@ -1,4 +1,4 @@
-"""A generated flat: four textured rooms with furniture, and the way that robots take through it.
+"""A generated flat: four textured rooms with furniture, and the robots' way through it.
 
 Rays are cast analytically, all at once. The flat is the inside of a box; furniture and walls are
 boxes.
@@ -25,7 +25,7 @@ STEP = 0.07    # between two frames, m
 class Scene:
     """``boxes`` (K, 2, 3): lowest and highest corners; the first one is the flat, seen from inside.
 
-    ``tints`` (K, 3) and ``waves`` (K, 3, 4) are colours of a box and numbers of its pattern.
+    ``tints`` (K, 3) and ``waves`` (K, 3, 4): colour of a box and parameters of its pattern.
     """
 
     boxes: Tensor
@@ -38,9 +38,9 @@ class Scene:
         return self.boxes[0]
 
     def cast(self, origins: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how far the first surface is, in lengths of ``directions`` (n, 3), and its colour.
+        """Return distance and colour of the first surface.
 
-        Distances are (n,), colours (n, 3), 0 to 1.
+        Distances are (n,), in lengths of ``directions`` (n, 3); colours (n, 3), 0 to 1.
         """
         inverse = 1 / torch.where(directions.abs() < 1e-9, 1e-9, directions)
         low, high = ((self.boxes[:, end] - origins[:, None]) * inverse[:, None] for end in (0, 1))
@@ -61,7 +61,7 @@ class Scene:
 def flat(width: float, depth: float, furniture: int, seed: int) -> Scene:
     """Return a flat of four rooms; the same for the same arguments.
 
-    :param width, depth: of all, m.
+    :param width, depth: of the whole flat, m.
     :param furniture: pieces in each room, along its walls.
     """
     rng = np.random.default_rng([seed % 2**63, *b'flat'])
@@ -93,7 +93,7 @@ def flat(width: float, depth: float, furniture: int, seed: int) -> Scene:
 def way(width: float, depth: float, part: int, parts: int) -> Poses:
     """Return the true poses of one robot: its part of a round through all rooms, and beyond it.
 
-    It ends well inside the next robot's part; robots look about while they drive.
+    It ends well inside the next robot's part; robots look around while they drive.
     """
     turn = np.linspace(0, 2 * np.pi, 4000)
     rounded = [np.sign(f) * np.abs(f) ** .6 for f in (np.cos(turn), np.sin(turn))]
@@ -117,7 +117,7 @@ def way(width: float, depth: float, part: int, parts: int) -> Poses:
 
 
 def film(scene: Scene, camera: Camera, poses: Poses, noise: float, seed: int) -> Frames:
-    """Return what a camera sees from ``poses``: noise of the depth is ``noise`` at 1 m, squared."""
+    """Return what a camera sees from ``poses``; depth noise is ``noise`` times depth squared."""
     rays = camera.rays()
     directions = torch.einsum('nij,pj->npi', poses.rotations, rays)
     origins = poses.positions[:, None].expand_as(directions)

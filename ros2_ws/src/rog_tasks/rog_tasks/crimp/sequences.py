@@ -1,6 +1,6 @@
-"""RGB-D recordings in the folders of TUM RGB-D, Replica (as NICE-SLAM has it), ScanNet, 7-Scenes.
+"""RGB-D recordings in the layouts of TUM RGB-D, Replica (NICE-SLAM's version), ScanNet, 7-Scenes.
 
-What a file says is checked before it is used; a DataError names the file and what is wrong.
+The content of a file is checked before it is used; a DataError names the file and the fault.
 """
 
 import math
@@ -18,14 +18,14 @@ from rog_tasks.errors import DataError
 from rog_tasks.sources.pictures import LARGEST, Picture, as_stored
 
 MOST = 20_000
-"""Frames of a recording, at most."""
+"""Most frames of a recording."""
 
 FARTHEST = 10.0
-"""Depth, m, from which on it is not known: no such camera measures there; 65535 stands for unknown,
-too."""
+"""Depth, m, from which on it counts as unknown: no such camera measures there, and 65535 stands for
+unknown, too."""
 
 _LATE = 0.02
-"""Seconds between image, depth and pose that still count as one frame (TUM's own tool)."""
+"""Most seconds between image, depth and pose of one frame (as TUM's own tool)."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class _Frame:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a kind of recording lies in its folder.
+    """The files of a kind of recording.
 
-    ``scale``: of a depth pixel, per m. ``camera``: of the depth images, if the folder does not say.
-    ``alike``: whether images have the size of their depth images. ``intrinsics``: the file in which
-    the folder may say it, a matrix of so many rows and columns. ``aside``: where images are
-    published as two cameras saw them, the focal length of that of the colours, in pixels of
-    ``camera``, and how far to the right of the other it is, m.
+    ``scale``: of a depth pixel, per m. ``camera``: of the depth images, if the folder has no file
+    of intrinsics. ``alike``: whether images have the size of their depth images. ``intrinsics``:
+    name of that file, and number of rows and columns of its matrix. ``aside``: if colours and
+    depths are from two cameras, the focal length of the colour camera, in pixels of ``camera``, and
+    its distance to the right of the other, m.
     """
 
     frames: Callable[[Path], list[_Frame]]
@@ -56,21 +56,21 @@ class Layout:
 
 def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, width: int,
                   most: int = MOST) -> Frames:
-    """Return part ``share[0]`` of ``share[1]`` of a recording, one after the other.
+    """Return part ``share[0]`` of the ``share[1]`` successive parts of a recording.
 
     :param kind: a key of `LAYOUTS`.
-    :param stride: every so many frames are taken.
+    :param stride: use one of every ``stride`` frames.
     :param width: pixels of a row; images are reduced to it, the height follows.
-    :param most: frames; where there are more, some of them, evenly spread.
+    :param most: largest number of frames; of more, some are chosen, evenly spread.
     :raises DataError: names what is missing, damaged, or does not fit: a depth image of another
-        size, a pose that is no number.
+        size, a pose that is not a number.
     """
     layout, root = LAYOUTS[kind], Path(path)
     if not root.is_dir():
         raise DataError(f'{root.absolute()} is not there; name the folder of a {kind} recording')
     listed = layout.frames(root)
     if len(listed) > MOST:
-        raise DataError(f'{root} has {len(listed)} frames; at most {MOST} are taken')
+        raise DataError(f'{root} has {len(listed)} frames; at most {MOST} are accepted')
     part, parts = share
     numbers = np.array_split(np.arange(0, len(listed), stride), parts)[part]
     frames = [listed[i] for i in numbers[::max(1, -(-len(numbers) // most))]]
@@ -90,7 +90,7 @@ def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, wid
             raise DataError(f'{frame.depth} is {_size(depth)}, the first depth image of the '
                             f'recording is {_size(first)}; all must be alike')
         if colour.ndim != 3 or colour.shape[2] < 3:
-            raise DataError(f'{frame.colour} is no image in colour')
+            raise DataError(f'{frame.colour} is not a colour image')
         if layout.alike and colour.shape[:2] != depth.shape:
             raise DataError(f'{frame.depth} is {_size(depth)}, its image {frame.colour.name} '
                             f'{_size(colour)}; they must be alike')
@@ -107,7 +107,7 @@ def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, wid
 
 
 def _camera(layout: Layout, root: Path, shape: tuple[int, ...]) -> Camera:
-    """Return the camera of the depth images of a recording, which have that shape."""
+    """Return the camera of a recording's depth images, which have this ``shape``."""
     if (file := root / layout.intrinsics[0]).is_file():
         k = _numbers(file, _text(file), (layout.intrinsics[1],) * 2)
         size = np.array([shape[1], shape[0]])
@@ -115,14 +115,14 @@ def _camera(layout: Layout, root: Path, shape: tuple[int, ...]) -> Camera:
         if not ((focal > size / 100) & (focal < size * 100) & (middle >= 0) & (middle <= size)
                 ).all() or k[1, 0] or k[2, 0] or k[2, 1] or k[2, 2] != 1 \
                 or abs(k[0, 1]) > focal[0] / 100:
-            raise DataError(f'{file} is no camera of {shape[1]} x {shape[0]} pixels, as the depth '
-                            'images have: fx 0 cx, 0 fy cy, 0 0 1 are its rows, in pixels')
+            raise DataError(f'{file} does not fit the {shape[1]} x {shape[0]} pixels of the depth '
+                            'images: its rows must be fx 0 cx, 0 fy cy, 0 0 1, in pixels')
         return Camera(shape[1], shape[0], k[0, 0], k[1, 1], k[0, 2], k[1, 2])
     return _reduced(layout.camera, shape[1], shape[0])
 
 
 def _reduced(camera: Camera, width: int, height: int) -> Camera:
-    """Return a camera that sees the same in other pixels."""
+    """Return the same camera with another number of pixels."""
     x, y = width / camera.width, height / camera.height
     return Camera(width, height, camera.fx * x, camera.fy * y,
                   (camera.cx + .5) * x - .5, (camera.cy + .5) * y - .5)
@@ -131,7 +131,7 @@ def _reduced(camera: Camera, width: int, height: int) -> Camera:
 def _looked_up(layout: Layout, camera: Camera, colour: NDArray[np.generic],
                metres: NDArray[np.float32], row: NDArray[np.int_], column: NDArray[np.int_]
                ) -> NDArray[np.float32]:
-    """Return the colours, 0 to 1, of what is ``metres`` away at rows and columns of the depths."""
+    """Return the colours, 0 to 1, at rows and columns of the depths, which are ``metres``."""
     height, width = colour.shape[:2]
     if layout.aside is None:
         y = (row * (height / camera.height))[:, None]
@@ -153,7 +153,7 @@ def _tum(root: Path) -> list[_Frame]:
         near = {name: int(np.abs(times[name] - time).argmin()) for name in ('depth', 'groundtruth')}
         if any(abs(times[name][index] - time) > _LATE for name, index in near.items()):
             continue
-        # Where a depth image is missing, that of the next frame may be near enough, too.
+        # If a depth image is missing, that of the next frame may be near enough, too.
         if np.abs(times['rgb'] - times['depth'][near['depth']]).argmin() != number:
             continue
         seven = lists['groundtruth'][near['groundtruth']][1]
@@ -246,7 +246,7 @@ def _rigid(where: str, text: str) -> NDArray[np.float64]:
     pose = _numbers(where, text, (4, 4))
     turned = pose[:3, :3] @ pose[:3, :3].T
     if np.abs(turned - np.eye(3)).max() > 1e-2 or np.linalg.det(pose[:3, :3]) < 0:
-        raise DataError(f'{where}: the pose is no rotation and position')
+        raise DataError(f'{where}: the pose is not a rotation and a position')
     return pose
 
 
@@ -264,7 +264,7 @@ def _of_quaternion(seven: NDArray[np.float64], where: str) -> NDArray[np.float64
 
 
 def _numbers(where: str | Path, text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return the numbers of a text in that shape, each of them finite."""
+    """Return the numbers of a text in this shape; all must be finite."""
     words = text.split()
     try:
         values = np.array([float(word) for word in words])
@@ -274,7 +274,8 @@ def _numbers(where: str | Path, text: str, shape: tuple[int, ...]) -> NDArray[np
         raise DataError(f'{where}: {len(values)} numbers; {math.prod(shape)} are needed')
     if not np.isfinite(values).all():
         bad = words[int(np.flatnonzero(~np.isfinite(values))[0])]
-        raise DataError(f'{where}: {bad} is no number; cut the recording where its poses are known')
+        raise DataError(f'{where}: {bad} is not a number; cut the recording where its poses are '
+                        'known')
     return values.reshape(shape)
 
 
@@ -300,7 +301,7 @@ def _pixels(file: Path) -> NDArray[np.generic]:
 def _depth(file: Path) -> NDArray[np.generic]:
     depth = _pixels(file)
     if depth.ndim != 2 or depth.dtype.itemsize < 2:
-        raise DataError(f'{file} is no depth image: a grey PNG of 16 bits')
+        raise DataError(f'{file} is not a depth image, a grey PNG of 16 bits')
     return depth
 
 

@@ -26,40 +26,40 @@ COLOUR = 0.2
 FAR = 1.0
 """Error, m, of a pixel where the map has no surface, and the largest that counts."""
 
-_CELLS = 1e8  # of a map, at most
+_CELLS = 1e8  # most cells of a map
 
-_VIEWS, _PIXELS = 24, 96  # by which the depth of a map is measured
-_SURVEY = 4 * _VIEWS      # frames of a recording that say where it was made
+_VIEWS, _PIXELS = 24, 96  # number of views, and of pixels in each, to measure a map's depth
+_SURVEY = 4 * _VIEWS      # frames of a recording that give the bounds of its map
 
 
 class Crimp(Task):
     """Coordinated robotic implicit mapping and positioning.
 
-    A robot is told its first pose. From then on it finds where each new frame was taken by fitting
-    it to the map that it holds, between training steps, and learns from what it has seen so far.
-    The metric of a robot is the error of its whole trajectory after rigid alignment, as a share of
-    that of a robot which never moves: 1 is exact, 0 as wrong as that. What it has not yet driven
-    counts as if it stood still from there on. The metric of the server's model, which has no robot,
-    is the error of the map's depth: 1 is exact, 0 an empty map. With a recording it is measured
-    where that is on the server's machine, too.
+    A robot is given its first pose. From then on, between training steps, it finds the pose of each
+    new frame by fitting it to its map, and learns from what it has seen so far. The metric of a
+    robot is the error of its whole trajectory after rigid alignment, relative to that of a robot
+    that never moves: 1 is exact, 0 as wrong as that. It counts as standing still for the part that
+    it has not driven yet. The metric of the server's model, which has no robot, is the error of the
+    map's depth: 1 is exact, 0 an empty map. With a recording it is measured only if the recording
+    is on the server's machine, too.
 
     :param seed: of the generated flat, the noise of its frames, the decoder and the samples.
     :param frames: '' for the generated flat, or ``tum:PATH``, ``replica:PATH``, ``scannet:PATH``,
-        ``7scenes:PATH``; each robot has a part of the recording, or with ``{rank}`` in the path one
-        of its own.
+        ``7scenes:PATH``; each robot has a part of the recording, or with ``{rank}`` in the path its
+        own recording.
     :param bounds: lowest and highest corner of the map, m; by default what a recording shows, which
-        must be on every machine, then, and the same.
+        must then be the same on every machine.
     :param size: width and depth of the generated flat, m.
     :param furniture: pieces in each of its four rooms.
     :param noise: deviation of a depth measured at 1 m, m; it grows with the square of the depth.
-    :param parts, first: the round through the flat (or the recording) has so many parts, of which
-        the first robot has number ``first``; by default as many as there are robots.
-    :param width: pixels in a row of an image; 4 to 3.
+    :param parts, first: the round through the flat (or the recording) has ``parts`` parts, by
+        default one for each robot; the first robot has part ``first``.
+    :param width: pixels in a row of an image, whose sides are as 4 to 3.
     :param every: training steps from one new frame to the next.
-    :param stride: of a recording, every so many frames are taken.
+    :param stride: use one of every ``stride`` frames of a recording.
     :param rays: pixels from which a step learns, and by which a pose is found.
-    :param cell: length of the finest cells of the map, m; the coarse ones have four times it.
-    :raises TaskError: for an option that cannot be, which it names.
+    :param cell: length of the finest cells of the map, m; the coarse cells are four times as long.
+    :raises TaskError: names an invalid option.
     """
 
     def __init__(self, seed: int = 0, frames: str = '',
@@ -94,7 +94,7 @@ class Crimp(Task):
             return ImplicitMap(self._bounds[0], self._bounds[1], (4 * self._cell, self._cell))
 
     def batches(self, rank: int, world: int) -> Iterator[Explorer]:
-        """Yield the robot itself, at each step: what it learns from depends on the map."""
+        """Yield the robot itself at each step, as its samples depend on the map."""
         if not 0 <= rank < world:
             raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
         # Where robots see different places, the mean of their gradients is too small by `world`.
@@ -102,13 +102,13 @@ class Crimp(Task):
                                self._number('samples', rank)))
 
     def loss(self, model: nn.Module, batch: Explorer) -> Tensor:
-        """Find the pose of the next frame; return how badly the map fits what has been seen."""
+        """Find the pose of the next frame; return the map's error on what the robot has seen."""
         assert isinstance(model, ImplicitMap)
         self._robots[model] = batch
         samples = batch.step(model)
         distances, colours = model(samples.points, batch.gain)
         seen = colours[:len(samples.colours)] - samples.colours
-        # As long as a camera has measured no depth there is nothing to learn from.
+        # Without any measured depth there are no samples.
         return ((distances - samples.distances) ** 2).sum() / 2 / max(len(distances), 1) \
             + COLOUR * (seen ** 2).sum(1).sum() / 2 / max(len(seen), 1)
 
@@ -127,15 +127,16 @@ class Crimp(Task):
     def depth_error(self, model: nn.Module) -> float:
         """Return the mean absolute error of the map's depth, m, at most `FAR` for a pixel.
 
-        By views along all ways through the generated flat, or by frames of the recording at their
-        true poses, where their depth is known; NaN if the recording is not on this machine.
+        Measured with views along all ways through the generated flat, or with frames of the
+        recording at their true poses and pixels of known depth; NaN if the recording is not on this
+        machine.
         """
         assert isinstance(model, ImplicitMap)
         errors = [_depth_errors(model, views) for views in self._views]
         return float(torch.cat(errors).mean()) if errors else float('nan')
 
     def portrait(self, model: nn.Module) -> dict[str, np.ndarray]:
-        """Return what a figure shows: see :meth:`rog_tasks.task.Task.portrait`."""
+        """Return the arrays of a figure: see :meth:`rog_tasks.task.Task.portrait`."""
         if model in self._robots:
             robot = self._robots[model]
             return {'truth': (robot.frames.truth.positions @ self._upright.T).numpy(),
@@ -173,15 +174,15 @@ class Crimp(Task):
         if self._given is not None:
             return self._given
         if not self._survey:
-            raise DataError(f'{self._folder(0).absolute()} is not there; bounds of the map are '
-                            'found in a recording only where it is, or give them: bounds: '
+            raise DataError(f'{self._folder(0).absolute()} is not there; copy the recording to '
+                            'this machine, or give the bounds of the map: bounds: '
                             '[[x, y, z], [x, y, z]]')
         return self._checked(corners(self._survey, TRUNCATION).tolist(),
                              f'bounds of what {self._folder(0)} shows')
 
     @cached_property
     def _survey(self) -> list[Frames]:
-        """Frames all over the recording, or each robot's; none where it is not on this machine."""
+        """Frames of the whole recording, or of each robot's; none if it is not on this machine."""
         assert self._source
         own = '{rank}' in self._source.target
         folders = [*takewhile(Path.is_dir, map(self._folder, count() if own else range(1)))]
@@ -194,7 +195,7 @@ class Crimp(Task):
 
     @cached_property
     def _views(self) -> list[Frames]:
-        """What the depth of a map is compared with."""
+        """The frames with which the depth of a map is compared."""
         if self._source:
             step = -(-sum(map(len, self._survey)) // _VIEWS)
             return [frames[::step] for frames in self._survey]
@@ -204,7 +205,7 @@ class Crimp(Task):
 
     @cached_property
     def _upright(self) -> Tensor:
-        """The rotation (3, 3) to axes of which the third points up."""
+        """The rotation (3, 3) to axes whose third points up."""
         return upright(self._survey) if self._source and self._survey else torch.eye(3)
 
     def _camera(self) -> Camera:
@@ -219,8 +220,8 @@ class Crimp(Task):
                             'lowest and the highest corner of the map in m') from error
         if ends.shape != (2, 3) or not bool((ends[1] - ends[0] > 4 * self._cell).all()) \
                 or float((ends[1] - ends[0]).prod()) > _CELLS * self._cell ** 3:
-            raise TaskError(f'{what} are {bounds!r}; the lowest and the highest corner, with at '
-                            'most 100 million cells between them')
+            raise TaskError(f'{what} are {bounds!r}; they must be the lowest and the highest '
+                            'corner, with at most 100 million cells between them')
         return ends
 
     def _number(self, purpose: str, rank: int) -> int:

@@ -9,19 +9,19 @@ from torch import Tensor
 
 from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
 
-COLOUR = 0.3   # m that a difference of colours from 0 to 1 counts as
-ROBUST = 0.05  # m; of a larger residual only so much is believed
+COLOUR = 0.3   # m; weight of a colour difference of 1
+ROBUST = 0.05  # m; the influence of a larger residual is limited to this
 ITERATIONS = 8
-FAR = 0.5      # m from where it was looked for; what fits there only looks alike
-_STEP = 0.05   # m, of the differences that give derivatives
-_LEAST = 30    # points in known space, below which nothing is moved
+FAR = 0.5      # m from the given pose: a fit this far away is a false one
+_STEP = 0.05   # m; step of the numerical derivatives
+_LEAST = 30    # fewest points in known space to move a pose
 
 
 def align(model: ImplicitMap, points: Tensor, colours: Tensor, rotation: Tensor, position: Tensor
           ) -> tuple[Tensor, Tensor]:
     """Return rotation (3, 3) and position (3,) of a camera, near the ones given.
 
-    Those themselves where too little of what it sees is in the map, or the best fit is `FAR` away.
+    Returns the given ones if the map holds too little of the view, or the best fit is `FAR` away.
 
     :param points: (n, 3) that it sees, in its own axes, m; ``colours``: (n, 3) of them.
     """

@@ -1,7 +1,7 @@
 """Labelled images of real robots: a live topic, a recording, a folder or an archive.
 
-`docs/data.md` says how a task names its source. Nothing here knows ROS: a source is fed with
-messages (any object with their fields), or reads a file.
+`docs/data.md` says how a task names its source. Nothing here uses ROS: a source receives messages
+(any objects with their fields), or reads a file.
 """
 
 from rog_tasks.sources.camera import CameraSource

@@ -1,4 +1,4 @@
-"""A rosbag2 recording as a source: it is played again and again through the buffer of a camera."""
+"""A rosbag2 recording as a source: it is played repeatedly through the buffer of a camera."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Event = tuple[str, float, Any]  # topic, seconds, message
 class Recording:
     """The messages of some topics of a rosbag2 recording, a folder or an mcap or sqlite3 file.
 
-    Types that ROS 2 itself does not bring are read by the definitions that the recording holds.
+    Types that are not part of ROS 2 are read with the definitions in the recording.
 
     :param topics: name -> types that it may have.
-    :raises DataError: for a recording that is not there, is damaged, or lacks a topic.
+    :raises DataError: the recording is missing or damaged, or lacks a topic.
     """
 
     def __init__(self, path: str, topics: dict[str, tuple[str, ...]]) -> None:
@@ -41,8 +41,8 @@ class Recording:
         self.path, self._reader, self._topics = path, Reader, topics
         self._store = get_typestore(Stores.ROS2_JAZZY)
         self.types: dict[str, str] = {}  # topic -> type, of all that the recording holds
-        self.damaged = 0  # messages that are not what their type says
-        self.damage = ''  # what was wrong with the last of them
+        self.damaged = 0  # messages that do not fit their type
+        self.damage = ''  # the fault of the last of them
         next(self._events(only_look=True), None)
 
     def __iter__(self) -> Iterator[Event]:
@@ -61,11 +61,11 @@ class Recording:
                         yield connection.topic, nanoseconds * 1e-9, message
         except (DataError, GeneratorExit):
             raise
-        except Exception as error:  # damage shows as an error of any of the libraries beneath
+        except Exception as error:  # a damaged file may raise an error of any library used here
             raise DataError(
                 f'{self.path} cannot be read as a recording, after {read} messages: '
-                f'{type(error).__name__}: {" ".join(str(error).split())[:200]}. A recording that '
-                f'was cut off is mended by: ros2 bag reindex {self.path}') from error
+                f'{type(error).__name__}: {" ".join(str(error).split())[:200]}. To repair a '
+                f'recording that was cut off: ros2 bag reindex {self.path}') from error
 
     def _choose(self, reader: Any) -> list[Any]:
         self.types = types = {c.topic: c.msgtype for c in reader.connections}
@@ -85,7 +85,7 @@ class Recording:
         return chosen
 
     def _learn(self, connection: Any) -> None:
-        """Take over the definition of a type, and of those that it is made of."""
+        """Register the definition of a type, and of the types that it contains."""
         from rosbags.interfaces import MessageDefinitionFormat
         from rosbags.typesys import get_types_from_idl, get_types_from_msg
         kind, definition = connection.msgtype, connection.msgdef
@@ -112,7 +112,7 @@ class Recording:
 
 
 class BagSource(Source):
-    """A robot's recording; ``{rank}`` in its path stands for the robot's number."""
+    """A robot's recording; ``{rank}`` in its path stands for the robot's rank."""
 
     def __init__(self, images: Spec, labels: Spec, wanted: Wanted) -> None:
         super().__init__(images, labels, wanted)
@@ -121,11 +121,11 @@ class BagSource(Source):
     def batches(self, rank: int, world: int, count: int) -> Iterator[Batch]:
         """Return endless batches, drawn from the images played last.
 
-        For each batch so many new images are played; from the end it begins anew.
+        Each batch plays ``count`` new images; after its end the recording begins anew.
         """
         path = self._spec.target.replace('{rank}', str(rank))
         if self._played and path == self._spec.target:
-            raise TaskError(f'{path} is one recording, and not dealt out to robots: give each its '
+            raise TaskError(f'{path} is one recording, which robots cannot share: give each its '
                             'own by {rank} in the path, or use a folder of images')
         topics: dict[str, tuple[str, ...]] = {self._spec.topic: IMAGES}
         if self._label_spec.kind == 'topic':
@@ -137,11 +137,11 @@ class BagSource(Source):
 
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
         """Refuse."""
-        raise TaskError(f'{self._spec.target} is played through a bounded buffer and has no one '
-                        'pass; this method of training needs a folder of images')
+        raise TaskError(f'{self._spec.target} is played through a bounded buffer, never as a whole '
+                        'shard; this method of training needs a folder of images')
 
     def report(self) -> Report:
-        """Return what of the recording could not be used."""
+        """Return which part of the recording could not be used."""
         name = f'{self._spec.topic} in {self._spec.target}'
         counts: Counter[str] = sum((frames.counts for _, frames in self._played), Counter())
         damaged = sum(recording.damaged for recording, _ in self._played)
@@ -168,11 +168,11 @@ class BagSource(Source):
             yield self._batch(*frames.draw(count, generator))
 
     def _is_all(self, frames: Frames) -> bool:
-        """Whether all of the recording is kept, so that there is nothing new to play."""
+        """Whether the whole recording is kept, so that there is nothing new to play."""
         return frames.counts['passes'] > 0 and frames.counts['kept'] <= self._spec.keep
 
     def _fill(self, recording: Recording, frames: Frames) -> Iterator[bool]:
-        """Play into the buffer, round and round; yields False at the end of each pass."""
+        """Play into the buffer repeatedly; yield False at the end of each pass."""
         while True:
             for topic, time, message in recording:
                 if topic != self._spec.topic:

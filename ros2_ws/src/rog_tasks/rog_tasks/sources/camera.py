@@ -1,7 +1,7 @@
 """A live topic of images as a source: the robot's node feeds it, the training takes from it.
 
-Two threads meet here. Whoever receives messages calls `on_image` and `on_label`, which only check
-and keep them; the training thread decodes what it draws, and waits in it when there is nothing.
+Two threads use it. The receiving thread calls `on_image` and `on_label`, which only check and keep
+messages. The training thread decodes the images that it draws, and waits if there are none.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ LATE = 1.0
 """Seconds without an image after which the camera counts as interrupted."""
 
 LOOK = 0.2
-"""Seconds between looks at the clock of one who waits for an image."""
+"""Seconds between two checks of the clock while waiting for an image."""
 
 
 class CameraSource(Source):
     """The newest labelled images of a topic; times are those at which messages arrive.
 
-    When no image comes that can be used, training goes on with those in the buffer for ``patience``
-    seconds. Then it pauses, says so in `report`, and goes on with the next image.
+    If no usable image comes, training continues with those in the buffer for ``patience`` seconds.
+    Then it pauses, reports this in `report`, and continues with the next image.
 
     :param clock: the time in seconds; tests have their own.
     """
@@ -40,7 +40,7 @@ class CameraSource(Source):
     def __init__(self, images: Spec, labels: Spec, wanted: Wanted,
                  clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(images, labels, wanted)
-        self._buffer: Frames | None = None  # nobody trains yet
+        self._buffer: Frames | None = None  # None: training has not begun
         self._clock = clock
         self._changed = threading.Condition()
         self._closed = False
@@ -60,7 +60,7 @@ class CameraSource(Source):
     # -- the side that receives messages ---
 
     def on_image(self, message: Any) -> None:
-        """Take a sensor_msgs Image or CompressedImage; one that does not fit is counted."""
+        """Take a sensor_msgs Image or CompressedImage; count one that is invalid."""
         with self._changed:
             if self._buffer is None:
                 return
@@ -72,14 +72,14 @@ class CameraSource(Source):
             self._changed.notify_all()
 
     def on_label(self, message: Any) -> None:
-        """Take a std_msgs String: the class of the images of this moment."""
+        """Take a std_msgs String: the class of the present images."""
         with self._changed:
             if self._buffer is not None:
                 self._buffer.label(self._clock(), message.data)
                 self._changed.notify_all()
 
     def hint(self, text: str) -> None:
-        """Say what the receiving side knows of a missing topic; '': all are there."""
+        """Note what the receiving side knows of a missing topic; '': none is missing."""
         with self._changed:
             self._hint = text
 
@@ -90,7 +90,7 @@ class CameraSource(Source):
             self._changed.notify_all()
 
     def report(self) -> Report:
-        """Return whether images come and can be used; what is wrong if not."""
+        """Return whether usable images come, and the fault if not."""
         name = f'camera {self.image_topic}'
         with self._changed:
             now, buffer = self._clock(), self._buffer
@@ -118,8 +118,8 @@ class CameraSource(Source):
     def batches(self, rank: int, world: int, count: int) -> Iterator[Batch]:
         """Return endless batches, each drawn at random from the images kept, once they suffice."""
         if self._buffer is not None:
-            raise TaskError(f'the camera {self.image_topic} is seen once, by one robot; a method '
-                            'that deals shards out to robots needs a folder of images')
+            raise TaskError(f'the camera {self.image_topic} serves one robot once; a method that '
+                            'gives copies of shards to robots needs a folder of images')
         self._open_labels()
         with self._changed:
             self._buffer = self._buffer_for(count)
@@ -127,13 +127,13 @@ class CameraSource(Source):
 
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
         """Refuse."""
-        raise TaskError(f'the camera {self.image_topic} has no one pass; this method of training '
-                        'needs a folder of images')
+        raise TaskError(f'the camera {self.image_topic} has no whole shard; this method of '
+                        'training needs a folder of images')
 
     def wait(self) -> None:
-        """Wait until there is an image that can be used; not if nobody has asked for batches yet.
+        """Wait until there is a usable image; do not wait before the first call of `batches`.
 
-        :raises SourceClosed: when the run is over meanwhile.
+        :raises SourceClosed: the run ends meanwhile.
         """
         if self._buffer is not None:
             self._gather(self._buffer, 1)
@@ -144,14 +144,14 @@ class CameraSource(Source):
             yield self._batch(*buffer.draw(count, generator))
 
     def _gather(self, buffer: Frames, need: int) -> None:
-        """Keep what has come; wait until ``need`` images are kept and the camera is not silent."""
+        """Keep arrived images; wait until ``need`` are kept and the camera is not silent."""
         while True:
             with self._changed:
                 if self._closed:
                     raise SourceClosed(f'the run ended before {self.image_topic} gave an image')
                 buffer.settle(self._clock())
                 taken = buffer.take(need)
-            found = [self._decode(frame.picture) for frame in taken]  # the other thread goes on
+            found = [self._decode(frame.picture) for frame in taken]  # without the lock
             with self._changed:
                 for frame, (pixels, error) in zip(taken, found, strict=True):
                     buffer.keep(frame, pixels, error)
@@ -164,7 +164,7 @@ class CameraSource(Source):
                     self._changed.wait(LOOK)
 
     def _fault(self, now: float, buffer: Frames) -> str:
-        """Return what keeps images from being used; '': nothing."""
+        """Return why no usable image comes; '': no fault."""
         hint = self._hint and f': {self._hint}'
         if now - buffer.newest_image > LATE:
             since = 'no image has come' if math.isinf(buffer.newest_image) else \

@@ -1,8 +1,8 @@
 """The images in a folder or an archive of class folders, read in place.
 
 An image's class is the name of the folder that holds it. Nothing is unpacked to disk. A plain tar
-or a zip is read where the image lies; of a compressed tar, which cannot be, the images of one robot
-are held in memory as they are, encoded.
+or a zip is read at the place of the image. This is impossible in a compressed tar, so the encoded
+images of one robot are held in memory.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ARCHIVES = ('.tar', '.tar.gz', '.tgz', '.zip')
 class Files:
     """Image files below ``path``, a folder or an archive; ``names`` are sorted.
 
-    ``others`` are the names of files that are not called like images, hidden ones left out.
+    ``others`` are the names of files without the suffix of an image, hidden ones left out.
 
     :param memory: most bytes of a compressed tar's images that are held.
-    :raises DataError: for a path that is not there or cannot be read, and for an archive with a
-        link, or a name that leads out of it: it was not made to be read by strangers.
+    :raises DataError: the path is missing or cannot be read, or an archive holds a link, or a name
+        that leads out of it, which an honest archive of images does not.
     """
 
     def __init__(self, path: str, memory: float) -> None:
@@ -60,12 +60,12 @@ class Files:
         return PurePosixPath(name).parent.name or self.path.name
 
     def hold(self, names: Collection[str]) -> None:
-        """Make ready to read these images, and no others.
+        """Prepare to read these images, and no others.
 
-        :raises DataError: when they would take more memory than is allowed.
+        :raises DataError: they would take more memory than is allowed.
         """
         if self._held is None:
-            return  # they are read where they lie
+            return  # they are read in place
         needed = sum(map(self._size, self._held.keys() | set(names)))
         if needed > self._memory:
             raise DataError(f'{self.path}: its images take {needed / 2**20:.1f} MiB of memory, '
@@ -98,7 +98,7 @@ class Files:
         def size(name: str) -> int:
             status = (self.path / name).stat()
             if not stat.S_ISREG(status.st_mode):
-                raise OSError('it is no regular file')
+                raise OSError('it is not a regular file')
             return status.st_size
         self._size, self._read = size, lambda name: (self.path / name).read_bytes()
         with self._errors():
@@ -110,7 +110,7 @@ class Files:
         self._size, self._read = lambda name: archive.getinfo(name).file_size, archive.read
         for info in archive.infolist():
             self._check(info.filename, stat.S_ISLNK(info.external_attr >> 16))
-        # Of two files of one name the last counts, as in a tar.
+        # Of two files with one name the last counts, as in a tar.
         return list({info.filename: None for info in archive.infolist() if not info.is_dir()})
 
     def _tar(self) -> list[str]:
@@ -134,8 +134,8 @@ class Files:
         path = PurePosixPath(name.replace('\\', '/'))
         if link or path.is_absolute() or '..' in path.parts:
             what = 'is a link' if link else 'leads out of the archive'
-            raise DataError(f'{name[:200]!r} in {self.path} {what}; an archive holds folders and '
-                            'files alone')
+            raise DataError(f'{name[:200]!r} in {self.path} {what}; an archive must hold only '
+                            'folders and files')
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -146,7 +146,7 @@ class Files:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is called like an image, and not hidden."""
+    """Whether a file has the suffix of an image, and is not hidden."""
     return name.lower().endswith(SUFFIXES) and not is_hidden(name)
 
 
@@ -156,9 +156,9 @@ def is_hidden(name: str) -> bool:
 
 
 def _below(folder: Path, prefix: str, above: frozenset[str]) -> Iterator[str]:
-    """Yield the names of the files below a folder; links are followed, but not back upwards.
+    """Yield the names of the files below a folder; follow links, but not to a folder above.
 
-    :param above: the folders that it lies in, without links.
+    :param above: the folders that contain it, without links.
     """
     real = os.path.join(os.path.realpath(folder), '')
     if any(one.startswith(real) for one in above):

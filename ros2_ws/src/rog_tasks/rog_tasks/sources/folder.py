@@ -16,14 +16,14 @@ from rog_tasks.sources.source import Report, Source
 
 
 class FolderSource(Source):
-    """The images below a path, dealt out to the robots; ``{rank}`` in it: each has a path."""
+    """The images below a path, divided among the robots; with ``{rank}`` each has its own path."""
 
     _files: Files | None = None
     _unreadable = 0
     _trouble = ''
 
     def batches(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Return endless batches, each time round in a new order.
+        """Return endless batches, each pass in a new order.
 
         An image that cannot be read is left out, so that its batch is smaller.
         """
@@ -38,9 +38,9 @@ class FolderSource(Source):
                 yield batch
 
     def sample(self, most: int) -> Batch:
-        """Return at most so many different images of all, the same at every call.
+        """Return ``most`` different images of all, or fewer, the same at every call.
 
-        :raises DataError: when one of them cannot be read.
+        :raises DataError: one of them cannot be read.
         """
         batch = self.read(self._generator(0).permutation(self._share(0, 1))[:most])
         if batch is None or self._unreadable:
@@ -82,7 +82,7 @@ class FolderSource(Source):
 
     @property
     def trouble(self) -> str:
-        """What could not be read last, and why."""
+        """The last image that could not be read, and why."""
         return self._trouble
 
     def _share(self, rank: int, world: int) -> NDArray[np.int64]:
@@ -119,7 +119,7 @@ class FolderSource(Source):
 
 
 class _Batches(Iterator[Batch]):
-    """The batches of one share, round and round; batch n is the same whatever was skipped."""
+    """Endless batches of one share; batch n does not depend on what was skipped."""
 
     def __init__(self, source: FolderSource, share: NDArray[np.int64], count: int,
                  generator: np.random.Generator) -> None:
@@ -136,7 +136,7 @@ class _Batches(Iterator[Batch]):
                         f'{self._source.trouble}')
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` batches without reading their images."""
+        """Skip ``count`` batches without reading their images."""
         for _ in range(count):
             self._choose()
 

@@ -1,10 +1,10 @@
 """A bounded buffer of the newest labelled images of a camera, live or recorded.
 
-An image passes three places. While its label may still come it is *pending*. Then it has *arrived*:
-it is encoded still, and nobody has looked at it. Whoever trains *takes* the newest, decodes them,
-and *keeps* the few pixels that the model needs; batches are drawn from those. In every place the
-newest replace the oldest, because a robot learns where it is now: one that computes slower than its
-camera loses images, not memory.
+An image passes three stages. While its label may still come it is *pending*. Then it has *arrived*,
+still encoded. The training thread *takes* the newest, decodes them, and *keeps* the few pixels that
+the model needs; it draws batches from those. At every stage the newest replace the oldest, because
+a robot should learn from its present place. A robot that computes slower than its camera loses
+images, but its memory does not grow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LABELS = 4096
 """Labels that are remembered."""
 
 UNKNOWN = -1
-"""The label of an image that has none."""
+"""Stands for the label of an image without one."""
 
 
 @dataclass
@@ -38,15 +38,15 @@ class Frame:
 
 
 class Frames:
-    """The newest images with their labels; times are seconds on one clock, whichever.
+    """The newest images with their labels; times are seconds on any one clock.
 
     :param classes: names of the classes, in the order of their numbers.
     :param image: shape (C, H, W) of the pixels.
     :param keep: most images that are kept.
     :param memory: most bytes of all images together.
-    :param tolerance: by how much the time of a label may differ from its image's; None: images need
-        no labels.
-    :raises TaskError: when the images that are kept would take more than half of the memory.
+    :param tolerance: largest difference between the times of a label and its image; None: images
+        need no labels.
+    :raises TaskError: the images that are kept would take more than half of the memory.
     """
 
     def __init__(self, classes: Sequence[str], image: tuple[int, int, int], keep: int,
@@ -79,7 +79,7 @@ class Frames:
 
     @property
     def bytes(self) -> int:
-        """What all images take now."""
+        """Bytes of all images at present."""
         return self._bytes + len(self) * math.prod(self._pixels.shape[1:])
 
     @property
@@ -103,7 +103,7 @@ class Frames:
             self.counts['never looked at'] += 1
 
     def refuse(self, time: float, why: str) -> None:
-        """Count an image that is no image."""
+        """Count an invalid image."""
         self._seen(time)
         self._trouble(time, why)
 
@@ -114,14 +114,14 @@ class Frames:
         if number == UNKNOWN:
             self.counts['unknown labels'] += 1
             self.trouble_at = time
-            self.trouble = f'label {name[:40]!r} is none of {some(list(self._numbers))}'
+            self.trouble = f'label {name[:40]!r} is not one of {some(list(self._numbers))}'
             return
         self._label_times.append(time)
         self._labels.append(number)
         self.settle(time)
 
     def settle(self, now: float) -> None:
-        """Give a label to every image whose nearest label is known by now; drop those without."""
+        """Label every image whose nearest label is known by now; drop images without a label."""
         while self._pending and self._is_decided(self._pending[0], now):
             frame = self._pending[0]
             if self._tolerance is not None:
@@ -134,13 +134,13 @@ class Frames:
             self.newest_arrived = frame.time
 
     def rewind(self) -> None:
-        """Begin anew at an earlier time: a recording is played again."""
+        """Prepare for an earlier time: a recording is played again."""
         self.settle(math.inf)
         self._label_times.clear()
         self._labels.clear()
 
     def take(self, most: int) -> list[Frame]:
-        """Take out the newest images that have arrived; older ones are forgotten."""
+        """Take out the newest images that have arrived; forget older ones."""
         taken = list(self._arrived)[-most:]
         self.counts['never looked at'] += len(self._arrived) - len(taken)
         self._bytes -= sum(frame.picture.bytes for frame in self._arrived)
@@ -148,9 +148,9 @@ class Frames:
         return taken
 
     def keep(self, frame: Frame, pixels: NDArray[np.uint8] | None, error: str = '') -> None:
-        """Keep the pixels (C, H, W) of an image that was taken; None: it has none, for ``error``.
+        """Keep the pixels (C, H, W) of a taken image in place of the oldest.
 
-        It replaces the oldest.
+        None: it could not be decoded, because of ``error``.
         """
         if pixels is None:
             self._trouble(frame.time, error)

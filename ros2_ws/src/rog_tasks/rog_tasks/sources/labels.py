@@ -1,4 +1,4 @@
-"""Labels that a model gives: a teacher, or the model itself where it is sure."""
+"""Labels from a model: a teacher, or the trained model itself where it is sure."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class Teacher:
     :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:Class``.
     :param weights: safetensors file with its state.
     :param image: shape (C, H, W) of the images.
-    :raises TaskError: for a model that cannot be made, or weights that are not its own.
+    :raises TaskError: the model cannot be made, or the weights do not fit it.
     """
 
     def __init__(self, model: str, weights: str, threshold: float, image: tuple[int, int, int],
@@ -49,7 +49,7 @@ class Teacher:
             try:
                 shape = tuple(self._model(torch.zeros(1, *image)).shape)
             except RuntimeError as error:
-                raise TaskError(f'teacher {model!r} takes no images of '
+                raise TaskError(f'teacher {model!r} does not accept images of '
                                 f'{"x".join(map(str, image))}: {error}') from error
         if shape != (1, classes):
             raise TaskError(f'teacher {model!r} gives {shape} for one image; there are {classes} '
@@ -57,7 +57,7 @@ class Teacher:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Images that it was asked for, and those of which it was sure."""
+        """Number of images that it was given, and of those of which it was sure."""
         return self._sure.asked, self._sure.given
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -79,6 +79,6 @@ def load_weights(model: nn.Module, path: str) -> None:
     try:
         model.load_state_dict(load_file(path))
     except (SafetensorError, OSError) as error:
-        raise DataError(f'{path} is no safetensors file: {error}') from error
+        raise DataError(f'{path} is not a safetensors file: {error}') from error
     except RuntimeError as error:
         raise DataError(f'{path} holds the weights of another model: {str(error)[:400]}') from error

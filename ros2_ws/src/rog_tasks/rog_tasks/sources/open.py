@@ -1,4 +1,4 @@
-"""Makes the source that two texts name."""
+"""Makes a source from the texts of its images and labels."""
 
 import re
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ _TOPIC = re.compile(r'(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*', re.ASCII)
 
 def open_source(images: str, labels: str = '', *, classes: Sequence[str], size: int = 32,
                 channels: int = 3, seed: int = 0) -> Source:
-    """Return the source of labelled images that is meant; nothing is opened yet.
+    """Return the source of labelled images; open nothing yet.
 
     :param images: ``topic:NAME``, ``bag:PATH?topic=NAME`` or ``folder:PATH``.
     :param labels: ``folder``, ``topic:NAME``, ``teacher:MODEL?weights=PATH`` or ``self``; by
         default those of the folders. ``docs/data.md`` has all options of both.
     :param classes: names of the classes, in the order of their numbers.
     :param size, channels: images become (channels, size, size); 3 channels: colour, 1: grey.
-    :param seed: of every order that is drawn.
-    :raises TaskError: for a text that names no source; says what there is.
+    :param seed: of every random order.
+    :raises TaskError: a text does not name a source; lists the possible ones.
     """
     given = parse(images, 'images', _IMAGES, memory=1024.0 if images.startswith('folder') else 64.0)
     meant = labels or ('folder' if given.kind == 'folder' else '')

@@ -1,6 +1,6 @@
-"""Encoded images, from messages and files, and how they become pixels.
+"""Encoded images, from messages and files, and their decoding.
 
-What an image says of its own size is checked before anything is allocated or decoded.
+The size that an image states is checked before anything is allocated or decoded.
 """
 
 import io
@@ -17,29 +17,29 @@ from PIL import Image, UnidentifiedImageError
 from rog_tasks.errors import DataError
 
 LARGEST = 64 * 2**20
-"""Most bytes of an encoded image, and most pixels of a decoded one; above it is a mistake."""
+"""Most bytes of an encoded image, and most pixels of a decoded one."""
 
 FORMATS = ('JPEG', 'PNG')
 SUFFIXES = ('.jpg', '.jpeg', '.png')
 
-# Orientation of EXIF -> what sets an image upright; cameras that are turned only say so.
+# Orientation of EXIF -> operation that sets an image upright; a turned camera only notes it.
 _UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
             4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
             6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
             8: Image.Transpose.ROTATE_90}
 _ORIENTATION = 0x0112
 
-# Encoding of sensor_msgs/Image -> bytes of a pixel, and how pillow calls that order of bytes.
+# Encoding of sensor_msgs/Image -> bytes of a pixel, and pillow's names for that order of bytes.
 ENCODINGS = {'rgb8': (3, 'RGB', 'RGB'), 'bgr8': (3, 'RGB', 'BGR'), 'mono8': (1, 'L', 'L'),
              'rgba8': (4, 'RGB', 'RGBX'), 'bgra8': (4, 'RGB', 'BGRX')}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image as it came: ``data`` is a JPEG or PNG file, or rows of pixels as ``raw`` says."""
+    """An encoded image: ``data`` is a JPEG or PNG file, or rows of pixels described by ``raw``."""
 
     name: str
-    """What it is called in messages: its file or its topic."""
+    """Its name in messages: its file or its topic."""
     data: Any
     """The bytes; anything with the buffer interface."""
     raw: tuple[str, int, int, int] | None = None
@@ -54,16 +54,16 @@ class Picture:
 def from_message(message: Any, name: str) -> Picture:
     """Return the image of a ``sensor_msgs`` Image or CompressedImage, checked, not yet decoded.
 
-    :raises DataError: says what of it does not fit.
+    :raises DataError: says which field is invalid.
     """
     size = memoryview(message.data).nbytes
     if not 0 < size <= LARGEST:
-        raise DataError(f'{name}: an image of {size} bytes; 1 to {LARGEST} are taken')
+        raise DataError(f'{name}: an image must have 1 to {LARGEST} bytes, got {size}')
     if hasattr(message, 'format'):
         return Picture(name, message.data)
     width, height, step = int(message.width), int(message.height), int(message.step)
     if message.encoding not in ENCODINGS:
-        raise DataError(f'{name}: encoding {message.encoding[:40]!r} is none of '
+        raise DataError(f'{name}: encoding {message.encoding[:40]!r} is not one of '
                         f'{", ".join(ENCODINGS)}')
     if not (width > 0 and height > 0 and step >= width * ENCODINGS[message.encoding][0]
             and step * height == size):
@@ -75,10 +75,11 @@ def from_message(message: Any, name: str) -> Picture:
 def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
     """Return the pixels, (channels, size, size); the image is squeezed to a square.
 
-    It is set upright as its EXIF says; of 16 bits the higher 8 are taken, and transparency is not.
+    Its EXIF data say how to set it upright. Of 16 bits only the higher 8 are used; transparency is
+    ignored.
 
     :param channels: 3: red, green and blue; 1: grey.
-    :raises DataError: names an image that is no JPEG or PNG, is damaged or too large.
+    :raises DataError: names an image that is not a JPEG or PNG, is damaged or too large.
     """
     mode = 'RGB' if channels == 3 else 'L'
     try:
@@ -96,7 +97,7 @@ def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
 def as_stored(picture: Picture) -> NDArray[Any]:
     """Return the pixels of a JPEG or PNG file as it stores them: (H, W) or (H, W, channels).
 
-    :raises DataError: names an image that is no JPEG or PNG, is damaged or too large.
+    :raises DataError: names an image that is not a JPEG or PNG, is damaged or too large.
     """
     try:
         with _unwarned():
@@ -107,7 +108,7 @@ def as_stored(picture: Picture) -> NDArray[Any]:
 
 @contextmanager
 def _unwarned() -> Iterator[None]:
-    """Pillow only warns of what it thinks too large, and of much that does no harm."""
+    """Turn pillow's warning about too large an image into an error, and silence all others."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         warnings.simplefilter('error', Image.DecompressionBombWarning)
@@ -115,15 +116,16 @@ def _unwarned() -> Iterator[None]:
 
 
 def _in_8_bits(image: Image.Image) -> Image.Image:
-    """Return grey of 16 bits with its higher 8; pillow would make all but the darkest white."""
+    """Reduce grey of 16 bits to its higher 8; pillow would make all but the darkest white."""
     if not image.mode.startswith('I'):
         return image
     return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
 def _undecodable(picture: Picture, error: Exception) -> DataError:
-    why = 'it is no image of a known kind' if isinstance(error, UnidentifiedImageError) \
-        else str(error)[:200]  # pillow's text for that is an address in memory
+    # Pillow's text for an unknown kind is an address in memory.
+    why = 'it is not an image of a known kind' if isinstance(error, UnidentifiedImageError) \
+        else str(error)[:200]
     return DataError(f'{picture.name}: cannot be decoded: {why}')
 
 
@@ -135,7 +137,7 @@ def _opened(picture: Picture, mode: str, size: int) -> Image.Image:
                                 step, 1)
     image = Image.open(io.BytesIO(picture.data), formats=FORMATS)
     if image.width * image.height > LARGEST:
-        raise ValueError(f'{image.width} x {image.height} pixels; at most {LARGEST} are taken')
+        raise ValueError(f'{image.width} x {image.height} pixels; at most {LARGEST} are accepted')
     if size:
-        image.draft(mode, (size, size))  # a JPEG is decoded no larger than is needed
+        image.draft(mode, (size, size))  # decode a JPEG no larger than needed
     return image

@@ -22,7 +22,7 @@ from rog_tasks.sources.spec import Spec
 
 @dataclass(frozen=True)
 class Report:
-    """How a source is, for people and monitors."""
+    """The state of a source, for users and monitors."""
 
     name: str
     level: str
@@ -33,7 +33,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a task wants of a source: ``classes`` by name, images (``channels``, size, size)."""
+    """What a task expects of a source: ``classes`` by name, images (``channels``, size, size)."""
 
     classes: Sequence[str]
     size: int
@@ -46,8 +46,8 @@ class Wanted:
             raise TaskError(f'classes are {self.classes!r}; they must be a list of at least two '
                             'different names')
         if not 1 <= self.size <= 4096 or self.channels not in (1, 3):
-            raise TaskError(f'images of {self.channels} channels and size {self.size}: there are 1 '
-                            'channel (grey) or 3 (colour), and 1 to 4096 pixels')
+            raise TaskError('images must have 1 channel (grey) or 3 (colour) and size 1 to 4096 '
+                            f'pixels, got {self.channels} channels and size {self.size}')
 
     @property
     def image(self) -> tuple[int, int, int]:
@@ -70,14 +70,14 @@ class Source(ABC):
         Images are (B, C, H, W) float32, 0 to 1; labels (B,) int64, -1 where there is none. Each
         robot has its share of a folder, and the whole of a recording or topic.
 
-        :raises DataError: says which file or topic is at fault, and what there is instead.
+        :raises DataError: names the file or topic at fault, and what there is instead.
         """
 
     @abstractmethod
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
         """Yield the share of robot ``rank`` of ``world`` once, in order.
 
-        :raises TaskError: where there is no such thing, as for a live topic.
+        :raises TaskError: the source has no shard, as a live topic.
         """
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -91,10 +91,10 @@ class Source(ABC):
                                                   reduction='sum')
         return total / (labels != UNKNOWN).sum().clamp(min=1)
 
-    def wait(self) -> None:  # noqa: B027 (only a live topic makes one wait)
+    def wait(self) -> None:  # noqa: B027 (only a live topic must be waited for)
         """Wait until there is an image to learn from.
 
-        :raises SourceClosed: when the run is over meanwhile.
+        :raises SourceClosed: the run ends meanwhile.
         """
 
     def close(self) -> None:  # noqa: B027
@@ -102,7 +102,7 @@ class Source(ABC):
 
     @abstractmethod
     def report(self) -> Report:
-        """Return how the source is now."""
+        """Return the present state of the source."""
 
     # -- for the sources themselves ---
 
@@ -134,13 +134,13 @@ class Source(ABC):
     def _buffer_for(self, count: int) -> Frames:
         spec, labels = self._spec, self._label_spec
         if count > spec.keep:
-            raise TaskError(f'a batch has {count} images and the buffer keeps {spec.keep}; choose '
-                            'a larger keep')
+            raise TaskError(f'keep must be at least the {count} images of a batch, got '
+                            f'{spec.keep}; choose a larger keep')
         return Frames(self._wanted.classes, self._wanted.image, spec.keep, spec.memory * 2**20,
                       labels.tolerance if labels.kind == 'topic' else None)
 
     def _decode(self, picture: Picture) -> tuple[NDArray[np.uint8] | None, str]:
-        """Return the pixels (C, H, W), or None and why there are none."""
+        """Return the pixels (C, H, W), or None and the reason."""
         try:
             return decode(picture, self._wanted.size, self._wanted.channels), ''
         except DataError as error:

@@ -1,4 +1,4 @@
-"""Reads texts that name a source: ``topic:/camera?keep=512``, ``folder:PATH``, ``self``."""
+"""Parses texts that name a source: ``topic:/camera?keep=512``, ``folder:PATH``, ``self``."""
 
 import difflib
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ from rog_tasks.errors import TaskError
 
 @dataclass(frozen=True)
 class Spec:
-    """A kind of source, what it is made from, and its options (each kind has some of them)."""
+    """A kind of source, its target, and its options (each kind has some of them)."""
 
     kind: str
     target: str
@@ -32,18 +32,18 @@ _TYPES = {field.name: field.type for field in fields(Spec)}
 
 
 def parse(text: str, what: str, kinds: dict[str, tuple[str, ...]], **defaults: Any) -> Spec:
-    """Return what ``text`` says.
+    """Parse ``text``.
 
     :param what: what the text is to the user, for messages: ``images``, ``labels``.
-    :param kinds: kind -> names of its options; those that need a target end in a colon.
+    :param kinds: kind -> names of its options; kinds that need a target end in a colon.
     :param defaults: of the options, where they differ from :class:`Spec`'s.
-    :raises TaskError: says what is wrong and what there is instead.
+    :raises TaskError: names the fault and what there is instead.
     """
     head, _, query = text.partition('?')
     kind, colon, target = head.partition(':')
     if kind + colon not in kinds or bool(colon) != bool(target):
         there = ', '.join(k + ('...' if k.endswith(':') else '') for k in kinds)
-        raise TaskError(f'{what} {text!r}: there are {there}')
+        raise TaskError(f'{what} must be one of {there}, got {text!r}')
     known = kinds[kind + colon]
     values: dict[str, Any] = dict(defaults)
     for name, value in parse_qsl(query, keep_blank_values=True):

@@ -46,9 +46,9 @@ def _function(family: str, name: str, device: int) -> Any:
 
 
 def launch(family: str, name: str, blocks: int, like: Array, *arguments: Any) -> None:
-    """Run a kernel on torch's current stream of the device of ``like``; nothing waits for it.
+    """Start a kernel on torch's current stream of the device of ``like``, without waiting.
 
-    ``arguments``: tensors of that device without gaps, and numpy scalars.
+    ``arguments``: contiguous tensors of that device, and numpy scalars.
     """
     import torch
     if not blocks:
@@ -62,7 +62,7 @@ def launch(family: str, name: str, blocks: int, like: Array, *arguments: Any) ->
 
 
 def upload(values: np.ndarray, like: Array) -> Array:
-    """Copy to the device of ``like`` through a pinned buffer, which torch keeps for the next."""
+    """Copy to the device of ``like`` through a pinned buffer, which torch reuses."""
     import torch
     pinned = torch.empty(values.shape, dtype=torch.from_numpy(values[:0]).dtype, pin_memory=True)
     pinned.numpy()[...] = values

@@ -1,4 +1,4 @@
-"""Gradient coding: stragglers need not be waited for, since several robots hold every shard.
+"""Gradient coding: no robot waits for stragglers, since several robots hold every shard.
 
 Sources: DGH-GC, and the schemes that it is compared with. `grouping` divides the robots into
 groups, `coding` assigns shards to robots and decodes, `schemes` says how the methods differ in

@@ -1,8 +1,8 @@
 """Gradient codes: which robot computes which shards with which weights, and how to decode.
 
-The full gradient is the sum over P shards of the data. A group of robots shares some shards, every
-one of which is held by s + 1 members; each member sends one weighted sum of the gradients of its
-shards, and from all but any s of these the sum over the group's shards is recovered exactly.
+The full gradient is the sum over P shards of the data. A group of robots shares some of the shards;
+s + 1 members hold each. Each member sends one weighted sum of the gradients of its shards. If any s
+of these sums are missing, the others still give the exact sum over the group's shards.
 Sources: DGH-GC, equations 1 to 4 and 15 to 17; Wang et al., Heterogeneity-aware gradient coding
 for straggler tolerance, ICDCS 2019.
 """
@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import ConfigError
 from .grouping import checked
 
-HALVINGS = 100             # of an interval of doubles, down to neighbours
-MAX_AMPLIFICATION = 150.0  # at 115, 40 robots and 5 stragglers, float32 was off by 4e-6
+HALVINGS = 100             # of an interval of doubles, until its ends are neighbours
+MAX_AMPLIFICATION = 150.0  # at 115, 40 robots and 5 stragglers, the float32 error was 4e-6
 
 
 def apportion(total: int, weights: ArrayLike, low: ArrayLike, high: ArrayLike) -> NDArray[np.int64]:
@@ -84,7 +84,7 @@ class GroupCode:
 
     ``members``: ranks; ``partitions``: ids of the shards, int64 (d,); ``amounts``: see `allocate`.
     ``amplification``: the largest coefficient for s missing members. Raises `ConfigError` if it is
-    above `MAX_AMPLIFICATION`; beyond that 1e-5 in float32 is not assured.
+    above `MAX_AMPLIFICATION`, where the float32 error may exceed 1e-5.
     """
 
     def __init__(self, members: Sequence[int], partitions: ArrayLike, amounts: ArrayLike,
@@ -119,8 +119,8 @@ class GroupCode:
     def decode(self, received: Collection[int]) -> NDArray[np.float64] | None:
         """Return the coefficients (n,) of the members' sums, 0 for those not received.
 
-        None if more than s are missing. If fewer are, of all the coefficients that recover the sum
-        those of the least norm.
+        None if more than s are missing. If fewer than s are missing, several choices recover the
+        sum; returns the one of least norm.
         """
         missing = [place for place, rank in enumerate(self.members) if rank not in received]
         spare = self.stragglers - len(missing)
@@ -153,9 +153,9 @@ class GradientCode:
         return group.partitions[held], group.matrix[place, held]
 
     def decode(self, received: Collection[int]) -> dict[int, float] | None:
-        """Return by rank the coefficients with which what was sent adds up to the gradient.
+        """Return, by rank, the coefficients with which the received sums give the gradient.
 
-        None if a group misses more than it tolerates. Ranks that are not in the code are ignored.
+        None if a group misses more than it tolerates. Ignores ranks that are not in the code.
         """
         coefficients: dict[int, float] = {}
         for group in self.groups:
@@ -167,7 +167,7 @@ class GradientCode:
         return coefficients
 
     def missing(self, received: Collection[int]) -> list[int]:
-        """Return the ranks, in order, that the groups which cannot be decoded still wait for."""
+        """Return the missing ranks, in order, of the groups that cannot be decoded yet."""
         late = [[rank for rank in group.members if rank not in received] for group in self.groups]
         return sorted(rank for group, ranks in zip(self.groups, late, strict=True)
                       if len(ranks) > group.stragglers for rank in ranks)

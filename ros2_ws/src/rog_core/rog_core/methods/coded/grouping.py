@@ -1,9 +1,9 @@
 """Divides robots of different capacity into groups, each with a gradient code of its own.
 
-A fleet of m robots is cut into k groups, each of which recovers its own part of the gradient in
-spite of s stragglers. Static grouping evens out the computing capacity of the groups, dynamic
+A fleet of m robots is divided into k groups, each of which recovers its own part of the gradient
+despite s stragglers. Static grouping evens out the computing capacity of the groups, dynamic
 grouping spreads the robots that straggle most. Source: DGH-GC, Section 4.1. Robots are ranks
-0..m-1, capacities are any measure of computing speed, the same for all of them.
+0..m-1; capacities are computing speeds in any unit, the same for all robots.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ...errors import ConfigError
 
 Groups = list[list[int]]
 
-SMALL_SPREAD = 0.5   # (highest - lowest) / mean capacity up to which the greedy grouping will do
+SMALL_SPREAD = 0.5   # (highest - lowest) / mean capacity up to which greedy grouping suffices
 COMPARABLE = 1.1     # robots whose capacities differ by at most this factor may replace each other
-ROUNDING = 1e-9      # relative; a group that is short of its share by this much is not short
+ROUNDING = 1e-9      # relative shortfall of a group's share that is ignored
 
 
 def checked(capacities: ArrayLike) -> NDArray[np.float64]:
@@ -34,10 +34,10 @@ def checked(capacities: ArrayLike) -> NDArray[np.float64]:
 
 
 def comparable(capacities: ArrayLike) -> NDArray[np.float64]:
-    """Give robots of comparable capacity one and the same, their mean.
+    """Replace comparable capacities by their mean.
 
-    In order of capacity, a class begins at the first one that exceeds `COMPARABLE` times the lowest
-    of the class before it.
+    In order of capacity, a class begins at the first capacity that exceeds `COMPARABLE` times the
+    lowest of the class before.
     """
     array = checked(capacities)
     classes: list[list[int]] = []
@@ -51,11 +51,11 @@ def comparable(capacities: ArrayLike) -> NDArray[np.float64]:
 
 
 def check_shares(capacities: ArrayLike, stragglers: int) -> None:
-    """Raise `ConfigError` if no group of all the robots could tolerate so many stragglers."""
+    """Raise `ConfigError` if even a group of all robots cannot tolerate the stragglers."""
     array = checked(capacities)
     redundancy = stragglers + 1
     if stragglers < 0:
-        raise ConfigError(f'{stragglers} stragglers cannot be tolerated; ask for 0 or more')
+        raise ConfigError(f'number of stragglers must be at least 0, got {stragglers}')
     if redundancy > len(array):
         raise ConfigError(f'tolerating {stragglers} stragglers takes {redundancy} robots that hold '
                           f'the same data; there are {len(array)}')
@@ -106,9 +106,9 @@ def greedy(capacities: ArrayLike, k: int) -> Groups:
 def karmarkar_karp(capacities: ArrayLike, k: int) -> Groups:
     """Group by the largest differencing method (equation 14).
 
-    Every robot starts as a tuple of k slots, itself in the first. The two tuples whose first slots
-    are largest are joined, largest slot of the one with the smallest of the other, and the lowest
-    sum is taken off; until one tuple is left.
+    Every robot starts as a tuple of k slots, with itself in the first. Until one tuple is left,
+    join the two with the largest first slots, the largest slot of one with the smallest of the
+    other, and subtract the lowest sum from all slots.
     """
     array = checked(capacities)
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
@@ -128,10 +128,10 @@ def karmarkar_karp(capacities: ArrayLike, k: int) -> Groups:
 def static_grouping(capacities: ArrayLike, stragglers: int, groups: int = 0) -> Groups:
     """Group by capacity so that every group tolerates the stragglers (Section 4.1, step 3).
 
-    ``groups``: how many; 0: as many as equation 13 allows, less while a group stays below
-    r c_max. Up to a spread of `SMALL_SPREAD` the robots are dealt greedily. Beyond it the paper
-    takes Karmarkar-Karp; here it is the better of the two, since Karmarkar-Karp alone left the
-    larger difference between groups in 42 of 3217 fleets (4 to 40 robots, capacities 1 to 5).
+    ``groups``: number of groups; 0: as many as equation 13 allows, fewer while a group stays below
+    r c_max. Up to a spread of `SMALL_SPREAD` the grouping is greedy. Beyond it the paper uses
+    Karmarkar-Karp; here the better of the two is used, since Karmarkar-Karp alone left the larger
+    difference between groups in 42 of 3217 fleets (4 to 40 robots, capacities 1 to 5).
     Raises `ConfigError` if no grouping is found.
     """
     array = checked(capacities)
@@ -147,8 +147,8 @@ def static_grouping(capacities: ArrayLike, stragglers: int, groups: int = 0) -> 
                 return found
     raise ConfigError(
         f'the {len(array)} robots do not divide into {choices[-1]} groups that each have '
-        f'{stragglers + 1} times the highest capacity, which tolerating {stragglers} stragglers '
-        'takes. Choose fewer groups or tolerate fewer stragglers')
+        f'{stragglers + 1} times the highest capacity, which {stragglers} stragglers require. '
+        'Choose fewer groups or tolerate fewer stragglers')
 
 
 def _candidates(capacities: NDArray[np.float64], k: int) -> list[Groups]:
@@ -161,7 +161,7 @@ def _candidates(capacities: NDArray[np.float64], k: int) -> list[Groups]:
 
 
 def _short_of(probabilities: NDArray[np.float64], stragglers: int) -> NDArray[np.float64]:
-    """Return for each row the probability that less than so many of its robots straggle.
+    """Return for each row the probability that fewer than ``stragglers`` of its robots straggle.
 
     ``probabilities``: (rows, robots). Exact, by convolution over the robots.
     """
@@ -193,13 +193,13 @@ def expected_tolerated(groups: Sequence[Collection[int]], probabilities: ArrayLi
 
 def regroup(groups: Groups, capacities: ArrayLike, frequencies: ArrayLike,
             stragglers: int) -> Groups:
-    """Spread those that straggle most over the groups (Section 4.1.2).
+    """Spread the robots that straggle most over the groups (Section 4.1.2).
 
-    Two robots of equal capacity (see `comparable`) in different groups change places, those first
-    whose exchange adds most to `expected_tolerated`, until none adds to it. The paper deals the
-    most frequent stragglers out anew; measured against the best of all groupings of up to 7
-    robots, exchanges come closer (mean shortfall below 0.003 stragglers, against 0.001 to 0.025),
-    and of 40 robots they move a third as many. ``frequencies``: by rank, 0 to 1.
+    Exchange two robots of equal capacity (see `comparable`) in different groups, first the pair
+    that adds most to `expected_tolerated`, until no exchange adds to it. The paper deals out the
+    most frequent stragglers anew. Compared with the best of all groupings of up to 7 robots,
+    exchanges come closer (mean shortfall below 0.003 stragglers, against 0.001 to 0.025), and of
+    40 robots they move a third as many. ``frequencies``: by rank, 0 to 1.
     """
     array, chances = checked(capacities), np.asarray(frequencies, np.float64)
     ranks = np.array([rank for members in groups for rank in members])

@@ -26,11 +26,11 @@ class Coded(Rolling):
     ``gc[:S[:K[:B]]]``: any S robots of a group may straggle, K groups, regrouped every B rounds.
 
     A round is an iteration. It ends when its pushes can be decoded to the mean gradient of all
-    shards; a single coded gradient is of no use by itself. A robot that has not pushed by then is a
+    shards; a single coded gradient is useless by itself. A robot that has not pushed by then is a
     straggler: the server ends its push early, and it continues with the present round. When so many
-    robots have left that a round can never be decoded, the round is given up and a new code is made
-    for the robots that are left (the papers do not treat this case). Robots that come back are part
-    of the code again from the next round on.
+    robots have left that a round can never be decoded, the server gives up the round and makes a
+    new code for the robots that are left (the papers do not treat this case). Robots that come back
+    are part of the code again from the next round on.
     """
 
     known = ('feedback',)
@@ -53,14 +53,14 @@ class Coded(Rolling):
         try:
             self._scheme = Scheme(self.name, list(team.capacities.values()), stragglers, groups,
                                   every)
-        except ConfigError as error:  # it calls the robots by rank, not by name
+        except ConfigError as error:  # it names the robots by rank
             names = ', '.join(f'{n} {c:g}' for n, c in team.capacities.items())
             raise ConfigError(f"'{self}': {error}. The capacities are {names}") from error
         self._there = frozenset(self._rank.values())  # ranks that the present code covers
         self._round = 1
         self._received: list[int] = []  # in the order in which they came
         self._late: list[str] = []
-        self._broken: set[str] = set()  # robots whose push, while they were gone, was dropped
+        self._broken: set[str] = set()  # robots whose push was dropped while they were gone
 
     @classmethod
     def by_default(cls, written: Written) -> frozenset[str]:
@@ -76,7 +76,7 @@ class Coded(Rolling):
         """Return stragglers per group, groups, and rounds between regroupings."""
         written = self.written
         if len(written.arguments) > len(DEFAULTS):
-            raise ConfigError(f"'{written.text}' has more than the stragglers, groups and rounds, "
+            raise ConfigError(f"'{written.text}' must have at most stragglers, groups and rounds, "
                               'for example dgh-gc:1:3:50')
         given = [written.integer(a, low)
                  for a, low in zip(written.arguments, (0, 0, 1), strict=False)]
@@ -92,8 +92,7 @@ class Coded(Rolling):
         """See `Method.refusal`."""
         if robot in self._rank:
             return ''
-        return (f"'{robot}' is none of the robots that '{self}' codes for: "
-                f'{", ".join(self._names)}')
+        return f"'{self}' codes only for its robots, {', '.join(self._names)}, got '{robot}'"
 
     def on_join(self, robot: str) -> list[Due]:
         """See `Method.on_join`."""
@@ -128,7 +127,7 @@ class Coded(Rolling):
             names = {self._names[rank]: value for rank, value in coefficients.items()}
             out.append(Decode(names, code.shards))
             self._scheme.round_over(self._prompt())
-            if present - self._there:  # somebody is back
+            if present - self._there:  # a robot is back
                 self._restrict(present)
         elif present and code.decode(present & self._there) is None:
             self._restrict(present)
@@ -140,7 +139,7 @@ class Coded(Rolling):
         return out
 
     def _prompt(self) -> list[int]:
-        """Return the ranks that were no stragglers of this round: those that pushed first.
+        """Return the ranks that did not straggle in this round: those that pushed first.
 
         The last ones of the whole fleet count as stragglers, as many as all groups tolerate
         together. Counting only those missing at the end of the round would overlook stragglers that

@@ -49,9 +49,9 @@ class Scheme:
     """The gradient code of a fleet over a run.
 
     ``capacities``: computing speed by rank, in any unit; those within `COMPARABLE` count as one.
-    ``stragglers``: how many every group tolerates. ``groups``: how many of them (gcc, dcgc,
-    dgh-gc); 0: by equation 13, and where it has no solution gcc and dcgc take as many as there can
-    be. ``every``: rounds between two regroupings (dgh-gc).
+    ``stragglers``: how many every group tolerates. ``groups``: number of groups (gcc, dcgc,
+    dgh-gc); 0: by equation 13; if it has no solution, gcc and dcgc form as many as possible.
+    ``every``: rounds between two regroupings (dgh-gc).
     ``code``: the present code. The number of its shards never changes.
     Raises `ConfigError` if the fleet cannot tolerate so many stragglers.
     """
@@ -62,8 +62,8 @@ class Scheme:
             raise ConfigError(f"gradient coding scheme '{name}' is unknown; choose one of "
                               f"{', '.join(SCHEMES)}")
         if every < 1:
-            raise ConfigError(f'stragglers are looked at every {every} rounds; it must be at '
-                              'least 1')
+            raise ConfigError('number of rounds between two regroupings must be at least 1, got '
+                              f'{every}')
         self.name, self.stragglers, self.groups = name, stragglers, groups
         self._every = every if name == 'dgh-gc' else 1
         self._shards = number_of_shards(capacities)
@@ -80,10 +80,10 @@ class Scheme:
 
         The paper regroups when E_real, what the groups are expected to tolerate with the observed
         frequencies, falls below E_start, the same with all frequencies equal. Frequencies that
-        differ inside a group raise E_real, so that hardly ever happens, though better groups are at
-        hand: with two stragglers in one of two groups E_real is 0.92, E_start 0.88, and 1.1 is
-        reached with one in each. Here E_start is the best that exchanges can reach, and groups
-        change whenever they fall short of it.
+        differ inside a group raise E_real, so that hardly ever happens, even if better groups
+        exist: with two stragglers in one of two groups E_real is 0.92 and E_start 0.88; with one in
+        each, E_real is 1.1. Here E_start is the best that exchanges can reach, and groups change
+        whenever they fall short of it.
         """
         if self.name not in REGROUPED:
             return False
@@ -103,9 +103,8 @@ class Scheme:
     def restrict(self, ranks: Collection[int]) -> bool:
         """Build the code anew for these robots, the only ones left; return whether it changed.
 
-        The shards stay. Where the number of groups or of stragglers that was asked for no longer
-        fits, the code tolerates as many stragglers as possible, perhaps 0. For no robots at all
-        the code stays as it is.
+        The shards stay. If the requested number of groups or of stragglers no longer fits, the code
+        tolerates as many stragglers as possible, perhaps 0. Without robots it does not change.
         """
         here = sorted(set(ranks))
         if not here or here == sorted(rank for members in self._members for rank in members):
@@ -147,8 +146,8 @@ class Scheme:
             check_shares(np.ones(len(ranks)), stragglers)
             if not 1 <= k <= len(ranks) // (stragglers + 1):
                 raise ConfigError(f'{len(ranks)} robots do not make {k} groups of at least '
-                                  f'{stragglers + 1}, which tolerating {stragglers} stragglers '
-                                  'takes; choose fewer groups or tolerate fewer stragglers')
+                                  f'{stragglers + 1}, which {stragglers} stragglers require; '
+                                  'choose fewer groups or tolerate fewer stragglers')
             found = [part.tolist() for part in np.array_split(np.arange(len(ranks)), k)]
         else:
             check_shares(self._worth[ranks], stragglers)
@@ -167,7 +166,7 @@ class Scheme:
 
 
 def _number_of_groups(capacities: NDArray[np.float64], stragglers: int) -> int:
-    """Return the number that dgh-gc would take; if it has none, the largest there can be."""
+    """Return dgh-gc's number of groups; if it has none, the largest possible number."""
     try:
         return len(static_grouping(capacities, stragglers))
     except ConfigError:
