@@ -33,6 +33,7 @@ from fleet_ros.receiving import subscribe
 from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
+from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from rrto_msgs import msg, srv
@@ -191,6 +192,7 @@ class Link(Port):
         if not self.lost:
             end = SendAck('', self._incarnation, self.receiver.next, 'it ends')
             self._acks.publish(to_ros(end))
+            self._acks.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
         with self._changed:
             self._fail(ENDS)
         self._release()

@@ -23,6 +23,7 @@ from typing import Any
 from fleet_ros.alarm import Alarm
 from rclpy.duration import Duration
 from rclpy.node import Node
+from rclpy.publisher import Publisher
 from rrto_msgs import msg, srv
 
 from . import qos
@@ -140,6 +141,7 @@ class Server:
         self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
         self._changed = threading.Lock()        # guards machine and programs
         self._programs: dict[str, _Program] = {}
+        self._last_words: list[tuple[float, Publisher]] = []   # until when they are kept
         self._messages = 0                      # count of the programs that have left
         self._closing = False
         self._reported = time.monotonic()
@@ -240,18 +242,29 @@ class Server:
                 case Leave(program, reason):
                     known = self._programs.pop(program, None)
                     if known is not None:
-                        self.node.destroy_publisher(known.acks)
+                        # Destroyed at once, it would not repeat the reason if that was lost.
+                        until = time.monotonic() + self.settings.lease
+                        self._last_words.append((until, known.acks))
                         known.path.unlink(missing_ok=True)
                     self.node.get_logger().info(f'{program} leaves: {reason}')
                 case SendAck(program) if program in self._programs:
                     self._programs[program].acks.publish(to_ros(action))
         self._alarm.set(self.machine.deadline)
 
+    def _forget(self, now: float) -> None:
+        """Destroy the publishers of programs that have left and know why, or are silent."""
+        done = [acks for until, acks in self._last_words
+                if now > until or acks.wait_for_all_acked(Duration())]
+        self._last_words = [(until, acks) for until, acks in self._last_words if acks not in done]
+        for acks in done:
+            self.node.destroy_publisher(acks)
+
     def _report(self) -> None:
         message = msg.ServerStatus(server=self.name, device=self.device)
         message.header.stamp = self.node.get_clock().now().to_msg()
         now = time.monotonic()
         with self._changed:
+            self._forget(now)
             spent = 0.0
             message.messages = self._messages
             for name, program in self._programs.items():

@@ -25,6 +25,7 @@ from fleet_ros.ending import die_with
 from fleet_ros.receiving import subscribe
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context as RosContext
+from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from rrto_msgs import msg
@@ -163,6 +164,8 @@ class _Worker:
         end = threading.Timer(PATIENCE, os._exit, (0,))
         end.daemon = True
         end.start()
+        for publisher in (self.acks, self.down):   # destroyed, they would not repeat what was lost
+            publisher.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
         self._spinning.close()
         self._alarm.close()
         self.node.destroy_node()
