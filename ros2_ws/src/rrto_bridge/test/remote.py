@@ -3,14 +3,14 @@
 import gc
 
 import torch
-from rrto_bridge import intercept, remote
-from rrto_bridge.client import ClientMachine
-from rrto_bridge.device import Device
-from rrto_bridge.errors import LinkError
-from rrto_bridge.inprocess import InProcess
-from rrto_bridge.journal import Journal
-from rrto_bridge.percall import PerCall
-from rrto_bridge.replaying import Replaying
+from rrto_bridge.client.inprocess import InProcess
+from rrto_bridge.client.journal import Journal
+from rrto_bridge.client.machine import ClientMachine
+from rrto_bridge.client.percall import PerCall
+from rrto_bridge.client.replaying import Replaying
+from rrto_bridge.program import intercept, remote
+from rrto_bridge.program.device import Device
+from rrto_bridge.protocol.errors import LinkError
 
 MODES = ('rpc', 'cached', 'async', 'replay')
 _device = None

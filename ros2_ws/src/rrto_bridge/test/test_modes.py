@@ -115,7 +115,7 @@ def test_without_leave_to_go_on_the_loss_is_an_error():
 
 
 def test_what_makes_old_values_is_fetched_before_it_is_too_long(monkeypatch):
-    from rrto_bridge import journal
+    from rrto_bridge.client import journal
     monkeypatch.setattr(journal, 'DEPTH', 64)
     engine = remote.start('replay', journal=True)
     state = torch.zeros(3).cuda()

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import remote
 import torch
-from rrto_bridge.allow import allowed
-from rrto_bridge.remote import RemoteTensor
+from rrto_bridge.program.remote import RemoteTensor
+from rrto_bridge.protocol.allow import allowed
 
 MISMATCH = 'Expected .*same device|Expected all tensors|devices must match'
 
