@@ -4,9 +4,9 @@ import pytest
 import torch
 from rrto_bridge.execution.checks import prepared
 from rrto_bridge.execution.context import Context
-from rrto_bridge.program.nested_tensors import NESTED_MASK
 from rrto_bridge.protocol.allow import allowed, resolve
 from rrto_bridge.protocol.errors import Failed, Refused
+from rrto_bridge.protocol.operators import NESTED_MASK
 from rrto_bridge.protocol.record import Ref, Special
 
 CPU = torch.device('cpu')

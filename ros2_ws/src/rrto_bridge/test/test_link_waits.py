@@ -6,7 +6,7 @@ from collections import deque
 import pytest
 from rrto_bridge.client.shell import Link
 from rrto_bridge.protocol.errors import LinkError
-from rrto_bridge.server.machine import ENDED
+from rrto_bridge.protocol.messages import ENDED
 
 
 class Stop(Exception):

@@ -10,20 +10,12 @@ from rrto_bridge.execution.context import Context
 from rrto_bridge.execution.perform import Performer
 from rrto_bridge.execution.weights import Weights
 from rrto_bridge.protocol.errors import RemoteError
+from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck
 from rrto_bridge.protocol.names import graph_name, is_graph_name
 from rrto_bridge.protocol.record import Call, Meta, Ref
 from rrto_bridge.protocol.stream import FRAME, WINDOW, Frame, Receiver, Sender
 from rrto_bridge.protocol.tensors import pack, unpack
-from rrto_bridge.server.machine import (
-    PROTOCOL,
-    Begin,
-    Kill,
-    Leave,
-    Limits,
-    OpenRequest,
-    SendAck,
-    ServerMachine,
-)
+from rrto_bridge.server.machine import Begin, Kill, Leave, Limits, ServerMachine
 from rrto_bridge.server.session import End, SessionMachine
 
 

@@ -67,7 +67,7 @@ def call(options: Any) -> int:
                 print(f'rrto: no server was found; started {name} on this machine',
                       file=sys.stderr)
             else:
-                process.kill()   # the program uses the server that was found: see client_shell
+                process.kill()   # the program uses the server that was found: see client/shell.py
 
         return run(command, {**environment, STARTING: str(process.pid)}, look)
 

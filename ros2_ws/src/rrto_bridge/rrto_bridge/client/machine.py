@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..execution.context import metas
 from ..protocol import errors
 from ..protocol.actions import Action, Value
 from ..protocol.errors import raise_named
-from ..protocol.record import DTOH, HTOD, Call, Meta, signature
-from ..protocol.requests import to_item, value_of
+from ..protocol.record import DTOH, HTOD, Call, Meta, metas, signature
+from ..protocol.requests import FIND, FREE, KEEP, MEMORY, QUERY, RANDOM, SEED, to_item, value_of
 from ..protocol.wire import decode, encode, encode_tuple
 from .infer import infer, sketch
 from .predict import Predictor
@@ -29,10 +28,6 @@ MODES = ('rpc', 'cached', 'async')
 POSTED = 16  # queued calls after which a message is sent even if nobody waits for it
 KNOWN = 1 << 16  # remembered results
 BLOCK = 1 << 20  # handles reserved for a call with an unknown number of results
-
-# Kinds of items other than calls.
-FREE, SEED, QUERY, FIND, KEEP, MEMORY, RANDOM = (
-    'free', 'seed', 'query', 'find', 'keep', 'memory', 'random')
 
 _CHANGING = frozenset(('used', 'free'))   # queries whose answers are not remembered
 

@@ -6,8 +6,7 @@ import hashlib
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..execution.context import GIVEN
-from ..protocol.record import HTOD, Call, Meta, Special
+from ..protocol.record import GIVEN, HTOD, Call, Meta, Special
 from ..protocol.sequence import Step
 from .journal import Journal
 from .machine import Awaited, Ticket

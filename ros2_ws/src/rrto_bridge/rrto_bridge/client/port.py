@@ -1,6 +1,6 @@
 """The interface between a ClientMachine and its server, with the parts common to all shells.
 
-See `inprocess.InProcess` and `client_shell.Link`.
+See `inprocess.InProcess` and `shell.Link`.
 """
 
 from __future__ import annotations

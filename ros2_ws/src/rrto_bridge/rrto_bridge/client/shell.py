@@ -43,9 +43,9 @@ from ..protocol.allow import operators_digest
 from ..protocol.convert import frame_of, to_ros
 from ..protocol.discovery import LIMIT, find_server, servers
 from ..protocol.errors import ConfigError, LinkError, RrtoError
+from ..protocol.messages import ENDED, PROTOCOL, SendAck, SendFrame
 from ..protocol.names import MAX_NAME, graph_name
 from ..protocol.stream import Frame, Receiver, Sender
-from ..server.machine import ENDED, PROTOCOL, SendAck, SendFrame
 from .machine import ClientMachine
 from .port import Port
 from .settings import START_LIMIT, STARTING

@@ -7,25 +7,11 @@ returns nothing to the host. Its outputs share no memory with any other tensor.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from .graphs import Part
-from .plan import Plan
+from .plan import Block, Plan
 
 SHORTEST = 8    # instructions; a shorter block is not worth a graph
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Instructions [start, end) of a plan, registers read from before them, and their outputs."""
-
-    start: int
-    end: int
-    constants: tuple[int, ...]     # persistent tensors: a graph reads them in place
-    inputs: tuple[int, ...]        # other tensors: a graph copies them
-    outputs: tuple[int, ...]
-    needs: int                     # number of bound tensors that must be known
-    part: Part
 
 
 def blocks(plan: Plan, part: Callable[[str], Part]) -> dict[int, Block]:

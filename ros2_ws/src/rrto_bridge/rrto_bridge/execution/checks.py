@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ..program.nested_tensors import LAYER, NESTED_MASK
-from ..protocol.operators import RECURRENT
+from ..protocol.operators import LAYER, NESTED_MASK, RECURRENT
 from ..protocol.tensors import dense
 
 Call = Callable[..., Any]

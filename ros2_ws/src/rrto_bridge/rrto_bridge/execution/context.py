@@ -5,7 +5,7 @@ The client's calls can name only tensors of this context: handles are resolved o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,11 +13,9 @@ import torch
 from ..protocol.allow import resolve
 from ..protocol.errors import Failed, Missing, OutOfMemory, RemoteError
 from ..protocol.operators import DEFAULT, USUAL
-from ..protocol.record import DTOH, HTOD, SEEDING, Meta, Ref, Special
+from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
 from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
 from .checks import prepared
-
-GIVEN = 'given'  # Special in a result: the k-th tensor argument was returned; its meta follows
 
 FAILURES = 1024   # remembered failed calls, whose results a later call may name
 REACH = 1 << 16   # most tensors that one call creates
@@ -282,12 +280,3 @@ def _describe(result: Any, given: list[torch.Tensor], made: list[torch.Tensor]) 
     if isinstance(result, (tuple, list)):
         return tuple([_describe(item, given, made) for item in result])
     return result
-
-
-def metas(described: Any) -> Iterator[Meta]:
-    """Yield the metas of new tensors in a result of `execute`, in the order of their handles."""
-    if type(described) is Meta:
-        yield described
-    elif type(described) is tuple and not (described and type(described[0]) is Special):
-        for item in described:
-            yield from metas(item)

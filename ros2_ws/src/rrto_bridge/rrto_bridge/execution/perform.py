@@ -8,16 +8,26 @@ from typing import Any
 
 import torch
 
-from ..client.machine import FIND, FREE, KEEP, MEMORY, QUERY, RANDOM, SEED
 from ..protocol.actions import Value
 from ..protocol.allow import resolve
 from ..protocol.errors import Missing, OutOfMemory, RemoteError, described
 from ..protocol.operators import operator
-from ..protocol.record import DTOH, HTOD, Meta
-from ..protocol.requests import KINDS, from_item, value_to_message
+from ..protocol.record import DTOH, HTOD, Meta, metas
+from ..protocol.requests import (
+    FIND,
+    FREE,
+    KEEP,
+    KINDS,
+    MEMORY,
+    QUERY,
+    RANDOM,
+    SEED,
+    from_item,
+    value_to_message,
+)
 from ..protocol.tensors import dense, size_of
 from ..protocol.wire import decode, encode
-from .context import Context, metas
+from .context import Context
 from .executor import ContextExecutor
 from .graphs import Capturer
 from .plan import MAX_STEPS

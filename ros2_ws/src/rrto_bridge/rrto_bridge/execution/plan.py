@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..protocol.errors import RemoteError
 from ..protocol.record import DTOH, HTOD, Meta, Persistent
 from ..protocol.sequence import ROLES, Bound, Own, Sequence, Step, StepRole
-
-if TYPE_CHECKING:
-    from .blocks import Block
+from .graphs import Part
 
 MAX_STEPS = 1 << 17
 
@@ -100,6 +98,19 @@ class Instruction:
     reads: frozenset[int]                   # registers of its arguments
     changes: frozenset[int]                 # registers whose memory it may change
     static: bool                            # see `Kernel`
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Instructions [start, end) of a plan, registers read from before them, and their outputs."""
+
+    start: int
+    end: int
+    constants: tuple[int, ...]     # persistent tensors: a graph reads them in place
+    inputs: tuple[int, ...]        # other tensors: a graph copies them
+    outputs: tuple[int, ...]
+    needs: int                     # number of bound tensors that must be known
+    part: Part
 
 
 class Plan:

@@ -14,9 +14,8 @@ from ..protocol.actions import Abandon, Define, Finish, Forget, Free, More, Star
 from ..protocol.errors import Missing, OutOfMemory, RemoteError, described
 from ..protocol.record import DTOH, HTOD, Meta
 from . import blocks
-from .blocks import Block
 from .graphs import Capturer, Part
-from .plan import Executor, Instruction, Plan
+from .plan import Block, Executor, Instruction, Plan
 
 MAX_SEQUENCES = 64    # most sequences of one client; clients keep at most half as many
 

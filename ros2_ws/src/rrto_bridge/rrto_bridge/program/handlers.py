@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..protocol.errors import Unsendable
-from ..protocol.operators import COMPOSITE, GRADED, LEARNT, RECURRENT, overload
+from ..protocol.operators import COMPOSITE, GRADED, LAYER, LEARNT, NESTED_MASK, RECURRENT, overload
 from ..protocol.record import Meta
 from ..protocol.tensors import NAMES, check_device, contiguous, meta_of
-from .nested_tensors import LAYER, NESTED_MASK, NestedTensor, nested_tensor, refuse
+from .nested_tensors import NestedTensor, nested_tensor, refuse
 from .remote import CUDA, RemoteTensor
 
 if TYPE_CHECKING:

@@ -13,9 +13,6 @@ import torch
 
 from .remote import CUDA, Hook
 
-LAYER = 17     # arguments of _transformer_encoder_layer_fwd between its source and its mask
-NESTED_MASK = -1    # mask type: the mask is the padding mask of a nested source
-
 _layer = torch.ops.aten._transformer_encoder_layer_fwd.default
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rrto_msgs import msg
 
-from ..server.machine import SendAck, SendFrame
+from .messages import SendAck, SendFrame
 from .stream import Frame
 
 

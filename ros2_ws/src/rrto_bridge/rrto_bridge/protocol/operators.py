@@ -15,6 +15,9 @@ RECURRENT = ('gru', 'lstm', 'rnn_tanh', 'rnn_relu')
 LEARNT = 'learnt'   # extra keyword of `RECURRENT`: weights may require gradients
 GRADED = 'graded'   # extra keyword of `RECURRENT`: gradients are enabled
 
+LAYER = 17     # arguments of _transformer_encoder_layer_fwd between its source and its mask
+NESTED_MASK = -1    # mask type: the mask is the padding mask of a nested source
+
 # Extra keyword of all calls if the program changed the default dtype, to which integers convert.
 DEFAULT = 'default_dtype'
 USUAL = torch.float32

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 HTOD = 'htod'  # host to device: no arguments, one result; the bytes are sent beside the call
 SEEDING = 'rrto.seed.default'  # seed of the random operators: one Ref, a number; no result
 DTOH = 'dtoh'  # device to host: one Ref, no result, always wanted; the bytes are the value
+GIVEN = 'given'  # Special in a result: the k-th tensor argument was returned; its meta follows
 
 
 class Meta(NamedTuple):
@@ -114,3 +115,15 @@ class Persistent(NamedTuple):
     """Role of a tensor from before the pass, the same in every pass (such as a parameter)."""
 
     handle: int
+
+
+def metas(described: Any) -> Iterator[Meta]:
+    """Yield the metas of the new tensors in a result of a call, in the order of their handles.
+
+    `execution.context.Context.execute` describes the form of a result.
+    """
+    if type(described) is Meta:
+        yield described
+    elif type(described) is tuple and not (described and type(described[0]) is Special):
+        for item in described:
+            yield from metas(item)

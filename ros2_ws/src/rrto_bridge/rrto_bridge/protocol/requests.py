@@ -1,4 +1,4 @@
-"""Encode replay actions as wire values, and decode them with all checks."""
+"""Items of messages: replay actions as wire values, decoded with all checks; other kinds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from .actions import Abandon, Define, Finish, Forget, More, Start, Switch, Value
 from .errors import RemoteError
 from .record import Meta
 from .sequence import ROLES, Sequence, Step
+
+# Kinds of items other than calls and replay actions.
+FREE, SEED, QUERY, FIND, KEEP, MEMORY, RANDOM = (
+    'free', 'seed', 'query', 'find', 'keep', 'memory', 'random')
 
 _KINDS: dict[str, Any] = {'forget': Forget, 'start': Start, 'more': More, 'switch': Switch,
                           'abandon': Abandon, 'finish': Finish}

@@ -14,26 +14,13 @@ from dataclasses import dataclass
 
 from fleet_env.settings import Settings, setting
 
+from ..protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck
 from ..protocol.names import is_graph_name
-from ..protocol.stream import Frame
 
-PROTOCOL = 1
 AT_ONCE = 4     # processes that may start without a pause
 PACE = 1.0      # seconds per further process, because starting slows the others down
 FAULT = 4.0     # seconds per process ended by its program, which may return under another name
 LONGEST = 10.0  # longest time that the next process waits, s
-ENDED = 'the server has ended'    # the reason that programs receive
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRequest:
-    """Fields of rrto_msgs/Open."""
-
-    protocol: int
-    program: str
-    incarnation: int
-    torch: str
-    operators: str
 
 
 class Limits(Settings):
@@ -71,25 +58,6 @@ class Leave:
 
     program: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SendFrame:
-    """Send a frame to a program."""
-
-    program: str
-    incarnation: int
-    frame: Frame
-
-
-@dataclass(frozen=True, slots=True)
-class SendAck:
-    """Acknowledge a program's frames; an `error` ends its session."""
-
-    program: str
-    incarnation: int
-    number: int
-    error: str = ''
 
 
 Action = Begin | Kill | Leave | SendAck

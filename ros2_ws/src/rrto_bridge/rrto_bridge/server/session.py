@@ -10,8 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from ..protocol.errors import RrtoError
+from ..protocol.messages import SendAck, SendFrame
 from ..protocol.stream import FRAME, WINDOW, Frame, Receiver, Sender
-from .machine import Limits, SendAck, SendFrame
+from .machine import Limits
 
 QUEUE = 256        # queued messages above which the program must wait,
 QUEUED = 4 << 20   # and their bytes

@@ -31,7 +31,8 @@ from ..protocol import qos
 from ..protocol.convert import to_ros
 from ..protocol.discovery import wait_for_servers
 from ..protocol.errors import ConfigError
-from .machine import Action, Begin, Kill, Leave, OpenRequest, SendAck, ServerMachine
+from ..protocol.messages import OpenRequest, SendAck
+from .machine import Action, Begin, Kill, Leave, ServerMachine
 from .parameters import ServerSettings
 from .shared_status import SharedStatus
 

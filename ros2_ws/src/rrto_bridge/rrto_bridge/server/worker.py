@@ -37,7 +37,7 @@ from ..execution.weights import Weights
 from ..protocol import qos
 from ..protocol.convert import frame_of, to_ros
 from ..protocol.errors import RemoteError
-from .machine import ENDED, SendFrame
+from ..protocol.messages import ENDED, SendFrame
 from .parameters import ServerSettings
 from .session import Action, End, SessionMachine
 from .shared_status import SharedStatus
