@@ -52,7 +52,7 @@ def _engine(mode, lives, journal):
 def another(mode, lives=1 << 60):
     """The engine of the next server that the program connects to."""
     global _next
-    assert _device.engine   # it is connected to the present one
+    assert _device.connection.engine   # it is connected to the present one
     _next = _engine(mode, lives, True)
     return _next
 

@@ -162,5 +162,5 @@ def test_a_program_returns_to_a_server_that_is_back(mode, passes, capsys):
     assert all(map(torch.equal, got, expected))
     told = capsys.readouterr().err
     assert told.index('continuing on this machine') < told.index('the server is back')
-    assert remote.device().engine is found and found.port.waits > 5
+    assert remote.device().connection.engine is found and found.port.waits > 5
     assert found.inferences > 4 or mode != 'replay'

@@ -57,7 +57,7 @@ def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function that runs the recorded sequence as one call."""
     from ..protocol.actions import Finish, Start
     from ..protocol.tensors import pack, unpack
-    engine = device.engine
+    engine = device.connection.engine
     sequence, machine = engine.defined, engine.machine
     run = 1 << 40
     torch.zeros(1, device='cuda').item()   # ends the last pass

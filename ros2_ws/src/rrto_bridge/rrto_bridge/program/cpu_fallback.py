@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .remote import RemoteTensor
-
-if TYPE_CHECKING:
-    from .device import Device
+from .runner import Runner
 
 
 class CpuFallback:
     """Arguments of an operator that runs on this machine, and the way back for its results."""
 
-    def __init__(self, device: Device, arguments: Any) -> None:
+    def __init__(self, device: Runner, arguments: Any) -> None:
         self._device = device
         given: dict[int, RemoteTensor] = {}
-        for tensor in device.existing(arguments):
+        for tensor in device.lifetimes.existing(arguments):
             given.setdefault(tensor.handle, tensor)
         values = device.downloads([*given.values()]) if given else []
         self._values = dict(zip(given, values, strict=True))   # handle -> value

@@ -32,7 +32,7 @@ def install(device: Device) -> None:
     """Make `device` the CUDA device of this process. Raises ConfigError; once per process."""
     guard.install()
     Hook.dispatch, Hook.copy = partial(_first, device), device.copy
-    Hook.memory, Hook.ask = device.memory, device.ask
+    Hook.memory, Hook.ask = lambda tensor: device.lifetimes.memory(tensor), device.ask
     backend = torch.library.Library('_', 'IMPL')
     backend.fallback(_from_backend, 'CUDA')
     for kind, key in (('nested', 'NestedTensorCUDA'), ('sparse_csr', 'SparseCsrCUDA'),
@@ -48,7 +48,7 @@ def install(device: Device) -> None:
         _record_traces(kernels)
     _KEPT.extend((backend, kernels))
     cuda_api.install(device)
-    signals.install(device.busy, RemoteTensor.__del__.__code__)
+    signals.install(lambda: device.connection.busy(), RemoteTensor.__del__.__code__)
 
 
 def _first(device: Device, *args: Any) -> Any:

@@ -7,7 +7,7 @@ arguments) and which arguments are indices (lists of optional tensors).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,9 +15,7 @@ from ..protocol.operators import COMPOSITE, EXPLICIT, Operator
 from ..protocol.tensors import check_dense
 from .nested_tensors import NestedTensor, refuse
 from .remote import CUDA, RemoteTensor
-
-if TYPE_CHECKING:
-    from .device import Device
+from .runner import Runner
 
 NON_FUNCTIONAL = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
 INDICES = 'List[Optional[Tensor]]'
@@ -32,11 +30,7 @@ _WORDS = {'aten.masked_fill_.Tensor': 'masked_fill_: Expected inputs to be on sa
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
-class NotOnDevice(Exception):
-    """An argument of the operator is a tensor that is not on the device."""
-
-
-def execute(device: Device, function: Any, facts: Operator, args: Any, kwargs: Any) -> Any:
+def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: Any) -> Any:
     """Run an operator with tensors of both sides; raise CUDA's error if CUDA refuses it."""
     tensors = given(function, args, kwargs)
     if facts.composite and not any(_remote(tensors)):   # fake tensors without values
@@ -125,7 +119,7 @@ def _mismatch(facts: Operator, tensor: torch.Tensor) -> RuntimeError:
                         f'devices, {CUDA} and {tensor.device}! (in {facts.name})')
 
 
-def _sent(device: Device, value: Any) -> Any:
+def _sent(device: Runner, value: Any) -> Any:
     if isinstance(value, torch.Tensor) and not isinstance(value, RemoteTensor):
         return device.upload(value)
     if isinstance(value, (list, tuple)):
@@ -133,7 +127,7 @@ def _sent(device: Device, value: Any) -> Any:
     return value
 
 
-def _fetched(device: Device, value: Any) -> Any:
+def _fetched(device: Runner, value: Any) -> Any:
     if isinstance(value, RemoteTensor):
         return device.download(value)
     if isinstance(value, (list, tuple)):

@@ -36,7 +36,7 @@ class Hook:
 
     dispatch: Any = staticmethod(_not_installed)
     copy: Any = staticmethod(_not_installed)      # `Device.copy`
-    memory: Any = staticmethod(_not_installed)    # `Device.memory`
+    memory: Any = staticmethod(_not_installed)    # `Lifetimes.memory`
     ask: Any = staticmethod(_not_installed)       # `Device.ask`
     saving = threading.local()                    # `copied`: the copies of the present torch.save
 

@@ -58,20 +58,20 @@ def install(device: Device) -> None:
 
 def _random_numbers(device: Device) -> None:
     def get_state(of: Any = 'cuda') -> torch.Tensor:
-        return torch.frombuffer(bytearray(device.random()), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(device.connection.random()), dtype=torch.uint8)
 
     def set_state(state: torch.Tensor, of: Any = 'cuda') -> None:
-        device.random(state.cpu().contiguous().numpy().tobytes())
+        device.connection.random(state.cpu().contiguous().numpy().tobytes())
 
     def seed() -> None:
-        device.seed(torch.seed())
+        device.connection.seed(torch.seed())
 
     for module in (torch.cuda, torch.cuda.random):
         for name, value in (
                 ('get_rng_state', get_state), ('set_rng_state', set_state),
                 ('get_rng_state_all', lambda: [get_state()]),
                 ('set_rng_state_all', lambda states: set_state(states[0])),
-                ('initial_seed', lambda: device.first_seed),
+                ('initial_seed', lambda: device.connection.first_seed),
                 ('seed', seed), ('seed_all', lambda: seed())):
             setattr(module, name, value)
 

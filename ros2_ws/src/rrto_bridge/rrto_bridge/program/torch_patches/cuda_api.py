@@ -39,7 +39,7 @@ class Event:
     def record(self, stream: Any = None) -> None:
         """Record the time at which all earlier calls are done."""
         if self._timed:
-            self._at = self._device.clock()
+            self._at = self._device.connection.clock()
 
     def wait(self, stream: Any = None) -> None:
         """Do nothing: there is one stream."""
@@ -50,7 +50,7 @@ class Event:
 
     def synchronize(self) -> None:
         """Wait until all recorded calls are done."""
-        self._device.synchronize()
+        self._device.connection.synchronize()
 
     def elapsed_time(self, end: Event) -> float:
         """Return the milliseconds between two timed and recorded events; else RuntimeError."""
@@ -191,19 +191,22 @@ def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
 
 def _queries(device: Device) -> dict[str, Callable[..., Any]]:
     """Return replacements by name; `torch._dynamo` requires each to be a distinct object."""
+    def query(name: str) -> Any:
+        return device.connection.query(name)
+
     def ask(name: str) -> Callable[..., Any]:
-        return _checked(lambda of=None: device.query(name))
+        return _checked(lambda of=None: query(name))
 
     def constant(value: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: value
 
     def properties(of: Any = None) -> Properties:
         _check(of)
-        major, minor = device.query('capability')
-        return Properties(device.query('name'), major, minor, device.query('total'))
+        major, minor = query('capability')
+        return Properties(query('name'), major, minor, query('total'))
 
     def seed(value: int) -> None:
-        device.seed(int(value))
+        device.connection.seed(int(value))
 
     memory = ('memory_allocated', 'max_memory_allocated', 'memory_reserved', 'max_memory_reserved')
     nothing = ('empty_cache', 'ipc_collect', 'set_stream', 'init', '_sleep',
@@ -212,15 +215,15 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
     stream = Stream()
     return {
         'is_available': constant(True), 'is_initialized': constant(True),
-        '_is_in_bad_fork': lambda: device.forked, 'is_bf16_supported': constant(True),
+        '_is_in_bad_fork': lambda: device.connection.forked, 'is_bf16_supported': constant(True),
         'device_count': ask('device_count'), 'current_device': ask('current_device'),
         'set_device': _checked(lambda of=None: None),
         'get_device_name': ask('name'), 'get_device_capability': ask('capability'),
         'get_device_properties': properties, 'get_arch_list': constant([]),
-        'mem_get_info': _checked(lambda of=None: (device.query('free'), device.query('total'))),
+        'mem_get_info': _checked(lambda of=None: (query('free'), query('total'))),
         'memory_stats': _checked(lambda of=None: {
-            'allocated_bytes.all.current': device.query('used')}),
-        'synchronize': _checked(lambda of=None: device.synchronize()),
+            'allocated_bytes.all.current': query('used')}),
+        'synchronize': _checked(lambda of=None: device.connection.synchronize()),
         'manual_seed': seed, 'manual_seed_all': lambda value: seed(value),
         'current_stream': _checked(lambda of=None: stream),
         'default_stream': _checked(lambda of=None: stream),

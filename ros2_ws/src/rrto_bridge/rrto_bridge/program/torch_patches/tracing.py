@@ -26,7 +26,7 @@ def install(device: Device) -> None:
 
     @functools.wraps(trace)
     def checked(self: Any, function: Any, *args: Any) -> Any:
-        first = device.next_handle
+        first = device.connection.next_handle
         try:
             made = trace(self, function, *args)
         except Exception as error:
