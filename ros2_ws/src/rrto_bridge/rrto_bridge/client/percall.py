@@ -35,7 +35,7 @@ class NoReplay:
 
 
 class PerCall:
-    """The engine that sends each call to the server, in one of the modes of `client`."""
+    """The engine that sends each call to the server, in one of the modes of `machine`."""
 
     follower: NoReplay | ReplayClient = NoReplay()
     batch = 64                          # dropped tensors that are reported together

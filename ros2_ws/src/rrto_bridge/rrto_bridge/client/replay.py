@@ -72,8 +72,9 @@ class ReplayClient:
     """State machine of one program.
 
     `allocate(n)` reserves n handles and returns the first. `meta_of(handle)` returns the meta of a
-    tensor that the program holds, None if unknown. `infer`: see derive.py. `closed`: if the last
-    `call`, `leave` or `received` closed a run whose effects stay, returns its calls like `pending`.
+    tensor that the program holds, None if unknown. `infer`: see search/derive.py. `closed`: if the
+    last `call`, `leave` or `received` closed a run whose effects stay, returns its calls like
+    `pending`.
     """
 
     def __init__(self, allocate: Callable[[int], int],

@@ -88,7 +88,7 @@ def _recurrent(function: Call, device: torch.device) -> Call:
 
 
 def _encoder_layer(function: Call) -> Call:
-    """Accept sequences of several lengths: see `nested_tensors`."""
+    """Accept sequences of several lengths: see `program.nested_tensors`."""
     def call(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if args[LAYER + 1:] != (NESTED_MASK,):
             return function(source, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""From when to when a tensor of the program exists on the server, and under which handle."""
+"""The handles of the program's tensors: when one is created on the server, and when freed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Memory(NamedTuple):
 
 
 class Lifetimes:
-    """The program's tensors on the server; call its methods with the connection's lock held.
+    """The handles that the program's tensors have; call its methods with the lock held.
 
-    A tensor may have several wrappers, and an empty one may not have been created yet.
+    Several wrappers may have one handle. An empty tensor is created on the server once needed.
     """
 
     def __init__(self, connection: Connection) -> None:

@@ -1,9 +1,9 @@
 """The list of ATen operators that a server executes.
 
 An operator is in the list if it computes with tensors and plain scalars, runs on strided tensors of
-any device, and checks its arguments before it accesses memory with them (or `checks` does). The
-server refuses all others, and they run on the robot's CPU. PyTorch decomposes composite operators
-before they arrive; the list contains only the composites that are sent whole.
+any device, and checks its arguments before it accesses memory with them (or `execution.checks`
+does). The server refuses all others, and they run on the robot's CPU. PyTorch decomposes composite
+operators before they arrive; the list contains only the composites that are sent whole.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _unique _unique2 _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa
 _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
 _weight_norm_interface
 '''
-# Variants that a PyTorch with CUDA on the robot calls instead; see `checks`.
+# Variants that a PyTorch with CUDA on the robot calls instead; see `execution.checks`.
 _CUDA = '''
 cudnn_affine_grid_generator cudnn_batch_norm cudnn_grid_sampler miopen_batch_norm
 _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention

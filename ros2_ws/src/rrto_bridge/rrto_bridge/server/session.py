@@ -1,7 +1,7 @@
 """One program's session on the server: its stream, its queue, its lease. Sans-I/O.
 
-It runs in the process of that program. `perform.Performer` executes the messages; a shell passes
-them on one at a time.
+It runs in the process of that program. `execution.perform.Performer` executes the messages; a shell
+passes them on one at a time.
 """
 
 from __future__ import annotations
