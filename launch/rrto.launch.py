@@ -25,8 +25,8 @@ from rog_bringup.arguments import (
     value,
 )
 from rog_bringup.ending import TIMES, Ending
-from rrto_bridge.parameters import ServerSettings
-from rrto_bridge.settings import Settings
+from rrto_bridge.client.settings import Settings
+from rrto_bridge.server.parameters import ServerSettings
 
 from launch import LaunchDescription
 

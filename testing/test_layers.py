@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -130,20 +130,27 @@ def test_package_xml_names_what_its_tests_import(package):
 @pytest.mark.parametrize('package', sorted(PLACES.keys() - {'rog_core'}))
 def test_no_file_imports_one_that_imports_it(package):
     """Neither directly nor through others, and not inside functions either."""
-    root = PLACES[package]
-    files = {'.'.join([package, *path.relative_to(root).with_suffix('').parts])
+    # Raises CycleError, which names the files.
+    TopologicalSorter(graph(PLACES[package], typed=package in HOUSES)).prepare()
+
+
+def graph(root, typed=False):
+    """File -> the files of the same package that it imports; `typed`: also for type checkers."""
+    files = {'.'.join([root.name, *path.relative_to(root).with_suffix('').parts])
              .removesuffix('.__init__'): path for path in root.rglob('*.py')}
-    graph = {name: set(imported_by(name, path, files)) - {name} for name, path in files.items()}
-    TopologicalSorter(graph).prepare()      # raises CycleError, which names the files
+    return {name: set(imported_by(name, path, files, typed)) - {name}
+            for name, path in files.items()}
 
 
-def imported_by(name, path, files):
-    """The files of the package that a file imports; those for type checkers only do not count."""
+def imported_by(name, path, files, typed=False):
+    """The files of the package that a file imports; those for type checkers only if `typed`."""
     tree = ast.parse(path.read_text())
-    unused = {inner for node in ast.walk(tree) if isinstance(node, ast.If)
+    unused = {inner for node in ast.walk(tree) if isinstance(node, ast.If) and not typed
               and 'TYPE_CHECKING' in ast.dump(node.test) for inner in ast.walk(node)}
     own = name.split('.') if path.name == '__init__.py' else name.split('.')[:-1]
     for node in ast.walk(tree):
+        if isinstance(node, ast.Import) and node not in unused:
+            yield from (alias.name for alias in node.names if alias.name in files)
         if node in unused or not isinstance(node, ast.ImportFrom):
             continue
         base = [*own[:len(own) - node.level + 1], *(node.module or '').split('.')] if node.level \
@@ -152,3 +159,84 @@ def imported_by(name, path, files):
         for alias in node.names:
             inner = f'{module}.{alias.name}'
             yield from (m for m in (inner if inner in files else module,) if m in files)
+
+
+def rooms():
+    """Package -> its rooms, which are its folders -> the rooms that a file there may import.
+
+    As CONTRIBUTING's tables of packages say; a file may import those of its own room, too.
+    """
+    text = (ROOT / 'CONTRIBUTING.md').read_text()
+    return {package: {room: re.findall(r'`(\w+)`', below) for room, below in
+                      re.findall(r'^\| `(\w+)/` \| .*? \| (.*?) \|$', section, re.M)}
+            for package, section in
+            re.findall(r'^## Inside `(\w+)`\n(.*?)(?=^## )', text, re.M | re.S)}
+
+
+ROOMS = {package: table for package, table in rooms().items() if table}
+HOUSES = ['rrto_bridge']    # packages whose files are in rooms
+MOST_METHODS, MOST_LINES = 25, 350      # of a class: public methods, and lines
+LARGE = {}      # 'package.room.file.Class' -> the reason why it is larger
+
+
+@pytest.mark.parametrize('package', HOUSES)
+def test_arrows_between_rooms_run_one_way(package):
+    rooms = list(ROOMS[package])
+    for number, (room, below) in enumerate(ROOMS[package].items()):
+        assert set(below) <= set(rooms[number + 1:]), room
+    files = graph(PLACES[package], typed=True)
+    assert {room_of(name) for name in files} == {'', *rooms}, 'each file is in a room'
+    assert not wrong_arrows(files, ROOMS[package])
+
+
+@pytest.mark.parametrize('package', HOUSES)
+def test_a_large_class_has_a_stated_reason(package):
+    listed = {name for name in LARGE if name.startswith(f'{package}.')}
+    assert set(large_classes(PLACES[package])) == listed
+
+
+def wrong_arrows(files, rooms):
+    """The imports that the rule of the rooms forbids, as (file, imported file)."""
+    return [(name, other) for name, others in files.items() for other in others
+            if room_of(other) not in (room_of(name), '', *rooms.get(room_of(name), ()))]
+
+
+def room_of(name):
+    """The room of a file, of which the package itself has none."""
+    return name.split('.')[1] if '.' in name else ''
+
+
+def large_classes(root):
+    """Classes beyond the guide -> public methods and lines."""
+    found = {}
+    for path in root.rglob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef))
+                              and not inner.name.startswith('_') for inner in node.body)
+                lines = node.end_lineno - node.lineno + 1
+                if methods > MOST_METHODS or lines > MOST_LINES:
+                    file = '.'.join(path.relative_to(root.parent).with_suffix('').parts)
+                    found[f'{file}.{node.name}'] = methods, lines
+    return found
+
+
+def test_the_checks_of_rooms_find_what_they_are_for(tmp_path):
+    root = tmp_path / 'house'
+    files = {'__init__': '', 'above/one': 'from ..below import two',
+             'below/two': 'import house.below.three\n'
+                          'if TYPE_CHECKING:\n    from ..above.one import One',
+             'below/three': 'from .two import Two',
+             'below/four': 'class Four:\n' + '    def f(self): pass\n' * (MOST_METHODS + 1),
+             'below/five': 'class Five:\n' + '    x = 1\n' * MOST_LINES}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).with_suffix('.py').write_text(text)
+    found = graph(root, typed=True)
+    assert found['house.above.one'] == {'house.below.two'}
+    assert found['house.below.two'] == {'house.above.one', 'house.below.three'}
+    with pytest.raises(CycleError):
+        TopologicalSorter(found).prepare()
+    may = {'above': ('below',), 'below': ()}
+    assert wrong_arrows(found, may) == [('house.below.two', 'house.above.one')]
+    assert set(large_classes(root)) == {'house.below.four.Four', 'house.below.five.Five'}

@@ -11,8 +11,8 @@ from fleet_ros.link import LinkSettings
 from lopinfer_node.parameters import ClientSettings
 from lopinfer_node.parameters import ServerSettings as LopinferServer
 from rog_ros.parameters import ServerSettings, WorkerSettings
-from rrto_bridge.parameters import ServerSettings as RrtoServer
-from rrto_bridge.settings import Settings as Program
+from rrto_bridge.client.settings import Settings as Program
+from rrto_bridge.server.parameters import ServerSettings as RrtoServer
 
 HEAD = '''\
 # Settings

@@ -21,6 +21,6 @@ setup(
     license='Apache-2.0',
     entry_points={'console_scripts': [
         'rrto = rrto_bridge.cli.main:main',
-        'rrto_server = rrto_bridge.nodes:server_main',
+        'rrto_server = rrto_bridge.server.main:server_main',
     ]},
 )

@@ -33,7 +33,7 @@ TICK = os.sysconf('SC_CLK_TCK')
 PROGRAM = '''
 import json, sys, time
 import torch
-from rrto_bridge.measure import load
+from rrto_bridge.cli.measure import load
 torch.set_num_threads(1)
 model = load('small').eval()
 images = torch.rand(8, 1, 3, 32, 32)

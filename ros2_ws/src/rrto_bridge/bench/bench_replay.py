@@ -10,12 +10,12 @@ import json
 import time
 
 from bench_search import MAP, one_pass
-from rrto_bridge.actions import Finish, Start
-from rrto_bridge.plan import Kernel, Plan
-from rrto_bridge.record import DTOH, HTOD, Call, Ref
-from rrto_bridge.replay import ReplayClient
-from rrto_bridge.replay_server import ReplayServer
-from rrto_bridge.sequence import build
+from rrto_bridge.client.replay import ReplayClient
+from rrto_bridge.execution.plan import Kernel, Plan
+from rrto_bridge.execution.replay_server import ReplayServer
+from rrto_bridge.protocol.actions import Finish, Start
+from rrto_bridge.protocol.record import DTOH, HTOD, Call, Ref
+from rrto_bridge.protocol.sequence import build
 
 PASSES = 300
 

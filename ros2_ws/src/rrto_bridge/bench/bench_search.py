@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from rrto_bridge.record import DTOH, HTOD, Call, Meta, Ref
-from rrto_bridge.search import Search
+from rrto_bridge.protocol.record import DTOH, HTOD, Call, Meta, Ref
+from rrto_bridge.search.search import Search
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'test'))
 

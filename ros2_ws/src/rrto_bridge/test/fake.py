@@ -8,13 +8,13 @@ import random
 from dataclasses import replace
 
 import numpy as np
-from rrto_bridge.actions import Define, Forget, Notice
-from rrto_bridge.errors import Missing, OutOfMemory, RemoteError
-from rrto_bridge.plan import Kernel
-from rrto_bridge.record import DTOH, HTOD, Call, Meta, Ref
-from rrto_bridge.replay import ReplayClient
-from rrto_bridge.replay_server import ReplayServer
-from rrto_bridge.sequence import matches, substitute
+from rrto_bridge.client.replay import ReplayClient
+from rrto_bridge.execution.plan import Kernel
+from rrto_bridge.execution.replay_server import ReplayServer
+from rrto_bridge.protocol.actions import Define, Forget, Notice
+from rrto_bridge.protocol.errors import Missing, OutOfMemory, RemoteError
+from rrto_bridge.protocol.record import DTOH, HTOD, Call, Meta, Ref
+from rrto_bridge.protocol.sequence import matches, substitute
 
 WANTED = frozenset(('item', 'nonzero', DTOH))
 IN_PLACE = frozenset(('add_', 'zero_'))

@@ -18,15 +18,15 @@ import rclpy
 import torch
 from fleet_ros.spinning import Spinning
 from rclpy.node import Node
-from rrto_bridge import qos
-from rrto_bridge.allow import allowed, operators_digest, resolve
-from rrto_bridge.convert import frame_of, to_ros
-from rrto_bridge.errors import Refused, RrtoError
-from rrto_bridge.record import Meta, Ref, Special
-from rrto_bridge.server import PROTOCOL, OpenRequest, SendAck, SendFrame
-from rrto_bridge.stream import Frame, Receiver, Sender
-from rrto_bridge.tensors import DEVICE, contiguous, pack
-from rrto_bridge.wire import decode, encode
+from rrto_bridge.protocol import qos
+from rrto_bridge.protocol.allow import allowed, operators_digest, resolve
+from rrto_bridge.protocol.convert import frame_of, to_ros
+from rrto_bridge.protocol.errors import Refused, RrtoError
+from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck, SendFrame
+from rrto_bridge.protocol.record import Meta, Ref, Special
+from rrto_bridge.protocol.stream import Frame, Receiver, Sender
+from rrto_bridge.protocol.tensors import DEVICE, contiguous, pack
+from rrto_bridge.protocol.wire import decode, encode
 from rrto_msgs import msg, srv
 
 PATIENCE = 60.0    # seconds

@@ -4,7 +4,7 @@ values needed in between, carried state, inner loops, and passes that are nearly
 import random
 from dataclasses import dataclass, field
 
-from rrto_bridge.record import DTOH, HTOD, Call, Meta, Ref
+from rrto_bridge.protocol.record import DTOH, HTOD, Call, Meta, Ref
 
 OPS = ('aten.add.Tensor', 'aten.mul.Scalar', 'aten.relu.default', 'aten.cat.default',
        'aten.add_.Tensor', 'aten.convolution.default')

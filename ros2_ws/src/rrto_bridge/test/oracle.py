@@ -1,6 +1,6 @@
 """What a right answer of the search is, by brute force and from the truth of the generator."""
 
-from rrto_bridge.record import HTOD
+from rrto_bridge.protocol.record import HTOD
 
 
 def exact(value):

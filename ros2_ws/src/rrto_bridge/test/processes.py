@@ -29,7 +29,7 @@ class Domain:
 
     def server(self, name, **parameters):
         settings = [f'{k}:={v}' for k, v in {'name': name, **parameters}.items()]
-        process = self.start('rrto_bridge.nodes', '--ros-args',
+        process = self.start('rrto_bridge.server.main', '--ros-args',
                              *(part for s in settings for part in ('-p', s)))
         return Lines(process)
 

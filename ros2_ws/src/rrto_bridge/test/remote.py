@@ -3,14 +3,14 @@
 import gc
 
 import torch
-from rrto_bridge import intercept, remote
-from rrto_bridge.client import ClientMachine
-from rrto_bridge.device import Device
-from rrto_bridge.errors import LinkError
-from rrto_bridge.inprocess import InProcess
-from rrto_bridge.journal import Journal
-from rrto_bridge.percall import PerCall
-from rrto_bridge.replaying import Replaying
+from rrto_bridge.client.inprocess import InProcess
+from rrto_bridge.client.journal import Journal
+from rrto_bridge.client.machine import ClientMachine
+from rrto_bridge.client.percall import PerCall
+from rrto_bridge.client.replaying import Replaying
+from rrto_bridge.program import intercept, remote
+from rrto_bridge.program.device import Device
+from rrto_bridge.protocol.errors import LinkError
 
 MODES = ('rpc', 'cached', 'async', 'replay')
 _device = None
@@ -52,7 +52,7 @@ def _engine(mode, lives, journal):
 def another(mode, lives=1 << 60):
     """The engine of the next server that the program connects to."""
     global _next
-    assert _device.engine   # it is connected to the present one
+    assert _device.connection.engine   # it is connected to the present one
     _next = _engine(mode, lives, True)
     return _next
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from rrto_bridge.allow import allowed, resolve
-from rrto_bridge.checks import prepared
-from rrto_bridge.context import Context
-from rrto_bridge.errors import Failed, Refused
-from rrto_bridge.nested_tensors import NESTED_MASK
-from rrto_bridge.record import Ref, Special
+from rrto_bridge.execution.checks import prepared
+from rrto_bridge.execution.context import Context
+from rrto_bridge.protocol.allow import allowed, resolve
+from rrto_bridge.protocol.errors import Failed, Refused
+from rrto_bridge.protocol.operators import NESTED_MASK
+from rrto_bridge.protocol.record import Ref, Special
 
 CPU = torch.device('cpu')
 X = torch.rand(2, 6, 4, 4)

@@ -8,7 +8,7 @@ import pytest
 from fleet_env.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
 from processes import Domain
-from rrto_bridge.children import BOOTSTRAP, HIDDEN, adapted
+from rrto_bridge.program.children import BOOTSTRAP, HIDDEN, adapted
 
 OURS = {'RRTO_SETTINGS': '{}', 'ROS_DOMAIN_ID': '7', 'PYTHONPATH': f'{BOOTSTRAP}:/ros',
         'HOME': '/h'}

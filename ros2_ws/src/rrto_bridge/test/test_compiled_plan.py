@@ -6,7 +6,8 @@ from fake import Executor, meta_of
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from rrto_bridge.actions import (
+from rrto_bridge.execution.replay_server import MAX_SEQUENCES, ReplayServer
+from rrto_bridge.protocol.actions import (
     Abandon,
     Define,
     Finish,
@@ -17,10 +18,9 @@ from rrto_bridge.actions import (
     Switch,
     Value,
 )
-from rrto_bridge.errors import OutOfMemory, RemoteError
-from rrto_bridge.record import DTOH, HTOD, Call, Persistent, Ref
-from rrto_bridge.replay_server import MAX_SEQUENCES, ReplayServer
-from rrto_bridge.sequence import Bound, Own, Sequence, Step, build
+from rrto_bridge.protocol.errors import OutOfMemory, RemoteError
+from rrto_bridge.protocol.record import DTOH, HTOD, Call, Persistent, Ref
+from rrto_bridge.protocol.sequence import Bound, Own, Sequence, Step, build
 
 M = meta_of(np.zeros((1, 4), np.int64))
 ONE = meta_of(np.zeros((1, 1), np.int64))

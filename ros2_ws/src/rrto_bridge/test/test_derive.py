@@ -1,11 +1,11 @@
 """Sequences for other batch sizes follow from one, with the sizes among their arguments."""
 
 import pytest
-from rrto_bridge.derive import derive
-from rrto_bridge.infer import sketch as infer
-from rrto_bridge.record import DTOH, HTOD, Call, Meta, Ref
-from rrto_bridge.sequence import build, substitute
-from rrto_bridge.tensors import contiguous
+from rrto_bridge.client.infer import sketch as infer
+from rrto_bridge.protocol.record import DTOH, HTOD, Call, Meta, Ref
+from rrto_bridge.protocol.sequence import build, substitute
+from rrto_bridge.protocol.tensors import contiguous
+from rrto_bridge.search.derive import derive
 
 
 def meta(shape):

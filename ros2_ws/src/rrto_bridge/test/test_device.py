@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import remote
 import torch
-from rrto_bridge.remote import RemoteTensor
+from rrto_bridge.program.remote import RemoteTensor
 from torch import nn
 
 

@@ -6,10 +6,10 @@ import pytest
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from rrto_bridge.errors import RemoteError
-from rrto_bridge.record import Meta, Persistent, Ref, Special
-from rrto_bridge.sequence import Bound, Own
-from rrto_bridge.wire import decode, encode
+from rrto_bridge.protocol.errors import RemoteError
+from rrto_bridge.protocol.record import Meta, Persistent, Ref, Special
+from rrto_bridge.protocol.sequence import Bound, Own
+from rrto_bridge.protocol.wire import decode, encode
 
 INTS = st.integers(-2**63, 2**63 - 1)
 SIZES = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from rrto_bridge.context import Context, default_generator
-from rrto_bridge.executor import ContextExecutor
-from rrto_bridge.record import Ref
-from rrto_bridge.tensors import pack, unpack
+from rrto_bridge.execution.context import Context, default_generator
+from rrto_bridge.execution.executor import ContextExecutor
+from rrto_bridge.protocol.record import Ref
+from rrto_bridge.protocol.tensors import pack, unpack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')]
 

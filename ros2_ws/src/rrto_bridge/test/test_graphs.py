@@ -7,9 +7,9 @@ import remote
 import torch
 from fake import Direct, Offload
 from programs_fake import Pass, Program
-from rrto_bridge import blocks, graphs, perform
-from rrto_bridge.graphs import CudaGraphs, Part, same
-from rrto_bridge.replay_server import ReplayServer
+from rrto_bridge.execution import blocks, graphs, perform
+from rrto_bridge.execution.graphs import CudaGraphs, Part, same
+from rrto_bridge.execution.replay_server import ReplayServer
 from torch import nn
 
 AFTER, CHECKS = 2, 2

@@ -106,9 +106,9 @@ def test_a_crash_an_endless_operator_and_greed_cost_their_program_alone(domain, 
 
 LIMITED = '''
 import os, torch
-from rrto_bridge.errors import described
+from rrto_bridge.protocol.errors import described
 from fleet_ros.device import limit_memory, warm_up
-from rrto_bridge.worker import room
+from rrto_bridge.server.worker import room
 torch.set_num_threads(1)
 warm_up(torch.device('cpu'))
 limit_memory(torch.device('cpu'), (64 << 20) + room(64 << 20))

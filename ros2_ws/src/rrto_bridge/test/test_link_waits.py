@@ -4,9 +4,9 @@ import signal
 from collections import deque
 
 import pytest
-from rrto_bridge.client_shell import Link
-from rrto_bridge.errors import LinkError
-from rrto_bridge.server import ENDED
+from rrto_bridge.client.shell import Link
+from rrto_bridge.protocol.errors import LinkError
+from rrto_bridge.protocol.messages import ENDED
 
 
 class Stop(Exception):

@@ -4,15 +4,15 @@ import hashlib
 
 import pytest
 import torch
-from rrto_bridge.client import ClientMachine
-from rrto_bridge.context import Context
-from rrto_bridge.errors import RrtoError
-from rrto_bridge.inprocess import InProcess
-from rrto_bridge.journal import Journal
-from rrto_bridge.migration import migrate
-from rrto_bridge.percall import PerCall
-from rrto_bridge.replaying import Replaying
-from rrto_bridge.weights import Weights
+from rrto_bridge.client.inprocess import InProcess
+from rrto_bridge.client.journal import Journal
+from rrto_bridge.client.machine import ClientMachine
+from rrto_bridge.client.migration import migrate
+from rrto_bridge.client.percall import PerCall
+from rrto_bridge.client.replaying import Replaying
+from rrto_bridge.execution.context import Context
+from rrto_bridge.execution.weights import Weights
+from rrto_bridge.protocol.errors import RrtoError
 
 
 def held(**tensors):

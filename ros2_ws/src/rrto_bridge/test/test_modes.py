@@ -115,7 +115,7 @@ def test_without_leave_to_go_on_the_loss_is_an_error():
 
 
 def test_what_makes_old_values_is_fetched_before_it_is_too_long(monkeypatch):
-    from rrto_bridge import journal
+    from rrto_bridge.client import journal
     monkeypatch.setattr(journal, 'DEPTH', 64)
     engine = remote.start('replay', journal=True)
     state = torch.zeros(3).cuda()
@@ -162,5 +162,5 @@ def test_a_program_returns_to_a_server_that_is_back(mode, passes, capsys):
     assert all(map(torch.equal, got, expected))
     told = capsys.readouterr().err
     assert told.index('continuing on this machine') < told.index('the server is back')
-    assert remote.device().engine is found and found.port.waits > 5
+    assert remote.device().connection.engine is found and found.port.waits > 5
     assert found.inferences > 4 or mode != 'replay'

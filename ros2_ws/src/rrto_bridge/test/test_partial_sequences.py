@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from fake import Direct, Offload
-from rrto_bridge.partial_sequences import PartialSequences
-from rrto_bridge.record import DTOH, HTOD, Call, Meta, Ref
+from rrto_bridge.protocol.record import DTOH, HTOD, Call, Meta, Ref
+from rrto_bridge.search.partial_sequences import PartialSequences
 
 LAYERS = 8
 

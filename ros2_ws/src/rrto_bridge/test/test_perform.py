@@ -6,17 +6,17 @@ import random
 
 import pytest
 import torch
-from rrto_bridge import tensors
-from rrto_bridge.allow import allowed, resolve
-from rrto_bridge.client import ClientMachine
-from rrto_bridge.context import Context
-from rrto_bridge.errors import OutOfMemory, Refused, RemoteError
-from rrto_bridge.inprocess import InProcess
-from rrto_bridge.perform import Performer
-from rrto_bridge.record import Call, Meta, Persistent, Ref, Special
-from rrto_bridge.sequence import Own
-from rrto_bridge.weights import Weights
-from rrto_bridge.wire import decode, encode
+from rrto_bridge.client.inprocess import InProcess
+from rrto_bridge.client.machine import ClientMachine
+from rrto_bridge.execution.context import Context
+from rrto_bridge.execution.perform import Performer
+from rrto_bridge.execution.weights import Weights
+from rrto_bridge.protocol import tensors
+from rrto_bridge.protocol.allow import allowed, resolve
+from rrto_bridge.protocol.errors import OutOfMemory, Refused, RemoteError
+from rrto_bridge.protocol.record import Call, Meta, Persistent, Ref, Special
+from rrto_bridge.protocol.sequence import Own
+from rrto_bridge.protocol.wire import decode, encode
 
 MALFORMED = int(os.environ.get('RRTO_MALFORMED', '1500'))
 

@@ -4,7 +4,7 @@ import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 from rrto_bridge.cli import picture
-from rrto_bridge.measure import WARM
+from rrto_bridge.cli.measure import WARM
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import remote
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from rrto_bridge.allow import allowed
-from rrto_bridge.remote import RemoteTensor
+from rrto_bridge.program.remote import RemoteTensor
+from rrto_bridge.protocol.allow import allowed
 
 MISMATCH = 'Expected .*same device|Expected all tensors|devices must match'
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from rrto_bridge import predict
-from rrto_bridge.context import Context
-from rrto_bridge.infer import infer, sketch
-from rrto_bridge.predict import Predictor
-from rrto_bridge.record import Call, Ref
-from rrto_bridge.tensors import meta_of
+from rrto_bridge.client import predict
+from rrto_bridge.client.infer import infer, sketch
+from rrto_bridge.client.predict import Predictor
+from rrto_bridge.execution.context import Context
+from rrto_bridge.protocol.record import Call, Ref
+from rrto_bridge.protocol.tensors import meta_of
 
 
 def aten(op, *arguments, **keywords):

@@ -8,7 +8,7 @@ import pytest
 import remote
 import torch
 import torch.nn.functional as F
-from rrto_bridge.shared_status import SharedStatus
+from rrto_bridge.server.shared_status import SharedStatus
 from torch import nn
 
 DENSE = 'rrto: a tensor on the device must be dense, got a .* one: keep it on the CPU'

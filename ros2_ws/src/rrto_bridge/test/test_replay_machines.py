@@ -7,10 +7,10 @@ from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from programs_fake import Pass, Program
-from rrto_bridge import replay
-from rrto_bridge.record import Call, Meta, Ref
-from rrto_bridge.search import Search
-from rrto_bridge.sequence import build, matches, substitute
+from rrto_bridge.client import replay
+from rrto_bridge.protocol.record import Call, Meta, Ref
+from rrto_bridge.protocol.sequence import build, matches, substitute
+from rrto_bridge.search.search import Search
 
 SETTINGS = examples(150)
 

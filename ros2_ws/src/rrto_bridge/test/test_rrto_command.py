@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 import pytest
-from rrto_bridge import measure
+from rrto_bridge.cli import measure
 from rrto_bridge.cli.main import main
 
 

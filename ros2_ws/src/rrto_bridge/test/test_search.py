@@ -5,9 +5,9 @@ import pickle
 import pytest
 from logs import DTOH, HTOD, generate
 from oracle import answer, wrong
-from rrto_bridge.record import Call, Meta, Ref
-from rrto_bridge.search import Search
-from rrto_bridge.sequence import Bound, Own
+from rrto_bridge.protocol.record import Call, Meta, Ref
+from rrto_bridge.protocol.sequence import Bound, Own
+from rrto_bridge.search.search import Search
 
 M = Meta((1, 4), (4, 1), 'float32')
 ITEM = 'aten._local_scalar_dense.default'

@@ -1,7 +1,7 @@
 """A recorded pass becomes steps with roles, and steps become the calls of another pass."""
 
-from rrto_bridge.record import DTOH, HTOD, Call, Meta, Persistent, Ref
-from rrto_bridge.sequence import Bound, Own, build, instantiate
+from rrto_bridge.protocol.record import DTOH, HTOD, Call, Meta, Persistent, Ref
+from rrto_bridge.protocol.sequence import Bound, Own, build, instantiate
 
 M = Meta((2, 2), (2, 1), 'float32')
 WEIGHT, STATE = 3, 40

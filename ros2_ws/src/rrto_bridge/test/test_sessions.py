@@ -5,26 +5,18 @@ from collections import deque
 
 import pytest
 import torch
-from rrto_bridge.client import ClientMachine
-from rrto_bridge.context import Context
-from rrto_bridge.errors import RemoteError
-from rrto_bridge.names import graph_name, is_graph_name
-from rrto_bridge.perform import Performer
-from rrto_bridge.record import Call, Meta, Ref
-from rrto_bridge.server import (
-    PROTOCOL,
-    Begin,
-    Kill,
-    Leave,
-    Limits,
-    OpenRequest,
-    SendAck,
-    ServerMachine,
-)
-from rrto_bridge.session import End, SessionMachine
-from rrto_bridge.stream import FRAME, WINDOW, Frame, Receiver, Sender
-from rrto_bridge.tensors import pack, unpack
-from rrto_bridge.weights import Weights
+from rrto_bridge.client.machine import ClientMachine
+from rrto_bridge.execution.context import Context
+from rrto_bridge.execution.perform import Performer
+from rrto_bridge.execution.weights import Weights
+from rrto_bridge.protocol.errors import RemoteError
+from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck
+from rrto_bridge.protocol.names import graph_name, is_graph_name
+from rrto_bridge.protocol.record import Call, Meta, Ref
+from rrto_bridge.protocol.stream import FRAME, WINDOW, Frame, Receiver, Sender
+from rrto_bridge.protocol.tensors import pack, unpack
+from rrto_bridge.server.machine import Begin, Kill, Leave, Limits, ServerMachine
+from rrto_bridge.server.session import End, SessionMachine
 
 
 class Program:

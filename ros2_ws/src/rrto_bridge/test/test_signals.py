@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import signal, time
-from rrto_bridge import signals
+from rrto_bridge.program import signals
 
 def released():
     signal.raise_signal(signal.SIGINT)

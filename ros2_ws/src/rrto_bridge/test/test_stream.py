@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from rrto_bridge.errors import LinkError, RemoteError
-from rrto_bridge.stream import FRAME, WINDOW, Frame, Receiver, Sender
+from rrto_bridge.protocol.errors import LinkError, RemoteError
+from rrto_bridge.protocol.stream import FRAME, WINDOW, Frame, Receiver, Sender
 
 
 def carry(sender, receiver):

@@ -5,7 +5,7 @@ import threading
 import pytest
 import remote
 import torch
-from rrto_bridge import turns
+from rrto_bridge.program import turns
 from torch import nn
 
 COUNT = 60

@@ -23,7 +23,7 @@ class _Watch:
 
             def exec_module(module):
                 execute(module)
-                from rrto_bridge.launcher import install
+                from rrto_bridge.program.launcher import install
                 install()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
@@ -33,7 +33,7 @@ class _Watch:
 if os.environ.get('RRTO_SETTINGS'):
     sys.meta_path.insert(0, _Watch())
     try:
-        from rrto_bridge import children
+        from rrto_bridge.program import children
         children.install()
     except ImportError:   # another Python without rrto
         pass

@@ -16,7 +16,7 @@ from fleet_env.fleet import ReachConfig
 from fleet_env.settings import from_flat
 from fleet_ros.environment import dds_environment
 
-from ..settings import Settings
+from ..client.settings import Settings
 from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
@@ -65,7 +65,7 @@ def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Fi
     ``links``: the description of each link, and the settings that emulate it (see `emulated`).
     ``size``: rows and columns of the image. ``count``: timed inferences.
     """
-    command = [sys.executable, '-m', 'rrto_bridge.measure', model, str(size)]
+    command = [sys.executable, '-m', 'rrto_bridge.cli.measure', model, str(size)]
     cores = sorted(os.sched_getaffinity(0))
     half = max(1, len(cores) // 2)
     with _on(cores[:half]):

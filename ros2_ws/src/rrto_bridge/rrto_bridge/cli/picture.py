@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ..measure import WARM
+from .measure import WARM
 
 # Okabe and Ito's colour-blind-safe colours, and the labels of the modes.
 MODES = {'rpc': ('#e69f00', 'rpc: a round trip per call'),

@@ -19,8 +19,8 @@ from fleet_env.settings import Text, changed, from_flat, knobs
 from fleet_ros.ending import launched
 from fleet_ros.network_options import add_network_options, join_network
 
-from .. import children
-from ..settings import HIDES_ALL, NONE_HERE, START_LIMIT, STARTING, VISIBLE, Settings
+from ..client.settings import HIDES_ALL, NONE_HERE, START_LIMIT, STARTING, VISIBLE, Settings
+from ..program import children
 
 STOP_LIMIT = 30.0    # seconds for a server to end in order before it is killed
 AT_ONCE, LONGEST = 0.3, 1.0   # seconds of search before a server is started, and in total
@@ -67,7 +67,7 @@ def call(options: Any) -> int:
                 print(f'rrto: no server was found; started {name} on this machine',
                       file=sys.stderr)
             else:
-                process.kill()   # the program uses the server that was found: see client_shell
+                process.kill()   # the program uses the server that was found: see client/shell.py
 
         return run(command, {**environment, STARTING: str(process.pid)}, look)
 
@@ -101,8 +101,8 @@ def find(limit: float, wanted: str = '', without: str = '') -> str:
     from rclpy.node import Node
     from rclpy.signals import SignalHandlerOptions
 
-    from ..discovery import find_server
-    from ..errors import ConfigError
+    from ..protocol.discovery import find_server
+    from ..protocol.errors import ConfigError
     context = Context()
     rclpy.init(args=[], context=context, signal_handler_options=SignalHandlerOptions.NO)
     node = Node(f'rrto_run_{os.getpid()}', context=context)
@@ -133,7 +133,7 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
     settings = [part for key, value in {'name': name, **parameters}.items()
                 for part in ('-p', f'{key}:={value}')]
     process = subprocess.Popen(
-        [sys.executable, '-m', 'rrto_bridge.nodes', '--ros-args', *settings, '--log-level',
+        [sys.executable, '-m', 'rrto_bridge.server.main', '--ros-args', *settings, '--log-level',
          'error'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         start_new_session=True, env={**os.environ, **launched()})
     # In a session of its own, so that Ctrl+C reaches only the program.

@@ -24,7 +24,7 @@ def add_parser(verbs: Any) -> None:
 def call(options: Any) -> int:
     """Run the verb."""
     join_network(options)
-    from ..nodes import server_main
+    from ..server.main import server_main
     given = [(k, getattr(options, k))
              for k in ('name', 'device', 'memory', 'programs', 'lease', 'threads')]
     arguments = [part for key, value in given if value is not None

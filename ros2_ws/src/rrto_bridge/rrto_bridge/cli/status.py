@@ -25,8 +25,8 @@ def call(options: Any) -> int:
     from rclpy.node import Node
     from rrto_msgs import msg
 
-    from .. import qos
-    from ..discovery import servers
+    from ..protocol import qos
+    from ..protocol.discovery import servers
     rclpy.init(args=[])
     node = Node('rrto_status')
     heard: dict[str, Any] = {}

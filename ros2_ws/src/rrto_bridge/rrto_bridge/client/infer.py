@@ -1,0 +1,77 @@
+"""Infer the shapes of an operator's results from those of its arguments, without values."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..protocol.operators import DEFAULT, USUAL, overload
+from ..protocol.record import SEEDING, Meta, Special
+from ..protocol.tensors import DTYPES, from_special, meta_of
+
+
+def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
+          ) -> tuple[Meta | None, ...]:
+    """Return the metas of an operator's results; metas stand for its tensors. Raises if impossible.
+
+    The layout is that of a CPU. Takes up to a millisecond.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second; rarely needed
+    logger = logging.getLogger('torch._subclasses.fake_tensor')   # it logs wrong guesses
+    before, logger.disabled = logger.disabled, True
+    try:   # the server does not use autocast
+        with FakeTensorMode(), torch.autocast('cpu', enabled=False):
+            return _run(op, arguments, keywords, torch.device('cpu'))
+    finally:
+        logger.disabled = before
+
+
+def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
+           ) -> tuple[Meta | None, ...]:
+    """Do the same several times faster; a few operators get another layout than on a CPU."""
+    made = _run(op, arguments, keywords, torch.device('meta'))
+    if op == 'aten.native_batch_norm.default' and not arguments[5]:   # not in training
+        nothing = Meta((0,), (1,), arguments[0].dtype)   # PyTorch's rule returns statistics instead
+        return made[0], nothing, nothing
+    if op == 'aten.scaled_dot_product_attention.default' and made[0] \
+            and made[0].shape == arguments[0].shape:   # a CPU uses the query's layout
+        return (made[0]._replace(stride=arguments[0].stride),)
+    return made
+
+
+def _run(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...],
+         device: torch.device) -> tuple[Meta | None, ...]:
+    def empty(value: Any) -> Any:
+        if isinstance(value, Meta):
+            tensor = torch.empty_strided(value.shape, value.stride, dtype=DTYPES[value.dtype],
+                                         device=device)
+            return _moved(tensor, value.offset) if value.offset else tensor
+        if type(value) is tuple:
+            return [empty(item) for item in value]
+        return from_special(value, device) if isinstance(value, Special) else value
+
+    if op == SEEDING:
+        return ()
+    function = overload(op.removeprefix('aten.'))
+    given = {k: empty(v) for k, v in keywords}
+    if given.pop(DEFAULT, USUAL) is not torch.get_default_dtype():
+        raise ValueError('cannot infer a call with another default dtype')
+    result = function(*[empty(a) for a in arguments], **given)
+    return () if result is None else tuple(_flat(result))
+
+
+def _moved(tensor: torch.Tensor, offset: int) -> torch.Tensor:
+    """Return the tensor as a view that begins later in its storage."""
+    size = offset + tensor.untyped_storage().nbytes() // tensor.itemsize
+    return tensor.new_empty(size).as_strided(tensor.shape, tensor.stride(), offset)
+
+
+def _flat(result: Any) -> Iterator[Meta | None]:
+    if isinstance(result, (tuple, list)):
+        for item in result:
+            yield from _flat(item)
+    else:
+        yield None if result is None else meta_of(result)

@@ -1,0 +1,121 @@
+"""A record of how to compute every tensor of the program again on another machine.
+
+It is a graph of calls. Each tensor of the program points to the call that gave it its present
+values, and each call points to the calls that it builds on. Calls that nothing needs are dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..execution.context import Context
+from ..protocol.operators import operator, overload
+from ..protocol.record import HTOD, Call, Meta
+
+DEPTH = 4096   # longest chain of calls; beyond it values are fetched instead
+
+
+class _Node:
+    """A call, with the bytes if it is an upload."""
+
+    __slots__ = ('call', 'data', 'depth', 'inputs', 'order')
+
+    def __init__(self, order: int, call: Call, data: bytes, inputs: tuple[_Node, ...]) -> None:
+        self.order, self.call, self.data, self.inputs = order, call, data, inputs
+        self.depth: int = 1 + max((n.depth for n in inputs), default=0)
+
+
+class Journal:
+    """Record every call, and every tensor that the program drops."""
+
+    def __init__(self) -> None:
+        self.seed: int | None = None
+        self._nodes: dict[int, _Node] = {}        # handle -> origin of its present values
+        self._memory: dict[int, set[int]] = {}    # handle -> handles that may share memory
+        self._order = 0
+
+    def made(self, call: Call, data: Any = None) -> None:
+        """Record a call; `data`: the bytes of an upload."""
+        written = _written(call)
+        fresh = call.fresh()
+        if not written and not fresh:
+            return
+        touched = set().union(*(self._memory[h] for h in written if h in self._memory))
+        needed = dict.fromkeys([*call.inputs(), *touched])
+        self._order += 1
+        node = _Node(self._order, call, bytes(data) if data is not None else b'',
+                     tuple(dict.fromkeys(self._nodes[h] for h in needed if h in self._nodes)))
+        for handle in (*touched, *fresh):
+            self._nodes[handle] = node
+        shared: set[int] = set()
+        if call.op != HTOD and _may_view(call.op):
+            shared = set().union(*(self._memory[h] for h in call.inputs() if h in self._memory))
+        for handle in fresh:
+            group = shared or {handle}
+            group.add(handle)
+            for member in group:
+                self._memory[member] = group
+
+    def freed(self, handle: int) -> None:
+        """Forget a tensor that the program has dropped."""
+        self._nodes.pop(handle, None)
+        self._memory.pop(handle, set()).discard(handle)
+
+    @property
+    def depth(self) -> int:
+        """Length of the longest chain of calls behind a value."""
+        return max((n.depth for n in self._nodes.values()), default=0)
+
+    def deep(self) -> list[int]:
+        """Return the handles of tensors to fetch, so that their long chains can be dropped."""
+        if self.depth < DEPTH:
+            return []
+        return [h for h, n in self._nodes.items()
+                if n.depth > DEPTH // 2 and len(self._memory[h]) == 1]
+
+    def fetched(self, handle: int, meta: Meta, data: Any) -> None:
+        """Record the fetched values of a tensor."""
+        self._order += 1
+        self._nodes[handle] = _Node(self._order, Call(HTOD, results=(handle,), metas=(meta,)),
+                                    bytes(data), ())
+
+    def rebuild(self, context: Context) -> None:
+        """Compute all tensors of the program in another context."""
+        if self.seed is not None:
+            context.seed(self.seed)
+        found: dict[int, _Node] = {}
+        open_nodes = list(self._nodes.values())
+        while open_nodes:
+            node = open_nodes.pop()
+            if node.order not in found:
+                found[node.order] = node
+                open_nodes.extend(node.inputs)
+        for _, node in sorted(found.items()):
+            call = node.call
+            if call.op == HTOD:
+                assert call.results[0] is not None and call.metas[0] is not None
+                context.upload(call.results[0], call.metas[0], node.data)
+            else:
+                first = min(call.fresh(), default=0)
+                context.execute(call.op, call.arguments, call.keywords, first)
+        for handle in [h for h in context.tensors if h not in self._nodes]:
+            context.free(handle)
+
+
+def _may_view(op: str) -> bool:
+    function = overload(op.removeprefix('aten.'))
+    return operator(function).composite or any(r.alias_info for r in function._schema.returns)
+
+
+def _written(call: Call) -> set[int]:
+    """Return the handles of the arguments that a call changes."""
+    if not call.op.startswith('aten.'):
+        return set()
+    function = overload(call.op.removeprefix('aten.'))
+    names = operator(function).writes
+    if not names:
+        return set()
+    arguments = [*zip((a.name for a in function._schema.arguments), call.arguments, strict=False),
+                 *call.keywords]
+    return {h for name, value in arguments if name in names
+            for h in Call('', (value,)).inputs()}

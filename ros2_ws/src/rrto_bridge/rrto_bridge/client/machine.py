@@ -1,0 +1,273 @@
+"""The client's protocol in the per-call modes: what it sends when, and what it waits for.
+
+No I/O, no clock, no thread. `issue` returns the result if it is known, else a ticket. The shell
+sends what `outgoing` returns and hands in what arrives until the ticket is settled. Modes:
+
+- rpc: every call, every query and every free is one request (as in Cricket);
+- cached: queries are answered from memory; frees and views travel with the next request
+  (semi-RRTO);
+- async: a call is posted without waiting if its result was seen before with the same scalars and
+  metas, or follows from one that was (see predict.py); other calls wait once (as in LUPINE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..protocol import errors
+from ..protocol.actions import Action, Value
+from ..protocol.errors import raise_named
+from ..protocol.record import DTOH, HTOD, Call, Meta, metas, signature
+from ..protocol.requests import FIND, FREE, KEEP, MEMORY, QUERY, RANDOM, SEED, to_item, value_of
+from ..protocol.wire import decode, encode, encode_tuple
+from .infer import infer, sketch
+from .predict import Predictor
+
+MODES = ('rpc', 'cached', 'async')
+POSTED = 16  # queued calls after which a message is sent even if nobody waits for it
+KNOWN = 1 << 16  # remembered results
+BLOCK = 1 << 20  # handles reserved for a call with an unknown number of results
+
+_CHANGING = frozenset(('used', 'free'))   # queries whose answers are not remembered
+
+
+class Ticket(NamedTuple):
+    """The reply to message `number`, that is, to its last item, is needed."""
+
+    number: int
+    first: int = 0    # handle of the first tensor that the item may create; 0 if none
+    key: Any = None   # key under which the reply is remembered
+    asked: tuple[Call, tuple[Meta | None, ...]] | None = None   # for the predictor to learn
+
+
+class Awaited(NamedTuple):
+    """The value of the `step`-th wanted step of a replayed run is needed."""
+
+    run: int
+    step: int
+
+
+class ClientMachine:
+    """Messages of one program to its server and back; `mode` is one of MODES.
+
+    This machine assigns handles in rising order, before a call is sent, and never reuses one.
+    Therefore both sides mean the same tensor by a handle, whatever happens to the call or its
+    reply.
+    """
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.calls = 0
+        self.round_trips = 0
+        self._next_handle = 1
+        self._number = self._done = 0          # numbers of the last message and the last reply
+        self._asked = False                    # anything asked since the program last waited
+        self._items: list[bytes] = []          # items of the unfinished message
+        self._sealed: list[bytes] = []
+        self._awaited: set[int] = set()        # numbers of messages
+        self._forgone: dict[int, int] = {}     # number -> first handle: nobody waits any more
+        self._replies: dict[int, tuple[Any, ...]] = {}
+        self._known: dict[Any, Any] = {}       # results by signature, answers by query name
+        self._predictor = Predictor(sketch, infer)
+        self._values: dict[tuple[int, int], Value] = {}   # values of replayed runs
+
+    def follow(self, other: ClientMachine) -> ClientMachine:
+        """Continue after the handles of another machine; return self."""
+        self._next_handle = other._next_handle
+        return self
+
+    # -- what the program does -------------------------------------------------------------------
+
+    def allocate(self, count: int) -> int:
+        """Reserve `count` consecutive handles and return the first."""
+        first = self._next_handle
+        self._next_handle += count
+        return first
+
+    def upload(self, meta: Meta, data: Any) -> tuple[int, Ticket | None]:
+        """Copy host to device; return the new handle."""
+        self.calls += 1
+        handle = self.allocate(1)
+        return handle, self._add((HTOD, handle, meta, data), self.mode != 'async', handle)
+
+    def download(self, handle: int) -> Ticket:
+        """Copy device to host; the reply is (meta, bytes)."""
+        self.calls += 1
+        return self._wait((DTOH, handle))
+
+    def issue(self, call: Call, input_metas: tuple[Meta | None, ...], view: bool
+              ) -> tuple[int, Any]:
+        """Issue an operator; return the handle of its first new tensor, and its result.
+
+        The result has the form that `Context.execute` describes, or is a Ticket for it. New tensors
+        get consecutive handles from the first on. `view`: the operator only creates a view.
+        """
+        self.calls += 1
+        if call.wanted or self.mode == 'rpc' or (self.mode == 'cached' and not view):
+            return self._ask_for(call)
+        key = signature(call, input_metas)
+        known = self._known.get(key)
+        if known is not None:
+            first = self.allocate(sum(1 for _ in metas(known)))
+            self._add((call.op, call.arguments, call.keywords, first), False)
+            return first, known
+        known = self._predictor.predict(call, input_metas)
+        if known is None:
+            return self._ask_for(call, key, (call, input_metas))
+        first = self.allocate(sum(1 for _ in metas(known)))
+        self._add((call.op, call.arguments, call.keywords, first, known), False)
+        self._remember(key, known)
+        return first, known
+
+    def _ask_for(self, call: Call, key: Any = None, asked: Any = None) -> tuple[int, Ticket]:
+        first = self.allocate(BLOCK)
+        return first, self._wait((call.op, call.arguments, call.keywords, first), first, key, asked)
+
+    def _remember(self, key: Any, known: Any) -> None:
+        if len(self._known) >= KNOWN:
+            self._known.clear()
+        self._known[key] = known
+
+    def repeat(self, call: Call) -> None:
+        """Issue an operator whose one new tensor has its handle already."""
+        self._add((call.op, call.arguments, call.keywords, call.results[0]), False)
+
+    def free(self, handles: Sequence[int]) -> Ticket | None:
+        """Free tensors that the program no longer references."""
+        return self._add((FREE, tuple(handles)), self.mode == 'rpc')
+
+    def seed(self, seed: int) -> Ticket | None:
+        """Seed the random operators with an unsigned 64-bit number."""
+        signed = seed - (1 << 64) if seed >> 63 else seed
+        return self._add((SEED, signed), self.mode == 'rpc')
+
+    def random(self, state: bytes) -> Ticket:
+        """Request the state of the random generator; set it first if `state` is not empty."""
+        return self._wait((RANDOM, state))
+
+    def query(self, name: str) -> Any:
+        """Return the server's answer to the query `name`, or a Ticket for it."""
+        if self.mode != 'rpc' and name in self._known:
+            return self._known[name]
+        return self._wait((QUERY, name), 0, None if name in _CHANGING else name)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the replies to all messages have arrived."""
+        return self._done == self._number and not self._items
+
+    def synchronize(self) -> Ticket:
+        """Request a reply that comes when all earlier calls are done."""
+        return self._wait((QUERY, 'synchronize'))
+
+    def memory(self, handle: int) -> Ticket:
+        """Request `Context.memory` of a tensor."""
+        return self._wait((MEMORY, handle))
+
+    def find(self, digest: str, meta: Meta) -> tuple[int, Ticket]:
+        """Ask for an upload that the server may have kept; the reply says whether it has it."""
+        handle = self.allocate(1)
+        return handle, self._wait((FIND, handle, meta, digest), handle)
+
+    def keep(self, handle: int, meta: Meta, data: Any, digest: str) -> Ticket:
+        """Upload under a handle from `find`, for the server to keep."""
+        return self._wait((KEEP, handle, meta, data, digest), handle)
+
+    def ask(self, action: Action) -> None:
+        """Queue a replay action; `flush` sends it when the server can begin."""
+        self._items.append(encode(to_item(action)))
+
+    def await_value(self, run: int, index: int) -> Awaited:
+        """Return a ticket for a value of a replayed run."""
+        return Awaited(run, index)
+
+    def waits(self) -> None:
+        """Count a round trip, unless the program asked for nothing since it last waited."""
+        self.round_trips += self._asked
+        self._asked = False
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def _add(self, item: Any, wait: bool, first: int = 0) -> Ticket | None:
+        if wait:
+            return self._wait(item, first)
+        self._items.append(encode(item))   # raises before it queues what cannot be sent
+        if len(self._items) >= POSTED:
+            self._seal(False)
+        return None
+
+    def _wait(self, item: Any, first: int = 0, key: Any = None, asked: Any = None) -> Ticket:
+        self._items.append(encode(item))
+        self._seal(True)
+        self._awaited.add(self._number)
+        return Ticket(self._number, first, key, asked)
+
+    def _seal(self, wanted: bool) -> None:
+        self._number += 1
+        self._asked = True
+        self._sealed.append(encode_tuple((encode(self._number), encode(wanted),
+                                          encode_tuple(self._items))))
+        self._items.clear()
+
+    def outgoing(self) -> list[bytes]:
+        """Return the messages to send now, in order."""
+        sealed, self._sealed = self._sealed, []
+        return sealed
+
+    def flush(self) -> None:
+        """Make `outgoing` also return items that nobody waits for."""
+        if self._items:
+            self._seal(False)
+
+    def on_message(self, data: bytes) -> None:
+        """Process a reply; raises RemoteError for one that nobody waits for."""
+        reply = decode(data)
+        if type(reply) is tuple and len(reply) == 5:
+            value = value_of(reply)
+            self._values[value.run, value.index] = value
+            return
+        if type(reply) is not tuple or len(reply) != 3 or type(reply[1]) is not str:
+            raise errors.RemoteError('malformed reply from the server')
+        if reply[0] not in self._awaited:
+            raise errors.RemoteError(f'unexpected reply to message {reply[0]}')
+        self._awaited.remove(reply[0])
+        self._done = reply[0]
+        if reply[0] in self._forgone:
+            self._drop(self._forgone.pop(reply[0]), reply[2])
+        else:
+            self._replies[reply[0]] = reply
+
+    def forgo(self, ticket: Ticket | Awaited) -> None:
+        """Stop waiting for this reply: its results are freed when it arrives."""
+        if isinstance(ticket, Ticket) and ticket.number in self._awaited:
+            self._forgone[ticket.number] = ticket.first
+        elif isinstance(ticket, Ticket) and ticket.number in self._replies:
+            self._drop(ticket.first, self._replies.pop(ticket.number)[2])
+
+    def _drop(self, first: int, described: Any) -> None:
+        """Free the results of a call whose reply the program does not use."""
+        if first:
+            count = sum(1 for _ in metas(described)) if type(described) in (Meta, tuple) else 1
+            self._add((FREE, tuple(range(first, first + count))), False)
+
+    def settled(self, ticket: Ticket | Awaited) -> bool:
+        """Return whether the reply has arrived."""
+        if isinstance(ticket, Awaited):
+            return ticket in self._values
+        return ticket.number in self._replies
+
+    def result(self, ticket: Ticket | Awaited) -> Any:
+        """Return the server's reply; raises the error of this item or of an earlier one."""
+        if isinstance(ticket, Awaited):
+            self._values = {k: v for k, v in self._values.items() if k >= ticket}
+            return self._values.pop(ticket)
+        _, error, value = self._replies.pop(ticket.number)
+        if error:
+            self._drop(ticket.first, None)   # the error may belong to an earlier call
+            raise_named(error, value)
+        if ticket.key is not None:
+            self._remember(ticket.key, value)
+        if ticket.asked is not None:
+            self._predictor.learn(*ticket.asked, value)
+        return value

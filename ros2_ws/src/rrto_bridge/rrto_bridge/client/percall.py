@@ -1,0 +1,166 @@
+"""Calls one by one: executes the program's calls through a ClientMachine and its shell."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ..protocol.record import GIVEN, HTOD, Call, Meta, Special
+from ..protocol.sequence import Step
+from .journal import Journal
+from .machine import Awaited, Ticket
+from .port import Port
+from .replay import ReplayClient
+
+WEIGHT_BYTES = 4096   # a smaller weight is sent without asking whether the server has it
+
+
+class Result(NamedTuple):
+    """The result of a call: flattened tensors (None, None for no tensor), or a plain value."""
+
+    handles: tuple[int | None, ...]
+    metas: tuple[Meta | None, ...]
+    value: Any = None
+
+
+class NoReplay:
+    """Stands for a `replay.ReplayClient` that never expects a call."""
+
+    expected: Step | None = None
+    base = 0
+
+    def advance(self) -> None:
+        """Do nothing: never called."""
+
+
+class PerCall:
+    """The engine that sends each call to the server, in one of the modes of `machine`."""
+
+    follower: NoReplay | ReplayClient = NoReplay()
+    batch = 64                          # dropped tensors that are reported together
+    inferences = sequences = last = 0   # replayed; known; round trips of the last replay
+
+    def __init__(self, port: Port, journal: Journal | None = None) -> None:
+        self.port = port
+        self.machine = port.machine
+        self.journal = journal
+
+    def execute(self, call: Call, input_metas: tuple[Meta, ...], view: bool) -> Result:
+        """Run an operator; `call` has no results yet. `view`: it only creates views."""
+        first, described = self.machine.issue(call, input_metas, view)
+        described = self.settle(described)
+        handles: list[int | None] = []
+        metas: list[Meta | None] = []
+        inputs = call.inputs()
+        if type(described) not in (Meta, tuple) and described is not None:
+            return Result((), (), described)
+        _flatten(described, first, inputs, handles, metas)
+        result = Result(tuple(handles), tuple(metas))
+        if self.journal is not None:
+            self.journal.made(replace(call, results=result.handles, metas=result.metas))
+        return result
+
+    def upload(self, meta: Meta, data: Any, weight: bool) -> int:
+        """Copy host to device; send a `weight` only if the server has not kept it."""
+        handle = self._upload(meta, data, weight)
+        if self.journal is not None:
+            self.journal.made(Call(HTOD, results=(handle,), metas=(meta,)), data)
+        return handle
+
+    def _upload(self, meta: Meta, data: Any, weight: bool) -> int:
+        if not weight or len(data) < WEIGHT_BYTES:
+            handle, ticket = self.machine.upload(meta, data)
+            self.settle(ticket)
+            return handle
+        digest = hashlib.sha256(data).hexdigest()
+        handle, ticket = self.machine.find(digest, meta)
+        if not self.settle(ticket):
+            self.settle(self.machine.keep(handle, meta, data, digest))
+        return handle
+
+    def download(self, handle: int, meta: Meta | None = None) -> tuple[Meta, Any]:
+        """Copy device to host; `meta`: of the tensor, if known."""
+        meta, data = self.settle(self.machine.download(handle))
+        return meta, data
+
+    def downloads(self, tensors: list[tuple[int, Meta | None]]) -> list[tuple[Meta, Any]]:
+        """Copy several tensors from device to host, requested together."""
+        if self.machine.mode != 'async':
+            return [self.download(*tensor) for tensor in tensors]
+        return self._settle_all([self.machine.download(handle) for handle, _ in tensors])
+
+    def _settle_all(self, tickets: list[Any]) -> list[Any]:
+        try:
+            return [self.settle(ticket) for ticket in tickets]
+        except BaseException:
+            for ticket in tickets:
+                if type(ticket) is Ticket:
+                    self.machine.forgo(ticket)
+            raise
+
+    def free(self, handles: list[int]) -> None:
+        """Free tensors that the program no longer references."""
+        for handle in handles if self.journal is not None else ():
+            self.journal.freed(handle)  # type: ignore[union-attr]
+        self.settle(self.machine.free(handles))
+
+    def repeat(self, call: Call) -> None:
+        """Make a call whose one new tensor has its handle already."""
+        self.machine.repeat(call)
+        self.port.post()
+        if self.journal is not None:
+            self.journal.made(call)
+
+    def seed(self, seed: int) -> None:
+        """Seed the random operators."""
+        if self.journal is not None:
+            self.journal.seed = seed
+        self.settle(self.machine.seed(seed))
+
+    def random(self, state: bytes) -> bytes:
+        """Return the state of the random generator; set it first if `state` is not empty."""
+        return bytes(self.settle(self.machine.random(state)))
+
+    def query(self, name: str) -> Any:
+        """Return the server's answer about its device."""
+        return self.settle(self.machine.query(name))
+
+    def memory(self, handle: int) -> tuple[int, int, int]:
+        """Return a key, the bytes and the number of sharing tensors of a tensor's memory."""
+        key, size, sharers = self.settle(self.machine.memory(handle))
+        return key, size, sharers
+
+    def synchronize(self) -> None:
+        """Wait until every call is done."""
+        if not self.machine.quiet:
+            self.settle(self.machine.synchronize())
+
+    def lost(self) -> list[tuple[Call, Any]]:
+        """Return the calls that the program has made and the journal lacks: the server is lost."""
+        return []
+
+    def settle(self, result: Any) -> Any:
+        """Return `result`; if it is a ticket, wait for it."""
+        if type(result) is Ticket or type(result) is Awaited:
+            self.machine.waits()
+            return self.port.wait(result)
+        self.port.post()
+        return result
+
+
+def _flatten(described: Any, first: int, inputs: tuple[int, ...], handles: list[int | None],
+             metas: list[Meta | None]) -> None:
+    if type(described) is Meta:
+        made = sum(h is not None and h >= first for h in handles)
+        handles.append(first + made)
+        metas.append(described)
+    elif described is None:
+        handles.append(None)
+        metas.append(None)
+    elif described and type(described[0]) is Special and described[0].kind == GIVEN:
+        handles.append(inputs[int(described[0].name)])
+        metas.append(described[1])
+    else:
+        for item in described:
+            _flatten(item, first, inputs, handles, metas)

@@ -1,0 +1,53 @@
+"""The interface between a ClientMachine and its server, with the parts common to all shells.
+
+See `inprocess.InProcess` and `shell.Link`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from .machine import Awaited, ClientMachine, Ticket
+
+
+class Port(ABC):
+    """Carries the messages of `machine`. Only one thread at a time may call it."""
+
+    idle = False    # it waits in a consistent state: a signal handler may raise
+
+    def __init__(self, machine: ClientMachine) -> None:
+        self.machine = machine
+
+    def wait(self, ticket: Ticket | Awaited) -> Any:
+        """Send pending messages, wait for the reply, and return its value or raise its error."""
+        machine = self.machine
+        self.transmit()
+        try:
+            while not machine.settled(ticket):    # it may have arrived with an earlier reply
+                machine.on_message(self.receive())
+        except BaseException:
+            machine.forgo(ticket)
+            raise
+        return machine.result(ticket)
+
+    def post(self) -> None:
+        """Send pending messages. A lost server is reported by `wait`."""
+        self.transmit()
+
+    @abstractmethod
+    def transmit(self) -> None:
+        """Send `machine.outgoing()`."""
+
+    @abstractmethod
+    def receive(self) -> bytes:
+        """Return the server's next message; raises LinkError if none will come."""
+
+    @abstractmethod
+    def watch(self, back: Callable[[], bool]) -> None:
+        """The server is lost: call `back` when one is visible, until it returns True."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection: no call follows."""

@@ -1,0 +1,363 @@
+"""The replaying client: follows the program call by call (Algorithm 11), and handles mismatches.
+
+Without an open run, calls are made one by one and feed the search. A call at a boundary (host to
+device, or the first after a wanted call) that begins a known sequence opens a run. From then on the
+program gets virtual results while the server executes; it waits only for wanted values. At a
+mismatch the server undoes what it did ahead and makes the program's calls again.
+
+Sequences with a common beginning form a prefix tree, kept as a list with the length of every common
+prefix: a run follows a *leader*; the others that still agree are its rivals. The client sends
+nothing shortly before a decision between them; otherwise the server runs the leader, which it can
+undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from ..protocol.actions import Abandon, Action, Finish, Free, More, Notice, Start, Switch, Value
+from ..protocol.record import HTOD, Call, Meta
+from ..protocol.sequence import Sequence, Step, instantiate
+from ..search.derive import Infer
+from ..search.known_sequences import Known, PrefixTree
+from ..search.partial_sequences import PartialSequences
+from ..search.search import LIMIT, Search
+
+NEAR = 16             # calls within which an expected call is worth waiting for
+HOPELESS = LIMIT      # calls without any sequence after which the user gets one notice
+
+
+@dataclass(slots=True)
+class Decision:
+    """How to handle a call: do the actions; then, if `step` is None, make the call itself.
+
+    Otherwise the call is virtual: its results have the handles `handles` and the metas of `step`.
+    If `wait` is not None the program needs the `Value` of this run and index.
+    """
+
+    actions: list[Action]
+    step: Step | None = None
+    handles: tuple[int | None, ...] = ()
+    wait: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class _Run:
+    """The open run."""
+
+    number: int
+    leader: Known
+    rivals: list[Known]
+    base: int
+    started: bool = False              # the server has received it
+    done: bool = False                 # the program has made all of its calls
+    values: int = 0                    # number of wanted calls so far
+    bound: list[int] = field(default_factory=list)
+    inputs: list[Any] = field(default_factory=list)
+    sent: tuple[int, int] = (0, 0)     # number of inputs and bound tensors sent
+    dead: set[int] = field(default_factory=set)  # own handles that the program has freed
+    # Position -> returned metas, for steps whose shape depends on data.
+    returned: dict[int, tuple[Meta | None, ...]] = field(default_factory=dict)
+
+    def alive(self, count: int) -> tuple[int, ...]:
+        """Return handles that the first `count` steps created and the program still holds."""
+        made = self.leader.sequence.made[count]
+        return tuple([h for h in range(self.base, self.base + made) if h not in self.dead])
+
+
+class ReplayClient:
+    """State machine of one program.
+
+    `allocate(n)` reserves n handles and returns the first. `meta_of(handle)` returns the meta of a
+    tensor that the program holds, None if unknown. `infer`: see search/derive.py. `closed`: if the
+    last `call`, `leave` or `received` closed a run whose effects stay, returns its calls like
+    `pending`.
+    """
+
+    def __init__(self, allocate: Callable[[int], int],
+                 meta_of: Callable[[int], Meta | None], search: Search | None = None,
+                 infer: Infer | None = None) -> None:
+        self.search = search or Search()
+        self.partial = PartialSequences(self.search.repetitions)
+        self.expected: Step | None = None  # the only call for which `advance` may be called
+        self.base = 0                      # handle of slot 0 of the open run
+        self.runs = self.finished = 0      # number of runs opened, and completed
+        self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
+        self._allocate = allocate
+        self._tree = PrefixTree(meta_of, infer)
+        self._run: _Run | None = None
+        self._position = 0
+        self._fast: list[Step | None] = []
+        self._boundary = True              # whether the next call may open a run
+        self._frees: list[int] = []
+        self._notified = False
+
+    @property
+    def sequences(self) -> int:
+        """Number of known sequences."""
+        return len(self._tree.known)
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Record that the program made the call `expected`."""
+        self._position += 1
+        self.expected = self._fast[self._position]
+
+    def call(self, call: Call, data: Any = None) -> Decision:
+        """Decide how to handle a call whose results are not known yet (`metas` only of HTOD)."""
+        actions: list[Action] = []
+        self.closed = None
+        run = self._run
+        if run is not None and not run.done:
+            if self._follow(run, call, actions):
+                return self._virtual(run, data, actions)
+            self._abandon(run, actions)
+        elif run is not None:
+            self._settle(run, actions)
+        self._flush_frees(actions)
+        run = self._open(call, actions)
+        if run is not None:
+            return self._virtual(run, data, actions)
+        self._boundary = False
+        return Decision(actions)
+
+    def recorded(self, call: Call) -> list[Action]:
+        """Record a call that `call` left to be made, with its results."""
+        actions: list[Action] = []
+        self._boundary = call.wanted
+        self._observe(call, actions)
+        if self.search.observed >= HOPELESS and not self._tree.added and not self._notified:
+            self._notified = True
+            actions.append(Notice(f'no sequence repeats in {self.search.observed} calls; '
+                                  'each call is sent separately'))
+        return actions
+
+    def received(self, value: Value) -> list[Action]:
+        """Process a value that the program waited for; another shape is a mismatch."""
+        run = self._run
+        actions: list[Action] = []
+        self.closed = None
+        if run is None or run.number != value.run or not value.metas:
+            return actions
+        run.returned[self._position - 1] = value.metas
+        if run.leader.sequence.steps[self._position - 1].differs(value.metas):
+            self._abandon(run, actions)
+        return actions
+
+    def hasten(self) -> list[Action]:
+        """Send all calls so far, because the program waits for them."""
+        actions: list[Action] = []
+        if self._run is not None:
+            self._send(self._run, actions)
+        return actions
+
+    def leave(self) -> list[Action]:
+        """End the run, because something other than a call changes its effects."""
+        actions: list[Action] = []
+        self.closed = None
+        run = self._run
+        if run is not None and run.done:
+            self._settle(run, actions)
+        elif run is not None:
+            self._abandon(run, actions)
+        return actions
+
+    def failed(self) -> list[Action]:
+        """End the open run, whose operator failed on the server; its results are lost."""
+        run = self._run
+        assert run is not None
+        actions: list[Action] = [Abandon(run.number, 0, ())]
+        self._tree.forget(run.leader, actions)
+        self.search.restart()
+        self.partial.restart()
+        self._boundary = True
+        self._close()
+        return actions
+
+    def freed(self, handle: int) -> None:
+        """Record that the program no longer references a tensor."""
+        run = self._run
+        if run is not None and handle >= run.base:
+            run.dead.add(handle)
+        else:
+            self._frees.append(handle)
+
+    def pending(self) -> list[tuple[Call, Any]]:
+        """Return the calls of the open run with their input bytes, to make them elsewhere."""
+        return self._calls(self._run, self._position) if self._run else []
+
+    @staticmethod
+    def _calls(run: _Run, count: int) -> list[tuple[Call, Any]]:
+        data = iter(run.inputs)
+        calls = run.leader.sequence.calls(count, run.base, run.bound)
+        return [(c, next(data) if c.op == HTOD else None) for c in calls]
+
+    def lost(self) -> list[tuple[Call, Any]]:
+        """Forget the open run and all sequences: the server is lost. Return the run's calls."""
+        calls = self.pending()
+        self._close()
+        self._tree.known.clear()
+        self._frees.clear()
+        self.search.restart()
+        self.partial.restart()
+        return calls
+
+    # -- idle: opening a run ---------------------------------------------------------------------
+
+    def _open(self, call: Call, actions: list[Action]) -> _Run | None:
+        if not self._boundary and call.op != HTOD:
+            return None
+        ready = self._tree.openers(call, actions)
+        if not ready:
+            return None
+        self.runs += 1
+        self.base = self._allocate(max(k.sequence.slots for k in ready))
+        self._run = run = _Run(self.runs, ready[0], ready[1:], self.base)
+        self._position = 0
+        self._lead(run, ready[0], call, actions)
+        return run
+
+    # -- a run -----------------------------------------------------------------------------------
+
+    def _follow(self, run: _Run, call: Call, actions: list[Action]) -> bool:
+        """Return whether the call is the next one of the leader or a rival, which then leads."""
+        position = self._position
+        for known in (run.leader, *run.rivals):
+            if position < len(known.sequence.steps) and \
+                    self._tree.bind(known, position, call, run.base, run.bound) is not None:
+                self._lead(run, known, call, actions)
+                return True
+        return False
+
+    def _lead(self, run: _Run, leader: Known, call: Call, actions: list[Action]) -> None:
+        """Follow a sequence that matches the call; drop rivals that it rules out."""
+        position = self._position
+        run.bound += self._tree.bind(leader, position, call, run.base, run.bound) or ()
+        if leader is not run.leader and run.started:
+            self.runs += 1
+            actions.append(Switch(run.number, self.runs, leader.sequence.number))
+            run.number = self.runs
+        run.rivals = [r for r in (run.leader, *run.rivals) if r is not leader
+                      and leader.common[r.sequence.number] > position]
+        run.leader = leader
+        self._fast = leader.fast
+        if run.rivals:
+            self._fast = [*leader.fast]
+            for rival in run.rivals:
+                at = leader.common[rival.sequence.number]
+                if at < len(self._fast):
+                    self._fast[at] = None
+
+    def _virtual(self, run: _Run, data: Any, actions: list[Action]) -> Decision:
+        """Record that the call was the leader's step: its results exist only by handle."""
+        position = self._position
+        steps = run.leader.sequence.steps
+        step = steps[position]
+        if step.op == HTOD:
+            run.inputs.append(data)
+        wait = None
+        if step.wanted:
+            wait = run.number, run.values
+            run.values += 1
+        if step.wanted or not self._stop_is_near(run):
+            self._send(run, actions)
+        self._position += 1
+        if self._position < len(steps):
+            self.expected = self._fast[self._position]
+        else:
+            self.expected = None
+            run.done = True
+            self.finished += 1
+            self._tree.used(run.leader)
+        call = instantiate(step, run.base, run.bound)
+        return Decision(actions, step, call.results, wait)
+
+    def _stop_is_near(self, run: _Run) -> bool:
+        """Return whether to delay the next message until a call that is expected soon."""
+        sequence = run.leader.sequence
+        branches = {run.leader.common[r.sequence.number] for r in run.rivals}
+        for at in range(self._position + 1, self._position + 1 + NEAR):
+            if at in branches or at in sequence.needs:
+                return True
+            if at >= len(sequence.steps) or sequence.steps[at].wanted:
+                return False
+        return False
+
+    def _send(self, run: _Run, actions: list[Action]) -> None:
+        """Send the server what it does not have yet."""
+        inputs, bound = tuple(run.inputs[run.sent[0]:]), tuple(run.bound[run.sent[1]:])
+        if not run.started:
+            run.started = True
+            actions.append(Start(run.number, run.leader.sequence.number, run.base, inputs, bound))
+        elif inputs or bound:
+            actions.append(More(run.number, inputs, bound))
+        run.sent = len(run.inputs), len(run.bound)
+
+    def _settle(self, run: _Run, actions: list[Action]) -> None:
+        """End a complete pass: the server keeps its effects."""
+        sequence = run.leader.sequence
+        alive = run.alive(self._position)
+        if not all(h - run.base in sequence.kept for h in alive):
+            self._abandon(run, actions)      # the program kept a tensor that the server has freed
+            return
+        actions.append(Finish(run.number, alive))
+        metas = dict(sequence.metas)
+        for position, returned in run.returned.items():
+            metas |= sequence.steps[position].made(returned)
+        left = {h: metas[h - run.base] for h in alive}
+        self.search.interrupt(left)
+        self._add(self.partial.interrupt(left), actions)
+        self._boundary = True
+        self.closed = partial(self._calls, run, self._position)
+        self._close()
+
+    def _abandon(self, run: _Run, actions: list[Action]) -> None:
+        """End the run at a mismatch: the server repeats the calls so far and undoes the rest."""
+        self._send(run, actions)
+        actions.append(Abandon(run.number, self._position, run.alive(self._position)))
+        if not run.done:
+            run.leader.failed()
+        self.closed = partial(self._calls, run, self._position)
+        calls = [call for call, _ in self.pending()]
+        for at, metas in run.returned.items():
+            calls[at] = replace(calls[at], metas=metas)
+        last = set(calls[-1].inputs())
+        self._boundary = calls[-1].wanted
+        self._close()
+        for call in calls[:-1]:
+            self._observe(call, actions)
+        for handle in run.dead - last:       # before the last call, which may end a sequence
+            self._forget(handle)
+        self._observe(calls[-1], actions)
+        for handle in run.dead & last:
+            self._forget(handle)
+
+    def _observe(self, call: Call, actions: list[Action]) -> None:
+        for sequence in (self.search.observe(call), self.partial.observe(call)):
+            self._add(sequence, actions)
+
+    def _add(self, sequence: Sequence | None, actions: list[Action]) -> None:
+        if sequence is not None and self._tree.alive(sequence):
+            self._tree.add(sequence, actions)
+
+    def _forget(self, handle: int) -> None:
+        self.search.freed(handle)
+        self.partial.freed(handle)
+
+    def _close(self) -> None:
+        self._run = self.expected = None
+        self._position = 0
+
+    def _flush_frees(self, actions: list[Action]) -> None:
+        """Free tensors now that no open run may need them to undo its effects."""
+        if not self._frees:
+            return
+        self._tree.forget_users(self._frees, actions)
+        for handle in self._frees:
+            self._forget(handle)
+        actions.append(Free(tuple(self._frees)))
+        self._frees.clear()

@@ -1,0 +1,190 @@
+"""The engine of mode `replay`: a ReplayClient in front of calls one by one."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from dataclasses import replace
+from typing import Any
+
+from ..protocol.actions import Action, Define, Free, More, Notice, Start, Switch
+from ..protocol.errors import raise_named
+from ..protocol.record import DTOH, HTOD, SEEDING, Call, Meta, Ref
+from ..protocol.sequence import Sequence
+from ..search.search import Search
+from .infer import infer
+from .journal import Journal
+from .percall import PerCall, Result
+from .port import Port
+from .replay import Decision, ReplayClient
+
+NUMBER = Meta((), (), 'int64')   # meta of a seed
+
+
+class Replaying(PerCall):
+    """Makes calls one by one, records them, and replays sequences that repeat.
+
+    `repeats`: equal passes after which a sequence is replayed (R in the thesis).
+    """
+
+    batch = 1   # the tensors kept after a pass must be known at its end
+
+    def __init__(self, port: Port, journal: Journal | None = None, repeats: int = 3) -> None:
+        super().__init__(port, journal)
+        self._metas: dict[int, Meta] = {}
+        self.replay = ReplayClient(self.machine.allocate, self._metas.get,
+                                   Search(repeats), infer)
+        self.follower = self.replay
+        self.defined: Sequence | None = None   # the newest sequence
+        self._dropped: set[int] = set()   # handles dropped since a run with effects was closed
+        self._round_trips = 0   # count at the end of the last replayed inference
+
+    @property
+    def sequences(self) -> int:  # type: ignore[override]
+        """Number of known sequences."""
+        return self.replay.sequences
+
+    def execute(self, call: Call, input_metas: tuple[Meta, ...], view: bool) -> Result:
+        """Run an operator."""
+        for handle, meta in zip(call.inputs(), input_metas, strict=True):
+            self._metas.setdefault(handle, meta)
+        decision = self._decide(call)
+        if decision.step is not None:
+            value, metas = self._value(decision)
+            return Result(decision.handles, metas or decision.step.metas, value)
+        result = super().execute(call, input_metas, view)
+        self._recorded(call, result.handles, result.metas)
+        return result
+
+    def upload(self, meta: Meta, data: Any, weight: bool) -> int:
+        """Copy host to device."""
+        call = Call(HTOD, metas=(meta,))
+        decision = self._decide(call, data)
+        if decision.step is not None:
+            handle = decision.handles[0]
+            assert handle is not None
+            return handle
+        handle = super().upload(meta, data, weight)
+        self._recorded(call, (handle,), (meta,))
+        return handle
+
+    def download(self, handle: int, meta: Meta | None = None) -> tuple[Meta, Any]:
+        """Copy device to host; `meta`: of the tensor, if known."""
+        (found, data), = self.downloads([(handle, meta)])
+        return found, data
+
+    def downloads(self, tensors: list[tuple[int, Meta | None]]) -> list[tuple[Meta, Any]]:
+        """Copy several tensors from device to host, requested together."""
+        asked: list[Any] = []
+        for handle, meta in tensors:
+            if meta is not None:
+                self._metas.setdefault(handle, meta)   # a replayed pass may have made it
+            call = Call(DTOH, (Ref(handle),), wanted=True)
+            decision = self._decide(call)
+            if decision.step is not None:
+                asked.append(self._value(decision)[0])
+            else:
+                asked.append(self.machine.download(handle))
+                self._recorded(call, (), ())
+        return self._settle_all(asked)
+
+    def free(self, handles: list[int]) -> None:
+        """Free tensors that the program no longer references."""
+        for handle in handles:
+            self._metas.pop(handle, None)
+            self.replay.freed(handle)
+        if self.journal is not None:
+            self._dropped.update(handles)
+
+    def synchronize(self) -> None:
+        """Wait until every call is done, including those of an open run."""
+        self._act(self.replay.hasten())
+        super().synchronize()
+
+    def seed(self, seed: int) -> None:
+        """Seed the random operators: an upload and a call, which can be replayed."""
+        if self.journal is not None:
+            self.journal.seed = seed
+        number = self.upload(NUMBER, memoryview(struct.pack('Q', seed)), False)
+        self.execute(Call(SEEDING, (Ref(number),)), (NUMBER,), False)
+        self.free([number])
+
+    def random(self, state: bytes) -> bytes:
+        """Return or set the generator's state; ends a run that may have drawn ahead."""
+        self._leave()
+        return super().random(state)
+
+    def memory(self, handle: int) -> tuple[int, int, int]:
+        """Describe a tensor's memory; ends the open run, whose tensors must exist."""
+        self._leave()
+        return super().memory(handle)
+
+    def _leave(self) -> None:
+        actions = self.replay.leave()
+        self._note_closed()
+        self._act(actions)
+
+    def lost(self) -> list[tuple[Call, Any]]:
+        """Return the calls of the open run: the server is lost."""
+        return self.replay.lost()
+
+    def _decide(self, call: Call, data: Any = None) -> Decision:
+        decision = self.replay.call(call, data)
+        self._note_closed()
+        self._act(decision.actions)
+        return decision
+
+    def _note_closed(self) -> None:
+        """Tell the journal the calls of a closed run, and which results are dropped already."""
+        if self.journal is None or self.replay.closed is None:
+            return
+        calls = self.replay.closed()
+        for call, data in calls:
+            self.journal.made(call, data)
+        for handle in self._dropped.intersection([h for call, _ in calls for h in call.fresh()]):
+            self.journal.freed(handle)
+        self._dropped.clear()
+
+    def _recorded(self, call: Call, handles: tuple[int | None, ...],
+                  metas: tuple[Meta | None, ...]) -> None:
+        for handle, meta in zip(handles, metas, strict=True):
+            if handle is not None and meta is not None:
+                self._metas[handle] = meta
+        self._act(self.replay.recorded(replace(call, results=handles, metas=metas)))
+
+    def _value(self, decision: Decision) -> tuple[Any, tuple[Meta | None, ...]]:
+        """Return what a virtual call gives, if the program needs it now."""
+        if decision.wait is None:
+            self.port.post()
+            return None, ()
+        value = self.settle(self.machine.await_value(*decision.wait))
+        if self.replay.finished != self.inferences:
+            self.inferences = self.replay.finished
+            self.last = self.machine.round_trips - self._round_trips
+            self._round_trips = self.machine.round_trips
+        if value.error:
+            self._act(self.replay.failed())
+            name, _, text = value.error.partition(': ')
+            raise_named(name, text)
+        actions = self.replay.received(value)
+        self._note_closed()
+        self._act(actions)
+        return value.value, value.metas
+
+    def _act(self, actions: list[Action]) -> None:
+        at_once = False    # whether the server can begin: then send all as one message
+        for action in actions:
+            if isinstance(action, Notice):
+                print(f'rrto: {action.text}', file=sys.stderr)
+            elif isinstance(action, Free):
+                self._dropped.difference_update(action.handles)
+                super().free(list(action.handles))
+            else:
+                self.machine.ask(action)
+                at_once = at_once or isinstance(action, (Start, More, Switch))
+                if isinstance(action, Define):
+                    self.defined = action.sequence
+        if at_once:
+            self.machine.flush()
+        if actions:
+            self.port.post()

@@ -1,0 +1,378 @@
+"""The program's end of the link: a ClientMachine on the topics of its own ROS 2 node.
+
+The node has its own context and its own spinning thread, so the program may use rclpy, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import math
+import os
+import secrets
+import select
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import rclpy
+import torch
+from fleet_env.shaped import ShapedLink
+from fleet_ros.alarm import Alarm
+from fleet_ros.environment import ros_home
+from fleet_ros.middleware import other_middleware
+from fleet_ros.receiving import subscribe
+from fleet_ros.services import bound_parameters
+from fleet_ros.spinning import Spinning
+from rclpy.context import Context
+from rclpy.duration import Duration
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+from rrto_msgs import msg, srv
+
+from ..protocol import qos
+from ..protocol.allow import operators_digest
+from ..protocol.convert import frame_of, to_ros
+from ..protocol.discovery import LIMIT, find_server, servers
+from ..protocol.errors import ConfigError, LinkError, RrtoError
+from ..protocol.messages import ENDED, PROTOCOL, SendAck, SendFrame
+from ..protocol.names import MAX_NAME, graph_name
+from ..protocol.stream import Frame, Receiver, Sender
+from .machine import ClientMachine
+from .port import Port
+from .settings import START_LIMIT, STARTING
+
+SWITCH = 0.0005       # seconds after which a busy program yields to the node's thread
+LINGER = 0.0005       # least seconds between messages that nobody waits for
+TURN = 30.0           # seconds for the server to start the program's process, after others
+ASKED = 4             # requests to a server, within twice `LIMIT` seconds
+GRACE = 0.5           # seconds to wait for the Ctrl+C that has also ended the server
+LOOK = 2.0            # seconds between searches for a server that has returned
+MESSAGE = 1 << 32     # largest reply, bytes
+ENDS = 'the program ends'
+
+
+@dataclass
+class LinkOptions:
+    """`server`: its name, '' for any; `namespace`: of the node; `link`: the emulated link."""
+
+    mode: str
+    server: str = ''
+    namespace: str = ''
+    link: ShapedLink = field(default_factory=ShapedLink)
+
+
+class Link(Port):
+    """A Port over DDS. Raises ConfigError if no server is found or the server refuses.
+
+    Every wait ends: with a reply, with an error of the node's thread, or when the server has been
+    silent for its lease.
+    """
+
+    _stood = 0.0           # longest time for which this process was suspended, s
+    _looked = math.inf     # time of the last timer call
+
+    def __init__(self, options: LinkOptions) -> None:
+        super().__init__(ClientMachine('async' if options.mode == 'replay' else options.mode))
+        self.mode = options.mode
+        self._wanted = graph_name(options.server) if options.server else ''
+        self.lost = ''                       # reason why the link has ended
+        self._waited = False                 # whether it has waited for a signal since
+        self.program = program_name()
+        self.sender, self.receiver = Sender(), Receiver(MESSAGE)
+        self._incarnation = secrets.randbits(63)
+        self._link = options.link
+        self._inbox: deque[bytes] = deque()
+        self._arrived: SimpleQueue[None] = SimpleQueue()   # a message, or the link is lost
+        self._changed = threading.RLock()      # guards the streams and the link
+        self._heard = self._flushed = self._looked = time.monotonic()
+        self._context = Context()
+        if 'HOME' not in os.environ:  # a child of `env -i`: ROS 2 needs a place for its log
+            os.environ['ROS_HOME'] = str(ros_home())
+        rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
+        self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
+                         context=self._context)
+        bound_parameters(self.node, writable=False)
+        self._alarm = Alarm(self._ending_waits(self._on_alarm))
+        self._spinning = Spinning(self.node)
+        try:
+            self.server = self._find()
+            self._create_topics()
+            self.lease = self._open()
+        except BaseException:
+            self._release()
+            raise
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
+        self.engine: Any = None              # source of the figures in the status
+        self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
+        self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _create_topics(self) -> None:
+        base = f'/rrto/{self.server}/{self.program}/'
+        node = self.node
+        self._up = node.create_publisher(msg.Frame, base + 'up', qos.STREAM)
+        self._acks = node.create_publisher(msg.Ack, base + 'down_ack', qos.STREAM)
+        subscribe(node, msg.Frame, base + 'down', self._ending_waits(self._on_frame), qos.STREAM)
+        subscribe(node, msg.Ack, base + 'up_ack', self._ending_waits(self._on_ack), qos.STREAM)
+
+    def _open(self) -> float:
+        client = self.node.create_client(srv.Open, f'/rrto/{self.server}/open')
+        if not client.wait_for_service(LIMIT):
+            if strange := other_middleware(self.node, f'/rrto/{self.server}/open'):
+                raise ConfigError(strange)
+            raise ConfigError(f'there is no server {self.server!r} in DDS domain '
+                              f'{self._context.get_domain_id()}; start one with `rrto serve`')
+        request = srv.Open.Request(protocol=PROTOCOL, program=self.program, torch=torch.__version__,
+                                   incarnation=self._incarnation, operators=operators_digest())
+        answers: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(ASKED):   # an answer is lost if the server does not know this client yet
+            future = client.call_async(request)
+            future.add_done_callback(lambda done: answers.put(done.result()))
+            try:
+                response = answers.get(timeout=2 * LIMIT / ASKED)
+                break
+            except Empty:
+                continue
+        else:
+            raise ConfigError(f'server {self.server!r} does not answer')
+        self.node.destroy_client(client)
+        if not response.accepted:
+            raise ConfigError(f'server {self.server!r} refuses: {response.reason}')
+        limit = time.monotonic() + TURN
+        while self._up.get_subscription_count() < 1 or self._acks.get_subscription_count() < 1 \
+                or self.node.count_publishers(f'/rrto/{self.server}/{self.program}/down') < 1:
+            if self.lost:
+                raise ConfigError(f'server {self.server!r} is lost: {self.lost}')
+            if time.monotonic() > limit:
+                raise ConfigError(f'the topics of server {self.server!r} were not found within '
+                                  f'{TURN:g} s')
+            time.sleep(0.005)
+        return float(response.lease)
+
+    def _find(self) -> str:
+        """Return the name of the server.
+
+        Wait for a server that was started for this program. If it ended because another server was
+        found meanwhile, use that one.
+        """
+        started = os.environ.get(STARTING)
+        if started and self._wanted and not self._comes_up(int(started)):
+            self._wanted = ''
+        return self._wanted or find_server(self.node)
+
+    def _comes_up(self, pid: int) -> bool:
+        """Wait for the server whose process was started for this program; False if it has ended."""
+        try:
+            process = os.pidfd_open(pid)
+        except OSError:
+            return False
+        end = time.monotonic() + START_LIMIT
+        try:
+            while self._wanted not in servers(self.node) and time.monotonic() < end:
+                if select.select([process], [], [], 0.02)[0]:
+                    return False
+        finally:
+            os.close(process)
+        return True
+
+    def close(self) -> None:
+        """Tell the server that this program ends, and release the node."""
+        if not self._context.ok():
+            return
+        if not self.lost:
+            end = SendAck('', self._incarnation, self.receiver.next, 'it ends')
+            self._acks.publish(to_ros(end))
+            self._acks.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
+        with self._changed:
+            self._fail(ENDS)
+        self._release()
+
+    def _forked(self) -> None:
+        """Detach a forked child: its exit must not end the parent's session.
+
+        The child has no ROS threads, for which some libraries would wait at exit.
+        """
+        atexit.unregister(self.close)
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
+
+    def _release(self) -> None:
+        self._alarm.close()
+        self._spinning.close()
+        self.node.destroy_node()
+        self._context.try_shutdown()
+
+    # -- Port ------------------------------------------------------------------------------------
+
+    def receive(self) -> bytes:
+        """Return the server's next message."""
+        while not self._inbox:
+            if self.lost:
+                self._end_daemon()
+                self._let_signals_come()
+                raise LinkError(self._why())
+            self.idle = True
+            try:
+                self._arrived.get(timeout=self.lease / 4)
+            except Empty:   # the node's thread checks, too, but a wait must not depend on it
+                self._look_at_silence()
+            finally:
+                self.idle = False
+        return self._inbox.popleft()
+
+    def _end_daemon(self) -> None:
+        """End a daemon thread that outlives the program's link, silently."""
+        if self.lost == ENDS and threading.current_thread() is not threading.main_thread():
+            raise SystemExit
+
+    def _let_signals_come(self) -> None:
+        """Wait briefly, so that a Ctrl+C meant for server and program precedes the error."""
+        if self.lost == ENDED and not self._waited:
+            self._waited = self.idle = True
+            try:
+                time.sleep(GRACE)
+            finally:
+                self.idle = False
+
+    def post(self) -> None:
+        """Send pending messages; those that nobody waits for only every `LINGER` seconds."""
+        now = time.monotonic()
+        if now - self._flushed > LINGER:
+            self.machine.flush()
+        self.transmit()
+
+    def watch(self, back: Callable[[], bool]) -> None:
+        """Call `back` in this link's thread while a server is visible, until it returns True."""
+        def look() -> None:
+            names = servers(self.node)
+            if (self._wanted in names if self._wanted else names) and back():
+                timer.cancel()
+
+        timer = self.node.create_timer(LOOK, look)
+
+    def transmit(self) -> None:
+        """Send the machine's messages; none once the link is lost: `receive` reports that."""
+        messages = self.machine.outgoing()
+        if not messages:
+            return
+        with self._changed:
+            if self.lost:
+                self._end_daemon()
+                return
+            self._flushed = time.monotonic()
+            for message in messages:
+                self.sender.offer(message)
+            self._poll()
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        for frame in self.sender.poll():
+            self._publish(frame)
+
+    def _publish(self, frame: Frame) -> None:
+        message = to_ros(SendFrame('', self._incarnation, frame))
+        self._link.send(len(frame.data), partial(self._up.publish, message), time.monotonic())
+        self._alarm.set(self._link.deadline)
+
+    def _on_frame(self, message: Any) -> None:
+        if message.incarnation != self._incarnation:
+            return
+        with self._changed:
+            self._heard = time.monotonic()
+            try:
+                complete, acknowledge = self.receiver.take(frame_of(message))
+            except RrtoError as error:
+                self._fail(str(error))
+                return
+            if complete is not None:
+                self._inbox.append(complete)
+                self._arrived.put(None)
+            if acknowledge:
+                ack = to_ros(SendAck('', self._incarnation, self.receiver.next))
+                self._link.send(0, partial(self._acks.publish, ack), time.monotonic())
+                self._alarm.set(self._link.deadline)
+
+    def _on_ack(self, message: Any) -> None:
+        if message.incarnation != self._incarnation:
+            return
+        with self._changed:
+            self._heard = time.monotonic()
+            if message.error:
+                self._fail(message.error)
+                return
+            self.sender.on_ack(message.number)
+            self._poll()
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _on_alarm(self) -> None:
+        with self._changed:
+            self._link.release(time.monotonic())
+            self._alarm.set(self._link.deadline)
+
+    def _on_timer(self) -> None:
+        now = time.monotonic()
+        self._stood, self._looked = max(self._stood, now - self._looked), now
+        self._look_at_silence()
+        with self._changed:
+            if not self.lost:
+                self._publish(self.sender.ping())
+        self._report()
+
+    def _look_at_silence(self) -> None:
+        silent = time.monotonic() - self._heard
+        if silent > self.lease:
+            self._fail(f'nothing was heard of it for {silent:.1f} s')
+
+    def _why(self) -> str:
+        """Return the error text for a link that has ended."""
+        stood = max(self._stood, time.monotonic() - self._looked)
+        if self.lost not in (ENDS, ENDED) and stood > self.lease:
+            return (f'this program was suspended for {stood:.1f} s (SIGSTOP, debugger, sleep?), '
+                    f'longer than the lease of server {self.server!r}, {self.lease:g} s: raise its '
+                    'parameter lease')
+        return f'server {self.server!r} is lost: {self.lost}'
+
+    def _report(self) -> None:
+        engine, machine = self.engine, self.machine
+        message = msg.BridgeStatus(
+            server=self.server, mode=self.mode, state='lost' if self.lost else 'connected',
+            reason=self.lost, calls=machine.calls, round_trips=machine.round_trips,
+            bytes_up=self.sender.bytes, bytes_down=self.receiver.bytes)
+        if engine is not None:
+            message.inferences, message.sequences = engine.inferences, engine.sequences
+            message.round_trips_last = engine.last
+        message.header.stamp = self.node.get_clock().now().to_msg()
+        message.header.frame_id = self.program
+        self._status.publish(message)
+
+    def _fail(self, reason: str) -> None:
+        self.lost = self.lost or reason
+        self._arrived.put(None)
+
+    def _ending_waits(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """Wrap a node callback so that its error also ends the program's waits."""
+        def call(*arguments: Any) -> None:
+            try:
+                callback(*arguments)
+            except Exception as error:
+                self._fail(f'an error in this program\'s node: {type(error).__name__}: {error}')
+        return call
+
+
+def program_name() -> str:
+    """Return a graph name unique to this link, even where process ids restart in containers."""
+    name = Path(sys.argv[0] or 'python').stem if sys.argv else 'python'
+    place = graph_name(f'{socket.gethostname()}_{name}')[:MAX_NAME - 20]
+    return graph_name(f'{place}_{os.getpid()}_{secrets.token_hex(2)}')

@@ -1,0 +1,1 @@
+"""Execute calls on tensors: on the server, or on the robot after the server is lost."""

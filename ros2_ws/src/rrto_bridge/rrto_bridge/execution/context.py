@@ -1,0 +1,282 @@
+"""The tensors that one client has on the server, and the execution of its calls on them.
+
+The client's calls can name only tensors of this context: handles are resolved only here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..protocol.allow import resolve
+from ..protocol.errors import Failed, Missing, OutOfMemory, RemoteError
+from ..protocol.operators import DEFAULT, USUAL
+from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
+from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
+from .checks import prepared
+
+FAILURES = 1024   # remembered failed calls, whose results a later call may name
+REACH = 1 << 16   # most tensors that one call creates
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Return the generator from which PyTorch's random operators draw by default."""
+    if device.type == 'cuda':
+        torch.cuda.init()
+        found: torch.Generator = torch.cuda.default_generators[device.index or 0]
+        return found
+    return torch.default_generator
+
+
+class Context:
+    """Tensors of one client on `device`, at most `limit` bytes of them.
+
+    `note(op)` is called before each operator. `generator` draws the client's random numbers; in a
+    process that serves only this client it is PyTorch's own.
+    """
+
+    def __init__(self, device: torch.device, limit: int, note: Callable[[str], object] = len,
+                 generator: torch.Generator | None = None) -> None:
+        self.device = device
+        self.limit = limit
+        self.note = note
+        self.used = 0                     # bytes of all storages and reservations
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.generator = torch.Generator(device) if generator is None else generator
+        self._calls: dict[str, Callable[..., Any]] = {SEEDING: self._seeding}
+        self._failed: list[tuple[int, Failed]] = []   # first handle of a call, its error
+        self._storages: dict[int, list[int]] = {}   # address -> number of tensors, bytes
+        self._addresses: dict[int, int] = {}        # handle -> address
+
+    def close(self) -> None:
+        """Free all tensors."""
+        self.tensors.clear()
+        self._storages.clear()
+        self._addresses.clear()
+        self.used = 0
+
+    # -- tensors ---------------------------------------------------------------------------------
+
+    def add(self, handle: int, tensor: torch.Tensor) -> None:
+        """Add a tensor; it replaces a tensor of the same handle, since clients choose handles.
+
+        Raises OutOfMemory and then adds nothing.
+        """
+        self.free(handle)
+        address = tensor.untyped_storage().data_ptr()
+        entry = self._storages.get(address)
+        if entry is None:
+            entry = self._storages[address] = [0, self.charge(tensor)]
+        entry[0] += 1
+        self.tensors[handle] = tensor
+        self._addresses[handle] = address
+
+    def charge(self, tensor: torch.Tensor) -> int:
+        """Count a tensor's memory; return its bytes. Raises OutOfMemory and then counts nothing."""
+        return self.reserve(tensor.untyped_storage().nbytes())
+
+    def reserve(self, size: int) -> int:
+        """Count bytes as the client's; return them. Raises OutOfMemory and then counts nothing."""
+        if self.used + size > self.limit:
+            raise OutOfMemory(f'the server gives this program {self.limit >> 20} MiB; '
+                              f'{self.used >> 20} MiB are in use, {size >> 10} KiB were requested')
+        self.used += size
+        return size
+
+    def credit(self, size: int) -> None:
+        """Return bytes that were charged."""
+        self.used -= size
+
+    def free(self, handle: int) -> None:
+        """Free a tensor; ignore an unknown handle, whose call may have failed."""
+        if self.tensors.pop(handle, None) is None:
+            return
+        address = self._addresses.pop(handle)
+        entry = self._storages[address]
+        entry[0] -= 1
+        if not entry[0]:
+            self.used -= entry[1]
+            del self._storages[address]
+
+    def tensor(self, handle: int) -> torch.Tensor:
+        """Return the tensor of a handle; raises Missing."""
+        found = self.tensors.get(handle)
+        if found is None:
+            raise self._missing(handle)
+        return found
+
+    def lay_out(self, handle: int, meta: Meta) -> None:
+        """Change the layout of a tensor that shares no memory; shape and dtype stay the same."""
+        tensor = self.tensor(handle)
+        if meta_of(tensor) != meta:
+            self.free(handle)
+            other = torch.empty_strided(meta.shape, meta.stride, dtype=tensor.dtype,
+                                        device=tensor.device)
+            self.add(handle, other.copy_(tensor))
+
+    def memory(self, handle: int) -> tuple[int, int, int]:
+        """Return first handle, bytes, and number of sharing tensors of a tensor's memory."""
+        size = self.tensor(handle).untyped_storage().nbytes()
+        address = self._addresses[handle]
+        sharers = [h for h, other in self._addresses.items() if other == address]
+        return (min(sharers), size, len(sharers)) if size else (handle, 0, 1)
+
+    def failed(self, first: Any, kind: str, text: str) -> None:
+        """Record that the call failed whose results were to have the handles from `first` on.
+
+        A later call that uses one of them raises the same error.
+        """
+        if type(first) is int:
+            self._failed.append((first, Failed(kind, text)))
+            if len(self._failed) > FAILURES:
+                del self._failed[:FAILURES // 2]
+
+    def _missing(self, handle: int) -> Missing:
+        before = [(first, k) for k, (first, _) in enumerate(self._failed)
+                  if first <= handle < first + REACH]
+        if before:   # the nearest one; among calls with the same number, the last
+            error = self._failed[max(before)[1]][1]
+            return Failed(error.kind, error.text)
+        return Missing(f'there is no tensor {handle} (its call may have failed)')
+
+    def seed(self, seed: int) -> None:
+        """Seed the random operators of this client."""
+        self.generator.manual_seed(seed % (1 << 64))
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def upload(self, handle: int, meta: Meta, data: Any, shared: bool = False) -> None:
+        """Copy host to device. `shared`: the tensor may keep the memory of `data`."""
+        self.reserve(len(data))   # before allocation; `add` then counts it permanently
+        try:
+            tensor = to_device(unpack(meta, data, shared), self.device)
+        finally:
+            self.credit(len(data))
+        self.add(handle, tensor)
+
+    def download(self, handle: int) -> tuple[Meta, memoryview]:
+        """Copy device to host."""
+        return pack(to_host(self.tensor(handle)))
+
+    def execute(self, op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...],
+                first: int) -> Any:
+        """Run an operator; its new tensors get the handles first, first + 1, ... in order.
+
+        Returns the result with Meta for a new tensor and Special(GIVEN, k) for a returned argument;
+        scalars and None unchanged, lists as tuples, () for no result. Raises Refused, RemoteError,
+        OutOfMemory, and any error of the operator, and then creates no handle.
+        """
+        if op in (HTOD, DTOH):
+            raise RemoteError(f'{op} is not an operator')
+        call = self.prepare(op)
+        self.note(op)
+        given: list[torch.Tensor] = []
+        args = tuple([self._value(a, given) for a in arguments])
+        kwargs = {_name(k): self._value(v, given) for k, v in keywords}
+        result = call(*args, **kwargs)
+        if 'out' in kwargs:
+            self._moved((arguments, keywords))
+        made: list[torch.Tensor] = []
+        described = () if result is None else _describe(result, given, made)
+        added = 0
+        try:
+            for added, tensor in enumerate(made):
+                self.add(first + added, tensor)
+        except Exception:
+            for k in range(added):
+                self.free(first + k)
+            raise
+        return described
+
+    def prepare(self, op: str) -> Callable[..., Any]:
+        """Return the callable of an operator; a random one draws from this client's generator."""
+        found = self._calls.get(op)
+        if found is None:
+            function = resolve(op)
+            found = prepared(function, self.device)
+            if torch.Tag.nondeterministic_seeded in function.tags:
+                found = self._random(found, 'generator' in (a.name for a in
+                                                            function._schema.arguments))
+            found = self._calls[op] = _with_default(found)
+        return found
+
+    def _seeding(self, number: torch.Tensor) -> None:
+        self.seed(int(number))
+
+    def _random(self, function: Callable[..., Any], takes: bool) -> Callable[..., Any]:
+        own, default = self.generator, default_generator(self.device)
+        if own is default:
+            return function   # calls carry no generator: one cannot be sent
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if takes:
+                return function(*args, **{**kwargs, 'generator': own})
+            before = default.get_state()
+            default.set_state(own.get_state())
+            try:
+                return function(*args, **kwargs)
+            finally:
+                own.set_state(default.get_state())
+                default.set_state(before)
+
+        return call
+
+    def _moved(self, value: Any) -> None:
+        """Account again for arguments whose storage an `out=` operator has replaced."""
+        if type(value) is Ref:
+            tensor = self.tensors[value.handle]
+            if tensor.untyped_storage().data_ptr() != self._addresses[value.handle]:
+                self.free(value.handle)
+                self.add(value.handle, tensor)
+        elif type(value) is tuple:
+            for item in value:
+                self._moved(item)
+
+    def _value(self, value: Any, given: list[torch.Tensor]) -> Any:
+        kind = type(value)
+        if kind is Ref:
+            given.append(self.tensor(value.handle))
+            return given[-1]
+        if kind is tuple:
+            return [self._value(item, given) for item in value]
+        if kind is Special:
+            return from_special(value, self.device)
+        if kind in (Meta, memoryview):
+            raise RemoteError(f'an argument must not be a {kind.__name__}')
+        return value
+
+
+def _with_default(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run the operator with the program's default dtype."""
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before, wanted = torch.get_default_dtype(), kwargs.pop(DEFAULT, USUAL)
+        if wanted is before:
+            return function(*args, **kwargs)
+        torch.set_default_dtype(wanted)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.set_default_dtype(before)
+
+    return call
+
+
+def _name(value: Any) -> str:
+    if type(value) is not str:
+        raise RemoteError('the name of an argument must be a string')
+    return value
+
+
+def _describe(result: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> Any:
+    if isinstance(result, torch.Tensor):
+        for k, tensor in enumerate(given):
+            if tensor is result:
+                return (Special(GIVEN, str(k)), meta_of(result))
+        meta = meta_of(result)
+        made.append(result)
+        return meta
+    if isinstance(result, (tuple, list)):
+        return tuple([_describe(item, given, made) for item in result])
+    return result

@@ -1,0 +1,104 @@
+"""`plan.Executor` over a client's `Context`: runs a compiled sequence on PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..protocol.allow import resolve
+from ..protocol.errors import RemoteError
+from ..protocol.operators import operator
+from ..protocol.record import SEEDING, Meta, Special
+from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
+from .context import Context
+from .plan import Kernel
+
+
+class ContextExecutor:
+    """Operations of plans on the tensors of one context."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.get = context.tensor
+        self.add = context.add
+        self.free = context.free
+        self.charge = context.charge
+        self.reserve = context.reserve
+        self.credit = context.credit
+
+    def resolve(self, op: str) -> Kernel:
+        """Return the operator of this name; raises Refused."""
+        if op == SEEDING:
+            return Kernel(self._call(op), (), False, True, False)
+        function = resolve(op)
+        facts = operator(function)
+        names = [a.name for a in function._schema.arguments]
+        writes = tuple([names.index(w) for w in facts.writes] + list(facts.writes))
+        views = facts.composite or any(r.alias_info for r in function._schema.returns)
+        static = not facts.wanted and torch.Tag.nondeterministic_seeded not in function.tags
+        return Kernel(self._call(op), writes, views, not facts.view, static)
+
+    def _call(self, op: str) -> Any:
+        run, note = self.context.prepare(op), self.context.note
+
+        def call(arguments: list[Any], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+            note(op)
+            result = run(*arguments, **keywords)
+            if isinstance(result, torch.Tensor):
+                return (result,), None
+            if isinstance(result, (tuple, list)):
+                return tuple(_flat(result)), None
+            return (), result
+
+        return call
+
+    def argument(self, value: Any) -> Any:
+        """Return the operator's argument for a value without tensors."""
+        if type(value) is tuple:
+            return [self.argument(item) for item in value]
+        if type(value) is Special:
+            return from_special(value, self.context.device)
+        if type(value) in (Meta, memoryview):
+            raise RemoteError(f'an argument must not be a {type(value).__name__}')
+        return value
+
+    def upload(self, data: Any, meta: Meta) -> torch.Tensor:
+        """Return a new tensor with these bytes."""
+        return to_device(unpack(meta, data), self.context.device)
+
+    def download(self, tensor: torch.Tensor) -> Any:
+        """Return meta and bytes of a tensor."""
+        return pack(to_host(tensor))
+
+    def meta(self, tensor: torch.Tensor) -> Meta:
+        """Return the meta of a tensor."""
+        return meta_of(tensor)
+
+    def place(self, tensor: torch.Tensor) -> tuple[Meta, int]:
+        """Return meta and address of a tensor."""
+        return meta_of(tensor), tensor.data_ptr()
+
+    def save(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the values."""
+        return tensor.clone()
+
+    def restore(self, tensor: torch.Tensor, saved: torch.Tensor) -> None:
+        """Restore saved values in place, so that views see them."""
+        tensor.copy_(saved)
+
+    def random(self) -> torch.Tensor:
+        """Return the state of the random generator."""
+        return self.context.generator.get_state()
+
+    def set_random(self, state: torch.Tensor) -> None:
+        """Restore a state of the random generator."""
+        self.context.generator.set_state(state)
+
+
+def _flat(result: Any) -> Any:
+    for item in result:
+        if isinstance(item, (tuple, list)):
+            yield from _flat(item)
+        else:
+            yield item

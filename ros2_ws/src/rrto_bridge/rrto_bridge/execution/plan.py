@@ -1,0 +1,249 @@
+"""Sequences as compiled plans for the replaying server (thesis Algorithm 12).
+
+Compilation resolves once: operators, places of arguments, when a tensor and its memory are
+released, and which tensors from before a run it writes, also through views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..protocol.errors import RemoteError
+from ..protocol.record import DTOH, HTOD, Meta, Persistent
+from ..protocol.sequence import ROLES, Bound, Own, Sequence, Step, StepRole
+from .graphs import Part
+
+MAX_STEPS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """An operator, ready to run: `call(arguments, keywords)` -> (results, value).
+
+    Results are flattened, as in a `Call`; `value` is the value of a wanted operator. `writes`:
+    positions or names of tensor arguments that it changes. `views`: results may share memory with
+    arguments. `fresh`: results may have memory of their own. `static`: it depends on no value and
+    no random number.
+    """
+
+    call: Callable[[list[Any], dict[str, Any]], tuple[tuple[Any, ...], Any]]
+    writes: tuple[int | str, ...] = ()
+    views: bool = False
+    fresh: bool = True
+    static: bool = False
+
+
+class Executor(Protocol):
+    """Tensors of one client, and the operations on them."""
+
+    def resolve(self, op: str) -> Kernel:
+        """Return the operator of this name; raises Refused."""
+    def argument(self, value: Any) -> Any:
+        """Return the operator's argument for a scalar, string, `Special` or tuple."""
+    def upload(self, data: Any, meta: Meta) -> Any:
+        """Return a new tensor; raises RemoteError if the bytes do not fit."""
+    def download(self, tensor: Any) -> Any:
+        """Return the client's value of a device-to-host copy."""
+    def meta(self, tensor: Any) -> Meta:
+        """Return shape, strides, dtype, offset."""
+    def place(self, tensor: Any) -> Any:
+        """Return meta, and position in the device's memory."""
+    def save(self, tensor: Any) -> Any:
+        """Return a copy of all that an operator may change of a tensor."""
+    def restore(self, tensor: Any, saved: Any) -> None:
+        """Undo all changes of a tensor since `save`."""
+    def random(self) -> Any:
+        """Return the state of the random generator."""
+    def set_random(self, state: Any) -> None:
+        """Restore a state of the random generator."""
+    def charge(self, tensor: Any) -> int:
+        """Count a tensor's memory as the client's until `credit`; return its bytes.
+
+        Raises OutOfMemory.
+        """
+    def reserve(self, size: int) -> int:
+        """Count bytes as the client's until `credit`; return them.
+
+        Raises OutOfMemory.
+        """
+    def credit(self, size: int) -> None:
+        """Return bytes that were charged."""
+    def get(self, handle: int) -> Any:
+        """Return the tensor of a handle; raises Missing."""
+    def add(self, handle: int, tensor: Any) -> None:
+        """Add a tensor; raises RemoteError if the handle is in use."""
+    def free(self, handle: int) -> None:
+        """Free a tensor; ignore an unknown handle."""
+
+
+@dataclass(slots=True)
+class Instruction:
+    """One step. Registers hold the tensors: first slots, then persistent, then bound ones."""
+
+    kind: str                               # HTOD, DTOH or ''
+    call: Callable[..., Any] | None
+    arguments: list[Any]                    # scalars in place; a run fills the `holes` of a copy
+    holes: list[tuple[int, Any]]            # position of an argument; register, or nested list
+    keywords: dict[str, Any]
+    keyword_holes: list[tuple[str, Any]]
+    results: list[tuple[int, int]]          # index of a new tensor among the results, register
+    metas: tuple[Meta | None, ...]          # of an input, or if the shape depends on data
+    wanted: bool
+    needs: int                              # number of bound tensors that must be known
+    release: list[int]                      # registers that are no longer needed
+    fresh: list[int]                        # registers whose new tensors may have new memory
+    frees: list[int]                        # registers whose memory is no longer needed
+    reads: frozenset[int]                   # registers of its arguments
+    changes: frozenset[int]                 # registers whose memory it may change
+    static: bool                            # see `Kernel`
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Instructions [start, end) of a plan, registers read from before them, and their outputs."""
+
+    start: int
+    end: int
+    constants: tuple[int, ...]     # persistent tensors: a graph reads them in place
+    inputs: tuple[int, ...]        # other tensors: a graph copies them
+    outputs: tuple[int, ...]
+    needs: int                     # number of bound tensors that must be known
+    part: Part
+
+
+class Plan:
+    """A compiled sequence; raises RemoteError or Refused for an invalid one."""
+
+    def __init__(self, sequence: Sequence, executor: Executor) -> None:
+        if not 0 < len(sequence.steps) <= MAX_STEPS:
+            raise RemoteError(f'a sequence must have 1 to {MAX_STEPS} steps, '
+                              f'got {len(sequence.steps)}')
+        self.slots, self.made, self.kept = sequence.slots, sequence.made, sequence.kept
+        self.persistent: list[int] = []          # handles in the order of registers
+        self.places: dict[StepRole, int] = {}
+        self.bound = len(sequence.bound)
+        self.count_registers(sequence)
+        self.written: set[int] = set()           # registers from before the run that it writes
+        self.sharers: dict[int, set[int]] = {}   # slot -> slots that may share its memory
+        self._shares: dict[int, set[int]] = {}   # slot -> registers whose memory it may share
+        kernels = {s.op: executor.resolve(s.op) for s in sequence.steps if s.op not in (HTOD, DTOH)}
+        self.instructions = [self.compile(step, kernels.get(step.op), executor)
+                             for step in sequence.steps]
+        self.note_releases(sequence)
+        self.blocks: dict[int, Block] = {}       # start -> block that may run as a whole
+
+    def count_registers(self, sequence: Sequence) -> None:
+        """Assign a register to every tensor."""
+        made = -1
+        bound = 0
+        for step in sequence.steps:
+            for role in step.roles():
+                if type(role) is Own and role.slot > made:
+                    raise RemoteError('a step uses a tensor that does not exist yet')
+                if type(role) is Bound:
+                    if role.index > bound:
+                        raise RemoteError('bound tensors must be numbered by first use')
+                    bound = max(bound, role.index + 1)
+                if type(role) is Persistent and role not in self.places:
+                    self.places[role] = self.slots + len(self.persistent)
+                    self.persistent.append(role.handle)
+            for result in step.results:
+                if type(result) is Own and result.slot > made:
+                    made += 1
+                    if result.slot != made:
+                        raise RemoteError('slots must be numbered in the order of creation')
+        if bound != self.bound:
+            raise RemoteError('a sequence declares bound tensors that it does not use')
+        for slot in range(self.slots):
+            self.places[Own(slot)] = slot
+        for index in range(bound):
+            self.places[Bound(index)] = self.slots + len(self.persistent) + index
+        self.registers = self.slots + len(self.persistent) + bound
+
+    def compile(self, step: Step, kernel: Kernel | None, executor: Executor) -> Instruction:
+        """Compile a step into an instruction; note what it writes and what shares memory."""
+        roles = step.roles()
+        if len(step.metas) != len(step.results):
+            raise RemoteError('a step must have as many metas as results')
+        if step.op == HTOD and (roles or len(step.results) != 1 or not step.metas[0]):
+            raise RemoteError('a host-to-device copy must create one tensor')
+        if step.op == DTOH and (len(roles) != 1 or step.results):
+            raise RemoteError('a device-to-host copy must read one tensor')
+        if any(not isinstance(r, Own | None) and r not in roles for r in step.results):
+            raise RemoteError('a step must return new tensors or its arguments')
+        inputs = [self.places[role] for role in roles]
+        results, seen = [], set(inputs)
+        for index, role in enumerate(step.results):
+            if role is not None and self.places[role] not in seen:
+                results.append((index, self.places[role]))
+        changes = self.note_writes(step, kernel, inputs, [place for _, place in results])
+        arguments, holes = [], []
+        for position, value in enumerate(step.arguments):
+            hole = self.hole(value, executor)
+            arguments.append(None if hole is not None else executor.argument(value))
+            if hole is not None:
+                holes.append((position, hole))
+        keyword_holes = [(name, hole) for name, value in step.keywords
+                         if (hole := self.hole(value, executor)) is not None]
+        named = {name for name, _ in keyword_holes}
+        keywords = {name: executor.argument(value) for name, value in step.keywords
+                    if name not in named}
+        needs = max((r.index + 1 for r in roles if type(r) is Bound), default=0)
+        return Instruction(
+            step.op if kernel is None else '', kernel.call if kernel else None, arguments, holes,
+            keywords, keyword_holes, results,
+            step.metas if step.wanted or kernel is None else (), step.wanted, needs, [],
+            [place for _, place in results if kernel is None or kernel.fresh], [],
+            frozenset(inputs), changes, kernel is not None and kernel.static)
+
+    def hole(self, value: Any, executor: Executor) -> Any:
+        """Return the register of a tensor, or a list with registers; None without tensors."""
+        if isinstance(value, ROLES):
+            return self.places[value]
+        if not Step('', (value,)).roles():
+            return None
+        return [(True, self.places[v]) if isinstance(v, ROLES) else (False, executor.argument(v))
+                for v in value]
+
+    def note_writes(self, step: Step, kernel: Kernel | None, inputs: list[int],
+                    made: list[int]) -> frozenset[int]:
+        """Note the tensors from before the run that a step changes, possibly through a view.
+
+        Returns all registers whose memory the step may change.
+        """
+        keywords = dict(step.keywords)
+        changes: set[int] = set()
+        for place in kernel.writes if kernel else ():
+            values = keywords.get(place) if isinstance(place, str) else step.arguments[place] if \
+                place < len(step.arguments) else None
+            for role in Step('', (values,)).roles():
+                changes |= self.shares(self.places[role])
+        self.written |= {p for p in changes if p >= self.slots}
+        shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
+        if kernel is None or kernel.fresh:   # then it shares no memory with the run's own tensors
+            shared = {p for p in shared if p >= self.slots}
+        for place in made:
+            self._shares[place] = shared if kernel and not kernel.fresh else shared | {place}
+            for root in self._shares[place]:
+                self.sharers.setdefault(root, set()).add(place)
+        return frozenset(changes)
+
+    def shares(self, place: int) -> set[int]:
+        """Return the registers whose memory a register may share."""
+        return self._shares.get(place, {place})
+
+    def note_releases(self, sequence: Sequence) -> None:
+        """Release every tensor after its last use, unless it is kept."""
+        last: dict[int, int] = {}
+        for position, step in enumerate(sequence.steps):
+            for role in (*step.roles(), *step.results):
+                if type(role) is Own:
+                    last[role.slot] = position
+        for slot, position in last.items():
+            if slot not in sequence.kept:
+                self.instructions[position].release.append(slot)
+        for root, sharers in self.sharers.items():
+            if root < self.slots and sharers.isdisjoint(sequence.kept):
+                self.instructions[max(last[slot] for slot in sharers)].frees.append(root)

@@ -1,0 +1,339 @@
+"""The replaying server: executes the open run, which may be ahead of the program.
+
+A run can be undone until `Finish`: its new tensors are dropped; tensors from before it that it
+writes were saved when it began. All that it holds counts as the client's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from ..protocol.actions import Abandon, Define, Finish, Forget, Free, More, Start, Switch, Value
+from ..protocol.errors import Missing, OutOfMemory, RemoteError, described
+from ..protocol.record import DTOH, HTOD, Meta
+from . import blocks
+from .graphs import Capturer, Part
+from .plan import Block, Executor, Instruction, Plan
+
+MAX_SEQUENCES = 64    # most sequences of one client; clients keep at most half as many
+
+Request = Define | Forget | Start | More | Switch | Abandon | Finish | Free
+
+
+class _Run:
+    """The open run of a plan."""
+
+    def __init__(self, start: Start, plan: Plan, executor: Executor) -> None:
+        self.number, self.base = start.run, start.base
+        self.inputs: list[Any] = []
+        self.bound = list(start.bound)
+        self.executor = executor
+        self.kept = 0            # bytes of the inputs
+        self.short: OutOfMemory | None = None   # the inputs did not fit into memory
+        self.whole = True        # blocks may run as a whole
+        self.keep(start.inputs)
+        self.begin(plan)
+        if self.short is not None:
+            self.fail(self.short)
+
+    def keep(self, inputs: tuple[Any, ...]) -> None:
+        """Keep these inputs until the run ends, counted as the client's memory."""
+        try:
+            self.kept += self.executor.reserve(sum(map(len, inputs)))
+            self.inputs += inputs
+        except OutOfMemory as error:
+            self.short = self.short or error
+
+    def begin(self, plan: Plan) -> None:
+        """Start at the first step of a plan."""
+        self.plan = plan
+        self.position = self.used = self.values = 0
+        self.differs = False     # the last shape differs: waits for Abandon
+        self.stopped = False     # by an error
+        self.error: Exception | None = None   # an error not yet reported to the client
+        self.random = self.executor.random()
+        self.saved: list[tuple[Any, Any]] = []
+        self.sizes: dict[int, int] = {}       # register -> charged bytes
+        self.registers: list[Any] = [None] * plan.slots
+        self.enter(plan.persistent)
+        self.bind()
+
+    def bind(self) -> None:
+        """Fill the registers of bound tensors that are now known."""
+        if len(self.bound) > self.plan.bound:
+            raise RemoteError(f'a run must have at most {self.plan.bound} bound tensors, '
+                              f'got {len(self.bound)}')
+        known = len(self.registers) - self.plan.slots - len(self.plan.persistent)
+        if not self.stopped:
+            self.enter(self.bound[known:])
+
+    def enter(self, handles: list[int]) -> None:
+        """Fill the next registers with tensors from before the run; save those that it writes."""
+        try:
+            for handle in handles:
+                tensor = self.executor.get(handle)
+                if len(self.registers) in self.plan.written:
+                    saved = self.executor.save(tensor)
+                    self.sizes[len(self.registers)] = self.executor.charge(saved)
+                    self.saved.append((tensor, saved))
+                self.registers.append(tensor)
+        except (Missing, OutOfMemory) as error:  # an earlier call that nobody waited for failed
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Stop; the next value reports the error."""
+        self.stopped = True
+        self.error = error
+
+    def undo(self) -> None:
+        """Restore the state from before the run."""
+        for tensor, saved in reversed(self.saved):
+            self.executor.restore(tensor, saved)
+        self.executor.set_random(self.random)
+        self.leave()
+
+    def leave(self) -> None:
+        """Return the bytes charged to the run."""
+        self.executor.credit(sum(self.sizes.values()))
+        self.sizes.clear()
+
+    def ready(self) -> bool:
+        """Return whether the next step can be executed."""
+        plan = self.plan
+        if self.stopped or self.differs or self.position >= len(plan.instructions):
+            return False
+        step = plan.instructions[self.position]
+        return (step.kind != HTOD or self.used < len(self.inputs)) and \
+            step.needs <= len(self.bound)
+
+    def step(self, alive: frozenset[int] = frozenset()) -> Value | None:
+        """Execute the next step, or a whole block if one begins here and may run as a whole.
+
+        Returns the value of a wanted step. `alive`: slots to keep.
+        """
+        block = self.plan.blocks.get(self.position)
+        if block is not None and self.whole and self.leap(block):
+            return None
+        step = self.plan.instructions[self.position]
+        value = None
+        if step.kind == DTOH:
+            value = self.executor.download(self.registers[step.holes[0][1]])
+        elif step.kind == HTOD:
+            meta = step.metas[0]
+            assert meta is not None
+            self.registers[step.results[0][1]] = self.executor.upload(
+                self.inputs[self.used], meta)
+            self.used += 1
+        else:
+            value = self.execute(step, self.registers)
+        for place in step.fresh:
+            self.sizes[place] = self.executor.charge(self.registers[place])
+        self.position += 1
+        answer = self.answer(step, value) if step.wanted else None
+        for place in step.release:
+            if place not in alive:
+                self.registers[place] = None
+        for place in step.frees:
+            if not alive or alive.isdisjoint(self.plan.sharers[place]):
+                self.executor.credit(self.sizes.pop(place, 0))
+        return answer
+
+    def leap(self, block: Block) -> bool:
+        """Run a block as a whole if it is ready; return whether it ran."""
+        registers = self.registers
+        if block.part.dropped or block.needs > len(self.bound):
+            return False
+        inputs = [registers[place] for place in block.inputs]
+        key = ([self.executor.meta(t) for t in inputs],
+               [self.executor.place(registers[p]) for p in block.constants])
+        if not block.part.wanted(key):
+            return False
+        steps = self.plan.instructions[block.start:block.end]
+
+        def compute(given: list[Any]) -> list[Any]:
+            scratch = list(registers)
+            for place, tensor in zip(block.inputs, given, strict=True):
+                scratch[place] = tensor
+            for step in steps:
+                self.execute(step, scratch)
+                for place in step.release:
+                    scratch[place] = None
+            return [scratch[place] for place in block.outputs]
+
+        made = block.part.run(key, compute, inputs)
+        for place, tensor in zip(block.outputs, made, strict=True):
+            registers[place] = tensor
+            self.sizes[place] = self.executor.charge(tensor)
+        for step in steps:
+            for place in step.release:
+                registers[place] = None
+            for place in step.frees:
+                self.executor.credit(self.sizes.pop(place, 0))
+        self.position = block.end
+        return True
+
+    def execute(self, step: Instruction, registers: list[Any]) -> Any:
+        """Run an operator and store its new tensors in their registers."""
+        arguments, keywords = step.arguments, step.keywords
+        if step.holes:
+            arguments = arguments[:]
+            for position, hole in step.holes:
+                arguments[position] = registers[hole] if type(hole) is int else [
+                    registers[v] if is_tensor else v for is_tensor, v in hole]
+        if step.keyword_holes:
+            keywords = dict(keywords)
+            for name, hole in step.keyword_holes:
+                keywords[name] = registers[hole] if type(hole) is int else [
+                    registers[v] if is_tensor else v for is_tensor, v in hole]
+        results, value = step.call(arguments, keywords)  # type: ignore[misc]
+        for index, place in step.results:
+            registers[place] = results[index]
+        return value
+
+    def answer(self, step: Instruction, value: Any) -> Value:
+        """Return the client's value of a wanted step."""
+        metas: tuple[Meta | None, ...] = ()
+        if step.metas:
+            row: list[Meta | None] = list(step.metas)
+            for index, place in step.results:
+                row[index] = self.executor.meta(self.registers[place])
+            metas = tuple(row)
+            self.differs = any(
+                mine is not None and mine != meta
+                for mine, meta in zip(step.metas, metas, strict=True))
+        self.values += 1
+        return Value(self.number, self.values - 1, value, metas)
+
+
+class ReplayServer:
+    """Runs the sequences of one client. Raises RemoteError for an invalid request."""
+
+    def __init__(self, executor: Executor, capturer: Capturer | None = None) -> None:
+        """`capturer`: captures blocks of plans as graphs, see `graphs`."""
+        self.executor = executor
+        self._capturer = capturer
+        self._plans: dict[int, Plan] = {}
+        self._run: _Run | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether `advance` has something to do."""
+        run = self._run
+        return run is not None and (run.ready() or run.error is not None)
+
+    def apply(self, request: Request) -> None:
+        """Apply a request; requests must come in the client's order."""
+        match request:
+            case Define(sequence):
+                if len(self._plans) >= MAX_SEQUENCES or sequence.number in self._plans:
+                    raise RemoteError('too many sequences, or two with one number')
+                plan = self._plans[sequence.number] = Plan(sequence, self.executor)
+                if self._capturer is not None:
+                    plan.blocks = blocks.blocks(plan, partial(self._part, self._capturer))
+            case Forget(number):
+                forgotten = self._plans.pop(number, None)
+                for block in forgotten.blocks.values() if forgotten else ():
+                    block.part.close()
+            case Start():
+                if self._run is not None:
+                    raise RemoteError('only one run may be open at a time')
+                self._run = _Run(request, self._plan(request.number), self.executor)
+            case Free(handles):
+                for handle in handles:
+                    self.executor.free(handle)
+            case More(number, inputs, bound):
+                run = self._open(number)
+                run.keep(inputs)
+                run.bound.extend(bound)
+                run.bind()
+                if run.short is not None and not run.stopped:
+                    run.fail(run.short)
+            case Switch(number, new, sequence_number):
+                run = self._open(number)
+                plan = self._plan(sequence_number)
+                run.undo()
+                run.number = new
+                run.begin(plan)
+            case Abandon(number, count, alive):
+                self._abandon(self._open(number), count, alive)
+            case Finish(number, alive):
+                self._finish(self._open(number), alive)
+
+    def advance(self, limit: int) -> Iterator[Value]:
+        """Execute at most `limit` steps of the open run; yield values that the program may want.
+
+        Each value is yielded at once, so the program waits only for the steps before it.
+        """
+        run = self._run
+        while run is not None and limit > 0 and run.ready():
+            limit -= 1
+            try:
+                value = run.step()
+            except Exception as error:  # the error belongs to the operator's caller
+                run.fail(error)
+                break
+            if value is not None:
+                yield value
+        if run is not None and run.error is not None:
+            text = ': '.join(described(run.error))
+            run.error = None
+            yield Value(run.number, run.values, error=text)
+
+    def _part(self, capturer: Capturer, name: str) -> Part:
+        return Part(capturer, name, self.executor.reserve, self.executor.credit)
+
+    def _plan(self, number: int) -> Plan:
+        if number not in self._plans:
+            raise RemoteError(f'there is no sequence {number}')
+        return self._plans[number]
+
+    def _open(self, number: int) -> _Run:
+        if self._run is None or self._run.number != number:
+            raise RemoteError(f'run {number} is not open')
+        return self._run
+
+    def _finish(self, run: _Run, alive: tuple[int, ...]) -> None:
+        if any(h - run.base not in run.plan.kept for h in alive):
+            raise RemoteError('a kept tensor must be one that the sequence keeps')
+        self._run_to(run, len(run.plan.instructions), frozenset())
+        self._close(run, alive)
+
+    def _abandon(self, run: _Run, count: int, alive: tuple[int, ...]) -> None:
+        if not 0 <= count <= len(run.plan.instructions):
+            raise RemoteError(f'a run of {len(run.plan.instructions)} steps cannot repeat {count}')
+        if any(not 0 <= h - run.base < run.plan.made[count] for h in alive):
+            raise RemoteError('a kept tensor must be one that the repeated steps create')
+        run.undo()
+        run.whole = False    # the program has made only `count` calls
+        run.begin(run.plan)
+        self._run_to(run, count, frozenset(h - run.base for h in alive))
+        self._close(run, alive)
+
+    def _run_to(self, run: _Run, count: int, alive: frozenset[int]) -> None:
+        """Execute up to step `count`; if that fails, undo and end the run."""
+        try:
+            while run.position < count:
+                if run.error is not None:
+                    raise run.error
+                run.differs = False    # the client knows the difference
+                if not run.ready():
+                    if run.short is not None:
+                        raise run.short
+                    raise RemoteError('inputs or bound tensors of the completed steps are missing')
+                run.step(alive)
+        except Exception:
+            run.undo()
+            self._end(run)
+            raise
+
+    def _end(self, run: _Run) -> None:
+        self._run = None
+        self.executor.credit(run.kept)
+
+    def _close(self, run: _Run, alive: tuple[int, ...]) -> None:
+        self._end(run)
+        run.leave()
+        for handle in alive:
+            self.executor.add(handle, run.registers[handle - run.base])

@@ -1,0 +1,99 @@
+"""Uploaded bytes by SHA-256: weights cross the link once and are in the host's memory once.
+
+Each weight is a file in memory that the processes of all programs map. They share its pages; a
+process that writes to its tensor gets private pages. The least recently used weight is deleted
+first; a process that has mapped it keeps it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import OutOfMemory, RemoteError
+
+_DIGEST = re.compile('[0-9a-f]{64}')
+
+
+class Weights:
+    """At most `limit` bytes in `folder`; without a folder nothing is kept."""
+
+    def __init__(self, limit: int = 0, folder: Path | None = None) -> None:
+        self.limit = limit
+        self.folder = folder
+
+    @property
+    def used(self) -> int:
+        """Bytes kept."""
+        return sum(size for _, size, _ in self._kept())
+
+    def find(self, digest: str, size: int) -> mmap.mmap | None:
+        """Return the bytes as private writable memory, if they are kept."""
+        if self.folder is None or not _DIGEST.fullmatch(digest):
+            return None
+        try:
+            with (self.folder / digest).open('rb') as file:
+                os.utime(file.fileno())
+                if os.fstat(file.fileno()).st_size != size:
+                    return None
+                return _mapped(file.fileno(), size)
+        except FileNotFoundError:
+            return None
+
+    def keep(self, data: Any, digest: str) -> mmap.mmap | None:
+        """Keep a copy; return it as `find` does, None if it is too large to keep.
+
+        Raises RemoteError for a wrong digest.
+        """
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise RemoteError(f'weights of {len(data)} bytes do not have the digest {digest[:64]}')
+        size = len(data)
+        if self.folder is None or not 0 < size <= self.limit:
+            return None
+        with (self.folder / 'lock').open('w') as lock:   # also released when the process ends
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = self.find(digest, size)
+            if found is not None:
+                return found
+            self._make_room(size)
+            new = self.folder / 'new'
+            try:
+                new.write_bytes(data)
+                new.replace(self.folder / digest)
+            except OSError:   # the machine has no space left
+                new.unlink(missing_ok=True)
+                return None
+        return self.find(digest, size)
+
+    def _make_room(self, size: int) -> None:
+        kept = sorted(self._kept())
+        used = sum(size for _, size, _ in kept)
+        for _, freed, path in kept:
+            if used + size <= self.limit:
+                return
+            Path(path).unlink(missing_ok=True)
+            used -= freed
+
+    def _kept(self) -> list[tuple[int, int, str]]:
+        """Return (last use in ns, size, path) of each weight."""
+        found = []
+        for entry in os.scandir(self.folder) if self.folder is not None else ():
+            if _DIGEST.fullmatch(entry.name):
+                try:
+                    status = entry.stat()
+                except FileNotFoundError:   # another process has deleted it
+                    continue
+                found.append((status.st_mtime_ns, status.st_size, entry.path))
+        return found
+
+
+def _mapped(file: int, size: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(file, size, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        raise OutOfMemory(f'weights of {size >> 20} MiB cannot be mapped: {error}') from error

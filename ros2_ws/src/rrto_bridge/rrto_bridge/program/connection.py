@@ -1,0 +1,173 @@
+"""The engine behind the device of one process: when it connects, and what follows a lost server."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ..client.inprocess import InProcess
+from ..client.machine import ClientMachine
+from ..client.migration import migrate
+from ..client.percall import NoReplay, PerCall
+from ..protocol.errors import LinkError, RrtoError
+from .turns import Turns
+
+
+class Connection:
+    """The engine that executes the program's calls; threads take turns with `lock`.
+
+    `connect` creates the engine. It is called at the first use of the device, and again when a lost
+    server returns; then it may raise RrtoError.
+    """
+
+    def __init__(self, connect: Callable[[], PerCall]) -> None:
+        self._connect = connect
+        self._lost: PerCall | None = None       # the engine of the lost server
+        self._next: PerCall | None = None       # the engine of a server that has returned
+        self.follower: Any = NoReplay()
+        self.lock = threading.RLock()
+        self.turns = Turns(self.lock)
+        self.forked = False                     # this is a child of a process that used the device
+        self._parents: PerCall | None = None    # kept alive there: only the parent closes it
+        self._seed: int | None = None           # sent at the first use of the device
+        here = weakref.WeakMethod(self._after_fork)
+        os.register_at_fork(after_in_child=lambda: (forked := here()) and forked())
+
+    def _after_fork(self) -> None:
+        """Detach a forked child: it has neither the parent's threads nor its turn at the link."""
+        self.lock, self.follower = threading.RLock(), NoReplay()
+        self.turns = Turns(self.lock)
+        engine = self.__dict__.pop('engine', None)
+        if engine is not None:
+            self.forked, self._parents = True, engine
+
+    @cached_property
+    def engine(self) -> PerCall:
+        """The engine that executes the calls."""
+        if self.forked:
+            raise RuntimeError('Cannot re-initialize CUDA in forked subprocess. To use CUDA with '
+                               "multiprocessing, you must use the 'spawn' start method")
+        self._use(self._connect())
+        if self._seed is not None:
+            self.ask('seed', self._seed)  # continues on this machine if the server is lost already
+        return self.engine
+
+    def busy(self) -> bool:
+        """Return whether an exception in this thread would now leave state inconsistent."""
+        return self.lock._is_owned() and not self.engine.port.idle  # type: ignore[attr-defined]
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """Call a method of the engine; if the server is lost, on this machine if allowed.
+
+        Call it with the lock held.
+        """
+        try:
+            return getattr(self.engine, what)(*arguments)
+        except LinkError as error:
+            if self.engine.journal is None:
+                raise
+            self._go_local(error)
+            return getattr(self.engine, what)(*arguments)
+
+    # -- a server that is lost, and one that returns ---------------------------------------------
+
+    def _go_local(self, error: LinkError) -> None:
+        lost = self.engine
+        assert lost.journal is not None
+        for call, data in lost.lost():
+            lost.journal.made(call, data)
+        port = InProcess(ClientMachine('async').follow(lost.machine))
+        with torch.inference_mode():
+            lost.journal.rebuild(port.performer.context)
+        self._use(PerCall(port))
+        print(f'rrto: {error}; continuing on this machine', file=sys.stderr)
+        self._lost = lost
+        lost.port.watch(self._found)
+
+    def _use(self, engine: PerCall) -> None:
+        self.engine = engine
+        self.follower = engine.follower
+
+    def _found(self) -> bool:
+        """Connect to a server that another thread has seen; return whether it works."""
+        try:
+            self._next = self._connect()
+        except RrtoError:
+            return False
+        return True
+
+    def resume(self) -> None:
+        """Continue on a server that has returned, if there is one; an inference begins.
+
+        Call it with the lock held.
+        """
+        found = self._next
+        if found is None:
+            return
+        here, lost = self.engine, self._lost
+        assert isinstance(here.port, InProcess) and lost is not None
+        here.synchronize()
+        self._next = None
+        found.machine.follow(here.machine)
+        try:
+            migrate(here.port.performer.context, found)
+        except RrtoError as error:
+            found.port.close()
+            print(f'rrto: {error}; staying on this machine', file=sys.stderr)
+            if isinstance(error, LinkError):
+                lost.port.watch(self._found)
+            return
+        self._use(found)
+        lost.port.close()
+        self._lost = None
+        print('rrto: the server is back; continuing there', file=sys.stderr)
+
+    # -- the device itself -----------------------------------------------------------------------
+
+    def query(self, name: str) -> Any:
+        """Return the server's answer about its device; see `execution.perform`."""
+        with self.lock:
+            return self.ask('query', name)
+
+    def seed(self, seed: int) -> None:
+        """Seed the random operators. This does not connect to a server."""
+        with self.lock:
+            seed = torch.Generator().manual_seed(seed).initial_seed()   # not negative
+            self._seed = seed
+            if 'engine' in self.__dict__:
+                self.turns.enter(True)
+                self.ask('seed', seed)
+
+    @property
+    def next_handle(self) -> int:
+        """A handle that no tensor created later precedes."""
+        return self.engine.machine.allocate(1) if 'engine' in self.__dict__ else 0
+
+    @property
+    def first_seed(self) -> int:
+        """The seed that was last set, or PyTorch's own."""
+        return torch.initial_seed() if self._seed is None else self._seed
+
+    def random(self, state: bytes = b'') -> bytes:
+        """Return the state of the random generator; set it first if `state` is not empty."""
+        with self.lock:
+            found: bytes = self.ask('random', state)
+            return found
+
+    def synchronize(self) -> None:
+        """Wait until every call is done; raise the error of a call that nobody waited for."""
+        with self.lock:
+            self.ask('synchronize')
+
+    def clock(self) -> float:
+        """Return the time (s) at which every earlier call is done."""
+        self.synchronize()
+        return time.monotonic()

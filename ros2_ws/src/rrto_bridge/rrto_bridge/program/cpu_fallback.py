@@ -1,0 +1,89 @@
+"""Run an operator that the server does not execute on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .remote import RemoteTensor
+from .runner import Runner
+
+
+class CpuFallback:
+    """Arguments of an operator that runs on this machine, and the way back for its results."""
+
+    def __init__(self, device: Runner, arguments: Any) -> None:
+        self._device = device
+        given: dict[int, RemoteTensor] = {}
+        for tensor in device.lifetimes.existing(arguments):
+            given.setdefault(tensor.handle, tensor)
+        values = device.downloads([*given.values()]) if given else []
+        self._values = dict(zip(given, values, strict=True))   # handle -> value
+        self._given: dict[int, torch.Tensor] = {id(t): t for t in _tensors(arguments)}
+        self._given.update(zip(map(id, values), given.values(), strict=True))
+
+    def snapshot(self) -> None:
+        """Remember the values, for `write_changed`."""
+        self._before = {handle: _bytes(value).clone() for handle, value in self._values.items()}
+
+    def write_changed(self, result: Any) -> None:
+        """Copy what the operator wrote back to the server, whatever its schema says.
+
+        The operators of torch.distributed write into arguments that their schemas do not mark, and
+        go on when they have returned; ``result`` holds what has to be waited for.
+        """
+        _wait(result)
+        for tensor in self._given.values():
+            if isinstance(tensor, RemoteTensor) and not torch.equal(
+                    self._before[tensor.handle], _bytes(self._values[tensor.handle])):
+                self.write(tensor)
+
+    def fetched(self, value: Any) -> Any:
+        """Return an argument with tensors and devices of this machine."""
+        if isinstance(value, RemoteTensor):
+            return self._values[value.handle]
+        if isinstance(value, (list, tuple)):
+            return [self.fetched(item) for item in value]
+        return torch.device('cpu') if isinstance(value, torch.device) else value
+
+    def sent(self, value: Any) -> Any:
+        """Return a result with tensors of the server."""
+        if isinstance(value, torch.Tensor):
+            given = self._given.get(id(value))
+            return self._device.upload(value) if given is None else given
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.sent(item) for item in value])
+        return value
+
+    def write(self, value: Any) -> None:
+        """Copy what the operator wrote back to the server."""
+        if isinstance(value, RemoteTensor):
+            self._device.overwrite(value, self._values[value.handle])
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self.write(item)
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _wait(result: Any) -> None:
+    """Wait for what an operator of torch.distributed has begun."""
+    if isinstance(result, torch.Tensor):
+        torch.ops._c10d_functional.wait_tensor(result)
+    elif isinstance(result, torch.ScriptObject):
+        torch._C._distributed_c10d.Work.unbox(result).wait()
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            _wait(item)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

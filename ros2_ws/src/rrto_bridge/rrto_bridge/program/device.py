@@ -1,0 +1,331 @@
+"""The device behind 'cuda:0': turns dispatched operators into calls, and results into tensors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import get_default_dtype
+
+import rrto_bridge
+
+from ..client.percall import PerCall, Result
+from ..protocol.allow import resolve
+from ..protocol.errors import OutOfMemory, Refused, Unsendable
+from ..protocol.operators import COMPOSITE, DEFAULT, EXPLICIT, USUAL, Operator, operator, overload
+from ..protocol.record import Call
+from ..protocol.tensors import check_dense, check_device, meta_of, ordinary, pack, special, unpack
+from . import handlers, placement
+from .connection import Connection
+from .cpu_fallback import CpuFallback
+from .lifetimes import Lifetimes, NotOnDevice, become
+from .remote import CUDA, RemoteTensor, make, make_view, move, released
+from .step_matcher import MISS, compiled
+
+OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
+_TO_COPY = torch.ops.aten._to_copy.default
+ROOM = 60    # most Python stack frames of a call
+aten = torch.ops.aten
+
+
+class Device:
+    """The remote device of one process: runs operators, and moves values between the two sides.
+
+    `connect` creates the engine, see `Connection`.
+    """
+
+    def __init__(self, connect: Callable[[], PerCall]) -> None:
+        self.connection = Connection(connect)
+        self.lifetimes = Lifetimes(self.connection)
+        self._announced: set[str] = set()       # operators reported as run on this machine
+        self._thread = threading.local()
+
+    # -- what PyTorch dispatches -----------------------------------------------------------------
+
+    def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Run an operator with a remote tensor or the remote device among its arguments."""
+        connection = self.connection
+        with connection.lock:
+            follower = connection.follower
+            step = follower.expected
+            if step is not None and get_default_dtype() is USUAL:
+                match = step.compiled or compiled(step)
+                result = match(function, args, kwargs, follower.base)
+                if result is not MISS:
+                    follower.advance()
+                    if connection.turns.contended:
+                        connection.turns.claim()
+                    return result
+            begins = function is _TO_COPY and not isinstance(args[0], RemoteTensor)
+            if connection.turns.enter(begins):
+                return self.dispatch(function, args, kwargs)   # other threads made calls meanwhile
+            if operator(function).decomposes:
+                # Not function.decompose(): its decompositions in Python round differently.
+                return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
+            _headroom(ROOM)   # raise a RecursionError before any state changes
+            try:
+                handler = HANDLERS.get(function)
+                if handler is not None:
+                    return handler(self, *args, **(kwargs or {}))
+                return self.run(function, args, kwargs or {})
+            except OutOfMemory as error:
+                raise OUT_OF_MEMORY(str(error)) from None
+
+    def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run any operator on the server, or on this machine if the server cannot."""
+        facts = operator(function)
+        try:
+            resolve(facts.name)
+        except Refused as error:
+            if facts.python:
+                return function._op_dk(EXPLICIT, *args, **kwargs)
+            return self._run_on_cpu(function, facts, args, kwargs, error)
+        lifetimes = self.lifetimes
+        lifetimes.collect()
+        if facts.out:
+            for name in facts.writes:
+                self._own(kwargs.get(name))
+        given: list[RemoteTensor] = []
+        try:
+            arguments = tuple([lifetimes.argument(a, given) for a in args])
+            keywords = tuple([(k, lifetimes.argument(v, given)) for k, v in kwargs.items()])
+            if facts.moves:
+                return self._move(facts, args[0], given, arguments, keywords)
+            result = self._call(facts, facts.name, arguments, keywords, given)
+        except NotOnDevice:
+            return placement.execute(self, function, facts, args, kwargs)
+        except (Refused, Unsendable) as error:   # only with these arguments
+            return self._run_on_cpu(function, facts, args, kwargs, error)
+        return self._tensors(result, facts, given)
+
+    def _call(self, facts: Operator, name: str, arguments: Any, keywords: Any,
+              given: list[RemoteTensor]) -> Result:
+        default = get_default_dtype()
+        if default is not USUAL:
+            keywords = (*keywords, (DEFAULT, special(default)))
+        masked = facts.index and any(t.dtype in (torch.bool, torch.uint8) for t in given[1:])
+        call = Call(name, arguments, keywords, wanted=facts.wanted or masked)
+        result: Result = self.connection.ask('execute', call, tuple([meta_of(t) for t in given]),
+                                             facts.view)
+        if call.wanted:
+            self.connection.turns.has_value()
+        return result
+
+    def _tensors(self, result: Result, facts: Operator, given: list[RemoteTensor]) -> Any:
+        if not result.handles:
+            return [] if facts.lists else result.value
+        flat: list[Any] = []
+        order = given[::-1] if facts.out else given   # `out` is the last argument, and the result
+        for handle, meta in zip(result.handles, result.metas, strict=True):
+            known = next((t for t in order if t.handle == handle), None)
+            if known is not None and meta is not None and meta != meta_of(known):
+                move(known, meta)
+            if known is not None or handle is None or meta is None:
+                flat.append(known)
+            else:
+                flat.append(make_view(handle, meta, given[0]) if facts.view else make(handle, meta))
+        return flat if facts.lists else flat[0] if len(flat) == 1 else tuple(flat)
+
+    def _move(self, facts: Operator, tensor: RemoteTensor, given: list[RemoteTensor],
+              arguments: Any, keywords: Any) -> RemoteTensor:
+        """Run an in-place view. The tensor gets a new handle: a handle never changes its shape."""
+        view = operator(overload(facts.moves.removeprefix('aten.')))
+        result = self._call(view, view.name, arguments, keywords, given)
+        handle, meta = result.handles[0], result.metas[0]
+        assert handle is not None and meta is not None
+        released.append(tensor.handle)
+        tensor.handle = handle
+        move(tensor, meta)
+        return tensor
+
+    # -- copies ----------------------------------------------------------------------------------
+
+    def upload(self, tensor: torch.Tensor) -> RemoteTensor:
+        """Copy host to device."""
+        check_dense(tensor)
+        meta, data = pack(tensor)
+        with self.connection.lock:
+            self.connection.resume()
+            self.lifetimes.collect()
+            weight = getattr(self._thread, 'weights', False)
+            return make(self.connection.ask('upload', meta, data, weight), meta)
+
+    def download(self, tensor: RemoteTensor) -> torch.Tensor:
+        """Copy device to host."""
+        return self.downloads([tensor])[0]
+
+    def downloads(self, tensors: list[RemoteTensor]) -> list[torch.Tensor]:
+        """Copy several tensors from device to host in one round trip."""
+        with self.connection.lock:
+            self.lifetimes.collect()
+            for tensor in tensors:
+                self.lifetimes.materialise(tensor)
+            found = self.connection.ask('downloads', [(t.handle, meta_of(t)) for t in tensors])
+            self.connection.turns.has_value()
+        return [unpack(meta, data) for meta, data in found]
+
+    @contextmanager
+    def loading_weights(self) -> Iterator[None]:
+        """Treat uploads of this thread as weights meanwhile: the server may have kept them."""
+        before = getattr(self._thread, 'weights', False)
+        self._thread.weights = True
+        try:
+            yield
+        finally:
+            self._thread.weights = before
+
+    def copy_into(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
+                  ) -> Any:
+        """`copy_` between the two sides, or on the server."""
+        if not isinstance(target, RemoteTensor):
+            return target.copy_(self.download(source))  # type: ignore[arg-type]
+        if isinstance(source, RemoteTensor):
+            return self.run(aten.copy_.default, (target, source), {})
+        if self.lifetimes.is_deferred(target):
+            dense = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
+            uploaded = self.upload(dense.copy_(source))
+            if uploaded.stride() == target.stride():
+                target.handle, uploaded.handle = uploaded.handle, target.handle
+                return target
+        return self.run(aten.copy_.default, (target, self.upload(source.to(target.dtype))), {})
+
+    def to_copy(self, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """`_to_copy`: to the other side, or to another dtype or layout."""
+        device = kwargs.get('device')
+        if isinstance(tensor, RemoteTensor) and (device is None or device.type == 'cuda'):
+            kwargs.pop('non_blocking', None)
+            return self.run(aten._to_copy.default, (tensor,), kwargs)
+        if isinstance(tensor, RemoteTensor):
+            if device is not None and device.type == 'meta':
+                values = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype,
+                                             device=device)
+            else:
+                values = self.download(tensor)
+            return aten._to_copy.default(values, **kwargs)
+        check_device(kwargs.pop('device', None) or CUDA)
+        return self.upload(aten._to_copy.default(tensor, **kwargs) if kwargs else tensor)
+
+    # -- the memory of tensors ------------------------------------------------------------------
+
+    def _own(self, tensor: Any) -> None:
+        """Give a tensor whose shape may change a handle that its aliases do not share."""
+        if isinstance(tensor, RemoteTensor) and self.lifetimes.has_aliases(tensor):
+            become(tensor, self.run(aten.alias.default, (tensor,), {}))
+
+    def resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
+                ) -> RemoteTensor:
+        """Resize to a view of the same memory, or to a copy if nothing else uses the old memory."""
+        size, offset = tuple(size), int(tensor.storage_offset())
+        if size == tuple(tensor.shape) and memory_format is None:
+            return tensor
+        made = torch.empty(size, dtype=tensor.dtype, device='meta',
+                           memory_format=memory_format or torch.contiguous_format)
+        memory = self.lifetimes.memory(tensor)
+        if (offset + made.numel()) * tensor.itemsize <= memory.size:
+            return become(tensor, self._strided(tensor, size, made.stride(), offset))
+        if memory.shared:
+            raise RuntimeError('rrto: resize_ cannot enlarge a tensor that shares its memory with '
+                               'others; create a new tensor')
+        whole = torch.empty(offset + made.numel(), dtype=tensor.dtype, device=CUDA)
+        count = memory.size // tensor.itemsize
+        if count:
+            old = self._strided(tensor, (count,), (1,), 0)
+            self.run(aten.copy_.default, (self._strided(whole, (count,), (1,), 0), old), {})
+        return become(tensor, self._strided(whole, size, made.stride(), offset))
+
+    def _strided(self, tensor: torch.Tensor, *where: Any) -> RemoteTensor:
+        view: RemoteTensor = self.run(aten.as_strided.default, (tensor, *where), {})
+        return view
+
+    def copy(self, tensor: RemoteTensor, copied: dict[int, torch.Tensor], away: bool
+             ) -> torch.Tensor:
+        """Copy a tensor, to this machine if `away`. Copies share memory as their originals do.
+
+        `copied`: memory key -> copy of memory that tensors share.
+        """
+        with self.connection.lock:
+            memory = self.lifetimes.memory(tensor)
+            count, start = memory.size // tensor.itemsize, int(tensor.storage_offset())
+            if not memory.shared and tensor.numel() == count:
+                return self.download(tensor) if away else self.run(
+                    aten.clone.default, (tensor,), {})
+            if memory.key not in copied:
+                whole = self._strided(tensor, (count,), (1,), 0)
+                copied[memory.key] = self.download(whole) if away else self.run(
+                    aten.clone.default, (whole,), {})
+            flat = copied[memory.key]
+            if flat.dtype != tensor.dtype:
+                flat = flat.view(tensor.dtype)
+            where = tensor.shape, tensor.stride(), start
+            return flat.as_strided(*where) if away else self._strided(flat, *where)
+
+    def ask(self, function: Any, tensor: RemoteTensor) -> Any:
+        """Run an operator on the server that PyTorch itself would answer on this machine."""
+        with self.connection.lock:
+            return self.run(function, (tensor,), {})
+
+    # -- what the server cannot do ---------------------------------------------------------------
+
+    def overwrite(self, tensor: RemoteTensor, values: torch.Tensor) -> None:
+        """Copy values that were computed on this machine into a tensor."""
+        if values.shape != tensor.shape:   # `out=`
+            self._own(tensor)
+            become(tensor, self.upload(values))
+        else:
+            self.copy_into(tensor, values)
+
+    def _run_on_cpu(self, function: Any, facts: Operator, args: Any, kwargs: Any, why: Exception
+                  ) -> Any:
+        """Fetch the arguments, run the operator on the CPU, and send its results back."""
+        if placement.others(placement.given(function, args, kwargs)):
+            return NotImplemented
+        if facts.view:
+            raise RuntimeError(f'rrto: {why}; this machine cannot make a view: use .cpu()')
+        if facts.name.startswith('aten.') and placement.writes_here(function, facts, args, kwargs):
+            return placement.execute(self, function, facts, args, kwargs)
+        wanted = kwargs.get('device')      # where the program wants the result
+        stays = isinstance(wanted, torch.device) and wanted.type == 'cpu'
+        drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
+        fallback = CpuFallback(self, (*args, *kwargs.values()))
+        trusted = facts.name.startswith('aten.')   # to say in its schema what it writes
+        if not trusted:
+            fallback.snapshot()
+        with ordinary():
+            result = function(*[fallback.fetched(a) for a in args],
+                              **{k: fallback.fetched(v) for k, v in kwargs.items()})
+            if not trusted:
+                fallback.write_changed(result)
+        returned = result if stays else fallback.sent(result)
+        for name, value in [*zip((a.name for a in function._schema.arguments), args, strict=False),
+                            *kwargs.items()]:
+            if name in facts.writes:
+                fallback.write(value)
+        if facts.name not in self._announced and not drawn and not stays:
+            self._announced.add(facts.name)
+            print(f'rrto: {facts.name} runs on this machine, not on the server ({why}); '
+                  f'first used at {users_line()}', file=sys.stderr)
+        return returned
+
+
+def _headroom(frames: int) -> None:
+    if frames:
+        _headroom(frames - 1)
+
+
+def users_line() -> str:
+    """Return file and line of the running program, for messages."""
+    frame = sys._getframe(1)
+    ours = os.path.dirname(rrto_bridge.__file__), os.path.dirname(torch.__file__)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        frame = frame.f_back
+    return f'{frame.f_code.co_filename}:{frame.f_lineno}'
+
+
+HANDLERS: dict[Any, handlers.Handler] = {
+    **handlers.HANDLERS, aten.copy_.default: Device.copy_into,
+    aten._to_copy.default: Device.to_copy, aten.resize_.default: Device.resize}

@@ -1,0 +1,39 @@
+"""Let tensors report 'cuda:0' in a PyTorch without CUDA, or without a usable GPU.
+
+PyTorch does this for fake tensors of CUDA programs (`torch._C._ensureCUDADeviceGuardSet`), but only
+in a build with CUDA: there it replaces a guard that counts no devices. A CPU build has no CUDA
+guard. The lazy backend's guard also counts no devices, so it is registered as CUDA's first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from ..protocol.errors import ConfigError
+
+_CUDA, _LAZY = 1, 17  # c10::DeviceType
+_REGISTRY = '_ZN3c104impl26device_guard_impl_registryE'
+
+
+def install() -> None:
+    """Install a CUDA device guard that does nothing; raises ConfigError if that fails."""
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        if torch.cuda.device_count():
+            raise ConfigError("this PyTorch uses this machine's GPU: hide it with "
+                              'CUDA_VISIBLE_DEVICES= (empty), as `rrto run` does')
+        torch._C._ensureCUDADeviceGuardSet()
+        return
+    library = Path(torch.__file__).parent / 'lib' / 'libc10.so'
+    try:
+        registry = (ctypes.c_void_p * (_LAZY + 1)).in_dll(ctypes.CDLL(str(library)), _REGISTRY)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f'rrto does not support PyTorch {torch.__version__}: {error}') from error
+    if not registry[_CUDA]:
+        registry[_CUDA] = registry[_LAZY]
+    torch._C._ensureCUDADeviceGuardSet()
+    if not registry[_CUDA] or registry[_CUDA] == registry[_LAZY]:
+        registry[_CUDA] = None
+        raise ConfigError(f'PyTorch {torch.__version__} rejects a CUDA device guard')

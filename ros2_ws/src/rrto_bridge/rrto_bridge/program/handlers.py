@@ -1,0 +1,157 @@
+"""Special handling of operators that the device does not send as PyTorch dispatches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..protocol.errors import Unsendable
+from ..protocol.operators import COMPOSITE, GRADED, LAYER, LEARNT, NESTED_MASK, RECURRENT, overload
+from ..protocol.record import Meta
+from ..protocol.tensors import NAMES, check_device, contiguous, meta_of
+from .nested_tensors import NestedTensor, nested_tensor, refuse
+from .remote import CUDA, RemoteTensor
+from .runner import Runner
+
+Handler = Callable[..., Any]
+aten = torch.ops.aten
+
+
+def _dtype(kwargs: Any) -> torch.dtype:
+    """Return the dtype of a new tensor; raise CUDA's error for a device that does not exist."""
+    check_device(kwargs.get('device') or CUDA)
+    dtype: torch.dtype = kwargs.get('dtype') or torch.get_default_dtype()
+    if dtype not in NAMES:
+        raise Unsendable(f'rrto: the device has no tensors of {dtype}')
+    return dtype
+
+
+def _pack_padded_sequence(on: Runner, /, *args: Any) -> Any:
+    """Decompose into slices: the lengths and the returned batch sizes are tensors of the CPU."""
+    return aten._pack_padded_sequence.default._op_dk(
+        torch._C.DispatchKey.CompositeExplicitAutograd, *args)
+
+
+def _empty_memory_format(on: Runner, /, size: Any, **kwargs: Any) -> RemoteTensor:
+    dtype = _dtype(kwargs)
+    if kwargs.get('memory_format') in (None, torch.contiguous_format):
+        meta = contiguous(tuple(size), NAMES[dtype])
+    else:
+        meta = meta_of(torch.empty(size, dtype=dtype, device='meta',
+                                   memory_format=kwargs['memory_format']))
+    return on.lifetimes.empty(aten.empty.memory_format, meta, (size,), {**kwargs, 'dtype': dtype})
+
+
+def _empty_strided(on: Runner, /, size: Any, stride: Any, **kwargs: Any) -> RemoteTensor:
+    dtype = _dtype(kwargs)
+    meta = Meta(tuple(size), tuple(stride), NAMES[dtype])
+    return on.lifetimes.empty(aten.empty_strided.default, meta, (size, stride),
+                              {**kwargs, 'dtype': dtype})
+
+
+def _native_batch_norm(on: Runner, /, *args: Any) -> Any:
+    """Use the variant that declares the change of running statistics, if training changes them."""
+    changes = args[5] and args[3] is not None
+    return on.run(aten._native_batch_norm_legit.default if changes
+                  else aten.native_batch_norm.default, args, {})
+
+
+def _alias(on: Runner, /, tensor: RemoteTensor) -> RemoteTensor:
+    return on.lifetimes.alias(tensor)
+
+
+def _set_to(on: Runner, /, target: RemoteTensor, source: RemoteTensor) -> RemoteTensor:
+    return on.lifetimes.set_to(target, source)
+
+
+def _set_empty(on: Runner, /, tensor: RemoteTensor) -> RemoteTensor:
+    return on.lifetimes.set_to(tensor, torch.empty(0, dtype=tensor.dtype, device=CUDA))  # type: ignore[arg-type]
+
+
+def _set_storage(on: Runner, /, *args: Any) -> Any:
+    raise RuntimeError("rrto: the storage of the device's tensors is not on this machine; use "
+                       'set_(tensor)')
+
+
+def _resize_as(on: Runner, /, tensor: torch.Tensor, like: torch.Tensor, *,
+               memory_format: Any = None) -> torch.Tensor:
+    if not isinstance(tensor, RemoteTensor):
+        return tensor.resize_(like.shape, memory_format=memory_format)
+    return on.resize(tensor, like.shape, memory_format=memory_format)
+
+
+def _recurrent(function: Any) -> Any:
+    """Tell the server whether gradients are possible: a CPU then multiplies differently."""
+    def handler(on: Runner, /, *args: Any) -> Any:
+        learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
+        said = {LEARNT: learnt, GRADED: torch.is_grad_enabled()}
+        return on.run(function, args, {name: True for name, value in said.items() if value})
+    return handler
+
+
+def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
+    """Take the spectrum from a decomposition if gradients are possible: it rounds differently."""
+    def handler(on: Runner, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and matrix.requires_grad:
+            return on.run(decomposition, (matrix, *args), kwargs)[place]
+        return on.run(function, (matrix, *args), kwargs)
+    return handler
+
+
+def _attention(on: Runner, /, *args: Any, **kwargs: Any) -> Any:
+    """Use the server's kernels, or plain products if the program has disabled flash attention."""
+    if torch.backends.cuda.flash_sdp_enabled():
+        return on.run(aten.scaled_dot_product_attention.default, args, kwargs)
+    return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]
+
+
+def _no_other_library(on: Runner, /, *args: Any) -> bool:
+    return False
+
+
+def _from_mask(on: Runner, /, source: RemoteTensor, mask: RemoteTensor, mask_check: bool = True
+               ) -> NestedTensor:
+    if mask_check and not torch._nested_tensor_from_mask_left_aligned(source, mask):
+        raise RuntimeError('Expected mask to be left-aligned')
+    return nested_tensor(source, mask, False)
+
+
+def _encoder_layer(on: Runner, /, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    function = aten._transformer_encoder_layer_fwd.default
+    if not isinstance(source, NestedTensor):
+        return on.run(function, (source, *args), kwargs)
+    if any(value is not None for value in (*args[LAYER:], *kwargs.values())):
+        refuse('a layer with a mask')
+    padded = on.run(function, (source.padded, *args[:LAYER], source.mask, NESTED_MASK), {})
+    return nested_tensor(padded, source.mask, True)
+
+
+# The replacement of each such operator; its first argument is the device.
+HANDLERS: dict[Any, Handler] = {
+    aten.detach.default: _alias,
+    aten.alias.default: _alias,
+    aten.lift_fresh.default: _alias,
+    aten.native_batch_norm.default: _native_batch_norm,
+    aten.empty.memory_format: _empty_memory_format,
+    aten.empty_strided.default: _empty_strided,
+    aten._pack_padded_sequence.default: _pack_padded_sequence,
+    **{getattr(getattr(aten, name), which): _no_other_library   # older PyTorch asks
+       for name in ('_use_cudnn_ctc_loss', '_use_miopen_ctc_loss') if hasattr(aten, name)
+       for which in getattr(aten, name).overloads() if which != 'out'},
+    aten.scaled_dot_product_attention.default: _attention,
+    aten._nested_tensor_from_mask.default: _from_mask,
+    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+    **{overload(f'{cell}.input'): _recurrent(overload(f'{cell}.input')) for cell in RECURRENT},
+    aten.linalg_svdvals.default: _spectrum(aten.linalg_svdvals.default,
+                                           aten._linalg_svd.default, 1),
+    aten.linalg_eigvalsh.default: _spectrum(aten.linalg_eigvalsh.default,
+                                            aten._linalg_eigh.default, 0),
+    aten.set_.source_Tensor: _set_to,
+    aten.set_.default: _set_empty,
+    aten.set_.source_Storage: _set_storage,
+    aten.set_.source_Storage_storage_offset: _set_storage,
+    aten.resize_as_.default: _resize_as,
+    aten.record_stream.default: lambda on, tensor, stream: None,
+}

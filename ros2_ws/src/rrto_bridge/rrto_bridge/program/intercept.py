@@ -1,0 +1,119 @@
+"""Install a Device as PyTorch's 'cuda:0' in this process.
+
+PyTorch dispatches every operator on a remote tensor to its class. An operator that creates a tensor
+on the device has no such argument and comes through the backend's dispatch key.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from ..protocol.operators import COMPOSITE, WHOLE, overload
+from ..protocol.tensors import refuse_kind
+from . import guard, signals
+from .device import Device
+from .remote import Hook, RemoteTensor
+from .torch_patches import cuda_api
+
+_KEPT: list[Any] = []   # a registration ends with its library object
+
+# Called below the wrappers' dispatch (by torch.tensor, and to read numbers), or implemented by
+# kernels of a CUDA build.
+_OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided', '_local_scalar_dense')
+
+
+def install(device: Device) -> None:
+    """Make `device` the CUDA device of this process. Raises ConfigError; once per process."""
+    guard.install()
+    Hook.dispatch, Hook.copy = partial(_first, device), device.copy
+    Hook.memory, Hook.ask = lambda tensor: device.lifetimes.memory(tensor), device.ask
+    backend = torch.library.Library('_', 'IMPL')
+    backend.fallback(_from_backend, 'CUDA')
+    for kind, key in (('nested', 'NestedTensorCUDA'), ('sparse_csr', 'SparseCsrCUDA'),
+                      ('sparse_coo', 'SparseCUDA'), ('quantised', 'QuantizedCUDA')):
+        backend.fallback(partial(_not_dense, kind), key)
+    kernels = torch.library.Library('aten', 'IMPL')
+    kernels.impl('ctc_loss.Tensor', _ctc_loss, 'AutogradCUDA')
+    for names, key in ((_OVERRIDES, 'CUDA'), (WHOLE, 'AutogradCUDA')):
+        for name in names:
+            kernels.impl(name, partial(_from_backend, overload(name)), key)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')   # PyTorch warns of replaced kernels
+        _record_traces(kernels)
+    _KEPT.extend((backend, kernels))
+    cuda_api.install(device)
+    signals.install(lambda: device.connection.busy(), RemoteTensor.__del__.__code__)
+
+
+def _first(device: Device, *args: Any) -> Any:
+    """Handle the first call."""
+    _without_dtensor()
+    Hook.dispatch = device.dispatch
+    return device.dispatch(*args)
+
+
+class _First(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, *args: Any) -> None:
+        pass
+
+
+def _without_dtensor() -> None:
+    """Avoid an import of PyTorch's that takes a second at the first call of a tensor subclass.
+
+    PyTorch looks up `DTensor` only once: a program that uses it must have imported it by now.
+    """
+    name = 'torch.distributed.tensor'
+    if name in sys.modules or torch.distributed.is_available() \
+            and torch.distributed.is_initialized():
+        return
+    module: Any = types.ModuleType(name)
+    module.DTensor = type('DTensor', (torch.Tensor,), {})
+    sys.modules[name] = module
+    try:
+        first: Any = torch.Tensor._make_wrapper_subclass(_First, ())
+        first.detach()
+    finally:
+        del sys.modules[name]
+
+
+def _from_backend(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return Hook.dispatch(function, args, kwargs)
+
+
+def _not_dense(kind: str, function: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    refuse_kind(kind)
+
+
+def _ctc_loss(log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, *more: Any) -> Any:
+    """Take lengths from the CPU, as CUDA allows; for a tensor subclass PyTorch wants one device."""
+    return torch.ops.aten.ctc_loss.IntList(log_probs, targets, lengths.tolist(),
+                                           target_lengths.tolist(), *more)
+
+
+def _record_traces(kernels: torch.library.Library) -> None:
+    """Record some operators as themselves: PyTorch's tracer records the calls of their kernels.
+
+    Those kernels run elsewhere, so the results would become constants of the traced module.
+    """
+    def convolution(*args: Any) -> Any:
+        cudnn = torch.backends.cudnn
+        return torch.ops.aten._convolution.default(*args, cudnn.benchmark, cudnn.deterministic,
+                                                   cudnn.enabled, cudnn.allow_tf32)
+
+    kernels.impl('convolution', convolution, 'Tracer')
+    for name in ('lstm_cell', 'gru_cell'):
+        kernels.impl(name, partial(_taken_apart, overload(name)), 'Tracer')
+
+
+def _taken_apart(cell: Any, *args: Any) -> Any:
+    if any(isinstance(value, RemoteTensor) for value in args):
+        raise RuntimeError(f'rrto: torch.jit.trace cannot record {cell.name()} on the device; '
+                           'trace the module on the CPU, then move the result')
+    return cell._op_dk(COMPOSITE, *args)

@@ -1,0 +1,157 @@
+"""The handles of the program's tensors: when one is created on the server, and when freed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ..protocol.operators import operator
+from ..protocol.record import Call, Meta, Ref
+from ..protocol.tensors import meta_of, special
+from .connection import Connection
+from .remote import NOTHING, RemoteTensor, alias_kind, make, make_view, move, released
+
+_PLAIN = frozenset((int, float, bool, str, complex, type(None)))
+
+
+class NotOnDevice(Exception):
+    """An argument of the operator is a tensor that is not on the device."""
+
+
+class Memory(NamedTuple):
+    """The memory of a tensor: tensors that share it have the same `key`; `size` in bytes."""
+
+    key: int
+    size: int
+    shared: bool     # other tensors of the program use it
+
+
+class Lifetimes:
+    """The handles that the program's tensors have; call its methods with the lock held.
+
+    Several wrappers may have one handle. An empty tensor is created on the server once needed.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._deferred: dict[int, Any] = {}     # empty tensors not yet created on the server
+        self._shared: Counter[int] = Counter()  # handle -> additional wrappers
+        self._temporary = NOTHING               # the last handle of a deferred tensor
+
+    def empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
+        """Return an empty tensor and defer its call, which a first copy into it may replace.
+
+        Until `materialise` creates it on the server it has exactly one wrapper: whatever makes an
+        alias or view of it creates it first.
+        """
+        self._temporary -= 1
+        self._deferred[self._temporary] = function, args, kwargs
+        return make(self._temporary, meta)
+
+    def is_deferred(self, tensor: RemoteTensor) -> bool:
+        """Return whether an empty tensor has not been created on the server yet."""
+        return tensor.handle in self._deferred
+
+    def materialise(self, tensor: RemoteTensor) -> None:
+        """Create a deferred empty tensor on the server."""
+        if tensor.handle in self._deferred:
+            function, args, kwargs = self._deferred.pop(tensor.handle)
+            keywords = tuple([(k, self.argument(v, [])) for k, v in kwargs.items()
+                              if k not in ('pin_memory', 'non_blocking')])
+            arguments = tuple([self.argument(a, []) for a in args])
+            call = Call(operator(function).name, arguments, keywords)
+            handle = self._connection.ask('execute', call, (), False).handles[0]
+            assert handle is not None
+            tensor.handle = handle
+
+    def existing(self, values: Any) -> Iterator[RemoteTensor]:
+        """Yield the remote tensors among values, also in nested lists, created on the server."""
+        for value in values:
+            if isinstance(value, RemoteTensor):
+                self.materialise(value)
+                yield value
+            elif isinstance(value, (list, tuple)):
+                yield from self.existing(value)
+
+    def argument(self, value: Any, given: list[RemoteTensor]) -> Any:
+        """Return an operator's argument as a call names it; append its tensors to `given`.
+
+        Raises NotOnDevice, and Unsendable for a value that cannot be sent.
+        """
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is list or kind is tuple or kind is torch.Size:
+            return tuple([self.argument(item, given) for item in value])
+        if isinstance(value, torch.Tensor):
+            if not isinstance(value, RemoteTensor):
+                raise NotOnDevice
+            self.materialise(value)
+            given.append(value)
+            return Ref(value.handle)
+        return special(value)
+
+    # -- wrappers --------------------------------------------------------------------------------
+
+    def alias(self, tensor: RemoteTensor) -> RemoteTensor:
+        """Return another wrapper of the same tensor; create the tensor first if it is deferred."""
+        self.materialise(tensor)
+        self._shared[tensor.handle] += 1
+        return make_view(tensor.handle, meta_of(tensor), tensor, alias_kind())
+
+    def has_aliases(self, tensor: RemoteTensor) -> bool:
+        """Return whether the tensor has several wrappers."""
+        return self._shared.get(tensor.handle, 0) > 0
+
+    def set_to(self, target: RemoteTensor, source: RemoteTensor) -> RemoteTensor:
+        """Make `target` another wrapper of the tensor behind `source`."""
+        if target.device != source.device:
+            raise RuntimeError('Attempted to set the storage of a tensor on device '
+                               f'"{target.device}" to a storage on different device '
+                               f'"{source.device}".  This is no longer allowed; the devices must '
+                               'match.')
+        if target.dtype != source.dtype:
+            raise RuntimeError(f'Could not set tensor of type {source.dtype} to a tensor of type '
+                               f'{target.dtype}')
+        return become(target, self.alias(source))
+
+    def memory(self, tensor: RemoteTensor) -> Memory:
+        """Return the facts about a tensor's memory: a round trip."""
+        with self._connection.lock:
+            self.collect()
+            self.materialise(tensor)
+            key, size, sharers = self._connection.ask('memory', tensor.handle)
+        return Memory(key, size, sharers > 1 or self.has_aliases(tensor))
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Tell the server which tensors the program has dropped, once there are enough."""
+        connection = self._connection
+        engine = connection.engine
+        journal = engine.journal
+        if journal is not None and connection.follower.expected is None:
+            for handle in journal.deep():
+                journal.fetched(handle, *connection.ask('download', handle))
+        if len(released) < connection.engine.batch:
+            return
+        dropped = []
+        while released:
+            handle = released.popleft()
+            if self._shared.get(handle, 0) > 0:
+                self._shared[handle] -= 1
+            elif self._deferred.pop(handle, None) is None:
+                self._shared.pop(handle, None)
+                dropped.append(handle)
+        if dropped:
+            connection.ask('free', dropped)
+
+
+def become(target: RemoteTensor, other: RemoteTensor) -> RemoteTensor:
+    """Make `target` the tensor behind `other`, which nothing else uses; return it."""
+    target.handle, other.handle = other.handle, target.handle
+    move(target, meta_of(other))
+    return target

@@ -1,0 +1,377 @@
+"""The tensor that the program holds: a handle, and the meta of the tensor that it stands for.
+
+To the program and PyTorch its device is 'cuda:0'; its values are on the server.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections import deque
+from copy import deepcopy
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ..protocol.record import Meta
+from ..protocol.tensors import DTYPES, meta_of
+
+CUDA = torch.device('cuda:0')
+SIZE = 1 << 60  # bytes of the storage: large, so that only the server checks bounds
+
+PLACES = 1 << 62   # above all addresses: base of the numbers that identify memory on the server
+NOTHING = -1     # handle of a wrapper whose tensor has moved to another wrapper
+
+released: deque[int] = deque()   # handles of deleted wrappers
+_make = torch.Tensor._make_wrapper_subclass
+
+
+def _not_installed(function: Any, args: Any, kwargs: Any) -> Any:
+    raise RuntimeError('no rrto device is installed in this process')
+
+
+class Hook:
+    """The functions that receive calls; `intercept` sets them."""
+
+    dispatch: Any = staticmethod(_not_installed)
+    copy: Any = staticmethod(_not_installed)      # `Device.copy`
+    memory: Any = staticmethod(_not_installed)    # `Lifetimes.memory`
+    ask: Any = staticmethod(_not_installed)       # `Device.ask`
+    saving = threading.local()                    # `copied`: the copies of the present torch.save
+
+
+class Storage(torch.UntypedStorage):
+    """Identity and size of the memory of a tensor on the server.
+
+    `data_ptr()` is a number that tensors sharing memory have in common; it is not an address.
+    """
+
+    _key: int
+    _size: int
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device of the tensor."""
+        return CUDA
+
+    def data_ptr(self) -> int:
+        """Return the number of the memory; 0 if it is empty."""
+        return (self._key << 40) + PLACES if self._size else 0
+
+    def nbytes(self) -> int:
+        """Return the bytes."""
+        return self._size
+
+    def size(self) -> int:
+        """Return the bytes."""
+        return self._size
+
+    def __len__(self) -> int:
+        return self._size
+
+
+
+def _not_here(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("rrto: the storage of the device's tensors is not on this machine; use "
+                       'tensor.cpu()')
+
+
+for _name in ('__getitem__', '__setitem__', '__iter__', 'resize_', 'copy_', 'clone', 'cpu', 'cuda',
+              'to', 'tolist', 'fill_'):
+    setattr(Storage, _name, _not_here)
+
+
+def storage_of(tensor: Any) -> Storage:
+    """Return the storage of a remote tensor; a round trip."""
+    make_storage: Any = torch.UntypedStorage.__new__
+    made: Any = make_storage(Storage, 0, device='meta')
+    memory = Hook.memory(tensor)
+    made._key, made._size = memory.key, memory.size
+    storage: Storage = made
+    return storage
+
+
+class RemoteTensor(torch.Tensor):
+    """A tensor on the server, named by `handle`. Always an instance of a subclass."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    handle: int
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any,  # type: ignore[override]
+                           args: Any = (), kwargs: Any = None) -> Any:
+        return Hook.dispatch(function, args, kwargs)
+
+    def __del__(self) -> None:
+        if self.handle != NOTHING:
+            released.append(self.handle)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Raise CUDA's error unless `force`."""
+        if force:
+            return self.detach().cpu().numpy(force=True)
+        if self.requires_grad:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use "
+                               'tensor.detach().numpy() instead.')
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to "
+                        'copy the tensor to host memory first.')
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.numpy()
+
+    def is_conj(self) -> bool:
+        """Return whether it is lazily conjugated: a round trip."""
+        return self.is_complex() and bool(Hook.ask(torch.ops.aten.is_conj.default, self))
+
+    def is_neg(self) -> bool:
+        """Return whether it is lazily negated: a round trip."""
+        return bool(Hook.ask(torch.ops.aten.is_neg.default, self))
+
+    def resolve_conj(self) -> Any:
+        """Return the conjugated values: a round trip."""
+        return self.clone() if self.is_conj() else self
+
+    def resolve_neg(self) -> Any:
+        """Return the negated values: a round trip."""
+        return self.clone() if self.is_neg() else self
+
+    def untyped_storage(self) -> Storage:
+        """Return the description of its memory."""
+        return storage_of(self)
+
+    def data_ptr(self) -> int:
+        """Return its begin as a number of its storage: equal for tensors that share values."""
+        start = self.untyped_storage().data_ptr()
+        return start and start + int(self.storage_offset()) * self.itemsize
+
+    def tolist(self) -> Any:
+        """Return the values as nested lists."""
+        return self.detach().cpu().tolist()
+
+    def __format__(self, spec: str) -> str:
+        return self.item().__format__(spec) if not self.dim() else object.__format__(self, spec)
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        text = repr(self.detach().cpu().requires_grad_(self.requires_grad and self.is_leaf))
+        place = text.rfind(']') + 1 or min(k for k in (text.find(','), text.rfind(')')) if k > 0)
+        function = f', grad_fn=<{self.grad_fn.name()}>)' if self.grad_fn else ')'
+        return text[:place] + ", device='cuda:0'" + text[place:-1] + function
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Save as a tensor on the CPU, which can be read without rrto."""
+        saved = Hook.copy(self, getattr(Hook.saving, 'copied', {}), True)
+        if getattr(self, '_is_param', False):
+            saved = torch.nn.Parameter(saved, self.requires_grad)
+        kind = of_program(type(self))
+        if kind is not None:
+            saved = as_subclass(saved, kind)
+            vars(saved).update(vars(self))
+        return saved.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+
+    def __copy__(self) -> RemoteTensor:
+        return self._again(self.detach())
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> RemoteTensor:
+        if not self.is_leaf:
+            raise RuntimeError('Only Tensors created explicitly by the user (graph leaves) support '
+                               'the deepcopy protocol at the moment.')
+        if id(self) not in memo:
+            copied = self._again(Hook.copy(self, memo.setdefault('rrto', {}), False))
+            vars(copied).update({name: deepcopy(value, memo) for name, value in vars(self).items()
+                                 if name not in _INNER})
+            memo[id(self)] = copied
+        found: RemoteTensor = memo[id(self)]
+        return found
+
+    def _again(self, values: Any) -> RemoteTensor:
+        """Return `values` as the same kind of tensor: a parameter, with gradients."""
+        if getattr(self, '_is_param', False):
+            values = torch.nn.Parameter(values, self.requires_grad)
+        kind = of_program(type(self))
+        if kind is not None:
+            values = as_subclass(values, kind)
+        made: RemoteTensor = values.requires_grad_(self.requires_grad)
+        return made
+
+
+_INNER = frozenset(('handle', '_is_param', '_home'))   # attributes of this module
+
+
+class Value(RemoteTensor):
+    """A result of a call. Its slot is accessed in a third of the time of a tensor attribute."""
+
+    __slots__ = ('handle',)
+
+
+class Place(RemoteTensor):
+    """A tensor that changes its class when it moves; objects with slots cannot do that."""
+
+    def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
+        """Create a parameter, since programs call the type of a parameter."""
+        return torch.nn.Parameter(data, requires_grad)
+
+
+class Held(Place):
+    """A parameter."""
+
+
+class Guest(RemoteTensor):
+    """A tensor of a program's subclass; a slot keeps the handle when it copies attributes."""
+
+    __slots__ = ('handle',)
+
+    @classmethod
+    def __torch_function__(cls, *args: Any) -> Any:
+        """Call PyTorch's own, which it ignores in a class that has a `__torch_dispatch__`."""
+        return vars(torch.Tensor)['__torch_function__'].__func__(cls, *args)
+
+
+def seen_as(tensor: RemoteTensor) -> type:
+    """Return the class that this tensor would have on CUDA."""
+    return of_program(type(tensor)) or (
+        torch.nn.Parameter if getattr(tensor, '_is_param', False) else torch.Tensor)
+
+
+def of_program(kind: type) -> type | None:
+    """Return the program's class that this class stands for, if any."""
+    return getattr(kind, '_of_program', None)
+
+
+def _named_as(kind: type, ours: tuple[type, ...]) -> None:
+    """Rename our classes: libraries decide by the name and module of a class."""
+    for one in ours:
+        one.__module__, one.__name__ = kind.__module__, kind.__name__
+        one.__qualname__ = kind.__qualname__
+
+
+_named_as(torch.Tensor, (Value, Place, Guest))
+_named_as(torch.nn.Parameter, (Held,))
+
+
+@lru_cache(None)
+def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
+    """Return a subclass of the program's class that is also a remote tensor."""
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return Held if ours is Place and kind is torch.nn.Parameter else ours
+    body = {'__module__': kind.__module__, '__qualname__': kind.__qualname__, '_of_program': kind}
+    if ours is Guest:
+        body['__slots__'] = ()
+    return types.new_class(kind.__name__, (kind, ours), exec_body=lambda names: names.update(body))
+
+
+def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
+    """`tensor.as_subclass(kind)`, which creates an alias: see `alias_kind`."""
+    kind = of_program(kind) or kind
+    if not isinstance(tensor, RemoteTensor) or issubclass(Value, kind) \
+            or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return _as_subclass(tensor, kind)
+    _alias.kind = _joined(kind, Guest)
+    try:
+        return _as_subclass(tensor, kind)
+    finally:
+        del _alias.kind
+
+
+def make_subclass(cls: Any, data: torch.Tensor, requires_grad: bool = False, **kwargs: Any) -> Any:
+    """`torch.Tensor._make_subclass`."""
+    if not isinstance(data, RemoteTensor):
+        return _make_subclass(cls, data, requires_grad, **kwargs)
+    return as_subclass(data.detach(), cls).requires_grad_(requires_grad)
+
+
+def alias_kind() -> type[RemoteTensor]:
+    """Return the class of the next alias: PyTorch does not change it afterwards."""
+    return getattr(_alias, 'kind', Value)
+
+
+_alias = threading.local()
+_as_subclass: Any = torch.Tensor.as_subclass
+_make_subclass: Any = torch.Tensor._make_subclass
+
+
+def make(handle: int, meta: Meta, kind: type[RemoteTensor] = Value) -> RemoteTensor:
+    """Return the wrapper of a handle."""
+    tensor: RemoteTensor = _make(kind, meta.shape, meta.stride, meta.offset, None,
+                                 DTYPES[meta.dtype], torch.strided, CUDA, False, False, None, False,
+                                 False, None, SIZE)
+    tensor.handle = handle
+    return tensor
+
+
+def make_view(handle: int, meta: Meta, of: torch.Tensor, kind: type[RemoteTensor] = Value
+              ) -> RemoteTensor:
+    """Return the wrapper of a view; in inference mode a view of an ordinary tensor is ordinary."""
+    if torch.is_inference_mode_enabled() and not of.is_inference():
+        with torch._C._InferenceMode(False):
+            return make(handle, meta, kind)
+    return make(handle, meta, kind)
+
+
+_data: Any = torch._C.TensorBase.data   # the attribute as PyTorch defines it
+_new_parameter = torch.nn.Parameter.__new__
+
+
+def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    """`nn.Parameter(...)`: one that can move to the CPU and back."""
+    cls = of_program(cls) or cls
+    if not isinstance(data, RemoteTensor):
+        return _new_parameter(cls, data, requires_grad)
+    parameter: Any = _place(data.detach(), cls)
+    parameter._is_param = True
+    return parameter.requires_grad_(requires_grad)
+
+
+def _place(value: Any, home: type = torch.Tensor) -> Place:
+    """Move `value`, which nothing else uses, into an object that can change its class."""
+    place = make(value.handle, meta_of(value), _joined(home, Place))
+    value.handle = NOTHING
+    assert isinstance(place, Place)
+    return place
+
+
+def get_data(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor.data`: the same values, without history."""
+    return tensor.detach() if isinstance(tensor, RemoteTensor) else _data.__get__(tensor)
+
+
+def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """`tensor.data = value`, also across devices: modules move their parameters this way.
+
+    `tensor` and an alias of `value` are swapped, as in `torch.utils.swap_tensors`; graphs keep the
+    old values.
+    """
+    here, there = isinstance(tensor, RemoteTensor), isinstance(value, RemoteTensor)
+    if not here and not there:
+        _data.__set__(tensor, value)
+        return
+    if here and not isinstance(tensor, Place) and not there:
+        raise RuntimeError('rrto: .data of a tensor created on the device cannot be set to a CPU '
+                           'tensor unless it is a parameter: assign a new tensor instead')
+    other = value.detach()
+    if not here:
+        other = _place(other)
+    other.requires_grad_(tensor.requires_grad)
+    torch._C._swap_tensor_impl(tensor, other)
+    one: Any = tensor
+    two: Any = other
+    if here and there:
+        one.handle, two.handle = two.handle, one.handle
+    elif there:
+        home = type(tensor)
+        one.__class__, two.__class__ = _joined(home, Place), home
+        one.handle = vars(two).pop('handle')
+        one._home, one._is_param = home, issubclass(home, torch.nn.Parameter)
+    else:
+        parameter = vars(one).pop('_is_param', False)
+        home = vars(one).pop('_home', None) or of_program(type(one)) or (
+            torch.nn.Parameter if parameter else torch.Tensor)
+        handle = vars(one).pop('handle')
+        one.__class__, two.__class__ = home, Place
+        two.handle = handle
+
+
+def move(tensor: RemoteTensor, meta: Meta) -> None:
+    """Give a wrapper another shape, stride and offset."""
+    with torch._C._DisableTorchDispatch():
+        tensor.as_strided_(meta.shape, meta.stride, meta.offset)

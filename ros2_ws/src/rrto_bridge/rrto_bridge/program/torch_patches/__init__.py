@@ -1,0 +1,1 @@
+"""Replacements for parts of PyTorch that do not go through its dispatcher."""

@@ -1,0 +1,334 @@
+"""Replacements for `torch.cuda` and related functions, which answer for the remote device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from ...protocol.tensors import check_device
+from .. import remote
+from ..device import Device
+from ..remote import CUDA, RemoteTensor
+from . import accelerator, files, legacy, seen, tracing
+
+
+class Properties(NamedTuple):
+    """The part of `get_device_properties` that a remote device provides."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int = 1
+
+
+class Event:
+    """A CUDA event. Calls run in order, so an event is done when all earlier calls are."""
+
+    _device: Device
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False,
+                 interprocess: bool = False, external: bool = False) -> None:
+        self._at: float | None = None
+        self._timed = enable_timing
+
+    def record(self, stream: Any = None) -> None:
+        """Record the time at which all earlier calls are done."""
+        if self._timed:
+            self._at = self._device.connection.clock()
+
+    def wait(self, stream: Any = None) -> None:
+        """Do nothing: there is one stream."""
+
+    def query(self) -> bool:
+        """Return True: recorded work counts as done."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until all recorded calls are done."""
+        self._device.connection.synchronize()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return the milliseconds between two timed and recorded events; else RuntimeError."""
+        if not (self._timed and end._timed):
+            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
+        if self._at is None or end._at is None:
+            raise RuntimeError('Both events must be recorded before calculating elapsed time.')
+        return (end._at - self._at) * 1e3
+
+
+class AnyEvent(Event):
+    """`torch.Event`, whose first argument is the device."""
+
+    def __init__(self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False,
+                 interprocess: bool = False) -> None:
+        super().__init__(enable_timing, blocking, interprocess)
+
+
+class Stream:
+    """The only stream, under any name."""
+
+    device = CUDA
+    cuda_stream = device_index = 0
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        _check(device)
+        self.priority = priority
+
+    def synchronize(self) -> None:
+        """Wait until all calls are done."""
+        torch.cuda.synchronize()
+
+    def wait_stream(self, stream: Any) -> None:
+        """Do nothing: there is one stream."""
+
+    wait_event = wait_stream
+
+    def record_event(self, event: Any = None) -> Any:
+        """Record an event."""
+        event = event or torch.cuda.Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Return True, as for an idle stream."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Return False: there are no CUDA graphs."""
+        return False
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+def install(device: Device) -> None:
+    """Patch `torch.cuda` and the functions elsewhere that know CUDA."""
+    Event._device = device
+    others = {'_lazy_init': lambda: None, 'Stream': Stream, 'device': _DeviceScope,
+              'Event': Event, 'device_of': lambda tensor: _DeviceScope()}
+    for name, value in (_queries(device) | others).items():
+        setattr(torch.cuda, name, value)
+        if name in vars(torch.cuda.memory):   # programs also use this module
+            setattr(torch.cuda.memory, name, value)
+    _tensors(device)
+    files.install(device)
+    _no_gradients()
+    accelerator.install(device)
+    legacy.install()
+    seen.install()
+    tracing.install(device)
+    torch.device = _DeviceName  # type: ignore[misc,assignment]
+    torch.jit._builtins._register_builtin(_DeviceName, 'aten::device')
+    _staging()
+    torch.Stream, torch.Event = Stream, AnyEvent  # type: ignore[misc,assignment]
+    torch.compile = _no_compile
+
+
+_Name = torch.device
+
+
+class _Names(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _Name)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, _Name)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is _Name
+
+    def __hash__(cls) -> int:
+        return hash(_Name)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is int:
+            args = (f'cuda:{args[0]}', *args[1:])
+        return _Name(*args, **kwargs)
+
+
+class _DeviceName(metaclass=_Names):
+    """`torch.device`; a number means a CUDA device, even in a PyTorch without CUDA."""
+
+
+_DeviceName.__module__, _DeviceName.__qualname__, _DeviceName.__name__ = 'torch', 'device', 'device'
+
+
+class _DeviceScope:
+    """`with torch.cuda.device(...)`: there is one device."""
+
+    def __init__(self, device: Any = None) -> None:
+        _check(device)
+        self.idx = self.prev_idx = 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+def _check(device: Any = None) -> None:
+    if isinstance(device, int):
+        device = f'cuda:{device}' if device >= 0 else None
+    check_device(torch.device(device or 'cuda'))
+
+
+def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a query so that it first checks that its device exists."""
+    def call(device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        _check(device)
+        return answer(device, *args, **kwargs)
+    return call
+
+
+def _queries(device: Device) -> dict[str, Callable[..., Any]]:
+    """Return replacements by name; `torch._dynamo` requires each to be a distinct object."""
+    def query(name: str) -> Any:
+        return device.connection.query(name)
+
+    def ask(name: str) -> Callable[..., Any]:
+        return _checked(lambda of=None: query(name))
+
+    def constant(value: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: value
+
+    def properties(of: Any = None) -> Properties:
+        _check(of)
+        major, minor = query('capability')
+        return Properties(query('name'), major, minor, query('total'))
+
+    def seed(value: int) -> None:
+        device.connection.seed(int(value))
+
+    memory = ('memory_allocated', 'max_memory_allocated', 'memory_reserved', 'max_memory_reserved')
+    nothing = ('empty_cache', 'ipc_collect', 'set_stream', 'init', '_sleep',
+               'reset_peak_memory_stats', 'reset_max_memory_allocated', 'set_sync_debug_mode',
+               'set_per_process_memory_fraction')
+    stream = Stream()
+    return {
+        'is_available': constant(True), 'is_initialized': constant(True),
+        '_is_in_bad_fork': lambda: device.connection.forked, 'is_bf16_supported': constant(True),
+        'device_count': ask('device_count'), 'current_device': ask('current_device'),
+        'set_device': _checked(lambda of=None: None),
+        'get_device_name': ask('name'), 'get_device_capability': ask('capability'),
+        'get_device_properties': properties, 'get_arch_list': constant([]),
+        'mem_get_info': _checked(lambda of=None: (query('free'), query('total'))),
+        'memory_stats': _checked(lambda of=None: {
+            'allocated_bytes.all.current': query('used')}),
+        'synchronize': _checked(lambda of=None: device.connection.synchronize()),
+        'manual_seed': seed, 'manual_seed_all': lambda value: seed(value),
+        'current_stream': _checked(lambda of=None: stream),
+        'default_stream': _checked(lambda of=None: stream),
+        'stream': lambda s=None: nullcontext(s), 'is_current_stream_capturing': constant(False),
+        **{name: ask('used') for name in memory}, **{name: constant(None) for name in nothing},
+    }
+
+
+def _tensors(device: Device) -> None:
+    """Patch tensor methods: pinning, `.data =` across devices, and devices given as numbers."""
+    for name, value in (('pin_memory', _pin), ('is_pinned', _is_pinned),
+                        ('record_stream', lambda self, stream: None),
+                        ('as_subclass', remote.as_subclass),
+                        ('_make_subclass', staticmethod(remote.make_subclass)),
+                        ('data', property(remote.get_data, remote.set_data))):
+        setattr(torch.Tensor, name, value)
+    for name in ('is_conj', 'is_neg', 'resolve_conj', 'resolve_neg'):
+        setattr(torch, name, lambda input, name=name: getattr(input, name)())
+    torch.nn.Parameter.__new__ = remote.new_parameter  # type: ignore[method-assign]
+    for owner, name in ((torch.Tensor, 'to'), (torch.Tensor, 'cuda'), (torch.nn.Module, 'to'),
+                        (torch.nn.Module, 'cuda')):
+        setattr(owner, name, _numbered(getattr(owner, name)))
+
+
+def _pin(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """`pin_memory()`: return a copy in ordinary memory that reports itself as pinned."""
+    if isinstance(self, RemoteTensor):
+        raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+    pinned = self if _is_pinned(self) else self.clone()
+    pinned._rrto_pinned = True  # type: ignore[attr-defined]
+    return pinned
+
+
+def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    return any(hasattr(tensor, '_rrto_pinned') for tensor in (self, self._base))
+
+
+def _staging() -> None:
+    """Make `torch.empty(..., pin_memory=True)`, which safetensors uses, return ordinary memory."""
+    empty = torch.empty
+    from torch.utils import _device
+    _device._device_constructors()   # caches PyTorch's own function, which callers look up
+
+    @functools.wraps(empty)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        pinned = kwargs.pop('pin_memory', None)
+        if type(kwargs.get('device')) is int:
+            kwargs['device'] = f"cuda:{kwargs['device']}"
+        made = empty(*args, **kwargs)
+        if pinned:
+            made._rrto_pinned = True  # type: ignore[attr-defined]
+        return made
+
+    call.__module__, call.__qualname__ = 'torch', 'empty'
+    torch.empty = call
+    torch.jit._builtins._register_builtin(call, 'aten::empty')
+
+
+def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the first argument be a device number, which needs an accelerator otherwise."""
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.overrides.has_torch_function_unary(self):   # it finds the function by name
+            return torch.overrides.handle_torch_function(call, (self,), self, *args, **kwargs)
+        if args and type(args[0]) is int:
+            args = (f'cuda:{args[0]}', *args[1:])
+        elif type(kwargs.get('device')) is int:
+            kwargs['device'] = f"cuda:{kwargs['device']}"
+        return method(self, *args, **kwargs)
+    return call
+
+
+def _no_compile(model: Any = None, **kwargs: Any) -> Any:
+    """Ignore `torch.compile`: the server runs recorded sequences anyway."""
+    return model if model is not None else lambda function: function
+
+
+def _no_gradients() -> None:
+    """Make a backward pass through the device fail with an explanation."""
+    autograd: Any = torch.autograd
+    run = autograd._engine_run_backward
+
+    @functools.wraps(run)
+    def _run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(outputs, *args, **kwargs)
+        except RuntimeError as error:
+            if not _on_device(outputs):
+                raise
+            raise RuntimeError('RRTO is for inference only: gradients cannot be computed through '
+                               "tensors on 'cuda'; train on the CPU or on the server") from error
+
+    autograd._engine_run_backward = _run
+
+
+def _on_device(outputs: Any) -> bool:
+    """Return whether anything in the graph behind these tensors is on the device."""
+    ahead: list[Any] = [getattr(t, 'grad_fn', None) for t in outputs]
+    seen: set[Any] = {None}
+    while ahead:
+        node = ahead.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if any(m.device.type == 'cuda' for m in node._input_metadata):
+            return True
+        ahead += [following for following, _ in node.next_functions]
+    return False

@@ -1,0 +1,251 @@
+"""Weights read from files and written to them: `torch.load`, `torch.jit.load`, and back.
+
+PyTorch reads CUDA tensors directly into CUDA memory, by address. Here tensors are read into memory
+of this machine and then moved; tensors that share memory share it afterwards, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ...protocol.tensors import check_device, dense
+from .. import remote
+from ..device import Device
+from ..remote import RemoteTensor
+
+_ConcreteType: Any = torch._C.ConcreteModuleType
+
+
+def install(device: Device) -> None:
+    """Make weights from modules and files use the server's kept copies where it has them."""
+    apply = torch.nn.Module._apply
+
+    @functools.wraps(apply)
+    def _apply(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        with device.loading_weights():
+            if isinstance(self, torch.jit.ScriptModule):
+                return _apply_to_script(self, function)
+            return apply(self, function, *args, **kwargs)
+
+    torch.nn.Module._apply = _apply  # type: ignore[method-assign,assignment]
+    _loading(device)
+    _saving()
+    _loading_scripts(device)
+    _saving_scripts()
+
+
+def _loading(device: Device) -> None:
+    load = torch.load
+
+    @functools.wraps(load)
+    def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        moved: set[int] = set()
+
+        def locate(storage: Any, location: str) -> Any:
+            target = location
+            if callable(map_location):
+                placed = map_location(storage, location)
+                target = location if placed is None else str(placed.device)
+            elif isinstance(map_location, dict):
+                target = map_location.get(location, location)
+            elif map_location is not None:
+                target = str(map_location)
+            if str(target).startswith('cuda'):
+                moved.add(storage.data_ptr())
+            return storage
+
+        locate.map_location = map_location  # type: ignore[attr-defined]
+        loaded = load(f, locate, *args, **kwargs)
+        with device.loading_weights():
+            return _moved(loaded, Moving(moved)) if moved else loaded
+
+    torch.load = _load
+
+
+def _saving() -> None:
+    save = torch.save
+
+    @functools.wraps(save)
+    def _save(*args: Any, **kwargs: Any) -> Any:
+        remote.Hook.saving.copied = {}
+        try:
+            return save(*args, **kwargs)
+        finally:
+            del remote.Hook.saving.copied
+
+    torch.save = _save
+
+
+class Moving:
+    """Moves tensors to the device: those on the storages `only`, or all if it is None."""
+
+    def __init__(self, only: set[int] | None = None) -> None:
+        self._only = only
+        self._done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}   # id -> tensor, moved one
+        self._bases: dict[Any, torch.Tensor] = {}                       # storage -> moved whole
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor on the device, the same one each time; memory stays shared."""
+        if isinstance(tensor, RemoteTensor) or self._only is not None \
+                and tensor.untyped_storage().data_ptr() not in self._only:
+            return tensor
+        if id(tensor) not in self._done:
+            moved = self._move(tensor.detach()).requires_grad_(tensor.requires_grad)
+            if isinstance(tensor, torch.nn.Parameter):
+                moved = torch.nn.Parameter(moved, tensor.requires_grad)
+            self._done[id(tensor)] = tensor, moved
+        return self._done[id(tensor)][1]
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        key, size = (storage.data_ptr(), tensor.dtype), storage.nbytes() // tensor.itemsize
+        base = self._bases.get(key) if size else None
+        if base is None:
+            if tensor.numel() == size and dense(tensor.shape, tensor.stride()):
+                self._bases[key] = moved = tensor.cuda()
+                return moved
+            flat = tensor.as_strided((size,), (1,), 0)
+            base = self._bases[key] = flat.cuda()
+        return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return `value` with its tensors moved, also in containers and modules."""
+    if isinstance(value, torch.nn.Module):
+        return value._apply(lambda t: _moved(t, move))
+    if isinstance(value, torch.Tensor):
+        return move(value)
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = _moved(value[key], move)
+        return value
+    if isinstance(value, list):
+        value[:] = [_moved(item, move) for item in value]
+        return value
+    if isinstance(value, tuple):
+        items = [_moved(item, move) for item in value]
+        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
+    return value
+
+
+# -- TorchScript: tensors live in C++, where they can be replaced ---------------------------------
+
+
+def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
+    """`Module._apply` for a TorchScript module."""
+    for child in module.children():
+        child._apply(function)
+    for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+        if tensor is not None:
+            with torch.no_grad():
+                module._c.setattr(name, function(tensor).requires_grad_(tensor.requires_grad))
+    return module
+
+
+def _replace(module: Any, function: Callable[[torch.Tensor], torch.Tensor]
+             ) -> list[Callable[[], None]]:
+    """Replace all tensors of a module; return functions that undo it.
+
+    These are parameters, buffers, attributes and constants.
+    """
+    undo: list[Callable[[], None]] = []
+    for part in module.modules():
+        script = part._c
+        kinds = _ConcreteType.from_jit_type(script._type()).get_attributes()
+        for name, (kind, *_) in kinds.items():
+            if 'Tensor' not in str(kind):
+                continue
+            value = script.getattr(name)
+            with torch.no_grad():
+                script.setattr(name, _with(value, function))
+            undo.append(functools.partial(script.setattr, name, value))
+        for name in script._method_names():
+            for node in script._get_method(name).graph.findAllNodes('prim::Constant'):
+                if node.hasAttribute('value') and node.kindOf('value') == 't':
+                    tensor = node.t('value')
+                    node.t_('value', function(tensor))
+                    undo.append(functools.partial(node.t_, 'value', tensor))
+    return undo
+
+
+def _with(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a copy of `value` with its tensors replaced."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _with(item, function) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_with(item, function) for item in value]
+        return items if isinstance(value, list) else type(value)(*items) \
+            if hasattr(value, '_fields') else tuple(items)
+    return value
+
+
+def _loading_scripts(device: Device) -> None:
+    load = torch.jit.load
+
+    @functools.wraps(load)
+    def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        map_location = getattr(map_location, 'map_location', map_location)   # from `torch.load`
+        place = torch.device(map_location) if isinstance(map_location, str) else map_location
+        if isinstance(place, torch.device) and place.type != 'cuda' \
+                or place is None and not _names_cuda(f):
+            return load(f, place, *args, **kwargs)
+        if isinstance(place, torch.device):
+            check_device(place)
+        elif place is not None:
+            return load(f, place, *args, **kwargs)   # raises PyTorch's error
+        module = load(f, 'cpu', *args, **kwargs)
+        with device.loading_weights():
+            _replace(module, Moving())
+        return module
+
+    torch.jit.load = _load
+
+
+def _names_cuda(f: Any) -> bool:
+    """Return whether a TorchScript file places tensors on CUDA."""
+    at = f.tell() if hasattr(f, 'tell') else None
+    try:
+        with zipfile.ZipFile(f) as archive:
+            return any(b'cuda' in archive.read(name) for name in archive.namelist()
+                       if name.endswith(('data.pkl', 'constants.pkl')))
+    except (OSError, zipfile.BadZipFile):   # `load` reports the error
+        return False
+    finally:
+        if at is not None:
+            f.seek(at)
+
+
+def _saving_scripts() -> None:
+    """Save tensors as tensors of the CPU, like `torch.save`."""
+    @contextmanager
+    def at_home(module: Any) -> Iterator[None]:
+        copies: dict[int, torch.Tensor] = {}
+        undo = _replace(module, lambda t: remote.Hook.copy(t, copies, True)
+                        if isinstance(t, RemoteTensor) else t)
+        try:
+            yield
+        finally:
+            for put_back in undo:
+                put_back()
+
+    def homely(save: Any) -> Any:
+        @functools.wraps(save)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with at_home(self):
+                return save(self, *args, **kwargs)
+        return call
+
+    for name in ('save', 'save_to_buffer', '_save_for_lite_interpreter',
+                 '_save_to_buffer_for_lite_interpreter'):
+        kinds: tuple[Any, ...] = torch.jit.RecursiveScriptModule, torch.jit.ScriptModule
+        for kind in kinds:   # traced modules use the methods of ScriptModule
+            if name in vars(kind):
+                setattr(kind, name, homely(getattr(kind, name)))

@@ -1,0 +1,27 @@
+"""Conversion between the machines' frames and the messages of rrto_msgs."""
+
+from __future__ import annotations
+
+import array
+from typing import Any
+
+from rrto_msgs import msg
+
+from .messages import SendAck, SendFrame
+from .stream import Frame
+
+
+def frame_of(message: Any) -> Frame:
+    """Return the frame in a message."""
+    return Frame(message.number, message.last, memoryview(message.data).cast('B'))
+
+
+def to_ros(action: SendFrame | SendAck) -> Any:
+    """Return the message for an action."""
+    if isinstance(action, SendAck):
+        return msg.Ack(incarnation=action.incarnation, number=action.number, error=action.error)
+    frame = action.frame
+    data = array.array('B')
+    data.frombytes(frame.data)   # array('B', view) would copy it as a list of numbers
+    return msg.Frame(incarnation=action.incarnation, number=frame.number, last=frame.last,
+                     data=data)

@@ -1,0 +1,92 @@
+"""Facts about ATen operators for the interceptor, derived once from their schemas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
+
+RECURRENT = ('gru', 'lstm', 'rnn_tanh', 'rnn_relu')
+LEARNT = 'learnt'   # extra keyword of `RECURRENT`: weights may require gradients
+GRADED = 'graded'   # extra keyword of `RECURRENT`: gradients are enabled
+
+LAYER = 17     # arguments of _transformer_encoder_layer_fwd between its source and its mask
+NESTED_MASK = -1    # mask type: the mask is the padding mask of a nested source
+
+# Extra keyword of all calls if the program changed the default dtype, to which integers convert.
+DEFAULT = 'default_dtype'
+USUAL = torch.float32
+
+# Composite operators that choose a kernel by device, or that treat tensor subclasses differently:
+# they are sent whole, and the server chooses.
+WHOLE = ('scaled_dot_product_attention', 'group_norm', 'linalg_svdvals', 'linalg_eigvalsh',
+         'gru_cell', 'lstm_cell', *(f'{cell}.{form}' for cell in RECURRENT
+                                    for form in ('input', 'data')),
+         'real', 'imag',   # only the server knows which tensors are lazily conjugated
+         'one_hot')
+
+
+def overload(name: str) -> Any:
+    """Return ATen's operator for 'gru.input' or 'gru_cell'."""
+    base, _, which = name.partition('.')
+    return getattr(getattr(torch.ops.aten, base), which or 'default')
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Facts about one operator; `name` is like 'aten.add.Tensor'."""
+
+    name: str
+    composite: bool     # consists of other operators: the result may or may not be a view
+    decomposes: bool    # a composite that must be decomposed if it arrives whole
+    wanted: bool        # it returns values, or shapes that depend on values
+    index: bool         # shapes depend on values only if an index is a mask
+    view: bool          # it only creates views
+    moves: str          # for an in-place view: the operator that returns the view
+    writes: tuple[str, ...]  # names of the arguments that it changes
+    lists: bool         # it returns one list of tensors
+    out: bool           # it resizes its `out=` argument to the result
+    python: bool        # a library's own composite for all devices: it decomposes itself
+
+
+@lru_cache(1)
+def _whole() -> frozenset[Any]:
+    return frozenset(overload(name) for name in WHOLE)
+
+
+@lru_cache(None)
+def operator(function: Any) -> Operator:
+    """Return the facts about an overload."""
+    schema, tags = function._schema, function.tags
+    name = str(function)
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), COMPOSITE)
+    dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+    index = name in ('aten.index.Tensor', 'aten._unsafe_index.Tensor')
+    tensors = all('Tensor' in str(r.type) for r in schema.returns)
+    returned = [r.alias_info for r in schema.returns]
+    return Operator(
+        name, composite, composite and function not in _whole(),
+        (dynamic and not index) or not tensors, index,
+        bool(returned) and all(a is not None and not a.is_write for a in returned),
+        _functional(name, schema) if torch.Tag.inplace_view in tags else '',
+        tuple(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write),
+        len(schema.returns) == 1 and str(schema.returns[0].type) == 'List[Tensor]',
+        any(a.kwarg_only and a.alias_info and a.alias_info.is_write for a in schema.arguments),
+        function.namespace != 'aten'
+        and torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), EXPLICIT))
+
+
+def _functional(name: str, schema: Any) -> str:
+    """Return aten.t.default for aten.t_.default, by argument types; '' if there is none."""
+    space, base, _ = name.split('.')
+    packet = getattr(torch.ops.aten, base.removesuffix('_'), None)
+    types = [str(a.type) for a in schema.arguments]
+    for overload in packet.overloads() if packet is not None and base.endswith('_') else ():
+        if [str(a.type) for a in getattr(packet, overload)._schema.arguments] == types:
+            return f'{space}.{base.removesuffix("_")}.{overload}'
+    return ''

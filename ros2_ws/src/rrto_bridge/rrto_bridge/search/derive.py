@@ -1,0 +1,118 @@
+"""Derive a sequence for another batch size without recording (Algorithm 13, RRTOFIXARGS).
+
+Shape inference gives the shapes for the new input. Sizes among the arguments (view, expand, zeros)
+are derived from one example, which is a guess if the batch size was 1. A wrong guess costs one
+mismatch, because the client compares every call with the expected one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from ..protocol.record import HTOD, Meta, Persistent
+from ..protocol.sequence import ROLES, Sequence, Step, StepRole, substitute
+
+# infer(op, arguments with Meta for tensors, keywords) -> metas of the results; raises if impossible
+Infer = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
+
+
+def derive(sequence: Sequence, given: Meta | None, infer: Infer,
+           meta_of: Callable[[int], Meta | None]) -> Sequence | None:
+    """Return the sequence for an input of meta `given`; None if it cannot be derived.
+
+    `given` differs from the sequence's first input only in dimension 0.
+    """
+    first = sequence.steps[0]
+    if first.op != HTOD or sequence.bound or given is None or not first.metas[0]:
+        return None
+    if given != _with_batch(first.metas[0], first.metas[0].shape[:1], given.shape[:1]):
+        return None
+    try:
+        return _Derivation(sequence, given, infer, meta_of).run()
+    except (ValueError, RuntimeError, TypeError, IndexError, KeyError):
+        return None     # `infer` rejects the guess: record the new size instead
+
+
+class _Derivation:
+    def __init__(self, sequence: Sequence, given: Meta, infer: Infer,
+                 meta_of: Callable[[int], Meta | None]) -> None:
+        self.sequence, self.infer, self.meta_of = sequence, infer, meta_of
+        old = sequence.steps[0].metas[0]
+        assert old is not None
+        self.old, self.new = old.shape[:1], given.shape[:1]
+        self.metas: dict[StepRole, tuple[Meta, Meta]] = {}  # before, now
+
+    def run(self) -> Sequence:
+        steps = tuple(self.step(step) for step in self.sequence.steps)
+        return Sequence(steps, self.sequence.kept)
+
+    def of(self, role: StepRole) -> tuple[Meta, Meta]:
+        if role not in self.metas and type(role) is Persistent:
+            meta = self.meta_of(role.handle)
+            if meta is None:
+                raise ValueError('unknown persistent tensor')
+            self.metas[role] = meta, meta
+        return self.metas[role]
+
+    def step(self, step: Step) -> Step:
+        """Return the step with its new sizes and metas."""
+        arguments, keywords, metas = step.arguments, step.keywords, step.metas
+        if step.op == HTOD:
+            metas = tuple(m and _with_batch(m, self.old, self.new) for m in metas)
+        elif any(metas):
+            inputs = [self.of(role) for role in step.roles()]
+            out = metas[0]
+
+            def resize(value: Any) -> Any:
+                return self.sizes(value, out.shape, inputs) if out and _is_size(
+                    value, out.shape) else value
+
+            arguments = tuple(resize(a) for a in arguments)
+            keywords = tuple((n, resize(v)) for n, v in keywords)
+            if (arguments, keywords) != (step.arguments, step.keywords) or any(
+                    a != b for a, b in inputs):
+                metas = self.infer(
+                    step.op, substitute(arguments, ROLES, lambda r: self.of(r)[1]),
+                    substitute(keywords, ROLES, lambda r: self.of(r)[1]))
+        for role, before, now in zip(step.results, step.metas, metas, strict=True):
+            if role is not None and before is not None and now is not None:
+                self.metas[role] = before, now
+        return Step(step.op, arguments, keywords, step.results, metas, step.wanted)
+
+    def sizes(self, size: tuple[int, ...], shape: tuple[int, ...],
+              inputs: list[tuple[Meta, Meta]]) -> tuple[int, ...]:
+        """Return `size` for the new batch, as an argument of a call that returned `shape`."""
+        before, now = (m.shape for m in inputs[0]) if inputs else ((), ())
+        if before != now and prod(before) == prod(shape):
+            at = next(i for i, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
+            begin, end = prod(before[:at]), prod(before[:at + 1])
+            inside = [i for i in range(len(shape)) if prod(shape[:i]) <= end
+                      and prod(shape[:i + 1]) >= begin and not shape[i] * now[at] % before[at]]
+            # A batch of 1 has no unique place: before merged dimensions, else where they split.
+            merged = len(shape) < len(before)
+            inside.sort(key=lambda i: (shape[i:i + 1] != self.old,
+                                       not merged and prod(shape[:i + 1]) <= begin, i))
+            if not inside:
+                raise ValueError('no dimension is divisible by the batch size')
+            i = inside[0]
+            entry = size[i] if size[i] == -1 else shape[i] * now[at] // before[at]
+            return (*size[:i], entry, *size[i + 1:])
+        if before != now and len(before) == len(size):
+            return tuple(n if s == b else s for s, b, n in zip(size, before, now, strict=True))
+        return self.new + size[1:] if size[:1] == self.old else size
+
+
+def _is_size(value: Any, shape: tuple[int, ...]) -> bool:
+    return type(value) is tuple and 0 < len(value) == len(shape) and all(
+        type(v) is int and v in (-1, s) for v, s in zip(value, shape, strict=True))
+
+
+def _with_batch(meta: Meta, old: tuple[int, ...], new: tuple[int, ...]) -> Meta:
+    """Return a contiguous meta with another batch size, if its first dimension is the batch."""
+    if not old or meta.shape[:1] != old:
+        return meta
+    shape = new + meta.shape[1:]
+    stride = tuple(prod(shape[i + 1:]) for i in range(len(shape)))
+    return Meta(shape, stride, meta.dtype, meta.offset)

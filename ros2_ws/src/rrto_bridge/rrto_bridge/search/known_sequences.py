@@ -1,0 +1,155 @@
+"""The known sequences as a prefix tree: a list with the length of every common prefix."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ..protocol.actions import Action, Define, Forget
+from ..protocol.record import HTOD, SEEDING, Call, Meta, Persistent
+from ..protocol.sequence import Bound, Sequence, Step, changed, loosen, matches
+from .derive import Infer, derive
+
+MAX_SEQUENCES = 32    # most known at a time; the least recently used is dropped
+PATIENCE = 3          # consecutive failed runs before a sequence pauses
+MAX_LOOSE = 4         # most tensors that become `Bound`; more means another model
+MAX_DERIVED = 4096    # remembered pairs of a sequence and an input that were tried
+MAX_PAUSE = 64        # most boundaries at which a failing sequence is skipped
+
+ANY = 1 << 62         # above every handle: base of a pass without own tensors yet
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """A known sequence and its history."""
+
+    sequence: Sequence
+    common: dict[int, int] = field(default_factory=dict)  # other number -> common steps
+    failures: int = 0   # consecutive failed runs
+    pause: int = 0      # boundaries to skip
+    persistent: frozenset[int] = frozenset()
+    fast: list[Step | None] = field(default_factory=list)  # None: needs a full check
+
+    def __post_init__(self) -> None:
+        """Derive the persistent handles and the fast steps."""
+        roles = [(step, step.roles()) for step in self.sequence.steps]
+        self.persistent = frozenset(
+            r.handle for _, row in roles for r in row if isinstance(r, Persistent))
+        self.fast = [None if step.op in (HTOD, SEEDING) or step.wanted
+                     or any(type(r) is Bound for r in row) else step for step, row in roles]
+
+    def failed(self) -> None:
+        """Count a run that left the sequence; after repeated failures the sequence pauses."""
+        self.failures += 1
+        self.pause = min(1 << max(0, self.failures - PATIENCE), MAX_PAUSE) - 1
+
+
+class PrefixTree:
+    """Known sequences, last used last. `meta_of` and `infer` derive other batch sizes."""
+
+    def __init__(self, meta_of: Callable[[int], Meta | None], infer: Infer | None) -> None:
+        self.known: list[Known] = []
+        self._former: deque[Sequence] = deque(maxlen=4)  # dropped because a tensor was freed
+        self._meta_of, self._infer = meta_of, infer
+        self.added = 0                # sequences ever added
+        self._derived: set[tuple[int, tuple[Meta | None, ...]]] = set()  # tried: sequence, input
+
+    def alive(self, sequence: Sequence) -> bool:
+        """Return whether the program holds its persistent tensors; else record it as former."""
+        if all(self._meta_of(r.handle) for step in sequence.steps for r in step.roles()
+               if isinstance(r, Persistent)):
+            return True
+        self._former.append(sequence)
+        return False
+
+    def add(self, sequence: Sequence, actions: list[Action]) -> Known:
+        """Add a sequence; it replaces a known one that differs only in the kept tensors.
+
+        A tensor that was persistent in a former sequence until it was freed, and is another tensor
+        now, is not persistent (such as the features of the last key frame): it becomes `Bound`.
+        """
+        for former in self._former:
+            loose = changed(sequence, former)
+            if loose and len(loose) <= MAX_LOOSE:
+                metas = {h: meta for h in loose if (meta := self._meta_of(h))}
+                if len(metas) == len(loose):
+                    sequence = loosen(sequence, metas)
+                    break
+        for known in self.known:
+            if known.sequence.keys == sequence.keys:
+                sequence.kept |= known.sequence.kept
+                self.forget(known, actions)
+                break
+        if len(self.known) >= MAX_SEQUENCES:
+            self.forget(self.known[0], actions)
+        sequence.number = self.added
+        self.added += 1
+        new = Known(sequence)
+        for other in self.known:
+            length = sequence.common(other.sequence)
+            other.common[sequence.number] = new.common[other.sequence.number] = length
+        self.known.append(new)
+        actions.append(Define(sequence))
+        return new
+
+    def forget(self, known: Known, actions: list[Action]) -> None:
+        """Drop a sequence."""
+        self.known.remove(known)
+        number = known.sequence.number
+        self._derived = {d for d in self._derived if d[0] != number}
+        for other in self.known:
+            other.common.pop(number, None)
+        actions.append(Forget(number))
+
+    def forget_users(self, handles: Iterable[int], actions: list[Action]) -> None:
+        """Drop sequences that use one of these tensors in every pass."""
+        gone = set(handles)
+        for known in [k for k in self.known if not gone.isdisjoint(k.persistent)]:
+            self.forget(known, actions)
+            self._former.append(known.sequence)
+
+    def used(self, known: Known) -> None:
+        """Note that a run of this sequence was completed."""
+        known.failures = 0
+        self.known.remove(known)
+        self.known.append(known)
+
+    def openers(self, call: Call, actions: list[Action]) -> list[Known]:
+        """Return the sequences that begin with the call and do not pause, last used first."""
+        able = [k for k in reversed(self.known) if self.bind(k, 0, call, ANY, []) is not None]
+        if not able and call.op == HTOD and self._infer is not None:
+            able = self._specialise(call, self._infer, actions)
+        ready = []
+        for known in able:
+            if known.pause:
+                known.pause -= 1
+            else:
+                ready.append(known)
+        return ready
+
+    def bind(self, known: Known, position: int, call: Call, base: int,
+             bound: list[int]) -> list[int] | None:
+        """Return handles for the step's `Bound` tensors if the call matches the step; else None."""
+        sequence = known.sequence
+        new = matches(sequence.steps[position], call, base, bound)
+        for index, handle in enumerate(new or ()):
+            if handle >= base or self._meta_of(handle) != sequence.bound[len(bound) + index]:
+                return None
+        return new
+
+    def _specialise(self, call: Call, infer: Infer, actions: list[Action]) -> list[Known]:
+        """Derive sequences for an input with a batch size that is not known yet."""
+        new = []
+        for known in [*self.known]:
+            sequence = known.sequence
+            if (sequence.number, call.metas) in self._derived:
+                continue
+            if len(self._derived) >= MAX_DERIVED:
+                self._derived.clear()
+            self._derived.add((sequence.number, call.metas))
+            derived = derive(sequence, call.metas[0], infer, self._meta_of)
+            if derived is not None and all(
+                    derived.keys != other.sequence.keys for other in self.known):
+                new.append(self.add(derived, actions))
+        return [known for known in new if known in self.known]

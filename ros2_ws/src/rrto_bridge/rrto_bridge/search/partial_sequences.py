@@ -1,0 +1,177 @@
+"""Partial sequences: replay the constant parts of inferences whose shapes vary.
+
+A detector's backbone is the same in every inference; what follows a selection by score, or an `nms`
+on the robot, is not. The log is cut into *fragments*: a fragment ends with a wanted call or before
+an input. A *partial sequence* begins with an input and continues while each fragment has been seen
+before and always follows its predecessor. It ends
+
+- with a data-dependent operator whose shape differs from an earlier one: the shape stays open;
+- after the last wanted call before a fragment that differs in another way, such as an input of
+  another shape; that fragment is in no partial sequence;
+- where its first fragment occurs again, which marks the next inference. Otherwise a data-dependent
+  loop, which contains no new fragment, would merge successive inferences.
+
+Partial sequences form a tree of fragments; each node where one ends has a search of its own. Calls
+that depend on a varying shape form new fragments each time, so they are in no partial sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..protocol.record import HTOD, Call, Meta
+from ..protocol.sequence import Sequence
+from .search import Search, skeleton
+
+LIMIT = 1 << 15    # calls in a partial sequence, and kinds of calls
+FED = 16           # partial sequences in the log of a node's search
+
+Fragment = tuple[int, ...]          # tags of its calls; the last one's without results
+Metas = tuple[Meta | None, ...]
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node of the tree: the position after a fragment."""
+
+    varies: bool = False                # the shape at its end varies
+    ends: bool = False                  # partial sequences end here
+    following: Fragment | None = None   # the only fragment that has followed
+    child: _Node | None = None          # the node after that fragment
+    search: Search | None = None        # searches the partial sequences that ended here
+    fed: int = 0
+
+    def after(self, fragment: Fragment, known: bool) -> _Node | None:
+        """Return the node after this fragment; None if the partial sequence ends before it."""
+        if self.following not in (None, fragment):
+            self.ends, self.child = True, None
+        if self.ends or not known:
+            return None
+        if self.child is None:
+            self.following, self.child = fragment, _Node()
+        return self.child
+
+
+class PartialSequences:
+    """Observe the calls that are made one by one, like `Search`."""
+
+    def __init__(self, repetitions: int) -> None:
+        self._repetitions = repetitions
+        self._metas: dict[int, Meta] = {}     # metas of the program's tensors
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all observations."""
+        self._tags: dict[tuple[object, ...], int] = {}
+        self._seen: dict[Fragment, Metas] = {}    # metas that its last call returned
+        self._roots: dict[Fragment, _Node] = {}
+        self._leave()
+
+    def _leave(self) -> None:
+        self._fragment: list[Call | int] = []  # calls and freed handles since the last fragment
+        self._key: list[int] = []              # tags of these calls
+        self._items: list[Call | int] = []     # earlier items of the open partial sequence
+        self._root: Fragment = ()              # its first fragment
+        self._node: _Node | None = None        # its present node
+        self._end: tuple[_Node, int] | None = None   # at its last wanted call: node, item count
+        self._given: dict[int, Meta] = {}      # tensors that it uses
+
+    def observe(self, call: Call) -> Sequence | None:
+        """Record a call; return a sequence that ends with it, or before it, if one is found."""
+        if len(self._tags) + len(self._items) + len(self._fragment) >= LIMIT:
+            self.restart()
+        found = None
+        if call.op == HTOD and self._key and self._last().op != HTOD:
+            found = self._end_fragment()
+        tag, given = skeleton(call)
+        metas = None if call.wanted else call.metas
+        self._fragment.append(call)
+        self._key.append(self._tags.setdefault((*tag[:2], metas, *tag[3:]), len(self._tags)))
+        for handle in given:
+            if handle in self._metas:
+                self._given[handle] = self._metas[handle]
+        for made, meta in zip(call.results, call.metas, strict=True):
+            if made is not None and meta is not None:
+                self._metas[made] = meta
+        return self._end_fragment() if call.wanted else found
+
+    def _last(self) -> Call:
+        return next(item for item in reversed(self._fragment) if isinstance(item, Call))
+
+    def _end_fragment(self) -> Sequence | None:
+        key, last = tuple(self._key), self._last()
+        known = key in self._seen
+        varies = known and self._seen[key] != last.metas
+        self._seen[key] = last.metas
+        found, first = None, self._fragment[0]
+        if self._end is not None and key == self._root:
+            found = self._close(again=True)
+        before = self._node
+        node = before.after(key, known) if before else None
+        if before and not node:
+            found = self._close()
+        elif not node and known and isinstance(first, Call) and _begins(first):
+            self._root, node = key, self._roots.setdefault(key, _Node())
+            used = {h for item in self._fragment if isinstance(item, Call) for h in item.inputs()}
+            self._given = {h: meta for h, meta in self._given.items() if h in used}
+        if node:
+            self._items += self._fragment
+            self._node = node
+            node.varies |= varies
+            if last.wanted:
+                self._end = node, len(self._items)
+        else:
+            self._given = {}
+        self._fragment, self._key = [], []
+        if node and node.varies:
+            self._items[-1] = replace(last, metas=(None,) * len(last.metas))
+            return self._close() or found
+        return found
+
+    def _close(self, again: bool = False) -> Sequence | None:
+        """End the open partial sequence and search it up to its last wanted call.
+
+        `again`: it ends only because it begins again; if it always ends so, no shape varies.
+        """
+        items, given, end = self._items, self._given, self._end
+        self._items, self._node, self._end = [], None, None
+        if end is None:
+            return None
+        node, size = end
+        if again and not node.ends:
+            return None
+        if node.search is None or node.fed % FED == 0:
+            node.search = Search(self._repetitions, rotate=False)
+        node.fed += 1
+        made = {h for item in items[:size] if isinstance(item, Call) for h in item.fresh()}
+        node.search.interrupt({h: meta for h, meta in given.items() if h not in made})
+        found = None
+        for item in items[:size]:
+            if isinstance(item, Call):
+                found = node.search.observe(item)
+            else:
+                node.search.freed(item)
+        return found
+
+    def freed(self, handle: int) -> None:
+        """Record that the program no longer references a tensor."""
+        self._metas.pop(handle, None)
+        if self._fragment:
+            self._fragment.append(handle)
+        elif self._node:
+            self._items.append(handle)
+
+    def interrupt(self, left: dict[int, Meta]) -> Sequence | None:
+        """Record that a pass was replayed; return a sequence that ends before it, if one is found.
+
+        `left`: the tensors that remain after the pass.
+        """
+        found = self._close()
+        self._leave()
+        self._metas.update(left)
+        return found
+
+
+def _begins(call: Call) -> bool:
+    """Return whether a partial sequence may begin here: with an input that is an array."""
+    return call.op == HTOD and any(meta and meta.shape for meta in call.metas)

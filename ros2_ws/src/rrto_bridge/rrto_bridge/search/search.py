@@ -1,0 +1,321 @@
+"""Operator Sequence Search: finds the calls that a program repeats (Algorithms 8 to 10).
+
+The search is incremental, so its cost is linear in the log. The log is cut into *sections*, each
+ending with a wanted call (device to host: only there can an inference end). Sections with equal
+tags have equal names. A pass consists of a few sections that repeat; it is found by their names:
+
+- candidates (boundary statistics): the distances at which the last 1, 2, 4, ... sections occurred
+  before;
+- FastCheck: the sections of R passes are equal. Tags are interned, so equality is exact;
+- FullCheck: every tensor argument has the same role in R passes.
+
+The length is e - s + 1; Algorithm 8 has e - s, which contradicts its Algorithm 10.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+from ..protocol.record import HTOD, Call, Meta, Ref
+from ..protocol.sequence import Sequence, build
+
+REPETITIONS = 3       # R: the first pass may initialise; the next two are steady (thesis 5.3.3)
+WITHOUT_INPUT = 8     # factor of R without a host-to-device copy: perhaps an inner loop
+MAX_WANTED = 256      # most wanted calls in one pass
+LIMIT = 1 << 17       # calls in the log; a pass of more than LIMIT / R calls is not found
+
+_ORDERS = MAX_WANTED.bit_length()
+_TENSOR = '\0tensor'  # stands for a tensor in a tag
+_BOOLS = ('\0False', '\0True')
+
+# Origin of a tensor: position of the call that created it << _SHIFT | index of the result; -1 for a
+# tensor from before the log.
+_SHIFT = 16
+_INDEX = (1 << _SHIFT) - 1
+
+
+class Search:
+    """The log of calls made one by one, and the search for what repeats in it."""
+
+    def __init__(self, repetitions: int = REPETITIONS, limit: int = LIMIT, rotate: bool = True
+                 ) -> None:
+        """`rotate`: a pass may begin at another position of the repetition than the first."""
+        if repetitions < REPETITIONS:
+            raise ValueError(f'repetitions must be at least {REPETITIONS}, got {repetitions}')
+        self.repetitions, self.limit = repetitions, limit
+        self._rotate = rotate
+        self.observed = 0             # number of observed calls
+        self._tags: dict[Any, int] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Clear the log."""
+        self._tags.clear()
+        self._log: list[Call] = []
+        self._row: list[int] = []                 # tag of each call
+        self._given = array('q')                  # handles of the tensor arguments of all calls
+        self._from = array('q')                   # origins of these handles
+        self._first = [0]                         # index in both where each call begins
+        self._origin: dict[int, int]    = {}      # handle -> origin, for live tensors
+        self._outside: dict[int, Meta] = {}       # tensors that replayed passes kept
+        self._breaks: list[int] = []              # positions before which other calls were made
+        self._input = -1                          # position of the last host-to-device copy
+        self._names: dict[Any, int] = {}          # names of sections and of runs of 2^k sections
+        self._contexts: list[list[int]] = [[] for _ in range(_ORDERS)]
+        self._seen: dict[int, int] = {}           # name -> section at which it was last seen
+        self._ends: list[int] = [-1]              # position where each section ends, from index 1
+        self._blocked: dict[int, int] = {}        # pass length -> earliest begin
+
+    def observe(self, call: Call) -> Sequence | None:
+        """Record a call with its results; return a sequence if one is found."""
+        if len(self._row) + len(self._outside) >= self.limit:
+            self.restart()
+        self.observed += 1
+        position = len(self._row)
+        key, given = skeleton(call)
+        origin = self._origin
+        self._given.extend(given)
+        self._from.extend([origin.get(h, -1) for h in given])
+        self._first.append(len(self._given))
+        made = position << _SHIFT
+        for handle in call.results:
+            if handle in given:
+                key.append(given.index(handle))
+            elif handle is None:
+                key.append(None)
+            else:
+                key.append(_TENSOR)
+                origin[handle] = made
+            made += 1
+        self._log.append(call)
+        self._row.append(self._tags.setdefault(tuple(key), len(self._tags)))
+        if call.op == HTOD:
+            self._input = position
+        return self._on_end(position) if call.wanted else None
+
+    def freed(self, handle: int) -> None:
+        """Record that the program no longer references a tensor."""
+        self._origin.pop(handle, None)
+
+    def interrupt(self, left: Mapping[int, Meta]) -> None:
+        """Record that calls outside the log were made here, such as a replayed pass.
+
+        No found pass may span this position. `left`: the tensors that remain. Calls after the last
+        wanted call are dropped, since no pass can end there any more.
+        """
+        self._outside.update(left)
+        keep = self._ends[-1] + 1
+        for call in self._log[keep:]:
+            for handle in call.fresh():
+                self._origin.pop(handle, None)
+        del self._log[keep:], self._row[keep:], self._first[keep + 1:]
+        del self._given[self._first[keep]:], self._from[self._first[keep]:]
+        if self._input >= keep:
+            self._input = -1
+        if self._breaks[-1:] != [keep]:
+            self._breaks.append(keep)
+
+    # -- candidates and FastCheck (Algorithms 8 and 9) -------------------------------------------
+
+    def _on_end(self, end: int) -> Sequence | None:
+        periods = self._add_section(end)
+        for period in sorted(periods):
+            sequence = self._try(end, period)
+            if sequence is not None:
+                self.restart()
+                return sequence
+        return None
+
+    def _add_section(self, end: int) -> set[int]:
+        """Name the section that ends here; return how long ago its last 1, 2, 4, ... occurred."""
+        section = len(self._ends) - 1
+        key: Any = tuple(self._row[self._ends[-1] + 1:end + 1])
+        self._ends.append(end)
+        periods = set()
+        for order, row in enumerate(self._contexts):
+            name = self._names.setdefault((order, key), len(self._names))
+            row.append(name)
+            before = self._seen.get(name)
+            if before is not None and section - before <= MAX_WANTED:
+                periods.add(section - before)
+            self._seen[name] = section
+            earlier = section - (1 << order)
+            if earlier < 0:
+                self._fill(order + 1, section)
+                break
+            key = (row[earlier], name)
+        return periods
+
+    def _fill(self, order: int, section: int) -> None:
+        """Leave runs of sections without a name if they would begin before the log."""
+        for row in self._contexts[order:]:
+            if len(row) <= section:
+                row.append(-1 - section)
+
+    def _try(self, end: int, period: int) -> Sequence | None:
+        names, count = self._contexts[0], len(self._ends) - 1
+        begin = count - period
+        length = end - self._ends[begin]
+        has_input = self._input > end - length
+        repetitions = self.repetitions * (1 if has_input else WITHOUT_INPUT)
+        first = end + 1 - repetitions * length
+        if first < self._blocked.get(length, 0):
+            return None
+        whole = (repetitions - 2) * period    # the first section may include earlier calls
+        if whole > begin or names[begin - whole:begin] != names[count - whole:count]:
+            return None
+        if self._row[first:first + length] != self._row[end + 1 - length:end + 1]:
+            return None
+        fixed = self._full_check(first, length, repetitions)
+        if isinstance(fixed, int):
+            self._blocked[length] = fixed
+            return None
+        wait = self._best_cut(end, length, period, fixed)
+        if wait:
+            self._blocked[length] = first + wait
+            return None
+        return self._accept(end + 1 - length, length)
+
+    # -- FullCheck (Algorithm 10) ----------------------------------------------------------------
+
+    def _full_check(self, first: int, length: int, repetitions: int) -> int | list[bool]:
+        """Check that every argument has one role; else return where a later check must begin.
+
+        A role is: the same tensor in all passes; the result of a certain earlier call of the same
+        pass; or the result of a certain call of a recent pass (in the first pass from anywhere).
+        The returned list, over all arguments of the pass, is True for the first of these roles.
+        """
+        last = first + (repetitions - 1) * length
+        for start in range(last, first - 1, -length):
+            at = bisect_right(self._breaks, start)
+            if at < len(self._breaks) and self._breaks[at] < start + length:
+                return self._breaks[at]
+        given, _ = self._arguments(last, length)
+        before, _ = self._arguments(last - length, length)
+        fixed = [a == b for a, b in zip(given, before, strict=True)]
+        for start in range(last - length, first - 1, -length):
+            wrong = self._other_role(last, start, length, fixed, start == first)
+            if wrong is not None:
+                return bisect_right(self._first, self._first[start] + wrong)
+        return fixed
+
+    def _arguments(self, start: int, length: int) -> tuple[array[int], array[int]]:
+        """Return handles and origins of the tensor arguments of a pass."""
+        row = slice(self._first[start], self._first[start + length])
+        return self._given[row], self._from[row]
+
+    def _other_role(self, last: int, start: int, length: int, fixed: list[bool],
+                    is_first: bool) -> int | None:
+        """Return the index of an argument whose role differs between two passes, if any."""
+        shift = (last - start) << _SHIFT
+        begin, end = start << _SHIFT, last << _SHIFT
+        outside = self._outside
+        rows = zip(fixed, *self._arguments(last, length), *self._arguments(start, length),
+                   strict=True)
+        for index, (same, a, one, b, two) in enumerate(rows):
+            if same:
+                if a != b:
+                    return index
+            elif one < 0:                  # a replayed pass may have kept it
+                if two >= 0 or a not in outside or b not in outside:
+                    return index
+            elif (two < 0 or one - two != shift) and not (is_first and one < end and two < begin):
+                return index
+        return None
+
+    def _best_cut(self, end: int, length: int, period: int, fixed: list[bool]) -> int:
+        """Return the number of calls until the best cut; 0 for a cut here (Figure 5.5f: rotation).
+
+        A sequence of several sections repeats from any of them. The best cut carries the fewest
+        tensors over; among equals the next call brings an input; then it is the next one.
+        """
+        if period == 1 or not self._rotate:
+            return 0
+        start = end + 1 - length
+        lives: dict[tuple[int, int], int] = {}  # calls from creation to last use, in any rotation
+        for position in range(start, start + length):
+            for at in range(self._first[position], self._first[position + 1]):
+                origin = self._from[at]
+                if origin >= 0 and not fixed[at - self._first[start]]:
+                    made = origin >> _SHIFT
+                    tensor = ((made + 1 - start) % length, origin & _INDEX)
+                    lives[tensor] = max(lives.get(tensor, 0), position - made)
+        change = [0] * (length + 1)        # of the number of tensors carried to a position
+        for (begin, _), life in lives.items():
+            whole, rest = divmod(life, length)
+            change[0] += whole
+            _span(begin, rest, change)
+        carried, total = [], 0
+        for step in change[:length]:
+            total += step
+            carried.append(total)
+        cuts = [(e + 1 - start) % length for e in self._ends[-period:]]
+        return min(cuts, key=lambda c: (carried[c], self._log[start + c].op != HTOD, c))
+
+    def _accept(self, start: int, length: int) -> Sequence:
+        changing: dict[int, Meta] = {}
+        before, _ = self._arguments(start - length, length)
+        for handle, origin, other in zip(*self._arguments(start, length), before, strict=True):
+            meta = self._outside.get(handle)
+            if 0 <= origin < start << _SHIFT:
+                meta = self._log[origin >> _SHIFT].metas[origin & _INDEX]
+            if handle != other and meta is not None:
+                changing[handle] = meta
+        return build(self._log[start:], changing, self._origin.keys())
+
+
+def _span(begin: int, size: int, change: list[int]) -> None:
+    """Add 1 to `size` positions from `begin` on, wrapping around at the end."""
+    length = len(change) - 1
+    if not size:
+        return
+    change[begin] += 1
+    stop = begin + size
+    if stop <= length:
+        change[stop] -= 1
+    else:
+        change[0] += 1
+        change[stop - length] -= 1
+
+
+def skeleton(call: Call) -> tuple[list[Any], list[int]]:
+    """Return the call without handles and results (op, wanted, metas, ...), and its handles."""
+    given: list[int] = []
+    key: list[Any] = [call.op, call.wanted, call.metas]
+    add = key.append
+    for value in call.arguments:
+        kind = type(value)
+        if kind is Ref:
+            given.append(value[0])
+            add(_TENSOR)
+        elif kind is int or kind is str or value is None:
+            add(value)
+        else:
+            add(_exact(value, given))
+    for name, value in call.keywords:
+        add(name)
+        add(_exact(value, given))
+    return key, given
+
+
+def _exact(value: Any, given: list[int]) -> Any:
+    """Return a hashable form that distinguishes 1, 1.0 and True; append its handles to `given`."""
+    kind = type(value)
+    if kind is tuple:
+        for item in value:
+            if type(item) is not int:
+                return tuple([_exact(item, given) for item in value])
+        return value
+    if kind is Ref:
+        given.append(value[0])
+        return _TENSOR
+    if kind is float:
+        return '\0' + value.hex()  # NaN equals itself, -0.0 differs from 0.0
+    if kind is int or kind is str or value is None:
+        return value
+    if kind is bool:
+        return _BOOLS[value]
+    return '\0' + repr(value)      # complex, Special: repr contains the type

@@ -1,0 +1,1 @@
+"""The server's end: a supervisor, and one process for each program."""

@@ -1,0 +1,150 @@
+"""`python -m rrto_bridge.server.fork_server FD`: loads PyTorch and forks each program's process.
+
+It has one thread and uses neither ROS nor a device, since a fork would break them. It receives
+commands from the supervisor on a socket, one JSON object per datagram. When the supervisor ends, it
+ends, and all programs' processes with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from fleet_env.errors import FleetEnvError
+from fleet_ros.device import torch_device
+
+from ..protocol.allow import operators_digest
+from .parameters import ServerSettings
+from .worker import Task, serve
+
+MESSAGE = 1 << 16   # largest datagram, bytes
+ORDERLY = 0.8       # seconds for programs' processes to end in order before they are killed
+
+
+class ForkServer:
+    """Forks and watches the processes of programs."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        hello = json.loads(link.recv(MESSAGE))
+        self.server, self.folder = hello['server'], Path(hello['folder'])
+        self.settings = ServerSettings.model_validate_json(hello['settings'])
+        self.device = self._child(lambda: str(torch_device(self.settings.device)))
+        self.processes: dict[str, int] = {}      # program -> pidfd
+        self.ids: dict[str, int] = {}
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(link, selectors.EVENT_READ, '')
+
+    def _child(self, ask: Any) -> str:
+        """Return the result of `ask` in a child process, which may use a GPU."""
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                text = json.dumps([ask(), ''])
+            except (FleetEnvError, RuntimeError) as error:
+                text = json.dumps(['', str(error)])
+            os.write(write, text.encode())
+            os._exit(0)
+        os.close(write)
+        with open(read, encoding='utf-8') as file:
+            answer = file.read()
+        os.waitpid(child, 0)
+        found, wrong = json.loads(answer or '["", "the device cannot be used"]')
+        self.say(ready=not wrong, error=wrong, device=found, torch=torch.__version__,
+                 operators=operators_digest())
+        return str(found)
+
+    def say(self, **fields: Any) -> None:
+        """Send an event to the supervisor."""
+        self.link.send(json.dumps(fields).encode())
+
+    def run(self) -> None:
+        """Fork and reap until the supervisor has ended."""
+        while True:
+            for key, _ in self.selector.select():
+                if key.data:
+                    self._reap(key.data)
+                    continue
+                data = self.link.recv(MESSAGE)
+                if not data:
+                    return
+                asked = json.loads(data)
+                if 'begin' in asked:
+                    self._begin(asked['begin'], asked['incarnation'])
+                elif asked['kill'] in self.processes:
+                    signal.pidfd_send_signal(self.processes[asked['kill']], signal.SIGKILL)
+
+    def _begin(self, program: str, incarnation: int) -> None:
+        me = os.getpid()
+        try:
+            child = os.fork()
+        except OSError as error:
+            self.say(ended=program, status=1, reason=f'cannot start a process: {error}')
+            return
+        if not child:
+            self.selector.close()
+            self.link.close()
+            for descriptor in self.processes.values():
+                os.close(descriptor)
+            serve(Task(self.server, program, incarnation, self.device, self.folder, self.settings),
+                  me)
+        self.ids[program] = child
+        self.processes[program] = os.pidfd_open(child)
+        self.selector.register(self.processes[program], selectors.EVENT_READ, program)
+
+    def _reap(self, program: str) -> None:
+        descriptor = self.processes.pop(program)
+        self.selector.unregister(descriptor)
+        os.close(descriptor)
+        _, status = os.waitpid(self.ids.pop(program), 0)
+        self.say(ended=program, status=os.waitstatus_to_exitcode(status))
+
+    def close(self) -> None:
+        """End all programs' processes and delete their shared files.
+
+        They get time to end in order, because a killed process stays on the graph until its lease
+        has expired, and every program that ends earlier waits for its acknowledgements.
+        """
+        self._signal(signal.SIGTERM)
+        self.selector.unregister(self.link)
+        end = time.monotonic() + ORDERLY
+        while self.processes and (left := end - time.monotonic()) > 0:
+            for key, _ in self.selector.select(left):
+                with contextlib.suppress(OSError):   # the supervisor has ended
+                    self._reap(key.data)
+        self._signal(signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _signal(self, number: int) -> None:
+        for descriptor in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the supervisor at the other end of the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A socket error means that the supervisor has ended.
+    with socket.socket(fileno=int(arguments[0])) as link, contextlib.suppress(OSError):
+        fork_server = ForkServer(link)
+        gc.freeze()   # so that the forked processes share its pages
+        try:
+            fork_server.run()
+        finally:
+            fork_server.close()
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

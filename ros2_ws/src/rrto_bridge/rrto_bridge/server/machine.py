@@ -1,0 +1,193 @@
+"""The server's supervisor: which programs have a process, and how the processes end. Sans-I/O.
+
+Each program has a process of its own (see `session`), which owns the program's topics. Whatever a
+program does to its process, the supervisor and the other processes continue.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet_env.settings import Settings, setting
+
+from ..protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck
+from ..protocol.names import is_graph_name
+
+AT_ONCE = 4     # processes that may start without a pause
+PACE = 1.0      # seconds per further process, because starting slows the others down
+FAULT = 4.0     # seconds per process ended by its program, which may return under another name
+LONGEST = 10.0  # longest time that the next process waits, s
+
+
+class Limits(Settings):
+    """Limits of one server."""
+
+    programs: int = setting(16, 'most programs at a time', ge=1, le=1024)
+    memory: int = setting(4096, 'most memory for the tensors of one program', 'MiB', ge=1,
+                          le=1 << 20)
+    weights: int = setting(4096, 'most memory for kept weights, which returning programs reuse',
+                           'MiB', ge=0, le=1 << 20)
+    lease: float = setting(10.0, 'silence after which a program is dropped', 's', ge=1.0,
+                           le=3600.0)
+    operator: float = setting(60.0, 'longest duration of one operator; then the server ends the '
+                                    "program's process", 's', ge=1.0, le=86400.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Start the process of a program."""
+
+    program: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill the process of a program."""
+
+    program: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Release what belongs to a program, whose process has ended."""
+
+    program: str
+    reason: str
+
+
+Action = Begin | Kill | Leave | SendAck
+
+
+@dataclass(eq=False)
+class _Program:
+    """A program with a process."""
+
+    name: str
+    incarnation: int
+    begun: int = -1         # operators begun at the last check
+    since: float = 0.0      # time since when that number is unchanged
+    killed: str = ''        # why it was killed
+
+
+class ServerMachine:
+    """The programs of one server."""
+
+    def __init__(self, torch: str, operators: str, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._torch, self._operators = torch, operators
+        self.paused = False     # new programs are refused
+        self.broken = ''        # why they are refused permanently
+        self._programs: dict[str, _Program] = {}
+        self._waiting: deque[Begin] = deque()   # programs whose process has not started yet
+        self._paid = -math.inf  # earliest time of the next start; starts and faults delay it
+
+    @property
+    def programs(self) -> Sequence[str]:
+        """Names of the programs that are connected."""
+        return list(self._programs)
+
+    def on_open(self, request: OpenRequest, now: float) -> tuple[str, list[Action]]:
+        """Process a program's request to use this server; return the reason of a refusal, or ''.
+
+        Its process starts at once or after others, so that a peer that returns under ever new names
+        cannot keep the server busy.
+        """
+        known = self._programs.get(request.program)
+        if known is not None and known.incarnation == request.incarnation:
+            return '', []   # a repeated request: the answer was lost
+        refusal = self._refusal(request)
+        if refusal:
+            return refusal, []
+        self._programs[request.program] = _Program(request.program, request.incarnation)
+        self._waiting.append(Begin(request.program, request.incarnation))
+        return '', self.on_time(now)
+
+    def on_time(self, now: float) -> list[Action]:
+        """Start the processes whose turn it is."""
+        actions: list[Action] = []
+        while self._waiting and now >= self.deadline:
+            actions.append(self._waiting.popleft())
+            self._pay(PACE, now)
+        return actions
+
+    def _pay(self, seconds: float, now: float) -> None:
+        self._paid = min(max(self._paid, now - (AT_ONCE - 1) * PACE) + seconds, now + LONGEST)
+
+    @property
+    def deadline(self) -> float:
+        """Time at which `on_time` has something to do."""
+        return self._paid if self._waiting else math.inf
+
+    def _refusal(self, request: OpenRequest) -> str:
+        if self.broken:
+            return self.broken
+        if self.paused:
+            return 'the server is paused: its node is not active'
+        if request.protocol != PROTOCOL:
+            return (f'the program uses version {request.protocol} of the protocol, this server '
+                    f'{PROTOCOL}: install the same rrto on both')
+        if request.operators != self._operators:
+            return (f'PyTorch {request.torch[:40]} and the server\'s {self._torch} have different '
+                    'operators: install the same version on both')
+        if not is_graph_name(request.program):
+            return f'a program name must be a valid graph name, got {request.program[:100]!r}'
+        if request.program in self._programs:
+            return (f'a program {request.program!r} is connected; if it has ended, the server '
+                    f'drops it after {self.limits.lease:g} s')
+        if len(self._programs) >= self.limits.programs:
+            return f'the limit of {len(self._programs)} programs is reached'
+        return ''
+
+    def on_progress(self, program: str, begun: int, busy: bool, name: str, now: float
+                    ) -> list[Action]:
+        """Process a process's progress: the number of operators begun, and the name of the last."""
+        known = self._programs[program]
+        if not busy or begun != known.begun:
+            known.begun, known.since = begun, now
+        elif now - known.since > self.limits.operator and not known.killed:
+            known.killed = (f'{name} took longer than {self.limits.operator:g} s, which is the '
+                            "server's limit (parameter operator)")
+            return [Kill(program)]
+        return []
+
+    def on_ended(self, program: str, status: int, reason: str, name: str, now: float
+                 ) -> list[Action]:
+        """Process the end of a program's process, with an exit status, negative for a signal.
+
+        `reason`: why, if it ended in order and has told the program; a status other than 0 then
+        means that the program was at fault. `name`: the last operator.
+        """
+        known = self._programs.pop(program, None)
+        if known is None:
+            return []
+        if status:
+            self._pay(FAULT, now)
+        if reason:
+            return [Leave(program, reason)]
+        error = known.killed or (f'its process on the server {_ended(status)} in '
+                                 f'{name or "its start"}')
+        return [SendAck(program, known.incarnation, 0, error), Leave(program, error)]
+
+    def close(self, reason: str = ENDED) -> list[Action]:
+        """End all processes and tell every program: the server ends."""
+        actions: list[Action] = []
+        for known in self._programs.values():
+            actions += [SendAck(known.name, known.incarnation, 0, reason),
+                        Leave(known.name, reason)]
+        self._programs.clear()
+        self._waiting.clear()
+        return actions
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f'ended with status {status}'
+    try:
+        return f'was ended by {signal.Signals(-status).name}'
+    except ValueError:
+        return f'was ended by signal {-status}'

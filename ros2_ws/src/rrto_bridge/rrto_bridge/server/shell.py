@@ -1,0 +1,290 @@
+"""The server's shell: `ServerMachine` on a ROS 2 node, and the processes of the programs.
+
+It handles no data of a program, and PyTorch is not loaded: each process has topics of its own. The
+shell holds one publisher per program, to report that its process has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fleet_ros.alarm import Alarm
+from rclpy.duration import Duration
+from rclpy.node import Node
+from rclpy.publisher import Publisher
+from rrto_msgs import msg, srv
+
+from ..execution.weights import Weights
+from ..protocol import qos
+from ..protocol.convert import to_ros
+from ..protocol.discovery import wait_for_servers
+from ..protocol.errors import ConfigError
+from ..protocol.messages import OpenRequest, SendAck
+from .machine import Action, Begin, Kill, Leave, ServerMachine
+from .parameters import ServerSettings
+from .shared_status import SharedStatus
+
+FAREWELL = 1.0    # seconds for programs to receive that the server ends
+START = 300.0     # longest time to load PyTorch on a busy machine, s
+MESSAGE = 1 << 16
+LOOK = 1.0        # seconds between checks of the processes
+
+
+class ForkServerProcess:
+    """The process that forks programs' processes: `fork_server.ForkServer`. Raises ConfigError.
+
+    `ended(program, status, reason)` and `gone()` are called in a thread of its own.
+    """
+
+    def __init__(self, server: str, folder: Path, settings: ServerSettings) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, '-m', 'rrto_bridge.server.fork_server', str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        self._say(server=server, folder=str(folder), settings=settings.model_dump_json())
+
+    def ready(self) -> dict[str, Any]:
+        """Wait until it is ready, at most `START`; return its PyTorch, operators and device."""
+        self._link.settimeout(START)
+        try:
+            answer: dict[str, Any] = json.loads(self._link.recv(MESSAGE) or b'{}')
+        except OSError as error:
+            raise ConfigError(f'PyTorch did not load within {START:g} s') from error
+        if not answer.get('ready'):
+            raise ConfigError(answer.get('error') or 'PyTorch cannot be loaded; see above')
+        self._link.settimeout(None)
+        return answer
+
+    def listen(self, ended: Callable[[str, int, str], None], gone: Callable[[], None]) -> None:
+        """Call these functions for each event from now on."""
+        def read() -> None:
+            while data := self._receive():
+                event = json.loads(data)
+                ended(event['ended'], event['status'], event.get('reason', ''))
+            gone()
+
+        self._thread = threading.Thread(target=read, name='processes', daemon=True)
+        self._thread.start()
+
+    def _receive(self) -> bytes:
+        try:
+            return self._link.recv(MESSAGE)
+        except OSError:
+            return b''
+
+    def begin(self, program: str, incarnation: int) -> None:
+        """Start the process of a program."""
+        self._say(begin=program, incarnation=incarnation)
+
+    def kill(self, program: str) -> None:
+        """Kill the process of a program."""
+        self._say(kill=program)
+
+    def _say(self, **fields: Any) -> None:
+        with contextlib.suppress(OSError):   # it has ended; `gone` reports that
+            self._link.send(json.dumps(fields).encode())
+
+    def close(self) -> None:
+        """End it, and thereby all programs' processes."""
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(FAREWELL)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):   # the kernel still holds it
+                self._process.wait(FAREWELL)
+        self._link.close()
+
+
+class _Program:
+    """The shell's objects for one program."""
+
+    def __init__(self, server: Server, program: str) -> None:
+        self.path = server.folder / program
+        self.status = SharedStatus.make(self.path)
+        self.acks = server.node.create_publisher(
+            msg.Ack, f'/rrto/{server.name}/{program}/up_ack', qos.STREAM)
+        self.spent = 0.0
+
+
+class Server:
+    """Serves programs; the caller spins `node`. Raises ConfigError."""
+
+    def __init__(self, node: Node, name: str, settings: ServerSettings) -> None:
+        self.node, self.name, self.settings = node, name, settings
+        self.folder = _folder()
+        (self.folder / 'weights').mkdir()
+        self._weights = Weights(settings.weights << 20, self.folder / 'weights')
+        self._fork_server = ForkServerProcess(name, self.folder, settings)
+        try:
+            if name in wait_for_servers(node, wanted=name):   # while PyTorch loads
+                raise ConfigError(f'a server {name!r} exists in this DDS domain: choose another '
+                                  'name')
+            facts = self._fork_server.ready()
+        except ConfigError:
+            self._end()
+            raise
+        self.device = facts['device']
+        self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
+        self._changed = threading.Lock()        # guards machine and programs
+        self._programs: dict[str, _Program] = {}
+        self._last_words: list[tuple[float, Publisher]] = []   # until when they are kept
+        self._messages = 0                      # count of the programs that have left
+        self._closing = False
+        self._reported = time.monotonic()
+        self._alarm = Alarm(self._on_time, node)
+        self._fork_server.listen(self._on_ended, self._on_gone)
+        self._status = node.create_publisher(msg.ServerStatus, f'/rrto/{name}/status', qos.STATUS)
+        node.create_service(srv.Open, f'/rrto/{name}/open', self._on_open)
+        node.create_timer(LOOK, self._report)
+
+    def pause(self, paused: bool) -> None:
+        """Refuse new programs, or accept them again."""
+        with self._changed:
+            self.machine.paused = paused
+
+    def close(self) -> None:
+        """Notify the programs and end their processes; call it before the node is destroyed."""
+        with self._changed:
+            self._closing = True
+            actions = self.machine.close()
+            self._act([a for a in actions if isinstance(a, SendAck)])
+            end = time.monotonic() + FAREWELL
+            for program in self._programs.values():
+                program.acks.wait_for_all_acked(Duration(seconds=max(0.0, end - time.monotonic())))
+            self._act([a for a in actions if isinstance(a, Leave)])
+        self._alarm.close()
+        self._end()
+
+    def _end(self) -> None:
+        self._fork_server.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def _on_open(self, request: Any, response: Any) -> Any:
+        asked = OpenRequest(request.protocol, request.program, request.incarnation, request.torch,
+                            request.operators)
+        with self._changed:
+            try:
+                response.reason, actions = self.machine.on_open(asked, time.monotonic())
+                self._act(actions)
+            except Exception as error:   # no request may end the server
+                response.reason = f'the server cannot serve it: {type(error).__name__}: {error}'
+                self.node.get_logger().error(response.reason)
+                self._act(self.machine.on_ended(asked.program, 0, response.reason, '',
+                                                time.monotonic()))
+        response.accepted = not response.reason
+        response.device = self.device
+        response.memory = self.settings.memory << 20
+        response.lease = self.settings.lease
+        return response
+
+    def _on_time(self) -> None:
+        with self._changed:
+            self._act(self.machine.on_time(time.monotonic()))
+
+    def _on_ended(self, program: str, status: int, reason: str) -> None:
+        with self._changed:
+            known = self._programs.get(program)
+            if known is None:
+                return
+            self._messages += known.status.messages
+            self._act(self.machine.on_ended(program, status, reason or known.status.reason,
+                                            known.status.name, time.monotonic()))
+
+    def _on_gone(self) -> None:
+        """Replace the fork server: its end has ended all programs' processes; new programs wait."""
+        with self._changed:
+            if self._closing:
+                return
+            self.node.get_logger().error('the process that starts the programs\' processes has '
+                                         'ended; starting another one')
+            self._act(self.machine.close('the processes of the server have ended'))
+            self._fork_server.close()
+            fork_server = ForkServerProcess(self.name, self.folder, self.settings)
+            self._fork_server = fork_server
+        try:
+            fork_server.ready()
+        except ConfigError as error:
+            with self._changed:
+                if not self._closing:
+                    self.machine.broken = f'the server must be restarted: {error}'
+                    self.node.get_logger().fatal(self.machine.broken)
+                    self._act(self.machine.close(self.machine.broken))
+        else:
+            fork_server.listen(self._on_ended, self._on_gone)
+
+    # -- actions ---------------------------------------------------------------------------------
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Begin(program, incarnation):
+                    self._programs[program] = _Program(self, program)
+                    self._fork_server.begin(program, incarnation)
+                    self.node.get_logger().info(f'{program} joins')
+                case Kill(program):
+                    self._fork_server.kill(program)
+                case Leave(program, reason):
+                    known = self._programs.pop(program, None)
+                    if known is not None:
+                        # Destroyed at once, it would not repeat the reason if that was lost.
+                        until = time.monotonic() + self.settings.lease
+                        self._last_words.append((until, known.acks))
+                        known.path.unlink(missing_ok=True)
+                    self.node.get_logger().info(f'{program} leaves: {reason}')
+                case SendAck(program) if program in self._programs:
+                    self._programs[program].acks.publish(to_ros(action))
+        self._alarm.set(self.machine.deadline)
+
+    def _forget(self, now: float) -> None:
+        """Destroy the publishers of programs that have left and know why, or are silent."""
+        done = [acks for until, acks in self._last_words
+                if now > until or acks.wait_for_all_acked(Duration())]
+        self._last_words = [(until, acks) for until, acks in self._last_words if acks not in done]
+        for acks in done:
+            self.node.destroy_publisher(acks)
+
+    def _report(self) -> None:
+        message = msg.ServerStatus(server=self.name, device=self.device)
+        message.header.stamp = self.node.get_clock().now().to_msg()
+        now = time.monotonic()
+        with self._changed:
+            self._forget(now)
+            spent = 0.0
+            message.messages = self._messages
+            for name, program in self._programs.items():
+                status = program.status
+                spent += status.spent - program.spent
+                program.spent = status.spent
+                message.messages += status.messages
+                self._act(self.machine.on_progress(name, status.begun, status.busy, status.name,
+                                                   now))
+            message.busy = min(1.0, spent / max(now - self._reported, 1e-3))
+            self._reported = now
+            message.programs = list(self._programs)
+            message.memory = [program.status.used for program in self._programs.values()]
+        message.weights = self._weights.used
+        self._status.publish(message)
+
+
+def _folder() -> Path:
+    """Create a folder for this user alone, in memory if possible."""
+    memory = Path('/dev/shm')
+    place = memory if os.access(memory, os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix='rrto_', dir=place))

@@ -1,0 +1,228 @@
+"""The process of one program on the server: a `SessionMachine` on the program's own topics.
+
+The fork server forks it. The main thread computes; the node's thread receives.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import rclpy
+import torch
+from fleet_ros.alarm import Alarm
+from fleet_ros.device import limit_memory, warm_up
+from fleet_ros.ending import die_with
+from fleet_ros.receiving import subscribe
+from fleet_ros.spinning import Spinning
+from rclpy.context import Context as RosContext
+from rclpy.duration import Duration
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+from rrto_msgs import msg
+
+from ..execution.context import Context, default_generator
+from ..execution.graphs import CudaGraphs
+from ..execution.perform import Performer
+from ..execution.weights import Weights
+from ..protocol import qos
+from ..protocol.convert import frame_of, to_ros
+from ..protocol.errors import RemoteError
+from ..protocol.messages import ENDED, SendFrame
+from .parameters import ServerSettings
+from .session import Action, End, SessionMachine
+from .shared_status import SharedStatus
+
+PATIENCE = 10.0       # seconds within which the program must be found
+ROOM = 64 << 20       # least bytes besides tensors, for messages and operators' workspaces
+
+
+class _ServerHasEnded(BaseException):
+    pass
+
+
+def _server_has_ended(*_: Any) -> NoReturn:
+    raise _ServerHasEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The program that the process serves; `folder` holds its status and the weights."""
+
+    server: str
+    program: str
+    incarnation: int
+    device: str
+    folder: Path
+    settings: ServerSettings
+
+
+def serve(task: Task, parent: int) -> NoReturn:
+    """Run as the process of a program; `parent` is the fork server's process id."""
+    code = 1
+    try:
+        die_with(parent)
+        status = SharedStatus(task.folder / task.program)
+        worker = _Worker(task, status)
+        worker.run()
+        code = 2 if worker.fault else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)    # skip cleanup that belongs to the fork server
+
+
+class _Worker:
+    """The session's shell."""
+
+    def __init__(self, task: Task, status: SharedStatus) -> None:
+        self.task, self.status = task, status
+        settings = task.settings
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        self.device = torch.device(task.device)
+        generator = default_generator(self.device)   # the process serves only this program
+        generator.manual_seed(torch.Generator().initial_seed())
+        context = Context(self.device, settings.memory << 20, status.note, generator)
+        graphs = settings.graphs and self.device.type == 'cuda'
+        self.performer = Performer(
+            context, Weights(settings.weights << 20, task.folder / 'weights'),
+            CudaGraphs(self.device) if graphs else None)
+        self._changed = threading.Condition()    # guards machine and link
+        self._ros = RosContext()
+        rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)
+        self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
+                         start_parameter_services=False)
+        self.link = settings.shaped_link()
+        self.reason, self.fault = '', False   # why and by whose fault the session ended
+        base = f'/rrto/{task.server}/{task.program}/'
+        self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
+        self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
+        self.machine = SessionMachine(task.program, task.incarnation, settings, time.monotonic())
+        self._alarm = Alarm(self._on_time)
+        self._spinning = Spinning(self.node)
+        warm_up(self.device)
+        memory = settings.memory << 20
+        limit_memory(self.device, memory + room(memory))
+        self._wait_for_program()
+        subscribe(self.node, msg.Ack, base + 'down_ack', self._on_ack, qos.STREAM)
+        subscribe(self.node, msg.Frame, base + 'up', self._on_frame, qos.STREAM)
+        with self._changed:
+            self._act(())
+
+    def _wait_for_program(self) -> None:
+        """Wait for the program's subscriptions: messages sent earlier would be lost.
+
+        The program in turn waits for the subscriptions of this process, which are created
+        afterwards.
+        """
+        end = time.monotonic() + PATIENCE
+        while not (self.down.get_subscription_count() and self.acks.get_subscription_count()):
+            if time.monotonic() > end:
+                self.reason = f"the program's topics were not found within {PATIENCE:g} s"
+                return
+            time.sleep(0.002)
+
+    def run(self) -> None:
+        """Execute messages until the session ends, or SIGTERM reports the server's end."""
+        try:
+            signal.signal(signal.SIGTERM, _server_has_ended)
+            self._work()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        except _ServerHasEnded:
+            with self._changed:
+                self._act(self.machine.fail(ENDED, False))
+        with self._changed:   # the final message is published by now
+            self.status.leave(self.reason)
+        self._close()
+
+    def _work(self) -> None:
+        while not self.reason:
+            with self._changed:
+                while not self.reason and (message := self.machine.work()) is None:
+                    # The node's thread also ends a silent session; do not rely on it.
+                    self._changed.wait(max(0.0, self.machine.deadline - time.monotonic()))
+                    self._act(self.machine.on_time(time.monotonic()))
+                if self.reason:
+                    break
+            assert message is not None
+            self._execute(message)
+            del message
+
+    def _close(self) -> None:
+        """Leave the graph; a hanging shutdown must not keep the process alive."""
+        end = threading.Timer(PATIENCE, os._exit, (0,))
+        end.daemon = True
+        end.start()
+        for publisher in (self.acks, self.down):   # destroyed, they would not repeat what was lost
+            publisher.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
+        self._spinning.close()
+        self._alarm.close()
+        self.node.destroy_node()
+        self._ros.try_shutdown()
+
+    def _execute(self, message: bytes) -> None:
+        began = time.monotonic()
+        self.status.begin()
+        error = ''
+        try:
+            for reply in self.performer.perform(message):
+                with self._changed:
+                    self._act(self.machine.on_reply(reply))
+        except RemoteError as wrong:
+            error = str(wrong)
+        except Exception as wrong:
+            error = f'{type(wrong).__name__}: {wrong}'
+        self.status.end(self.performer.used, time.monotonic() - began)
+        with self._changed:
+            self._act(self.machine.fail(error) if error else self.machine.on_done())
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def _on_frame(self, message: Any) -> None:
+        with self._changed:
+            self._act(self.machine.on_frame(message.incarnation, frame_of(message),
+                                            time.monotonic()))
+            self._changed.notify_all()
+
+    def _on_ack(self, message: Any) -> None:
+        with self._changed:
+            self._act(self.machine.on_ack(message.incarnation, message.number, message.error,
+                                          time.monotonic()))
+            self._changed.notify_all()
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        with self._changed:
+            self.link.release(now)
+            self._act(self.machine.on_time(now))
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        now = time.monotonic()
+        for action in actions:
+            if isinstance(action, End):
+                self.reason, self.fault = action.reason, action.fault
+                self._changed.notify_all()
+            elif isinstance(action, SendFrame):
+                self.link.send(len(action.frame.data),
+                               partial(self.down.publish, to_ros(action)), now)
+            elif action.error:
+                self.acks.publish(to_ros(action))   # the process ends after this
+            else:
+                self.link.send(0, partial(self.acks.publish, to_ros(action)), now)
+        self._alarm.set(min(self.machine.deadline, self.link.deadline))
+
+
+def room(memory: int) -> int:
+    """Return the bytes besides tensors for messages and operators' workspaces."""
+    return max(ROOM, memory // 4)
