@@ -14,10 +14,12 @@ from configs import server_config, transfer_config
 from invariants import Staleness, Versions
 from ledger import RATE, Gradients, SummingAccumulator, SummingAggregation, decode, method_named
 from rog_core.codecs import SMALLER, codec_on_wire, decode_ids
-from rog_core.config import SgdConfig
-from rog_core.dispatch import handler
 from rog_core.errors import RemoteProtocolError, StaleMessageError
-from rog_core.messages import (
+from rog_core.loopback import handler
+from rog_core.methods import Team
+from rog_core.model.partition import partition_of
+from rog_core.protocol.config import SgdConfig
+from rog_core.protocol.messages import (
     Ack,
     Chunk,
     Compute,
@@ -29,11 +31,9 @@ from rog_core.messages import (
     Send,
     Stop,
 )
-from rog_core.methods import Team
-from rog_core.partition import partition_of
-from rog_core.server import ServerMachine
-from rog_core.states import BUSY, COMPUTING, OPEN, PAUSED, PUSHING, STARVED, STOPPED
-from rog_core.worker import WorkerMachine
+from rog_core.protocol.states import BUSY, COMPUTING, OPEN, PAUSED, PUSHING, STARVED, STOPPED
+from rog_core.server.machine import ServerMachine
+from rog_core.worker.machine import WorkerMachine
 
 # Enough short rows for several windows, a small row, a scalar, and a row of several segments.
 SHAPES = {
@@ -102,7 +102,7 @@ class Fleet:
         self.partition = partition_of(SHAPES[codec], 'row', codec)
         self.codec, self.loss, self.duplicate, self.delay = codec, loss, duplicate, delay
         self.sync, self.heartbeat_limit, self.rate = sync, heartbeat_limit, rate
-        self.patience, self.clip = patience, clip  # the server's, s; and see `rog_core.clip`
+        self.patience, self.clip = patience, clip  # the server's, s; and see `rog_core.server.clip`
         self.momentum = momentum         # the server's
         self.capacities = {f'robot{k}': value for k, value in enumerate(capacities)}
         self.team = Team(self.capacities, codec, momentum)

@@ -10,9 +10,9 @@ from fleet_testing import mostly_long
 from hostile import fingerprint
 from ledger import method_named
 from rog_core.errors import ConfigError, LocalProtocolError
-from rog_core.messages import Command, End, Sending
 from rog_core.methods import Method, Team, create
-from rog_core.steps import STEPS, Gradient, Local
+from rog_core.protocol.messages import Command, End, Sending
+from rog_core.protocol.steps import STEPS, Gradient, Local
 from schedules import check_end, play, run_until
 
 numbers = itertools.count()

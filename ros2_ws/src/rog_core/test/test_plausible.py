@@ -5,9 +5,9 @@ import pytest
 from configs import server_config
 from fleet import Fleet
 from rog_core.codecs import encode_ids, get_codec
-from rog_core.messages import Chunk, End, Kind, TransferId
-from rog_core.partition import partition_of
-from rog_core.plausible import ENOUGH, LARGEST, UNKNOWN, Plausibility
+from rog_core.model.partition import partition_of
+from rog_core.protocol.messages import Chunk, End, Kind, TransferId
+from rog_core.server.plausible import ENOUGH, LARGEST, UNKNOWN, Plausibility
 from rog_core.transfer.receiver import Receiver, Rows
 from schedules import SYNCS, check_end
 

@@ -8,14 +8,14 @@ import pytest
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_core.aggregation import Aggregation, ServerState
 from rog_core.codecs import RAW
 from rog_core.errors import ConfigError
 from rog_core.methods import Team, create
 from rog_core.methods.base import Model, Standing
 from rog_core.methods.dssp import controller
 from rog_core.methods.rsp import ROUNDS
-from rog_core.partition import partition_of
+from rog_core.model.partition import partition_of
+from rog_core.server.aggregation import Aggregation, ServerState
 
 UNHURRIED = examples(100)
 

@@ -10,12 +10,12 @@ from configs import SGD, transfer_config
 from hostile import BAD_STEPS
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_core.config import SgdConfig
 from rog_core.errors import RemoteProtocolError
-from rog_core.flat import flatten
-from rog_core.learner import Learner
-from rog_core.messages import Compute
-from rog_core.steps import MAX_LOCAL, STEPS, Full, Gradient, Local, Phase, Shards, step_of
+from rog_core.model.flat import flatten
+from rog_core.protocol.config import SgdConfig
+from rog_core.protocol.messages import Compute
+from rog_core.protocol.steps import MAX_LOCAL, STEPS, Full, Gradient, Local, Phase, Shards, step_of
+from rog_core.worker.learner import Learner
 
 SHARDS, BATCHES = 6, 4
 numbers = st.floats(-9, 9, width=32)

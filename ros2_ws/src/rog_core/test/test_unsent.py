@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from fleet import Fleet
 from rog_core.errors import LocalProtocolError, RemoteProtocolError
-from rog_core.messages import Notice, RegisterResponse
-from rog_core.unsent import LIVES, Taken
+from rog_core.protocol.messages import Notice, RegisterResponse
+from rog_core.server.taken import LIVES, Taken
 from schedules import check_end, run_until, settled
 
 SYNCS = ['bsp', 'asp', 'rsp:4', 'rsp:6+pipeline+sparse', 'gsgm', 'local:3', 'diloco:4:2',

@@ -24,13 +24,13 @@ from fleet_ros.parameters import declare
 from fleet_ros.services import STEADY, close_parameters
 from rclpy.parameter import Parameter
 from rog_core.arrays import on_device, to_host
-from rog_core.config import ServerConfig
 from rog_core.errors import ConfigError, RemoteProtocolError, shown
-from rog_core.flat import flatten, rows_of, trainable
-from rog_core.messages import Action, Notice, RegisterResponse, Send, Stop
 from rog_core.methods import check_method
-from rog_core.server import ServerMachine
-from rog_core.states import AWAY, EVALUATING, PAUSED, STOPPED
+from rog_core.model.flat import flatten, rows_of, trainable
+from rog_core.protocol.config import ServerConfig
+from rog_core.protocol.messages import Action, Notice, RegisterResponse, Send, Stop
+from rog_core.protocol.states import AWAY, EVALUATING, PAUSED, STOPPED
+from rog_core.server.machine import ServerMachine
 from rog_msgs.msg import FleetStatus, TransferReceipt
 from rog_msgs.srv import Register
 from rog_ros import qos

@@ -14,11 +14,11 @@ from fleet_env.fleet import FleetConfig, RobotConfig
 from fleet_env.power import EnergyMeter
 from fleet_env.run_recorder import RobotReport
 from fleet_env.stragglers import Stragglers
-from rog_core.config import SgdConfig, TransferConfig
 from rog_core.errors import ConfigError
-from rog_core.learner import Learner
-from rog_core.messages import Action, Chunk, Compute
-from rog_core.worker import WorkerMachine
+from rog_core.protocol.config import SgdConfig, TransferConfig
+from rog_core.protocol.messages import Action, Chunk, Compute
+from rog_core.worker.learner import Learner
+from rog_core.worker.machine import WorkerMachine
 from rog_tasks.errors import TaskError
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task, measure

@@ -60,7 +60,9 @@ def create(text: str, team: Team | None = None) -> Method:
     if written.name in METHODS:
         return _built(METHODS[written.name], written, team)
     method = _foreign(written, team)
-    from .rehearsal import rehearse  # here, as it imports the machines, which import this module
+    from ..method_check import (
+        rehearse,  # here, as it imports the machines, which import this module
+    )
 
     rehearse(lambda: _foreign(written, team), text, team)
     return method

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from ..arrays import Array
+from ..errors import GradientError
+from ..model.flat import FlatModel, as_array
+from ..protocol.config import TransferConfig
 from .accumulator import Accumulator
-from .arrays import Array
-from .config import TransferConfig
-from .errors import GradientError
-from .flat import FlatModel, as_array
 from .gradient import Data, GradientSource
-from .worker import WorkerMachine
+from .machine import WorkerMachine
 
 
 class Learner:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .arrays import Array, accumulate, all_finite, copy_of, first_bad, from_host, zeros_like
-from .codecs import RAW, Codec, Part, in_model_order
-from .errors import GradientError
-from .partition import RowPartition
+from ..arrays import Array, accumulate, all_finite, copy_of, first_bad, from_host, zeros_like
+from ..codecs import RAW, Codec, Part, in_model_order
+from ..errors import GradientError
+from ..model.partition import RowPartition
 
 FARTHEST = 10.0  # times the model's norm (or 1): longest step of a prediction
 

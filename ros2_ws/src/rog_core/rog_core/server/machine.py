@@ -1,11 +1,11 @@
 """The parameter server, as a state machine.
 
 Source: ROG, Section IV-A, Algorithm 2; joining and leaving robots are our addition. A `Member`
-stands for one robot; its states and events are the table `rog_core.states.MEMBER`. A robot that
-registers again becomes a new member. Only members that are waiting, pulling, training or draining
-are active: staleness, the mean of the pushes and the MTA time are computed over them. The server
-*retires* a member that others wait for and that makes no progress (the table
-`rog_core.states.PLACE`): the member is not active until its next push has arrived, but its
+stands for one robot; its states and events are the table `rog_core.protocol.states.MEMBER`. A robot
+that registers again becomes a new member. Only members that are waiting, pulling, training or
+draining are active: staleness, the mean of the pushes and the MTA time are computed over them. The
+server *retires* a member that others wait for and that makes no progress (the table
+`rog_core.protocol.states.PLACE`): the member is not active until its next push has arrived, but its
 transfers continue.
 """
 
@@ -16,16 +16,14 @@ from collections import Counter
 
 import numpy as np
 
-from .admission import refusal
-from .aggregation import Aggregation, ServerState
-from .arrays import Array, all_finite, difference_magnitude, first_bad, zeros_like
-from .clip import NormBound
-from .codecs import Codec, get_codec
-from .config import ServerConfig
-from .errors import ConfigError, RemoteProtocolError
-from .limits import Limits
-from .member import BUSY, LEAST, Member
-from .messages import (
+from ..arrays import Array, all_finite, difference_magnitude, first_bad, zeros_like
+from ..codecs import Codec, get_codec
+from ..errors import ConfigError, RemoteProtocolError
+from ..methods import Method, Team
+from ..methods.base import Model, Standing
+from ..model.partition import RowPartition
+from ..protocol.config import ServerConfig
+from ..protocol.messages import (
     Ack,
     Action,
     Chunk,
@@ -39,13 +37,7 @@ from .messages import (
     Stop,
     TransferId,
 )
-from .methods import Method, Team
-from .methods.base import Model, Standing
-from .mirror import Mirror
-from .partition import RowPartition
-from .plausible import Plausibility
-from .pull import Pull, final_of, pull_of, snapshot_of
-from .states import (
+from ..protocol.states import (
     COMPUTING,
     COUNTED,
     DRAINING,
@@ -59,10 +51,18 @@ from .states import (
     TRAINING,
     WAITING,
 )
-from .transfer.link import LinkEstimate
-from .transfer.receiver import Receiver
-from .transfer.sender import Sender
-from .unsent import Taken
+from ..transfer.link import LinkEstimate
+from ..transfer.receiver import Receiver
+from ..transfer.sender import Sender
+from .admission import refusal
+from .aggregation import Aggregation, ServerState
+from .clip import NormBound
+from .limits import Limits
+from .member import BUSY, LEAST, Member
+from .mirror import Mirror
+from .plausible import Plausibility
+from .pull import Pull, final_of, pull_of, snapshot_of
+from .taken import Taken
 
 ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)  # see the module's docstring
 EARLY = 64  # chunks of a push that the server keeps until the receipt of the pull before it arrives

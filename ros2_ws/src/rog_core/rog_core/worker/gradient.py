@@ -1,4 +1,4 @@
-"""Computes the gradients that a `rog_core.steps.Step` asks for, from a model and its data."""
+"""Computes the gradients that a `Step` asks for, from a model and its data."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 import torch
 
+from ..errors import LocalProtocolError
+from ..model.flat import FlatModel, as_array
+from ..protocol.config import SgdConfig
+from ..protocol.messages import Compute
 from .accumulator import Accumulator
-from .config import SgdConfig
-from .errors import LocalProtocolError
-from .flat import FlatModel, as_array
-from .messages import Compute
 
 
 class Data(Protocol):
@@ -31,7 +31,7 @@ class Data(Protocol):
 
 
 class GradientSource:
-    """A `rog_core.steps.Source`; it does not check that gradients are finite."""
+    """A `rog_core.protocol.steps.Source`; it does not check that gradients are finite."""
 
     def __init__(self, model: torch.nn.Module, flat: FlatModel, store: Accumulator, data: Data
                  ) -> None:

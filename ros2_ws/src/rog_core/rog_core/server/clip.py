@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Collection
 from statistics import median, median_low
 
-from .messages import Kind
-from .transfer.receiver import Receiver, Rows
+from ..protocol.messages import Kind
+from ..transfer.receiver import Receiver, Rows
 
 LAST = 8   # pushes of a robot whose norms are remembered
 LEAST = 3  # robots

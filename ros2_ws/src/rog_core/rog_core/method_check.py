@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..config import SgdConfig
-from ..dispatch import Loopback
-from ..errors import ConfigError, RogError
-from ..messages import Compute, Sending
-from ..server import ServerMachine
-from ..steps import STEPS
-from .base import Method, Team
+from .errors import ConfigError, RogError
+from .loopback import Loopback
+from .methods.base import Method, Team
+from .protocol.config import SgdConfig
+from .protocol.messages import Compute, Sending
+from .protocol.steps import STEPS
+from .server.machine import ServerMachine
 
 ROBOTS = 3        # where the fleet is not known from the beginning
 ITERATIONS = 12   # of every robot

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .errors import LocalProtocolError, RemoteProtocolError
+from ..errors import LocalProtocolError, RemoteProtocolError
 
 # What a worker does.
 REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .arrays import Array
-from .codecs import RAW, SMALLER, Codec
-from .config import TransferConfig
-from .errors import LocalProtocolError, RemoteProtocolError
+from ..arrays import Array
+from ..codecs import RAW, SMALLER, Codec
+from ..errors import LocalProtocolError, RemoteProtocolError
+from ..methods import Method
+from ..methods.base import Model
+from ..protocol.config import TransferConfig
+from ..protocol.messages import Command, Kind
+from ..transfer import plan as plans
+from ..transfer.sender import RawRows, Rows
 from .member import Member
-from .messages import Command, Kind
-from .methods import Method
-from .methods.base import Model
-from .mirror import RawRows
 from .patience import budget, patience
-from .transfer import plan as plans
-from .transfer.sender import Rows
 
 
 @dataclass(frozen=True)

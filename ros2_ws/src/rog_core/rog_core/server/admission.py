@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .codecs import Codec
-from .errors import PartitionMismatchError, shown
+from ..codecs import Codec
+from ..errors import PartitionMismatchError, shown
+from ..model.partition import Listing, Parameter, RowPartition, require_same
+from ..protocol.messages import PROTOCOL, RegisterRequest, RegisterResponse
 from .member import Member
-from .messages import PROTOCOL, RegisterRequest, RegisterResponse
-from .partition import Listing, Parameter, RowPartition, require_same
 
 MEMBERS = 256  # robots at most; each takes as much memory as the model
 

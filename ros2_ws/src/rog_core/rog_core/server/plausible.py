@@ -14,9 +14,9 @@ from statistics import median
 
 import numpy as np
 
-from .arrays import Array, to_host
-from .messages import Kind
-from .transfer.receiver import Receiver, Rows
+from ..arrays import Array, to_host
+from ..protocol.messages import Kind
+from ..transfer.receiver import Receiver, Rows
 
 WINDOW = 64    # pushes whose norms are remembered
 ENOUGH = 8     # least number of norms for a median

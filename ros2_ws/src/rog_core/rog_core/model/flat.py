@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn.parameter import UninitializedParameter
 
-from .arrays import Array
-from .errors import ConfigError, LocalProtocolError
+from ..arrays import Array
+from ..errors import ConfigError, LocalProtocolError
 from .partition import RowPartition, partition_of
 
 

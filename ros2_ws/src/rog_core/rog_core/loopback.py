@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .accumulator import Accumulator
-from .config import ServerConfig, TransferConfig
 from .errors import RogError
-from .messages import (
+from .methods import Team
+from .model.partition import partition_of
+from .protocol.config import ServerConfig, TransferConfig
+from .protocol.messages import (
     Ack,
     Action,
     Chunk,
@@ -21,10 +22,9 @@ from .messages import (
     Send,
     TransferMessage,
 )
-from .methods import Team
-from .partition import partition_of
-from .server import ServerMachine
-from .worker import WorkerMachine
+from .server.machine import ServerMachine
+from .worker.accumulator import Accumulator
+from .worker.machine import WorkerMachine
 
 _METHODS = {Chunk: 'on_chunk', Ack: 'on_ack', End: 'on_end', Receipt: 'on_receipt'}
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .codecs import RAW, get_codec
-from .errors import ConfigError, PartitionMismatchError, shown
+from ..codecs import RAW, get_codec
+from ..errors import ConfigError, PartitionMismatchError, shown
 
 GRANULARITIES = ('model', 'layer', 'row', 'element')
 SMALL = 1000  # parameters with fewer elements are one row

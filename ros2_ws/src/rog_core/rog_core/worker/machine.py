@@ -1,8 +1,9 @@
 """The worker: one robot's side of the protocol, as a state machine.
 
 Source: ROG, Section IV-A, Algorithm 1, on a channel that loses, duplicates and reorders messages.
-Its states and events are the tables `WORKER` and `GRADIENT` of `rog_core.states`; the gradient has
-a table of its own because with pipelining a worker computes while it pushes, waits and pulls.
+Its states and events are the tables `WORKER` and `GRADIENT` of `rog_core.protocol.states`; the
+gradient has a table of its own because with pipelining a worker computes while it pushes, waits and
+pulls.
 
 Events are method calls with the present time (seconds, any monotonic clock). Each returns the
 actions that the shell must carry out. `on_time` must be called at the time `deadline`.
@@ -15,12 +16,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from .accumulator import Accumulator
-from .arrays import Array, copy_of, to_host, zeros_like
-from .codecs import RAW, SMALLER, Codec, get_codec
-from .config import SgdConfig, TransferConfig
-from .errors import LocalProtocolError
-from .messages import (
+from ..arrays import Array, copy_of, to_host, zeros_like
+from ..codecs import RAW, SMALLER, Codec, get_codec
+from ..errors import LocalProtocolError
+from ..protocol.config import SgdConfig, TransferConfig
+from ..protocol.messages import (
     Ack,
     Action,
     Chunk,
@@ -36,9 +36,7 @@ from .messages import (
     Stop,
     TransferId,
 )
-from .mirror import RawRows
-from .report import COMMUNICATES, COMPUTES, STALLS, TIME_OF, WorkerReport, WorkerStatistics
-from .states import (
+from ..protocol.states import (
     BUSY,
     COMPUTING,
     DONE,
@@ -54,10 +52,12 @@ from .states import (
     WAITING,
     WORKER,
 )
-from .transfer import plan as plans
-from .transfer.link import LinkEstimate
-from .transfer.receiver import Receiver, Rows
-from .transfer.sender import Sender
+from ..transfer import plan as plans
+from ..transfer.link import LinkEstimate
+from ..transfer.receiver import Receiver, Rows
+from ..transfer.sender import RawRows, Sender
+from .accumulator import Accumulator
+from .report import COMMUNICATES, COMPUTES, STALLS, TIME_OF, WorkerReport, WorkerStatistics
 from .unsent import Unsent, check_taken
 
 REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..protocol.states import COUNTED, RETIRED, WAITING
 from .member import SHARE, Member
 from .patience import longest_pause
-from .states import COUNTED, RETIRED, WAITING
 
 OUT_OF_STEP = 10  # heartbeat limits; hardly any link carries only heartbeats for so long
 

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 import torch
 
-from .arrays import Array
-from .config import SgdConfig, TransferConfig
-from .errors import ConfigError, LocalProtocolError
+from ..arrays import Array
+from ..errors import ConfigError, LocalProtocolError
+from ..protocol.config import SgdConfig, TransferConfig
+from ..protocol.messages import Compute
+from ..protocol.steps import Gradient
 from .gradient import Data
 from .learner import Learner
-from .messages import Compute
-from .steps import Gradient
-from .worker import WorkerMachine
+from .machine import WorkerMachine
 
 
 class Link(Protocol):

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import from_host, to_host
-from .errors import ConfigError
+from ..arrays import from_host, to_host
+from ..errors import ConfigError
+from ..methods import Method, Team, create
+from ..methods.base import Due, Fleet, Model
+from ..protocol.messages import Kind, Receipt
+from ..transfer.receiver import Rows
 from .member import Member
-from .messages import Kind, Receipt
-from .methods import Method, Team, create
-from .methods.base import Due, Fleet, Model
-from .transfer.receiver import Rows
-from .unsent import Taken
+from .taken import Taken
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .messages import Chunk, Kind, Receipt, RegisterResponse
-from .methods.base import Standing
-from .mirror import Mirror
-from .states import (
+from ..methods.base import Standing
+from ..protocol.messages import Chunk, Kind, Receipt, RegisterResponse
+from ..protocol.states import (
     AWAY,
     COUNTED,
     DONE,
@@ -22,10 +21,11 @@ from .states import (
     STOPPED,
     TRAINING,
 )
-from .steps import Gradient, Step
-from .transfer.link import LinkEstimate
-from .transfer.receiver import Receiver
-from .transfer.sender import Sender
+from ..protocol.steps import Gradient, Step
+from ..transfer.link import LinkEstimate
+from ..transfer.receiver import Receiver
+from ..transfer.sender import Sender
+from .mirror import Mirror
 
 BUSY = (JOINING, PULLING, TRAINING)  # the member must act next
 USUAL = 10  # a gradient that takes this many times its usual time no longer counts as progress
@@ -49,7 +49,7 @@ class Member:
     heard: float             # time of the last heartbeat, s
     link: LinkEstimate       # kept when the robot registers again
     attempt: int             # number of the last transfer to the robot, never reused
-    state: str = JOINING     # see `rog_core.states.MEMBER`
+    state: str = JOINING     # see `rog_core.protocol.states.MEMBER`
     iteration: int = 0       # last iteration pushed
     slowest: int = 0         # min(versions)
     granted_bound: float = 0.0  # staleness bound under which its next push is made
@@ -67,7 +67,7 @@ class Member:
     pushed: float = math.nan  # time of its last push, s
     period: float = math.nan  # running mean of the seconds between two pushes
     loss: float = math.nan   # of its last batch
-    place: str = COUNTED     # see `rog_core.states.PLACE`
+    place: str = COUNTED     # see `rog_core.protocol.states.PLACE`
     early: list[Chunk] = field(default_factory=list)  # of a push; came before its pull's receipt
     progress: float = math.nan  # time at which it last made progress, however little, s
     paid: float = math.nan   # time until which its progress is fast enough, s
@@ -80,11 +80,11 @@ class Member:
     usual: float = math.nan  # seconds that a gradient usually takes
 
     def move(self, event: str) -> None:
-        """Change the state as `rog_core.states.MEMBER` says."""
+        """Change the state as `rog_core.protocol.states.MEMBER` says."""
         self.state = MEMBER.after(self.state, event)
 
     def take_place(self, event: str) -> None:
-        """Change the place as `rog_core.states.PLACE` says."""
+        """Change the place as `rog_core.protocol.states.PLACE` says."""
         self.place = PLACE.after(self.place, event)
 
     def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .arrays import Array, difference_magnitude, zeros_like
-from .codecs import RAW, Codec, Part, in_model_order
-from .partition import RowPartition
+from ..arrays import Array, difference_magnitude, zeros_like
+from ..codecs import RAW, Codec, Part, in_model_order
+from ..model.partition import RowPartition
 
 
 class Mirror:
@@ -42,14 +42,3 @@ class Mirror:
         ids, values = in_model_order(RAW, self.partition.raw_partition, parts)
         RAW.store(self.partition.raw_partition, self.rows, ids, values)
         self.known = True
-
-
-class RawRows:
-    """Values, float32 (elements,), sent uncompressed; ``partition``: a `raw_partition`."""
-
-    def __init__(self, partition: RowPartition, values: Array) -> None:
-        self._partition, self._values = partition, values
-
-    def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode segments, raw; see `rog_core.transfer.sender.Rows`."""
-        return RAW.snapshot(self._partition, self._values, ids)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..methods import Method
 from .member import Member
-from .methods import Method
 
 ITERATIONS = 4  # of the fleet, for which it waits for a member that makes no progress
 
