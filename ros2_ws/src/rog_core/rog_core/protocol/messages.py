@@ -214,10 +214,14 @@ class Send:
 
 @dataclass(frozen=True)
 class Compute:
-    """Action: compute the step of this iteration, then report its gradient."""
+    """Action: compute the step of this iteration, then report its gradient.
+
+    ``fresh``: local steps that continue former ones (`Phase`) begin with zero momentum.
+    """
 
     iteration: int
     step: Step = Gradient()
+    fresh: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""Steps: the kinds of gradient that a worker can compute, and how their result is pushed.
+"""Steps: the kinds of gradient that a worker can compute, as the server names them.
 
 At the end of every pull the server sends the name and the numbers of the next step as plain values.
-A worker knows these steps and no methods, so every method is expressed by them. The worker adds a
-computed gradient to its accumulator, from which it pushes rows. Only a full gradient is pushed
-complete and uncompressed.
+A worker knows these steps and no methods, so every method is expressed by them. What a worker does
+for a step is in `rog_core.worker.computation`.
 """
 
 from __future__ import annotations
@@ -12,50 +11,14 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
 from ..errors import RemoteProtocolError
-from .config import SgdConfig
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..arrays import Array
-    from ..transfer.sender import Sender
-    from ..worker.accumulator import Accumulator
 
 MAX_SHARDS = 4096     # of the data, for coded gradients
 MAX_LOCAL = 10_000    # local steps between two pushes
-
-
-class Source(Protocol):
-    """The model and the data of a robot; see `rog_core.worker.gradient.GradientSource`."""
-
-    store: Accumulator
-    weights: torch.Tensor   # the model, flat, on which gradients are computed
-    gradient: torch.Tensor  # the sum of what `add` computes, flat
-    result: Array           # the memory of ``gradient``
-    velocity: torch.Tensor | None  # momentum of local steps that go on
-
-    def batch(self) -> Any:
-        """Return the robot's own next batch."""
-
-    def shard(self) -> Iterable[Any]:
-        """Return the batches of the robot's whole shard, once."""
-
-    def shard_batches(self) -> int:
-        """Return the number of batches of `shard`."""
-
-    def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return an iteration's batch of one of ``shards`` shards."""
-
-    def clear(self) -> None:
-        """Set the gradient to zero."""
-
-    def add(self, batch: Any, weight: float = 1.0) -> float:
-        """Add the weighted gradient of a batch at the present weights; return the loss."""
 
 
 @dataclass(frozen=True)
@@ -98,31 +61,6 @@ class Step:
         """
         return np.ones(age.size, bool)
 
-    def begin(self, store: Accumulator, ahead: int) -> Step:
-        """Prepare the model on which the step is computed; return the step to compute.
-
-        ``ahead``: see `Accumulator.publish`.
-        """
-        store.drift = None
-        store.publish(ahead)
-        return self
-
-    def batches(self, source: Source) -> int:
-        """Return the number of batch gradients that the step computes."""
-        return 1
-
-    def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
-        """Compute into ``source.gradient``, which is zero; return the loss."""
-        raise NotImplementedError
-
-    def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """Store the result, float32 (elements,), where the push reads it."""
-        raise NotImplementedError
-
-    def after_push(self, store: Accumulator, push: Sender) -> None:
-        """Put what the server has not taken of a finished push back into the store."""
-        store.put_back(push.codec, push.untaken())
-
 
 @dataclass(frozen=True)
 class Gradient(Step):
@@ -139,35 +77,6 @@ class Gradient(Step):
     def integers(self) -> tuple[int, ...]:
         """See `Step.integers`."""
         return (int(self.momentum),)
-
-    def batches(self, source: Source) -> int:
-        """See `Step.batches`: with an anchor, a second gradient at the anchor's model."""
-        return 1 if source.store.anchor is None else 2
-
-    def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
-        """See `Step.compute`. Source of the correction: GSGM, Algorithm 5, line 6."""
-        batch = source.batch()
-        if source.store.anchor is None:
-            return source.add(batch)
-        weights, full = source.store.anchor
-        model = source.store.model
-        from ..arrays import copy_of  # with numba, which messages do without
-
-        now = copy_of(model)
-        try:
-            model[:] = weights
-            source.add(batch, -1.0)
-        finally:
-            model[:] = now
-        loss = source.add(batch)
-        gradient = source.result
-        gradient += full
-        return loss
-
-    def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Step.keep`."""
-        store.accumulate(gradient, sgd.learning_rate, sgd.momentum if self.momentum else 0.0,
-                         sgd.weight_decay, sgd.nesterov)
 
 
 @dataclass(frozen=True)
@@ -217,26 +126,6 @@ class Shards(Step):
         shards, feedback, *ids = integers
         return cls(shards, tuple(ids), numbers, bool(feedback))
 
-    def batches(self, source: Source) -> int:
-        """See `Step.batches`."""
-        return len(self.ids)
-
-    def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
-        """See `Step.compute`."""
-        losses = [source.add(source.batch_of(self.shards, shard, iteration), weight)
-                  for shard, weight in zip(self.ids, self.weights, strict=True)]
-        return sum(losses) / len(losses)
-
-    def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Step.keep`: the server applies momentum; weight decay is added once per shard."""
-        store.accumulate(gradient, sgd.learning_rate, 0.0, sgd.weight_decay * sum(self.weights),
-                         sgd.nesterov)
-
-    def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Step.after_push`: rows that were not sent are useless in another round."""
-        if not (self.feedback and push.complete()):
-            store.clear()
-
 
 @dataclass(frozen=True)
 class Full(Step):
@@ -244,26 +133,6 @@ class Full(Step):
 
     name = 'full'
     uncompressed = True
-
-    def batches(self, source: Source) -> int:
-        """See `Step.batches`."""
-        return source.shard_batches()
-
-    def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
-        """See `Step.compute`: the mean over the batches, which have about equal size."""
-        losses = [source.add(batch) for batch in source.shard()]
-        gradient = source.result
-        gradient /= len(losses)
-        return sum(losses) / len(losses)
-
-    def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Step.keep`."""
-        from ..arrays import copy_of
-
-        store.full = copy_of(gradient)
-
-    def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Step.after_push`: nothing is kept, since the gradient is of one model only."""
 
 
 @dataclass(frozen=True)
@@ -287,34 +156,6 @@ class Local(Step):
         """See `Step.integers`."""
         return (self.steps,)
 
-    def batches(self, source: Source) -> int:
-        """See `Step.batches`."""
-        return self.steps
-
-    def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
-        """See `Step.compute`: the "gradient" is the model before minus the model after."""
-        return self._steps(source, source.gradient.clone(), sgd)  # the gradient is zero
-
-    def _steps(self, source: Source, velocity: torch.Tensor, sgd: SgdConfig) -> float:
-        weights, gradient = source.weights, source.gradient
-        before, losses = weights.clone(), []
-        try:
-            for _ in range(self.steps):
-                source.clear()
-                losses.append(source.add(source.batch()))
-                velocity.mul_(sgd.momentum).add_(gradient)
-                way = gradient.add(velocity, alpha=sgd.momentum) if sgd.nesterov else velocity
-                weights.mul_(1 - sgd.learning_rate * sgd.weight_decay)
-                weights.sub_(way, alpha=sgd.learning_rate)
-            gradient.copy_(before).sub_(weights)
-        finally:
-            weights.copy_(before)
-        return sum(losses) / len(losses)
-
-    def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Step.keep`: the change already includes learning rate and momentum."""
-        store.keep_local(gradient)
-
 
 @dataclass(frozen=True)
 class Phase(Local):
@@ -322,8 +163,7 @@ class Phase(Local):
 
     The robot's model is the fleet's with its own local steps in the rows that it has not pushed
     since. Rows r with r mod ``fragments`` = ``fragment`` travel, in either direction, and those
-    that have not travelled for ``fragments`` iterations. ``fresh``: momentum begins at zero; set by
-    a worker that has no drift, never by the server.
+    that have not travelled for ``fragments`` iterations.
     """
 
     name = 'phase'
@@ -331,7 +171,6 @@ class Phase(Local):
 
     fragments: int = field(default=1, compare=False)
     fragment: int = field(default=0, compare=False)
-    fresh: bool = field(default=False, compare=False)
 
     @property
     def share(self) -> float:
@@ -349,33 +188,9 @@ class Phase(Local):
         """See `Step.integers`."""
         return self.steps, self.fragments, self.fragment
 
-    @classmethod
-    def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
-        """See `Step.of`."""
-        if len(integers) != 3 or numbers:
-            raise ValueError(f'it has 3, got {len(integers) + len(numbers)}')
-        return cls(*integers)
-
     def turn(self, age: np.ndarray) -> np.ndarray:
         """See `Step.turn`."""
         return (np.arange(age.size) % self.fragments == self.fragment) | (age >= self.fragments)
-
-    def begin(self, store: Accumulator, ahead: int) -> Step:
-        """See `Step.begin`: the drift includes steps under way, so nothing is predicted."""
-        fresh = store.drift is None
-        store.publish_own()
-        return dataclasses.replace(self, fresh=fresh)
-
-    def compute(self, source: Source, iteration: int, sgd: SgdConfig) -> float:
-        """See `Step.compute`."""
-        if self.fresh or source.velocity is None:
-            source.velocity = source.gradient.clone()  # the gradient is zero
-        return self._steps(source, source.velocity, sgd)
-
-    def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Step.after_push`."""
-        super().after_push(store, push)
-        store.settle(push.taken())
 
 
 STEPS: dict[str, type[Step]] = {step.name: step for step in (Gradient, Shards, Full, Local, Phase)}

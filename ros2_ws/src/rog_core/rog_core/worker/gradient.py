@@ -12,6 +12,7 @@ from ..model.flat import FlatModel, as_array
 from ..protocol.config import SgdConfig
 from ..protocol.messages import Compute
 from .accumulator import Accumulator
+from .computation import computation_of
 
 
 class Data(Protocol):
@@ -31,7 +32,7 @@ class Data(Protocol):
 
 
 class GradientSource:
-    """A `rog_core.protocol.steps.Source`; it does not check that gradients are finite."""
+    """A `rog_core.worker.computation.Source`; it does not check that gradients are finite."""
 
     def __init__(self, model: torch.nn.Module, flat: FlatModel, store: Accumulator, data: Data
                  ) -> None:
@@ -62,7 +63,7 @@ class GradientSource:
     def compute(self, order: Compute, sgd: SgdConfig) -> float:
         """Compute the step of an order on the present model; return the loss."""
         self.clear()
-        return order.step.compute(self, order.iteration, sgd)
+        return computation_of(order.step).compute(self, order, sgd)
 
 
 def _described(loss: Any) -> str:

@@ -57,6 +57,7 @@ from ..transfer.link import LinkEstimate
 from ..transfer.receiver import Receiver, Rows
 from ..transfer.sender import RawRows, Sender
 from .accumulator import Accumulator
+from .computation import computation_of
 from .report import COMMUNICATES, COMPUTES, STALLS, TIME_OF, WorkerReport, WorkerStatistics
 from .unsent import Unsent, check_taken
 
@@ -120,7 +121,7 @@ class WorkerMachine:
             if self.push.transfer.kind == Kind.PUSH:
                 store.put_back(self.push.codec, self.push.encoded())
         if self._computed is not None and self._order is not None and self._order.step.additive:
-            self._order.step.keep(store, *self._computed)
+            computation_of(self._order.step).keep(store, *self._computed)
         return Unsent(self.incarnation, attempt, to_host(store.pending), to_host(store.momentum))
 
     @property
@@ -254,7 +255,8 @@ class WorkerMachine:
         """Store a gradient where its push reads it."""
         assert self._order is not None
         made, asked = self._order.step, self.command.step
-        (asked if made == asked else made).keep(self.accumulator, gradient, sgd)
+        step = asked if made == asked else made
+        computation_of(step).keep(self.accumulator, gradient, sgd)
 
     def _fits_grant(self) -> bool:
         """Whether the computed gradient is the one that the server has granted."""
@@ -302,7 +304,8 @@ class WorkerMachine:
         return self._compute(self.iteration + 1, ahead=1)
 
     def _compute(self, iteration: int, ahead: int = 0) -> list[Action]:
-        self._order = Compute(iteration, self.command.step.begin(self.accumulator, ahead))
+        computation = computation_of(self.command.step)
+        self._order = computation.begin(self.accumulator, iteration, ahead)
         return [self._order]
 
     def on_ack(self, ack: Ack, now: float) -> list[Action]:
@@ -332,7 +335,7 @@ class WorkerMachine:
         if push.state != DONE:
             match = receipt is not None and receipt.transfer == push.transfer
             push.abort(receipt if match else None)
-        self.command.step.after_push(self.accumulator, push)
+        computation_of(self.command.step).after_push(self.accumulator, push)
         if push.receipt is not None and push.receipt.refused:
             self.statistics.refused += 1
             self.accumulator.reset()  # or the refused rest would be sent again forever

@@ -16,6 +16,7 @@ from ..errors import ConfigError, LocalProtocolError
 from ..protocol.config import SgdConfig, TransferConfig
 from ..protocol.messages import Compute
 from ..protocol.steps import Gradient
+from .computation import computation_of
 from .gradient import Data
 from .learner import Learner
 from .machine import WorkerMachine
@@ -71,7 +72,9 @@ class RogOptimizer(torch.optim.Optimizer):
     def batches(self) -> int:
         """Number of batch gradients that the next `compute` evaluates."""
         source = self._learner.source
-        return self._order.step.batches(source) if source and self._order else 1
+        if source is None or self._order is None:
+            return 1
+        return computation_of(self._order.step).batches(source)
 
     @property
     def sgd(self) -> SgdConfig:
