@@ -16,6 +16,7 @@ from ledger import RATE, Gradients, SummingAccumulator, SummingAggregation, deco
 from rog_core.codecs import SMALLER, codec_on_wire, decode_ids
 from rog_core.errors import RemoteProtocolError, StaleMessageError
 from rog_core.loopback import handler
+from rog_core.method_check import check_named
 from rog_core.methods import Team
 from rog_core.model.partition import partition_of
 from rog_core.protocol.config import SgdConfig
@@ -144,6 +145,8 @@ class Fleet:
     # -- faults
 
     def start_server(self, master, state=None):
+        for sync in {self.sync, self.sync if state is None else state.sync}:
+            check_named(sync, self.team)
         self.server = ServerMachine(
             self.partition, master, next(self.lives),
             server_config(self.sync, self.codec, CHUNK, heartbeat_limit=self.heartbeat_limit,
@@ -293,6 +296,7 @@ class Fleet:
 
     def set_sync(self, text):
         self.counts['set_sync'] += 1
+        check_named(text, self.team)
         self.act(None, self.server.set_sync(text, self.now))
 
     def replay(self, count):

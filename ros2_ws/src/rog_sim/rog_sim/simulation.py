@@ -31,6 +31,7 @@ from rog_core.errors import (
     StaleMessageError,
 )
 from rog_core.loopback import handler
+from rog_core.method_check import check_method
 from rog_core.model.flat import flatten, rows_of, trainable, unflatten
 from rog_core.model.partition import Listing, RowPartition, require_same
 from rog_core.protocol.config import ServerConfig, TransferConfig
@@ -103,6 +104,7 @@ class Simulation:
         self._out = out
         self._server_every = server_every
         training = fleet.training
+        check_method(fleet, fleet.capacities)
         links = {config.name: link_trace(config.link) for config in fleet.robots}
         task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
         _refuse_live(task)
