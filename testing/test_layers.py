@@ -204,3 +204,35 @@ def test_an_import_against_the_arrows_is_seen(tmp_path):
         (tmp_path / 'pack' / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / 'pack' / f'{name}.py').write_text(text)
     assert rooms(tmp_path / 'pack') == {'high': {'low'}, 'low': {'high'}}
+
+
+# -- classes that are small enough to read
+
+METHODS, LINES = 25, 350  # public methods and lines of a class, at most
+BEYOND = {  # why a class may be larger
+    'rog_core.methods.base.Method': 'each question that a server may ask has a method of two lines',
+    'rog_core.worker.machine.WorkerMachine': 'not divided yet, as ServerMachine is',
+}
+
+
+def too_large(root):
+    """The classes of a package beyond the guide."""
+    for path in root.rglob('*.py'):
+        module = '.'.join([root.name, *path.relative_to(root).with_suffix('').parts])
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                public = sum(isinstance(inner, ast.FunctionDef) and not inner.name.startswith('_')
+                             for inner in node.body)
+                if public > METHODS or node.end_lineno - node.lineno >= LINES:
+                    yield f'{module}.{node.name}'
+
+
+def test_a_class_of_rog_core_is_small_or_says_why_not():
+    assert set(too_large(PLACES['rog_core'])) == set(BEYOND)
+
+
+@pytest.mark.parametrize('body', ['\n'.join(f'    def a{k}(self): 0' for k in range(METHODS + 1)),
+                                  '    a = 1\n' * LINES])
+def test_a_large_class_is_seen(tmp_path, body):
+    (tmp_path / 'b.py').write_text(f'class Big:\n{body}\n')
+    assert list(too_large(tmp_path)) == [f'{tmp_path.name}.b.Big']

@@ -85,7 +85,8 @@ def test_a_gradient_that_explodes_is_not_applied_is_counted_and_holds_up_nobody(
     fleet = Fleet(3, 3, sync, codec)
     fleet.run(4)
     before = fleet.server.master.copy()
-    fleet.server.plausibility.limit = 8.0  # below what float32 would round in the sums to check
+    # Below what float32 would round in the sums to check.
+    fleet.server.pushes.plausibility.limit = 8.0
     fleet.exploding = {'robot1'}
     fleet.run(4)
     assert fleet.server.refused['robot1'] >= 1 and set(fleet.server.refused) == {'robot1'}

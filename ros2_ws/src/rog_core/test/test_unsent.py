@@ -137,8 +137,8 @@ def test_a_process_whose_save_was_taken_over_may_not_come_back():
 
 def test_what_comes_of_a_push_that_was_refused_does_not_come_back():
     fleet, robot = at('computing')
-    fleet.server.plausibility.limit = 10
-    fleet.server.plausibility.begin()
+    fleet.server.pushes.plausibility.limit = 10
+    fleet.server.pushes.plausibility.begin()
     fleet.run(10)
     run_until(fleet, lambda: robot.machine.state == 'waiting')
     fleet.exploding.add('robot0')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..protocol.states import COUNTED, RETIRED, WAITING
 from .member import SHARE, Member
@@ -24,6 +24,13 @@ class Limits:
         self.patience = longest_pause((), pause, silence)  # at present
         self.waited_for: dict[str, float] = {}  # robots that others wait for, and since when
         self.stopping, self.stop_by = False, math.inf  # the run; late members are given up
+        # Robot -> time at which something is due for it, or a little earlier; None: compute again.
+        self._due: dict[str, float] | None = None
+
+    def stop(self, by: float) -> None:
+        """End the run; a member that is not done at the time ``by`` is given up."""
+        self.stopping, self.stop_by = True, by
+        self.forget_due()
 
     def follow(self, active: Sequence[Member]) -> None:
         """Set the patience by the pace of these members."""
@@ -77,3 +84,21 @@ class Limits:
             return math.inf
         due = min(self.away_at(member), self.retires_at(member), self.back_at(member))
         return due if member.sender is None else min(due, member.sender.deadline)
+
+    def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:
+        """Return `due` of each member, or a little earlier.
+
+        A change that postpones it counts only when that time has come, so the answer is cheap.
+        """
+        if self._due is None:
+            self._due = {robot: self.due(member) for robot, member in members.items()}
+        return self._due
+
+    def note_due(self, member: Member) -> None:
+        """Update the member's due time. Call it after each change that may bring it forward."""
+        if self._due is not None:
+            self._due[member.robot] = self.due(member)
+
+    def forget_due(self) -> None:
+        """Compute all due times again when they are asked for: any of them may have changed."""
+        self._due = None
