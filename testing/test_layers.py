@@ -211,7 +211,6 @@ def test_an_import_against_the_arrows_is_seen(tmp_path):
 METHODS, LINES = 25, 350  # public methods and lines of a class, at most
 BEYOND = {  # why a class may be larger
     'rog_core.methods.base.Method': 'each question that a server may ask has a method of two lines',
-    'rog_core.worker.machine.WorkerMachine': 'not divided yet, as ServerMachine is',
 }
 
 

@@ -141,7 +141,7 @@ class Puppet:
         machine = self.machine
         return TransferId(machine.session, kind,
                           machine.iteration if iteration is None else iteration,
-                          machine._attempt + ahead)
+                          machine.attempt + ahead)
 
     @property
     def chunks(self):

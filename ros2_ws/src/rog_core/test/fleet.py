@@ -52,7 +52,7 @@ class Saved:
     """What a robot has on its disk, and what the fleet knows of it by itself."""
 
     def __init__(self, fleet, robot, unsent):
-        self.unsent, self.at, self.computed = unsent, fleet.chunks, robot.machine._computed
+        self.unsent, self.at, self.computed = unsent, fleet.chunks, robot.machine.computed
         sent = fleet.open_chunks(robot)
         held = robot.store.pending.astype(np.float64)
         for each in sent:
@@ -532,9 +532,9 @@ class Fleet:
                     return  # as in `deliver_to_robot`
                 if robot.alive and number == robot.requests:
                     machine, before = robot.machine, robot.store.pending.copy()
-                    takes_over = machine._former is not None
+                    takes_over = machine.former is not None
                     self.act(robot.name, machine.on_register_response(response, self.now), robot)
-                    if takes_over and machine._former is None and response.taken:
+                    if takes_over and machine.former is None and response.taken:
                         self.bring_back(robot, robot.store.pending - before)
             self.carry(robot.name, False, 100, answer)
         self.carry(robot.name, True, 1000, deliver)
