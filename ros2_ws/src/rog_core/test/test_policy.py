@@ -315,7 +315,7 @@ def test_a_state_that_makes_no_sense_is_refused(sync, state):
 
 @pytest.mark.parametrize(('sync', 'reason'), [
     ('fast', "'fast' is unknown"), ('rsp:0', '1 to 1000'),
-    ('gone.away:Method', "No module named 'gone'")])
+    ('gone.away:Method', 'module gone.away must be imported')])
 def test_a_state_of_a_method_that_is_not_there_is_refused_and_the_former_one_stays(sync, reason):
     ours = aggregation('rsp:4')
     method = ours.method
