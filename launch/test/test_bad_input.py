@@ -10,7 +10,7 @@ import torch
 from fleet_testing import free_domain
 from rclpy.utilities import get_rmw_implementation_identifier
 from rog_core.model.partition import partition_of
-from rog_core.server.machine import ServerState
+from rog_core.server.aggregation import ServerState
 from rog_ps import checkpoint
 from rog_ps import main as server
 from rog_ps.directory import kept
