@@ -266,8 +266,10 @@ CODE = {
         '''),
     'from rog_core.messages import Sending': ('', '''
         import sys
-        from rog_core import create
+        from rog_core import Team, create
+        from rog_core.method_check import check_named
         sys.modules['mine'] = sys.modules['__main__']
+        check_named('mine:Lag:4+fast', Team())
         assert create('mine:Lag:4+fast').bound == 4
         '''),
 }

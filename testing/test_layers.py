@@ -126,12 +126,11 @@ def test_package_xml_names_what_its_tests_import(package):
             used - local - above - OPTIONAL - {package, 'a_package_that_nobody_has'}} <= named
 
 
-# In rog_core a method of another package is tried out in a small fleet, which needs all the rest.
-@pytest.mark.parametrize('package', sorted(PLACES.keys() - {'rog_core'}))
+@pytest.mark.parametrize('package', sorted(PLACES))
 def test_no_file_imports_one_that_imports_it(package):
     """Neither directly nor through others, and not inside functions either."""
     # Raises CycleError, which names the files.
-    TopologicalSorter(graph(PLACES[package], typed=package in HOUSES)).prepare()
+    TopologicalSorter(graph(PLACES[package], typed=HOUSES.get(package, False))).prepare()
 
 
 def graph(root, typed=False):
@@ -173,10 +172,31 @@ def rooms():
             re.findall(r'^## Inside `(\w+)`\n(.*?)(?=^## )', text, re.M | re.S)}
 
 
-ROOMS = {package: table for package, table in rooms().items() if table}
-HOUSES = ['rrto_bridge']    # packages whose files are in rooms
+# Those of rog_core, some of which are one file, have no such column.
+CORE = {
+    'method_check': {'loopback', 'server', 'methods', 'codecs', 'protocol', 'errors'},
+    'warm_up': {'loopback', 'methods', 'codecs', 'protocol', 'arrays'},
+    'loopback': {'server', 'worker', 'methods', 'model', 'protocol', 'errors'},
+    'upstream': {'server', 'worker', 'model', 'protocol', 'arrays', 'errors'},
+    'server': {'methods', 'transfer', 'model', 'codecs', 'protocol', 'arrays', 'errors'},
+    'worker': {'transfer', 'model', 'codecs', 'protocol', 'arrays', 'errors'},
+    'methods': {'transfer', 'model', 'codecs', 'protocol', 'arrays', 'errors'},
+    'transfer': {'model', 'codecs', 'protocol', 'arrays', 'errors'},
+    'model': {'codecs', 'arrays', 'errors'},
+    'codecs': {'arrays', 'errors'},
+    'messages': {'protocol'},  # names that the documents promise to methods of other packages
+    'steps': {'protocol'},
+    'protocol': {'errors'},
+    'arrays': set(),
+    'errors': set(),
+}
+ROOMS = {package: table for package, table in rooms().items() if table} | {'rog_core': CORE}
+# Packages whose files are in rooms -> whether imports for type checkers count, too.
+HOUSES = {'rrto_bridge': True, 'rog_core': False}
 MOST_METHODS, MOST_LINES = 25, 350      # of a class: public methods, and lines
-LARGE = {}      # 'package.room.file.Class' -> the reason why it is larger
+LARGE = {      # 'package.room.file.Class' -> the reason why it is larger
+    'rog_core.methods.base.Method': 'each question that a server may ask has a method of two lines',
+}
 
 
 @pytest.mark.parametrize('package', HOUSES)
@@ -184,7 +204,7 @@ def test_arrows_between_rooms_run_one_way(package):
     rooms = list(ROOMS[package])
     for number, (room, below) in enumerate(ROOMS[package].items()):
         assert set(below) <= set(rooms[number + 1:]), room
-    files = graph(PLACES[package], typed=True)
+    files = graph(PLACES[package], HOUSES[package])
     assert {room_of(name) for name in files} == {'', *rooms}, 'each file is in a room'
     assert not wrong_arrows(files, ROOMS[package])
 

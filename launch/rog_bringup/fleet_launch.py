@@ -13,7 +13,7 @@ from fleet_env.settings import arguments as arguments_of
 from fleet_env.settings import knobs
 from launch.actions import DeclareLaunchArgument, LogInfo, OpaqueFunction
 from launch_ros.actions import Node
-from rog_core.methods import check_method
+from rog_core.method_check import check_method
 from rog_core.warm_up import warm_up
 from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 

@@ -5,11 +5,20 @@ import time
 
 import numpy as np
 from fleet_under_test import SEED
-from rog_core.accumulator import Accumulator
-from rog_core.config import SgdConfig, TransferConfig
-from rog_core.flat import flatten, rows_of, trainable
-from rog_core.messages import Ack, Chunk, Compute, End, Kind, RegisterRequest, Send, TransferId
-from rog_core.worker import WorkerMachine
+from rog_core.model.flat import flatten, rows_of, trainable
+from rog_core.protocol.config import SgdConfig, TransferConfig
+from rog_core.protocol.messages import (
+    Ack,
+    Chunk,
+    Compute,
+    End,
+    Kind,
+    RegisterRequest,
+    Send,
+    TransferId,
+)
+from rog_core.worker.accumulator import Accumulator
+from rog_core.worker.machine import WorkerMachine
 from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
 from rog_ros import qos
@@ -108,7 +117,7 @@ class Puppet:
                 self._gradient_at = time.monotonic() + PACE
 
     def say(self, value):
-        """Send a value of `rog_core.messages`, or a message as it is."""
+        """Send a value of `rog_core.protocol.messages`, or a message as it is."""
         if type(value) in self._out or not hasattr(value, 'get_fields_and_field_types'):
             publisher = self._out.get(type(value), self._receipts)
             publisher.publish(to_ros(value, self.session and self.session.to_server))
@@ -132,7 +141,7 @@ class Puppet:
         machine = self.machine
         return TransferId(machine.session, kind,
                           machine.iteration if iteration is None else iteration,
-                          machine._attempt + ahead)
+                          machine.attempt + ahead)
 
     @property
     def chunks(self):

@@ -10,8 +10,8 @@ import torch
 from fleet_ros.ending import SIGNALS
 from fleet_testing import free_domain
 from rclpy.utilities import get_rmw_implementation_identifier
-from rog_core.partition import partition_of
-from rog_core.server import ServerState
+from rog_core.model.partition import partition_of
+from rog_core.server.aggregation import ServerState
 from rog_ps import checkpoint
 from rog_ps import main as server
 from rog_ps.directory import kept

@@ -5,8 +5,8 @@ import json
 import pytest
 from fleet_env.summary import read_summary
 from fleet_under_test import SEED, Fleet
-from rog_core.flat import unflatten
-from rog_core.partition import partition_of
+from rog_core.model.flat import unflatten
+from rog_core.model.partition import partition_of
 from rog_ps import checkpoint
 from rog_ps.directory import kept
 from rog_tasks.crimp import Crimp

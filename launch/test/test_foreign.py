@@ -4,7 +4,7 @@ import pytest
 from fleet_under_test import Fleet
 from rcl_interfaces.srv import GetParameters, SetParameters
 from rclpy.parameter import Parameter
-from rog_core.messages import PROTOCOL
+from rog_core.protocol.messages import PROTOCOL
 from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register, SetSync
 from rog_ros import qos

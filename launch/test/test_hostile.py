@@ -31,8 +31,8 @@ from rclpy.parameter import Parameter
 from rclpy.serialization import deserialize_message, serialize_message
 from rog_core.codecs import encode_ids, get_codec
 from rog_core.errors import RogError
-from rog_core.flat import rows_of, trainable
-from rog_core.messages import PROTOCOL, Ack, Chunk, End, Kind, Receipt
+from rog_core.model.flat import rows_of, trainable
+from rog_core.protocol.messages import PROTOCOL, Ack, Chunk, End, Kind, Receipt
 from rog_msgs.msg import (
     FleetStatus,
     RobotStatus,

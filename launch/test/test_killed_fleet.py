@@ -16,7 +16,7 @@ from fleet_env.summary import read_summary
 from fleet_testing import eventually
 from fleet_under_test import SEED, Fleet
 from rog_cli.chaos_watch import checksums, mirrored
-from rog_core.flat import rows_of, trainable, unflatten
+from rog_core.model.flat import rows_of, trainable, unflatten
 from rog_ps import checkpoint
 from rog_ps.directory import kept
 from tiny_task import Tiny

@@ -11,7 +11,7 @@ from counting_task import RATE, Counting
 from fleet_env.durable import Kept
 from fleet_env.errors import DurableError
 from fleet_under_test import Fleet
-from rog_core.flat import rows_of, trainable
+from rog_core.model.flat import rows_of, trainable
 from rog_ps import checkpoint
 from rog_ps.directory import kept
 from rog_worker.unsent import read

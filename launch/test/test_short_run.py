@@ -6,8 +6,8 @@ import torch
 from fleet_env.records import Evaluation, Fault, Iteration, read_run
 from fleet_env.summary import read_summary
 from fleet_under_test import Fleet
-from rog_core.flat import flatten, unflatten
-from rog_core.partition import partition_of
+from rog_core.model.flat import flatten, unflatten
+from rog_core.model.partition import partition_of
 from rog_ps import checkpoint
 from rog_ps.directory import kept
 

@@ -17,8 +17,8 @@ from fleet_testing import LIMIT, eventually, free_domain
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
-from rog_core.messages import Receipt, Send
-from rog_core.states import STOPPED, TRAINING, WAITING
+from rog_core.protocol.messages import Receipt, Send
+from rog_core.protocol.states import STOPPED, TRAINING, WAITING
 from rog_ps.node import ParameterServerNode
 from rog_ros.parameters import server_parameters, worker_parameters
 from rog_sim.simulation import Simulation

@@ -9,7 +9,7 @@ import virtual_fleet
 from fleet_env.fleet_file import dump_fleet, load_fleet
 from fleet_env.trace import LinkTrace, read_trace
 from rog_core.errors import ConfigError
-from rog_core.partition import partition_of
+from rog_core.model.partition import partition_of
 from rog_sim.simulation import simulate
 from rog_sim.traffic import MODELS, traffic_factor
 from rog_studies.calibration import TABLE, measure, published_fleet

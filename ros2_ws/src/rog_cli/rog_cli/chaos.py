@@ -340,7 +340,7 @@ class _Run:
     def _accuracy(self) -> float | None:
         """Return the accuracy of the model in the last checkpoint."""
         import torch
-        from rog_core.flat import trainable
+        from rog_core.model.flat import trainable
         from rog_ps.directory import kept
         from rog_tasks.task import load_task, measure
         from safetensors.torch import load

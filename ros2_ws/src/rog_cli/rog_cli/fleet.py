@@ -95,7 +95,7 @@ def _up(options: argparse.Namespace) -> int:
                                              'each fleet separately')
         _check_places(fleet, below)
         if 'server' in names:  # robots need not have the method
-            from rog_core.methods import check_method  # imports numba, which is slow
+            from rog_core.method_check import check_method  # imports numba, which is slow
 
             for one in (fleet, *below.values()):
                 check_method(one, one.capacities)

@@ -28,7 +28,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from rog_core.methods import check_method
+    from rog_core.method_check import check_method
 
     fleet = chosen_fleet(options)
     for one in (fleet, *child_fleets(fleet).values()):

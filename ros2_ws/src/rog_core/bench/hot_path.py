@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 from convmlp import convmlp_m
-from rog_core.accumulator import Accumulator
-from rog_core.config import ServerConfig, SgdConfig, TransferConfig
-from rog_core.dispatch import handler
-from rog_core.messages import Ack, Command, Compute, Receipt, RegisterRequest, Send
-from rog_core.partition import RowPartition, partition_of
-from rog_core.server import ServerMachine
-from rog_core.worker import WorkerMachine
+from rog_core.loopback import handler
+from rog_core.model.partition import RowPartition, partition_of
+from rog_core.protocol.config import ServerConfig, SgdConfig, TransferConfig
+from rog_core.protocol.messages import Ack, Command, Compute, Receipt, RegisterRequest, Send
+from rog_core.server.machine import ServerMachine
+from rog_core.worker.accumulator import Accumulator
+from rog_core.worker.machine import WorkerMachine
 
 SYNC = 'rsp:4'
 FAST = 1e9      # bytes/s: a link that never makes anybody wait

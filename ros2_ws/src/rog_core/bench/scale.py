@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from hot_path import Pair, model
-from rog_core.partition import RowPartition, partition_of
+from rog_core.model.partition import RowPartition, partition_of
 
 MODELS = {'small': [(f'layer{k}', (256, 1024)) for k in range(4)], 'convmlp-m': None}
 

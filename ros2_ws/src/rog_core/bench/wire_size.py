@@ -11,16 +11,16 @@ import json
 
 import numpy as np
 from convmlp import convmlp_m
-from rog_core.accumulator import Accumulator
 from rog_core.codecs import get_codec
-from rog_core.messages import Ack, Chunk, End, Kind, Receipt, TransferId
 from rog_core.methods import create
-from rog_core.partition import partition_of
-from rog_core.states import DONE
+from rog_core.model.partition import partition_of
+from rog_core.protocol.messages import Ack, Chunk, End, Kind, Receipt, TransferId
+from rog_core.protocol.states import DONE
 from rog_core.transfer import plan as plans
 from rog_core.transfer.link import MIN_CHUNK, LinkEstimate
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import Sender
+from rog_core.worker.accumulator import Accumulator
 
 TARGETS = {'chunk_14000': 2.27e6, 'datagram_1300': 2.38e6, 'id_bytes_per_row': 1.2}
 

@@ -2,9 +2,9 @@
 
 The two state machines, `WorkerMachine` on every robot and `ServerMachine` on the parameter server,
 take events and the present time and return actions. A shell (a ROS 2 node, the simulator, a test)
-carries the actions out and delivers the messages. `states` has the tables of states, `methods` the
-synchronisation methods, `steps` the kinds of gradient that a worker can compute, `transfer` the
-transmission of rows, `codecs` their encodings.
+carries the actions out and delivers the messages. `protocol` has what both sides know: messages,
+tables of states, steps and settings. `model` divides a model into rows, `codecs` encode them,
+`transfer` carries them. `methods` has the synchronisation methods.
 
 Each public name is loaded when it is first used, so a command that needs only an error class starts
 without numba.
@@ -14,14 +14,14 @@ from importlib import import_module
 from typing import Any
 
 _OF = {
-    'accumulator': ['Accumulator'],
-    'config': ['ServerConfig', 'SgdConfig', 'TransferConfig'],
+    'worker.accumulator': ['Accumulator'],
+    'protocol.config': ['ServerConfig', 'SgdConfig', 'TransferConfig'],
     'errors': ['ConfigError', 'GradientError', 'LocalProtocolError', 'PartitionMismatchError',
                'RemoteProtocolError', 'RogError', 'StaleMessageError'],
     'methods': ['Method', 'Team', 'create'],
-    'partition': ['RowPartition', 'partition_of'],
-    'server': ['ServerMachine'],
-    'worker': ['WorkerMachine'],
+    'model.partition': ['RowPartition', 'partition_of'],
+    'server.machine': ['ServerMachine'],
+    'worker.machine': ['WorkerMachine'],
 }
 __all__ = sorted(name for names in _OF.values() for name in names)
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math
 
-from .accumulator import Accumulator
 from .arrays import Array, copy_of
-from .config import SgdConfig, TransferConfig
 from .errors import ConfigError
-from .messages import Action, Compute
-from .partition import partition_of
-from .server import ServerMachine
-from .steps import Local
-from .worker import WorkerMachine
+from .model.partition import partition_of
+from .protocol.config import SgdConfig, TransferConfig
+from .protocol.messages import Action, Compute
+from .protocol.steps import Local
+from .server.machine import ServerMachine
+from .worker.accumulator import Accumulator
+from .worker.machine import WorkerMachine
 
 # The change already includes learning rate and momentum.
 AS_IT_IS = SgdConfig(learning_rate=1.0, momentum=0.0, weight_decay=0.0, nesterov=False)

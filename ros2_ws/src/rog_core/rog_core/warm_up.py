@@ -6,10 +6,10 @@ import numpy as np
 
 from .arrays import trimmed_mean
 from .codecs import EXAMPLES
-from .config import SgdConfig
-from .dispatch import Loopback
-from .messages import Compute
+from .loopback import Loopback
 from .methods import Team
+from .protocol.config import SgdConfig
+from .protocol.messages import Compute
 
 
 def warm_up() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rog_core.config import ServerConfig, SgdConfig, TransferConfig
+from rog_core.protocol.config import ServerConfig, SgdConfig, TransferConfig
 
 SGD = SgdConfig(learning_rate=0.01, momentum=0.9, weight_decay=0.0, nesterov=True)
 

@@ -14,10 +14,13 @@ from configs import server_config, transfer_config
 from invariants import Staleness, Versions
 from ledger import RATE, Gradients, SummingAccumulator, SummingAggregation, decode, method_named
 from rog_core.codecs import SMALLER, codec_on_wire, decode_ids
-from rog_core.config import SgdConfig
-from rog_core.dispatch import handler
 from rog_core.errors import RemoteProtocolError, StaleMessageError
-from rog_core.messages import (
+from rog_core.loopback import handler
+from rog_core.method_check import check_named
+from rog_core.methods import Team
+from rog_core.model.partition import partition_of
+from rog_core.protocol.config import SgdConfig
+from rog_core.protocol.messages import (
     Ack,
     Chunk,
     Compute,
@@ -29,11 +32,9 @@ from rog_core.messages import (
     Send,
     Stop,
 )
-from rog_core.methods import Team
-from rog_core.partition import partition_of
-from rog_core.server import ServerMachine
-from rog_core.states import BUSY, COMPUTING, OPEN, PAUSED, PUSHING, STARVED, STOPPED
-from rog_core.worker import WorkerMachine
+from rog_core.protocol.states import BUSY, COMPUTING, OPEN, PAUSED, PUSHING, STARVED, STOPPED
+from rog_core.server.machine import ServerMachine
+from rog_core.worker.machine import WorkerMachine
 
 # Enough short rows for several windows, a small row, a scalar, and a row of several segments.
 SHAPES = {
@@ -51,7 +52,7 @@ class Saved:
     """What a robot has on its disk, and what the fleet knows of it by itself."""
 
     def __init__(self, fleet, robot, unsent):
-        self.unsent, self.at, self.computed = unsent, fleet.chunks, robot.machine._computed
+        self.unsent, self.at, self.computed = unsent, fleet.chunks, robot.machine.computed
         sent = fleet.open_chunks(robot)
         held = robot.store.pending.astype(np.float64)
         for each in sent:
@@ -102,7 +103,7 @@ class Fleet:
         self.partition = partition_of(SHAPES[codec], 'row', codec)
         self.codec, self.loss, self.duplicate, self.delay = codec, loss, duplicate, delay
         self.sync, self.heartbeat_limit, self.rate = sync, heartbeat_limit, rate
-        self.patience, self.clip = patience, clip  # the server's, s; and see `rog_core.clip`
+        self.patience, self.clip = patience, clip  # the server's, s; and see `rog_core.server.clip`
         self.momentum = momentum         # the server's
         self.capacities = {f'robot{k}': value for k, value in enumerate(capacities)}
         self.team = Team(self.capacities, codec, momentum)
@@ -144,6 +145,8 @@ class Fleet:
     # -- faults
 
     def start_server(self, master, state=None):
+        for sync in {self.sync, self.sync if state is None else state.sync}:
+            check_named(sync, self.team)
         self.server = ServerMachine(
             self.partition, master, next(self.lives),
             server_config(self.sync, self.codec, CHUNK, heartbeat_limit=self.heartbeat_limit,
@@ -293,6 +296,7 @@ class Fleet:
 
     def set_sync(self, text):
         self.counts['set_sync'] += 1
+        check_named(text, self.team)
         self.act(None, self.server.set_sync(text, self.now))
 
     def replay(self, count):
@@ -528,9 +532,9 @@ class Fleet:
                     return  # as in `deliver_to_robot`
                 if robot.alive and number == robot.requests:
                     machine, before = robot.machine, robot.store.pending.copy()
-                    takes_over = machine._former is not None
+                    takes_over = machine.former is not None
                     self.act(robot.name, machine.on_register_response(response, self.now), robot)
-                    if takes_over and machine._former is None and response.taken:
+                    if takes_over and machine.former is None and response.taken:
                         self.bring_back(robot, robot.store.pending - before)
             self.carry(robot.name, False, 100, answer)
         self.carry(robot.name, True, 1000, deliver)

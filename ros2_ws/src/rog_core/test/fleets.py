@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from fleet import Fleet, Robot
 from rog_core.arrays import copy_of
-from rog_core.states import STOPPED
+from rog_core.protocol.states import STOPPED
 from rog_core.upstream import AS_IT_IS, Upstream
 
 STEP = 0.02  # s of the fleets in turn; between them nothing has to be at the same moment

@@ -7,20 +7,20 @@ from collections import deque
 from dataclasses import replace
 
 import numpy as np
-from rog_core.accumulator import Accumulator
-from rog_core.aggregation import Aggregation
-from rog_core.member import Member
-from rog_core.messages import Ack, Chunk, End, Kind
 from rog_core.methods import Method
 from rog_core.methods.svrg import FullGradient
-from rog_core.mirror import Mirror, RawRows
-from rog_core.report import WorkerStatistics
-from rog_core.server import ServerMachine
-from rog_core.steps import MAX_LOCAL, MAX_SHARDS, Local, Phase, Shards
+from rog_core.protocol.messages import Ack, Chunk, End, Kind
+from rog_core.protocol.steps import MAX_LOCAL, MAX_SHARDS, Local, Phase, Shards
+from rog_core.server.aggregation import Aggregation
+from rog_core.server.machine import ServerMachine
+from rog_core.server.member import Member
+from rog_core.server.mirror import Mirror
 from rog_core.transfer.link import LinkEstimate
 from rog_core.transfer.receiver import Receiver
-from rog_core.transfer.sender import Sender
-from rog_core.worker import WorkerMachine
+from rog_core.transfer.sender import RawRows, Sender
+from rog_core.worker.accumulator import Accumulator
+from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.report import WorkerStatistics
 
 
 def _scale(chunk, bits):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from configs import server_config
 from rog_core.arrays import copy_of
-from rog_core.dispatch import Loopback
-from rog_core.messages import Compute
-from rog_core.server import ServerMachine
+from rog_core.loopback import Loopback
+from rog_core.protocol.messages import Compute
+from rog_core.server.machine import ServerMachine
 
 
 class InProcessLink:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from rog_core.accumulator import Accumulator
-from rog_core.aggregation import Aggregation
 from rog_core.codecs import RAW
-from rog_core.messages import Kind
 from rog_core.methods import Team, create
 from rog_core.methods.base import Contribute, Decode, EndRound
 from rog_core.methods.coded import Coded
-from rog_core.steps import Local, Shards
+from rog_core.protocol.messages import Kind
+from rog_core.protocol.steps import Local, Shards
+from rog_core.server.aggregation import Aggregation
+from rog_core.worker.accumulator import Accumulator
 
 RATE = 0.01  # learning rate of every robot
 

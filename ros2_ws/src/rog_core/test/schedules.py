@@ -8,7 +8,7 @@ import os
 
 from fleet import Fleet
 from hypothesis import settings
-from rog_core.states import STOPPED
+from rog_core.protocol.states import STOPPED
 
 SCHEDULES = int(os.environ.get('ROG_SCHEDULES', 80 * settings().max_examples // 100))
 

@@ -6,7 +6,6 @@ import torch
 from configs import transfer_config
 from inproc import InProcessLink
 from reference import PLACES, put
-from rog_core.accumulator import Accumulator
 from rog_core.arrays import (
     accumulate,
     all_finite,
@@ -17,9 +16,10 @@ from rog_core.arrays import (
     to_host,
     zeros_like,
 )
-from rog_core.config import SgdConfig
-from rog_core.partition import partition_of
-from rog_core.worker import WorkerMachine
+from rog_core.model.partition import partition_of
+from rog_core.protocol.config import SgdConfig
+from rog_core.worker.accumulator import Accumulator
+from rog_core.worker.machine import WorkerMachine
 
 LENGTHS = [1, 63, 64, 65, 300, 8192]
 OFFSETS = np.cumsum([0, *LENGTHS])

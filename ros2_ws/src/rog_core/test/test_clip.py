@@ -6,12 +6,12 @@ from fleet import Fleet
 from ledger import decode
 from reference import PLACES, put
 from rog_core.arrays import to_host, trimmed_mean
-from rog_core.clip import NormBound
 from rog_core.codecs import EXAMPLES, get_codec
 from rog_core.errors import ConfigError
-from rog_core.messages import Kind, TransferId
 from rog_core.methods import METHODS, Team, create
-from rog_core.partition import partition_of
+from rog_core.model.partition import partition_of
+from rog_core.protocol.messages import Kind, TransferId
+from rog_core.server.clip import NormBound
 from rog_core.transfer.receiver import Receiver, Rows
 from schedules import SYNCS, check_end
 

@@ -14,8 +14,8 @@ from rog_core.arrays import difference_magnitude, to_host
 from rog_core.codecs import CODECS, RAW, codec_on_wire, encode_ids, get_codec, in_model_order
 from rog_core.codecs.base import bfloat16_decode, bfloat16_encode
 from rog_core.errors import ConfigError, RemoteProtocolError
-from rog_core.messages import Chunk, Kind, TransferId
-from rog_core.partition import partition_of
+from rog_core.model.partition import partition_of
+from rog_core.protocol.messages import Chunk, Kind, TransferId
 from rog_core.transfer.receiver import Receiver
 
 NAMES = [*sorted(CODECS), 'ternary:0.1']

@@ -10,9 +10,9 @@ from hostile import fingerprint
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
-from rog_core.messages import End
 from rog_core.methods.coded import Coded
-from rog_core.steps import Shards
+from rog_core.protocol.messages import End
+from rog_core.protocol.steps import Shards
 from schedules import NETWORK, SCHEDULES, play, run_until
 
 METHODS = ['gc', 'hgc:2', 'gcc:1:2', 'dcgc:1:2:1', 'dgh-gc:1:2:5']

@@ -18,7 +18,7 @@ from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.codecs import cuda, get_codec
-from rog_core.partition import partition_of
+from rog_core.model.partition import partition_of
 
 needs_compiler = pytest.mark.skipif(not shutil.which('g++'), reason='needs g++')
 SPECIAL = np.array([np.nan, -np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, -1e-40, 2.0 ** 120],

@@ -10,9 +10,10 @@ from fleet_testing import mostly_long
 from hostile import fingerprint
 from ledger import method_named
 from rog_core.errors import ConfigError, LocalProtocolError
-from rog_core.messages import Command, End, Sending
+from rog_core.method_check import check_named
 from rog_core.methods import Method, Team, create
-from rog_core.steps import STEPS, Gradient, Local
+from rog_core.protocol.messages import Command, End, Sending
+from rog_core.protocol.steps import STEPS, Gradient, Local
 from schedules import check_end, play, run_until
 
 numbers = itertools.count()
@@ -156,6 +157,7 @@ def test_robots_are_told_plain_values_and_never_look_for_its_module(package, mon
 
 def test_it_has_arguments_and_options_of_its_own_and_says_itself_how_it_is_written(package):
     module = package(CALM)
+    check_named(f'{module}:Calm:4:2', Team())
     method = create(f' {module}:Calm:4:2+rest=3+half ')
     assert isinstance(method, Method)
     assert (method.bound, method.steps, method.numbers) == (4, 2, {'rest': 3})
@@ -167,7 +169,7 @@ def test_it_has_arguments_and_options_of_its_own_and_says_itself_how_it_is_writt
                          ('Calm:4:2+half=3', 'half takes no number'),
                          ('Calm:4', 'cannot be built: ValueError')):
         with pytest.raises(ConfigError, match=reason):
-            create(f'{module}:{text}')
+            check_named(f'{module}:{text}', Team())
 
 
 # -- those that are none
@@ -276,7 +278,7 @@ BAD = {  # name -> (body of the class, what the error says)
 def refuses(fleet, text, reason):
     """The text is refused, and a running fleet goes on with what it has."""
     with pytest.raises(ConfigError, match=reason) as error:
-        create(text, fleet.team)
+        check_named(text, fleet.team)
     assert text in str(error.value)
     before, method = fingerprint(fleet.server), fleet.server.method
     with pytest.raises(ConfigError, match=reason):
@@ -319,6 +321,18 @@ def test_one_that_is_not_there_is_refused_with_what_to_do(package, fleet):
             'cannot be imported: RuntimeError: 7')
 
 
+def test_a_machine_imports_no_method(package, fleet):
+    """The shell does it before, and plays the method; see `rog_core.method_check`."""
+    module = package(CALM)
+    sync, reason = f'{module}:Calm:4:2', f"'{module}:Calm:4:2': module {module} must be imported"
+    before = fingerprint(fleet.server)
+    with pytest.raises(ConfigError, match=reason):
+        create(sync, fleet.team)
+    with pytest.raises(ConfigError, match=reason):
+        fleet.server.set_sync(sync, fleet.now)
+    assert fingerprint(fleet.server) == before and module not in sys.modules
+
+
 def test_a_server_does_not_begin_with_one_that_fails(package):
     body, reason = BAD['raises in grant']
     module = package(f'{HEAD}\n\nclass Theirs(Method):{body}\n')
@@ -346,5 +360,7 @@ def test_one_that_fails_later_ends_the_server_by_its_name(package, body, reason)
 
 
 def test_a_rehearsal_leaves_nothing_behind_in_the_method_that_trains(package):
-    method = create(f'{package(CALM)}:Calm:4:2', Team({'a': 1.0, 'b': 2.0}))
+    sync, team = f'{package(CALM)}:Calm:4:2', Team({'a': 1.0, 'b': 2.0})
+    check_named(sync, team)
+    method = create(sync, team)
     assert (method.asked_for, method.pushes, method.model) == (0, {}, None)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.codecs import decode_ids, encode_ids, split_into_chunks
 from rog_core.errors import RemoteProtocolError
-from rog_core.partition import partition_of
+from rog_core.model.partition import partition_of
 
 PARTITION = partition_of([('w', (70000, 2))])
 id_sets = st.sets(st.integers(0, PARTITION.segments - 1), min_size=1, max_size=200).map(

@@ -10,7 +10,7 @@ import pytest
 from fleet import Fleet
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
-from rog_core.states import TABLES
+from rog_core.protocol.states import TABLES
 from schedules import CODECS, EVENTS, EXACT, NETWORK, SCHEDULES, SYNCS, check_end, play
 from watched import watched
 

@@ -15,9 +15,9 @@ from rog_core.codecs import RAW
 from rog_core.errors import ConfigError
 from rog_core.methods import Team, create
 from rog_core.methods.base import Model, Standing
-from rog_core.partition import partition_of
-from rog_core.server import ServerMachine
-from rog_core.steps import Phase
+from rog_core.model.partition import partition_of
+from rog_core.protocol.steps import Phase
+from rog_core.server.machine import ServerMachine
 from schedules import check_end, come_back, lose, play, run_until, settled
 
 NEW = ['diloco:3', 'diloco:6:3', 'diloco:6+pipeline', 'diloco:4:2+quorum=2+grace=0.3',

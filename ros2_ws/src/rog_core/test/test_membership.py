@@ -8,9 +8,9 @@ import pytest
 from configs import SGD, server_config, transfer_config
 from fleet import Fleet
 from hostile import bad_commands, fingerprint
-from rog_core.accumulator import Accumulator
 from rog_core.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from rog_core.messages import (
+from rog_core.model.partition import partition_of
+from rog_core.protocol.messages import (
     Ack,
     Chunk,
     Command,
@@ -25,11 +25,11 @@ from rog_core.messages import (
     Stop,
     TransferId,
 )
-from rog_core.partition import partition_of
-from rog_core.server import ServerMachine
-from rog_core.steps import Local
+from rog_core.protocol.steps import Local
+from rog_core.server.machine import ServerMachine
 from rog_core.transfer.link import MIN_CHUNK
-from rog_core.worker import WorkerMachine
+from rog_core.worker.accumulator import Accumulator
+from rog_core.worker.machine import WorkerMachine
 
 SHAPES = [('w', (20, 60)), ('b', (8,))]
 PARTITION = partition_of(SHAPES)

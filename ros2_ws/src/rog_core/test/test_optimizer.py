@@ -8,10 +8,10 @@ import pytest
 import torch
 from configs import transfer_config
 from inproc import InProcessLink
-from rog_core.config import SgdConfig
 from rog_core.errors import ConfigError, GradientError, LocalProtocolError
-from rog_core.flat import flatten, trainable, unflatten
-from rog_core.optimizer import RogOptimizer
+from rog_core.model.flat import flatten, trainable, unflatten
+from rog_core.protocol.config import SgdConfig
+from rog_core.worker.optimizer import RogOptimizer
 
 SGD = SgdConfig(0.05, 0.9, 0.0, True)
 

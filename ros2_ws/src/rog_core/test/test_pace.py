@@ -10,9 +10,9 @@ import pytest
 from fleet import Fleet
 from rog_core.codecs import encode_ids
 from rog_core.errors import RemoteProtocolError
-from rog_core.messages import Ack, Chunk, End, Kind, Receipt, TransferId
-from rog_core.patience import mta_time
-from rog_core.states import COUNTED, PULLING, RETIRED, TRAINING, WAITING
+from rog_core.protocol.messages import Ack, Chunk, End, Kind, Receipt, TransferId
+from rog_core.protocol.states import COUNTED, PULLING, RETIRED, TRAINING, WAITING
+from rog_core.server.patience import mta_time
 from schedules import run_until
 
 PATIENCE = 0.8
@@ -229,7 +229,7 @@ def test_who_registers_again_and_again_costs_a_bounded_share_of_the_time():
     def behave():
         fleet.run(0.9 * PATIENCE)
         if robot.machine.state in ('computing', 'pushing'):
-            robot.machine._move('lost', fleet.now)
-            fleet.act('robot0', robot.machine._register(fleet.now), robot)
+            robot.machine.move('lost', fleet.now)
+            fleet.act('robot0', robot.machine.registration.register(fleet.now), robot)
     robot.compute_time = 2.0
     assert share_of_speed(fleet, 30, behave) > 0.6

@@ -6,7 +6,7 @@ from convmlp import convmlp_m
 from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError, PartitionMismatchError
-from rog_core.partition import GRANULARITIES, partition_of
+from rog_core.model.partition import GRANULARITIES, partition_of
 
 shapes = st.lists(st.lists(st.integers(1, 12), max_size=4), min_size=1, max_size=6).map(
     lambda found: [(f'p{i}', tuple(shape)) for i, shape in enumerate(found)])

@@ -5,7 +5,7 @@ import math
 import pytest
 from fleet import Fleet
 from rog_core.errors import LocalProtocolError
-from rog_core.states import PAUSED, STOPPED
+from rog_core.protocol.states import PAUSED, STOPPED
 from schedules import run_until, settled, state_of
 from test_rejoin import SYNCS
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from configs import SGD, transfer_config
 from fleet import Fleet
-from rog_core.accumulator import Accumulator
-from rog_core.messages import (
+from rog_core.methods import create
+from rog_core.model.partition import partition_of
+from rog_core.protocol.messages import (
     Ack,
     Chunk,
     Command,
@@ -19,9 +20,8 @@ from rog_core.messages import (
     Send,
     TransferId,
 )
-from rog_core.methods import create
-from rog_core.partition import partition_of
-from rog_core.worker import WorkerMachine
+from rog_core.worker.accumulator import Accumulator
+from rog_core.worker.machine import WorkerMachine
 
 PARTITION = partition_of([('w', (20, 60)), ('b', (8,))], codec='raw')
 EVERY = np.arange(PARTITION.segments, dtype=np.int64)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.codecs import get_codec
-from rog_core.messages import Sending
 from rog_core.methods import create
-from rog_core.partition import partition_of
+from rog_core.model.partition import partition_of
+from rog_core.protocol.messages import Sending
 from rog_core.transfer import plan as plans
 from rog_core.transfer.plan import minimum_transmission
 

@@ -5,9 +5,9 @@ import pytest
 from configs import server_config
 from fleet import Fleet
 from rog_core.codecs import encode_ids, get_codec
-from rog_core.messages import Chunk, End, Kind, TransferId
-from rog_core.partition import partition_of
-from rog_core.plausible import ENOUGH, LARGEST, UNKNOWN, Plausibility
+from rog_core.model.partition import partition_of
+from rog_core.protocol.messages import Chunk, End, Kind, TransferId
+from rog_core.server.plausible import ENOUGH, LARGEST, UNKNOWN, Plausibility
 from rog_core.transfer.receiver import Receiver, Rows
 from schedules import SYNCS, check_end
 
@@ -85,7 +85,8 @@ def test_a_gradient_that_explodes_is_not_applied_is_counted_and_holds_up_nobody(
     fleet = Fleet(3, 3, sync, codec)
     fleet.run(4)
     before = fleet.server.master.copy()
-    fleet.server.plausibility.limit = 8.0  # below what float32 would round in the sums to check
+    # Below what float32 would round in the sums to check.
+    fleet.server.pushes.plausibility.limit = 8.0
     fleet.exploding = {'robot1'}
     fleet.run(4)
     assert fleet.server.refused['robot1'] >= 1 and set(fleet.server.refused) == {'robot1'}

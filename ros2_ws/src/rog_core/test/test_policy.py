@@ -8,14 +8,14 @@ import pytest
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_core.aggregation import Aggregation, ServerState
 from rog_core.codecs import RAW
 from rog_core.errors import ConfigError
 from rog_core.methods import Team, create
 from rog_core.methods.base import Model, Standing
 from rog_core.methods.dssp import controller
 from rog_core.methods.rsp import ROUNDS
-from rog_core.partition import partition_of
+from rog_core.model.partition import partition_of
+from rog_core.server.aggregation import Aggregation, ServerState
 
 UNHURRIED = examples(100)
 
@@ -315,7 +315,7 @@ def test_a_state_that_makes_no_sense_is_refused(sync, state):
 
 @pytest.mark.parametrize(('sync', 'reason'), [
     ('fast', "'fast' is unknown"), ('rsp:0', '1 to 1000'),
-    ('gone.away:Method', "No module named 'gone'")])
+    ('gone.away:Method', 'module gone.away must be imported')])
 def test_a_state_of_a_method_that_is_not_there_is_refused_and_the_former_one_stays(sync, reason):
     ours = aggregation('rsp:4')
     method = ours.method

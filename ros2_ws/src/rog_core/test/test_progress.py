@@ -6,10 +6,10 @@ import pytest
 from configs import server_config
 from fleet import Fleet
 from fleet_testing import mostly_long
-from rog_core.member import USUAL
-from rog_core.messages import Chunk, Notice, Stop
-from rog_core.patience import ITERATIONS, longest_pause
-from rog_core.states import AWAY, COUNTED, OPEN, RETIRED, SENDING, STOPPED
+from rog_core.protocol.messages import Chunk, Notice, Stop
+from rog_core.protocol.states import AWAY, COUNTED, OPEN, RETIRED, SENDING, STOPPED
+from rog_core.server.member import USUAL
+from rog_core.server.patience import ITERATIONS, longest_pause
 from schedules import SYNCS, check_end, run_until, settled
 from watched import watched
 

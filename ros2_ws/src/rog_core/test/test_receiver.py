@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.codecs import RAW, encode_ids, get_codec
 from rog_core.errors import RemoteProtocolError, StaleMessageError
-from rog_core.messages import Ack, Chunk, End, Kind, TransferId
-from rog_core.partition import partition_of
+from rog_core.model.partition import partition_of
+from rog_core.protocol.messages import Ack, Chunk, End, Kind, TransferId
 from rog_core.transfer.receiver import Receiver
 
 PARTITION = partition_of([('w', (300, 8))])

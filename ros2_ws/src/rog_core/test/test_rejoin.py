@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rog_core.messages import Kind, RegisterRequest
+from rog_core.protocol.messages import Kind, RegisterRequest
 from schedules import come_back, lose, run_until, settled, state_of
 
 SYNCS = ['bsp', 'ssp:2', 'asp', 'dssp:1:4', 'flown', 'rsp:4', 'rsp:20+pipeline+sparse', 'rsp:auto',

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
 from rog_core.methods.coded.schemes import BY_CAPACITY, SCHEMES, Scheme, number_of_shards
-from rog_core.steps import MAX_SHARDS
+from rog_core.protocol.steps import MAX_SHARDS
 
 FEW = examples(25)
 

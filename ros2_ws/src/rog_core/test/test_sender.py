@@ -7,9 +7,9 @@ import pytest
 from hostile import fingerprint
 from rog_core.codecs import get_codec
 from rog_core.errors import RemoteProtocolError
-from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId
-from rog_core.partition import partition_of
-from rog_core.states import CLOSING, DONE, SENDING
+from rog_core.model.partition import partition_of
+from rog_core.protocol.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId
+from rog_core.protocol.states import CLOSING, DONE, SENDING
 from rog_core.transfer.link import MIN_CHUNK, LinkEstimate
 from rog_core.transfer.plan import Plan
 from rog_core.transfer.receiver import Receiver

@@ -13,8 +13,8 @@ from rog_core.arrays import to_host
 from rog_core.codecs import SMALLER, codec_on_wire, encode_ids, get_codec
 from rog_core.codecs.base import bfloat16_decode
 from rog_core.errors import ConfigError, RemoteProtocolError
-from rog_core.messages import Chunk, Kind, TransferId
-from rog_core.partition import RowPartition, partition_of
+from rog_core.model.partition import RowPartition, partition_of
+from rog_core.protocol.messages import Chunk, Kind, TransferId
 from rog_core.transfer.receiver import Receiver
 
 NOTHING = 0xffff

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from rog_core.errors import LocalProtocolError, RemoteProtocolError
-from rog_core.states import TABLES
+from rog_core.protocol.states import TABLES
 
 PROTOCOL = Path(__file__).parents[4] / 'docs' / 'protocol.md'
 tables = pytest.mark.parametrize('table', TABLES, ids=lambda table: table.who)

@@ -10,12 +10,13 @@ from configs import SGD, transfer_config
 from hostile import BAD_STEPS
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_core.config import SgdConfig
 from rog_core.errors import RemoteProtocolError
-from rog_core.flat import flatten
-from rog_core.learner import Learner
-from rog_core.messages import Compute
-from rog_core.steps import MAX_LOCAL, STEPS, Full, Gradient, Local, Phase, Shards, step_of
+from rog_core.model.flat import flatten
+from rog_core.protocol.config import SgdConfig
+from rog_core.protocol.messages import Compute
+from rog_core.protocol.steps import MAX_LOCAL, STEPS, Full, Gradient, Local, Phase, Shards, step_of
+from rog_core.worker.computation import COMPUTATIONS, computation_of
+from rog_core.worker.learner import Learner
 
 SHARDS, BATCHES = 6, 4
 numbers = st.floats(-9, 9, width=32)
@@ -44,7 +45,7 @@ def test_a_step_survives_being_told_in_plain_values(step):
 
 def test_every_step_is_found_by_its_name():
     assert {name: cls.name for name, cls in STEPS.items()} == {name: name for name in STEPS}
-    assert set(STEPS.values()) == {Gradient, Shards, Full, Local, Phase}
+    assert set(STEPS.values()) == {Gradient, Shards, Full, Local, Phase} == set(COMPUTATIONS)
 
 
 @pytest.mark.parametrize('name', ['', 'fast', 'Gradient', 'os:system'])
@@ -130,7 +131,7 @@ def gradient_of(batch):
 def kept(ours, step, sgd=SGD):
     """What of the step that has just been computed travels."""
     gradient = ours.gradient()
-    step.keep(ours.store, gradient, sgd)
+    computation_of(step).keep(ours.store, gradient, sgd)
     return ours.store.pending.copy()
 
 
@@ -144,7 +145,7 @@ def test_a_gradient_is_that_of_the_robots_own_next_batch():
         loss, gradient = gradient_of(batch)
         assert ours.source.compute(Compute(1, Gradient()), SGD) == pytest.approx(loss, rel=1e-5)
         assert close(ours.gradient(), gradient)
-    assert Gradient().batches(ours.source) == 1
+    assert computation_of(Gradient()).batches(ours.source) == 1
 
 
 @pytest.mark.parametrize('momentum', [True, False])
@@ -165,7 +166,7 @@ def test_a_coded_gradient_is_the_weighted_sum_of_its_shards():
     assert loss == pytest.approx(np.mean([loss for loss, _ in parts]), rel=1e-5)
     total = sum(weight * part for weight, (_, part) in zip(step.weights, parts, strict=True))
     assert close(ours.gradient(), total)
-    assert step.batches(ours.source) == 3
+    assert computation_of(step).batches(ours.source) == 3
     assert ours.source.batch() == 0  # none of the robot's own
 
 
@@ -179,7 +180,7 @@ def test_a_full_gradient_is_the_mean_over_the_shard_and_travels_whole():
     assert close(ours.store.full, mean) and step.uncompressed
     ours.source.clear()
     assert close(ours.store.full, mean)  # its own memory
-    assert step.batches(ours.source) == BATCHES
+    assert computation_of(step).batches(ours.source) == BATCHES
 
 
 def test_a_corrected_gradient_is_computed_at_the_anchor_too_and_the_model_stays():
@@ -187,7 +188,7 @@ def test_a_corrected_gradient_is_computed_at_the_anchor_too_and_the_model_stays(
     before = ours.store.model.copy()
     anchor, full = before + np.float32(0.1), np.full_like(before, 0.25)
     ours.store.anchor = anchor, full
-    assert Gradient().batches(ours.source) == 2
+    assert computation_of(Gradient()).batches(ours.source) == 2
     ours.source.compute(Compute(1, Gradient()), SGD)
     assert (ours.store.model == before).all()
     there = learner()
@@ -215,7 +216,7 @@ def test_local_steps_are_those_of_torch_and_the_model_stays(nesterov, momentum, 
     assert (ours.store.model == before).all() and (flatten(theirs) != before).any()
     # What travels is how far the steps led, as it is: neither learning rate nor momentum again.
     assert close(kept(ours, step, sgd), before - flatten(theirs))
-    assert step.batches(ours.source) == count
+    assert computation_of(step).batches(ours.source) == count
 
 
 def test_every_local_exchange_begins_with_no_momentum_and_with_the_next_batches():
@@ -278,12 +279,16 @@ def torch_steps(count, sgd):
     return before - flatten(model)
 
 
+def begin(step, ours):
+    return computation_of(step).begin(ours.store, 1, 0)
+
+
 def phase(ours, step, sgd, ahead=0):
-    """Compute a phase as a worker does, and keep what it comes to; returns the step as ordered."""
-    ordered = step.begin(ours.store, ahead)
-    ours.source.compute(Compute(1, ordered), sgd)
-    kept(ours, ordered, sgd)
-    return ordered
+    """Compute a phase as a worker does, and keep what it comes to; returns the order."""
+    order = computation_of(step).begin(ours.store, 1, ahead)
+    ours.source.compute(order, sgd)
+    kept(ours, order.step, sgd)
+    return order
 
 
 def test_phases_of_which_nothing_is_sent_are_one_long_training():
@@ -304,17 +309,17 @@ def test_what_the_server_takes_is_the_robots_own_no_more():
     span = slice(ours.store.partition.offsets[1], ours.store.partition.offsets[3])
     ours.store.settle(taken)
     assert not ours.store.drift[span].any() and ours.store.drift.any()
-    Phase(3).begin(ours.store, 0)
+    begin(Phase(3), ours)
     assert (ours.store.model[span] == ours.store.weights[span]).all()
 
 
 def test_after_a_refusal_or_another_method_a_phase_begins_anew():
     sgd, ours = SgdConfig(0.1, 0.9, 0.0, True), learner()
-    for end in (ours.store.reset, lambda: Gradient().begin(ours.store, 0)):
+    for end in (ours.store.reset, lambda: begin(Gradient(), ours)):
         phase(ours, Phase(3), sgd)
-        assert not Phase(3).begin(ours.store, 0).fresh
+        assert not begin(Phase(3), ours).fresh
         end()
-        assert Phase(3).begin(ours.store, 0).fresh
+        assert begin(Phase(3), ours).fresh
         assert (ours.store.model == ours.store.weights).all()
 
 

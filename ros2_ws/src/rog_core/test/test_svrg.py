@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from fleet import CHUNK, Fleet
 from ledger import RATE
-from rog_core.config import SgdConfig
 from rog_core.errors import ConfigError
 from rog_core.methods.svrg import FullGradient
-from rog_core.partition import partition_of
-from rog_core.steps import Full
+from rog_core.model.partition import partition_of
+from rog_core.protocol.config import SgdConfig
+from rog_core.protocol.steps import Full
 from schedules import check_end, come_back, lose, run_until
 
 METHODS = ['gsgm+svrg=3', 'asp+svrg=3', 'bsp+svrg=1']

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
 from rog_core.methods import Team, create
-from rog_core.steps import Full, Gradient, Shards
+from rog_core.protocol.steps import Full, Gradient, Shards
 from rog_core.transfer.plan import minimum_transmission
 
 TEAM = Team({f'robot{k}': 1.0 + k % 2 for k in range(12)}, 'raw')  # fits every code below

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from fleet import Fleet
 from rog_core.errors import LocalProtocolError, RemoteProtocolError
-from rog_core.messages import Notice, RegisterResponse
-from rog_core.unsent import LIVES, Taken
+from rog_core.protocol.messages import Notice, RegisterResponse
+from rog_core.server.taken import LIVES, Taken
 from schedules import check_end, run_until, settled
 
 SYNCS = ['bsp', 'asp', 'rsp:4', 'rsp:6+pipeline+sparse', 'gsgm', 'local:3', 'diloco:4:2',
@@ -25,7 +25,7 @@ def at(state, sync='rsp:4', **network):
 def back(fleet):
     """Wait until robot0 has registered; returns what it has brought back."""
     robot = fleet.robots['robot0']
-    run_until(fleet, lambda: robot.machine.server and robot.machine._former is None)
+    run_until(fleet, lambda: robot.machine.server and robot.machine.former is None)
     fleet.check()
     return robot.store.pending.copy()
 
@@ -124,7 +124,7 @@ def test_a_server_that_does_not_know_the_process_brings_nothing_back():
 def test_a_process_whose_save_was_taken_over_may_not_come_back():
     """Its files were copied, say, so that two have them: what both hold would count twice."""
     fleet, former = at('waiting')
-    request, = (action.message for action in former.machine._register(fleet.now))
+    request, = (action.message for action in former.machine.registration.register(fleet.now))
     fleet.save('robot0')
     fleet.reboot('robot0')
     back(fleet)
@@ -137,8 +137,8 @@ def test_a_process_whose_save_was_taken_over_may_not_come_back():
 
 def test_what_comes_of_a_push_that_was_refused_does_not_come_back():
     fleet, robot = at('computing')
-    fleet.server.plausibility.limit = 10
-    fleet.server.plausibility.begin()
+    fleet.server.pushes.plausibility.limit = 10
+    fleet.server.pushes.plausibility.begin()
     fleet.run(10)
     run_until(fleet, lambda: robot.machine.state == 'waiting')
     fleet.exploding.add('robot0')
@@ -181,7 +181,7 @@ def test_an_answer_of_the_wrong_size_is_refused_and_nothing_has_changed(taken):
         robot.machine.on_register_response(
             RegisterResponse(True, incarnation=5, attempt=1, taken=taken), fleet.now)
     assert robot.machine.state == 'registering' and not robot.machine.server
-    assert robot.machine._former is not None
+    assert robot.machine.former is not None
     fleet.dead_links.clear()
     back(fleet)
     assert fleet.counts['brought back'] == 1
@@ -206,7 +206,7 @@ def test_people_are_told():
     fleet, robot = at('waiting')
     machine = robot.machine
     machine.take_over(machine.unsent())
-    notice, = machine._bring_back(bytes((machine.partition.segments + 7) // 8))
+    notice, = machine.registration.bring_back(bytes((machine.partition.segments + 7) // 8))
     assert isinstance(notice, Notice) and notice.robot == 'robot0'
     assert notice.what == 'brought_back' and '103 of 103 segments' in notice.detail
 

@@ -6,7 +6,7 @@ from rog_core.codecs import RAW, get_codec
 from rog_core.errors import ConfigError
 from rog_core.methods import Team, create
 from rog_core.methods.base import Contribute, Decode, Discard, EndRound, Model
-from rog_core.partition import partition_of
+from rog_core.model.partition import partition_of
 
 SHAPES = [('w', (30, 40)), ('b', (8,))]
 ROBOTS = ('a', 'b', 'c')

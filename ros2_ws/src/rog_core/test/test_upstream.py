@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import Phase as Phases
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
-from rog_core.messages import Compute
 from rog_core.methods import Team, create
-from rog_core.states import COMPUTING, STOPPED, WAITING
-from rog_core.steps import Gradient
+from rog_core.protocol.messages import Compute
+from rog_core.protocol.states import COMPUTING, STOPPED, WAITING
+from rog_core.protocol.steps import Gradient
 from rog_core.upstream import Upstream, worker_above
 from schedules import NETWORK, SCHEDULES, run_until
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rog_core.codecs import RAW
 from rog_core.methods import Team, create
 from rog_core.methods.base import Contribute, EndRound, Model, Standing
-from rog_core.partition import partition_of
+from rog_core.model.partition import partition_of
 from schedules import check_end, run_until
 
 PARTITION = partition_of([('w', (3,))], 'row', 'raw')

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from convmlp import convmlp_m
 from rog_core.codecs import get_codec
-from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId
-from rog_core.partition import partition_of
-from rog_core.steps import Full, Gradient, Local, Shards
+from rog_core.model.partition import partition_of
+from rog_core.protocol.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId
+from rog_core.protocol.steps import Full, Gradient, Local, Shards
 from rog_core.transfer.link import MIN_CHUNK
 from wire_size import TARGETS, cdr_size, push
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from rog_core import states
-from rog_core.member import Member
-from rog_core.server import ServerMachine
+from rog_core.protocol import states
+from rog_core.server.machine import ServerMachine
+from rog_core.server.member import Member
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import Sender
-from rog_core.worker import WorkerMachine
+from rog_core.worker.machine import WorkerMachine
 
 TABLE_OF = {(WorkerMachine, 'state'): states.WORKER, (WorkerMachine, 'gradient'): states.GRADIENT,
             (Member, 'state'): states.MEMBER, (Member, 'place'): states.PLACE,

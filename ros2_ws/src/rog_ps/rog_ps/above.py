@@ -18,12 +18,12 @@ from fleet_ros.spinning import Spinning
 from rclpy.context import Context
 from rclpy.parameter import Parameter
 from rog_core.arrays import Array, from_host
-from rog_core.config import TransferConfig
 from rog_core.errors import ConfigError
-from rog_core.messages import Compute
-from rog_core.states import PUSHING, STOPPED
+from rog_core.protocol.config import TransferConfig
+from rog_core.protocol.messages import Compute
+from rog_core.protocol.states import PUSHING, STOPPED
 from rog_core.upstream import AS_IT_IS, Upstream, worker_above
-from rog_core.worker import WorkerMachine
+from rog_core.worker.machine import WorkerMachine
 from rog_ros.parameters import ServerSettings, fleet_namespace, upstream_parameters
 from rog_ros.seal import process_of
 from rog_worker.node import WorkerNode

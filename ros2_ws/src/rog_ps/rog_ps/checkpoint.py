@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 from fleet_env.durable import Kept, Save
 from fleet_env.errors import DurableError
-from rog_core.aggregation import ServerState
 from rog_core.errors import RogError
-from rog_core.messages import Kind, Receipt, TransferId
 from rog_core.methods import parse
-from rog_core.partition import RowPartition
-from rog_core.unsent import Taken
+from rog_core.model.partition import RowPartition
+from rog_core.protocol.messages import Kind, Receipt, TransferId
+from rog_core.server.aggregation import ServerState
+from rog_core.server.taken import Taken
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 SCHEMA = 'rog-checkpoint/3'
 BASE = 'rog/upstream'   # name of the array of a child fleet, see `rog_core.upstream`
-TAKEN = 'rog/taken/'    # prefix of each robot's array of `rog_core.unsent.Taken`
+TAKEN = 'rog/taken/'    # prefix of each robot's array of `rog_core.server.taken.Taken`
 UPDATE = 'rog/update/'  # prefix of the names of the method's arrays
 DIVERGED = 1000.0       # times the norm of the last checkpoint: a larger model has diverged
 NAMED = 100             # most saves with a name given by a user

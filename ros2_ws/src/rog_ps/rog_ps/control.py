@@ -12,6 +12,7 @@ from fleet_ros.services import Allowance
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.parameter import Parameter
 from rog_core.errors import ConfigError, RogError, shown
+from rog_core.method_check import check_named
 from rog_core.methods import is_loaded
 from rog_msgs.srv import SaveCheckpoint, SetSync
 from rog_msgs.srv import Stop as StopRun
@@ -159,7 +160,9 @@ class Control:
                         raise ConfigError('a method of another package must be loaded already, '
                                           f'got {shown(parameter.value, 80)}: without a key, start '
                                           'the fleet with it')
-                    self._node.act(self._node.machine.set_sync(parameter.value, time.monotonic()))
+                    machine = self._node.machine
+                    check_named(parameter.value, machine.aggregation.team)
+                    self._node.act(machine.set_sync(parameter.value, time.monotonic()))
         except ConfigError as error:
             return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)

@@ -24,13 +24,13 @@ from fleet_ros.parameters import declare
 from fleet_ros.services import STEADY, close_parameters
 from rclpy.parameter import Parameter
 from rog_core.arrays import on_device, to_host
-from rog_core.config import ServerConfig
 from rog_core.errors import ConfigError, RemoteProtocolError, shown
-from rog_core.flat import flatten, rows_of, trainable
-from rog_core.messages import Action, Notice, RegisterResponse, Send, Stop
-from rog_core.methods import check_method
-from rog_core.server import ServerMachine
-from rog_core.states import AWAY, EVALUATING, PAUSED, STOPPED
+from rog_core.method_check import check_method, check_named
+from rog_core.model.flat import flatten, rows_of, trainable
+from rog_core.protocol.config import ServerConfig
+from rog_core.protocol.messages import Action, Notice, RegisterResponse, Send, Stop
+from rog_core.protocol.states import AWAY, EVALUATING, PAUSED, STOPPED
+from rog_core.server.machine import ServerMachine
 from rog_msgs.msg import FleetStatus, TransferReceipt
 from rog_msgs.srv import Register
 from rog_ros import qos
@@ -213,6 +213,7 @@ class ParameterServerNode(ManagedNode):
             partition, on_device(master, str(torch_device(settings.server.device))),
             secrets.randbits(63), ServerConfig.of(settings, self._capacities))
         if state is not None:
+            check_named(state.sync, machine.aggregation.team)  # another than that of the settings
             machine.load_state(state)
             self._base = state.base
         self._writer = checkpoint.Writer(partition, float(np.linalg.norm(master)))

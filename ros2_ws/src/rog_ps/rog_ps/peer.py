@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from fleet_env.shaped import ShapedLink
 from fleet_ros.receiving import subscribe
 from rog_core.errors import RemoteProtocolError
-from rog_core.member import Member
-from rog_core.messages import Ack, Chunk, End
-from rog_core.states import EVALUATING, PAUSED, STARVED, STOPPED, WORKER
+from rog_core.protocol.messages import Ack, Chunk, End
+from rog_core.protocol.states import EVALUATING, PAUSED, STARVED, STOPPED, WORKER
+from rog_core.server.member import Member
 from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, to_ros
@@ -45,7 +45,7 @@ class Peer:
                                  lambda message: node.on_status(robot, message), qos.STATUS)
 
     def send(self, value: Any, now: float) -> None:
-        """Send a message of `rog_core.messages` over the emulated link."""
+        """Send a message of `rog_core.protocol.messages` over the emulated link."""
         publisher = self.out.get(type(value), self.receipts)
         message = to_ros(value, self.session.to_robot if self.session else None)
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)

@@ -11,10 +11,10 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.node import Node
 from rog_core.errors import shown
-from rog_core.patience import mta_time
-from rog_core.report import why
-from rog_core.server import ServerMachine
-from rog_core.states import AWAY, PAUSED, RETIRED, STOPPED
+from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED
+from rog_core.server.machine import ServerMachine
+from rog_core.server.patience import mta_time
+from rog_core.server.report import why
 from rog_msgs.msg import FleetStatus, RobotStatus
 from rog_ros import qos
 from rog_ros.seal import Signature, process_of

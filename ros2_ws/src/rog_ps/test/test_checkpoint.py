@@ -6,13 +6,13 @@ from fleet_env.errors import DurableError
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_core.aggregation import Aggregation, ServerState
 from rog_core.codecs import get_codec
-from rog_core.messages import Kind, Receipt, TransferId
 from rog_core.methods import Team
 from rog_core.methods.base import Model, Standing
-from rog_core.partition import partition_of
-from rog_core.unsent import Taken
+from rog_core.model.partition import partition_of
+from rog_core.protocol.messages import Kind, Receipt, TransferId
+from rog_core.server.aggregation import Aggregation, ServerState
+from rog_core.server.taken import Taken
 from rog_ps import checkpoint
 from rog_ps.directory import FORMER, check_directory, kept
 from safetensors.numpy import load, load_file, save

@@ -23,14 +23,14 @@ import numpy as np
 import rclpy
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
-from rog_core.accumulator import Accumulator
 from rog_core.codecs import get_codec
-from rog_core.messages import Chunk, Kind, Receipt, TransferId
-from rog_core.partition import RowPartition
+from rog_core.model.partition import RowPartition
+from rog_core.protocol.messages import Chunk, Kind, Receipt, TransferId
 from rog_core.transfer import plan as plans
 from rog_core.transfer.link import LinkEstimate
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import DONE, Sender
+from rog_core.worker.accumulator import Accumulator
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_ros import qos
 from rog_ros.convert import from_ros, to_ros

@@ -1,4 +1,4 @@
-"""Converts rog_msgs messages to the values of `rog_core.messages`, and back."""
+"""Converts rog_msgs messages to the values of `rog_core.protocol.messages`, and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from rog_core.errors import RemoteProtocolError, shown
-from rog_core.messages import (
+from rog_core.protocol.messages import (
     HEADER_BYTES,
     Ack,
     Chunk,
@@ -21,7 +21,7 @@ from rog_core.messages import (
     Sending,
     TransferId,
 )
-from rog_core.steps import step_of
+from rog_core.protocol.steps import step_of
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
 

@@ -7,12 +7,12 @@ import zlib
 from typing import Any
 
 from rog_core.arrays import Array, to_host
-from rog_core.dispatch import handler
 from rog_core.errors import RemoteProtocolError, StaleMessageError
-from rog_core.messages import Action, TransferId
-from rog_core.server import ServerMachine
+from rog_core.loopback import handler
+from rog_core.protocol.messages import Action, TransferId
+from rog_core.server.machine import ServerMachine
 from rog_core.transfer.sender import Sender
-from rog_core.worker import WorkerMachine
+from rog_core.worker.machine import WorkerMachine
 
 from .convert import from_ros
 from .seal import Side

@@ -32,9 +32,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rog_core.admission import MEMBERS
 from rog_core.errors import ConfigError, RemoteProtocolError
-from rog_core.messages import Ack, Chunk
+from rog_core.protocol.messages import Ack, Chunk
+from rog_core.server.admission import MEMBERS
 
 TAG = 16       # bytes of a tag
 SECRET = 32    # bytes of a key

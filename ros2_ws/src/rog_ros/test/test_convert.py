@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rclpy.serialization import deserialize_message, serialize_message
 from rog_core.errors import RemoteProtocolError
-from rog_core.messages import (
+from rog_core.protocol.messages import (
     Ack,
     Chunk,
     Command,
@@ -20,7 +20,7 @@ from rog_core.messages import (
     Sending,
     TransferId,
 )
-from rog_core.steps import Full, Gradient, Local, Shards
+from rog_core.protocol.steps import Full, Gradient, Local, Shards
 from rog_msgs.msg import RowChunk
 from rog_msgs.srv import Register
 from rog_ros.convert import (

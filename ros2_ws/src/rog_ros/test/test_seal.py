@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rclpy.serialization import deserialize_message, serialize_message
 from rog_core.errors import ConfigError
-from rog_core.messages import Ack, Chunk, Command, End, Kind, Receipt, Sending, TransferId
-from rog_core.steps import Local, Shards
+from rog_core.protocol.messages import Ack, Chunk, Command, End, Kind, Receipt, Sending, TransferId
+from rog_core.protocol.steps import Local, Shards
 from rog_msgs.msg import FleetStatus, RobotStatus, RowAck, RowChunk, TrainingStatus
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync, Stop
 from rog_ros.convert import from_ros, to_ros

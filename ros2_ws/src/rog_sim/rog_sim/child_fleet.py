@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from fleet_env.run_recorder import RobotReport
-from rog_core.config import TransferConfig
-from rog_core.messages import Action, Compute
-from rog_core.server import ServerMachine
+from rog_core.protocol.config import TransferConfig
+from rog_core.protocol.messages import Action, Compute
+from rog_core.server.machine import ServerMachine
 from rog_core.upstream import Upstream, step_above, worker_above
 
 from .robot import Robot, on_the_air

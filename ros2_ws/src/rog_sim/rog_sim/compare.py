@@ -9,7 +9,7 @@ from pathlib import Path
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import with_overrides
 from rog_core.errors import ConfigError
-from rog_core.methods import check_method
+from rog_core.method_check import check_method
 
 from .comparison import Comparison, compare_runs, write_comparison
 from .jobs import Job, RunDone, Simulate, run_in_turn, run_jobs

@@ -2,8 +2,8 @@
 
 Threads of Python would take turns with the loop. So the processes are forked when the run begins:
 they inherit task, data and each robot's place in the data, and share the memory of models and
-gradients with the loop (`rog_core.flat.FlatModel`). Where forking is not possible, a thread does
-the same work.
+gradients with the loop (`rog_core.model.flat.FlatModel`). Where forking is not possible, a thread
+does the same work.
 """
 
 from __future__ import annotations

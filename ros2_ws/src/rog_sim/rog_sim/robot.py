@@ -14,11 +14,12 @@ from fleet_env.fleet import FleetConfig, RobotConfig
 from fleet_env.power import EnergyMeter
 from fleet_env.run_recorder import RobotReport
 from fleet_env.stragglers import Stragglers
-from rog_core.config import SgdConfig, TransferConfig
 from rog_core.errors import ConfigError
-from rog_core.learner import Learner
-from rog_core.messages import Action, Chunk, Compute
-from rog_core.worker import WorkerMachine
+from rog_core.protocol.config import SgdConfig, TransferConfig
+from rog_core.protocol.messages import Action, Chunk, Compute
+from rog_core.worker.computation import computation_of
+from rog_core.worker.learner import Learner
+from rog_core.worker.machine import WorkerMachine
 from rog_tasks.errors import TaskError
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task, measure
@@ -65,7 +66,8 @@ class Robot:
         pause = self._stragglers.next()
         if pause.silent:
             self.silent_until = now + pause.seconds
-        return order.step.batches(self._source) * self._pace + self._codec_pace + pause.seconds
+        batches = computation_of(order.step).batches(self._source)
+        return batches * self._pace + self._codec_pace + pause.seconds
 
     def finish(self) -> None:
         """Wait for the running gradient computation; the model must not change before it ends."""

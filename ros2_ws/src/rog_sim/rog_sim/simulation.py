@@ -24,16 +24,18 @@ from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import child_fleets, link_trace
 from fleet_env.run_recorder import Recorder
 from fleet_env.summary import Summary
-from rog_core.config import ServerConfig, TransferConfig
-from rog_core.dispatch import handler
 from rog_core.errors import (
     ConfigError,
     GradientError,
     PartitionMismatchError,
     StaleMessageError,
 )
-from rog_core.flat import flatten, rows_of, trainable, unflatten
-from rog_core.messages import (
+from rog_core.loopback import handler
+from rog_core.method_check import check_method
+from rog_core.model.flat import flatten, rows_of, trainable, unflatten
+from rog_core.model.partition import Listing, RowPartition, require_same
+from rog_core.protocol.config import ServerConfig, TransferConfig
+from rog_core.protocol.messages import (
     HEADER_BYTES,
     Action,
     Chunk,
@@ -43,8 +45,7 @@ from rog_core.messages import (
     Send,
     TransferId,
 )
-from rog_core.partition import Listing, RowPartition, require_same
-from rog_core.server import ServerMachine
+from rog_core.server.machine import ServerMachine
 from rog_tasks.sources import CameraSource
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
@@ -103,6 +104,7 @@ class Simulation:
         self._out = out
         self._server_every = server_every
         training = fleet.training
+        check_method(fleet, fleet.capacities)
         links = {config.name: link_trace(config.link) for config in fleet.robots}
         task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
         _refuse_live(task)

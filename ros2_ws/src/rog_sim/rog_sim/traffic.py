@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rog_core.codecs import get_codec
 from rog_core.errors import ConfigError
-from rog_core.partition import RowPartition
+from rog_core.model.partition import RowPartition
 
 
 @dataclass(frozen=True)

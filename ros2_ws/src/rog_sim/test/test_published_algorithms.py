@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fleet_env.settings import changed
-from rog_core.flat import flatten
+from rog_core.model.flat import flatten
 from rog_sim.simulation import Simulation
 from virtual_fleet import Linear, fleet_of
 

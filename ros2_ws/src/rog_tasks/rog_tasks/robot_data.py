@@ -1,4 +1,4 @@
-"""The training data of one robot; implements `rog_core.gradient.Data`."""
+"""The training data of one robot; implements `rog_core.worker.gradient.Data`."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -13,9 +13,9 @@ from fleet_env.settings import changed
 from fleet_ros.exposure import look_before
 from fleet_ros.spinning import Spinning
 from rclpy.parameter import Parameter
-from rog_core.config import SgdConfig, TransferConfig
 from rog_core.errors import ConfigError
-from rog_core.optimizer import RogOptimizer
+from rog_core.protocol.config import SgdConfig, TransferConfig
+from rog_core.worker.optimizer import RogOptimizer
 
 from .node import WorkerNode
 

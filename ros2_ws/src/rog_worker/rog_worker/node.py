@@ -26,9 +26,9 @@ from fleet_ros.parameters import declare
 from fleet_ros.receiving import subscribe
 from fleet_ros.services import STEADY, close_parameters
 from rog_core.arrays import Array
-from rog_core.config import SgdConfig
 from rog_core.errors import ConfigError, RemoteProtocolError, shown
-from rog_core.messages import (
+from rog_core.protocol.config import SgdConfig
+from rog_core.protocol.messages import (
     Ack,
     Action,
     Chunk,
@@ -41,8 +41,16 @@ from rog_core.messages import (
     Send,
     Stop,
 )
-from rog_core.states import COMPUTING, DONE, EVALUATING, PAUSED, REGISTERING, STARVED, STOPPED
-from rog_core.worker import WorkerMachine
+from rog_core.protocol.states import (
+    COMPUTING,
+    DONE,
+    EVALUATING,
+    PAUSED,
+    REGISTERING,
+    STARVED,
+    STOPPED,
+)
+from rog_core.worker.machine import WorkerMachine
 from rog_msgs.msg import (
     FleetStatus,
     RowAck,
@@ -85,7 +93,7 @@ LONGEST = 1e9  # s that a run may have lasted; 30 years
 
 
 class WorkerNode(ManagedNode):
-    """Carries out the actions of the worker machine; a `rog_core.optimizer.Link` for training.
+    """Carries out the actions of the worker machine; a `Link` of `rog_core.worker.optimizer`.
 
     While it is not active the robot is not in the fleet, and keeps what it has not pushed.
     """
@@ -197,7 +205,7 @@ class WorkerNode(ManagedNode):
                               'one, for example --ros-args -r __ns:=/robot1')
         return robot_name(name)
 
-    # -- the training thread's side (rog_core.optimizer.Link) ---
+    # -- the training thread's side (rog_core.worker.optimizer.Link) ---
 
     def join(self, machine: WorkerMachine) -> Compute | None:
         """Register and wait for the first order; None: the run ended before it."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from fleet_env.stragglers import Stragglers
 from fleet_ros.device import torch_device
-from rog_core.config import SgdConfig, TransferConfig
 from rog_core.errors import RogError
-from rog_core.optimizer import RogOptimizer
+from rog_core.protocol.config import SgdConfig, TransferConfig
+from rog_core.worker.optimizer import RogOptimizer
 from rog_tasks.errors import SourceClosed, TaskError
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import load_task, measure

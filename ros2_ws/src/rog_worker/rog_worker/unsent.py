@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from fleet_env.durable import Kept, Save, hold
 from fleet_env.errors import DurableError
-from rog_core.partition import RowPartition
-from rog_core.unsent import Unsent
-from rog_core.worker import WorkerMachine
+from rog_core.model.partition import RowPartition
+from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.unsent import Unsent
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 

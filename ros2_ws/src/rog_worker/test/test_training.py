@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fleet_env.settings import from_flat
-from rog_core.messages import Compute
+from rog_core.protocol.messages import Compute
 from rog_ros.parameters import WorkerSettings
 from rog_tasks.errors import SourceClosed
 from rog_worker.training import RobotNode, Training

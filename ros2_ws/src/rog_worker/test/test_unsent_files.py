@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from fleet_env.durable import Kept
 from fleet_env.errors import DurableError
-from rog_core.config import SgdConfig
-from rog_core.dispatch import Loopback
+from rog_core.loopback import Loopback
 from rog_core.methods import Team
-from rog_core.partition import partition_of
+from rog_core.model.partition import partition_of
+from rog_core.protocol.config import SgdConfig
 from rog_worker.unsent import Keeper
 
 SGD = SgdConfig(0.1, 0.9, 0.0, True)

@@ -25,7 +25,7 @@ Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, their encoded values 
 
 
 class Segments(Protocol):
-    """The part of `rog_core.partition.RowPartition` that a codec uses."""
+    """The part of `rog_core.model.partition.RowPartition` that a codec uses."""
 
     @property
     def offsets(self) -> np.ndarray:

@@ -6,12 +6,9 @@ written ``package.module:Class:argument+option``.
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Mapping
 from typing import Any
 
-from ..codecs import get_codec
 from ..errors import ConfigError
 from .asp import Asp
 from .base import Method, Team
@@ -27,7 +24,7 @@ from .svrg import Svrg
 from .trimmed import Trimmed
 from .written import Written, read
 
-__all__ = ['METHODS', 'Method', 'Team', 'check_method', 'create', 'is_loaded', 'parse', 'usages']
+__all__ = ['METHODS', 'Method', 'Team', 'create', 'is_loaded', 'parse', 'usages']
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
     Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, DiLoCo, Trimmed, Gc, Hgc, Gcc, Dcgc,
@@ -55,31 +52,27 @@ def parse(text: str) -> Written:
 
 
 def create(text: str, team: Team | None = None) -> Method:
-    """Return a new method, by its name; `ConfigError` if it is unknown or unfit for the team."""
+    """Return a new method, by its name; `ConfigError` if it is unknown or unfit for the team.
+
+    Nothing is imported: `rog_core.method_check.check_named` finds the class of another package.
+    """
     written, team = parse(text), team or Team()
     if written.name in METHODS:
         return _built(METHODS[written.name], written, team)
-    method = _foreign(written, team)
-    from .rehearsal import rehearse  # here, as it imports the machines, which import this module
-
-    rehearse(lambda: _foreign(written, team), text, team)
-    return method
+    cls = _foreign(written)
+    try:
+        return _built(cls, written, team)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"synchronisation method '{written.text}' cannot be built: "
+                          f'{type(error).__name__}: {error}') from error
 
 
 def is_loaded(text: str) -> bool:
     """Whether the method of that text can be built without importing anything."""
     name = parse(text).name
     return name in METHODS or name.partition(':')[0] in sys.modules
-
-
-def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
-    """Raise `ConfigError` if the method in ``settings.training`` does not fit the fleet.
-
-    Call it before a server is started, so that nothing else has been started yet.
-    """
-    training = settings.training
-    create(training.sync, Team(capacities, get_codec(training.codec).name, training.momentum,
-                               settings.server.clip, bool(settings.upstream.robot)))
 
 
 def _built(cls: type[Method], written: Written, team: Team) -> Method:
@@ -91,25 +84,16 @@ def _built(cls: type[Method], written: Written, team: Team) -> Method:
     return cls(written, team)
 
 
-def _foreign(written: Written, team: Team) -> Method:
-    """Build a method of another package; any exception that it raises becomes a `ConfigError`."""
+def _foreign(written: Written) -> type[Method]:
+    """Return the class of a method of another package, whose module has been imported before."""
     module, _, name = written.name.partition(':')
     what = f"synchronisation method '{written.text}'"
-    try:
-        found: Any = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise ConfigError(f'{what}: {error}; install the package that contains it where the '
-                          f'server runs, or choose one of {usages()}') from error
-    except AttributeError:
-        raise ConfigError(f"{what}: module {module} has no '{name}'") from None
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f'{what}: module {module} cannot be imported: '
-                          f'{type(error).__name__}: {error}') from error
+    if module not in sys.modules:
+        raise ConfigError(f'{what}: module {module} must be imported before a machine is given the '
+                          'method; call rog_core.method_check.check_named')
+    found: Any = getattr(sys.modules[module], name, None)
+    if found is None:
+        raise ConfigError(f"{what}: module {module} has no '{name}'")
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f'{what}: {module}:{name} is not a subclass of rog_core.methods.Method')
-    try:
-        return _built(found, written, team)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f'{what} cannot be built: {type(error).__name__}: {error}') from error
+    return found

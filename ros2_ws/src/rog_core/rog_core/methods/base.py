@@ -4,7 +4,7 @@ The server asks which robots may start their next iteration, what a robot comput
 rows it sends, how a finished push changes the master rows, and what a checkpoint must hold.
 `Method` gives BSP's answer to every question; another method is a subclass that overrides the
 answers that differ. Workers have no code of a method: the server sends them numbers and the name of
-a step (`rog_core.steps`).
+a step (`rog_core.protocol.steps`).
 
 No I/O, no clock: times come in as arguments, in seconds.
 """
@@ -22,9 +22,9 @@ import numpy as np
 from ..arrays import Array, zeros_like
 from ..codecs import Codec
 from ..errors import ConfigError
-from ..messages import Sending
-from ..partition import RowPartition
-from ..steps import Gradient, Step
+from ..model.partition import RowPartition
+from ..protocol.messages import Sending
+from ..protocol.steps import Gradient, Step
 from ..transfer.plan import SECOND, minimum_transmission
 from .written import EARLY, Written, suffix
 
@@ -53,7 +53,7 @@ class Team:
 
     ``capacities``: robot -> computing capacity, in order of rank; empty if any robot may join.
     ``codec``: name of the fleet's codec. ``momentum``: used by methods that keep the momentum on
-    the server. ``clip``: see `rog_core.clip`; 0: pushes count as they are.
+    the server. ``clip``: see `rog_core.server.clip`; 0: pushes count as they are.
     ``above``: whether it is a child fleet, whose model the parent fleet changes between two pushes.
     """
 
@@ -273,7 +273,7 @@ class Method:
 
     @property
     def shrinks(self) -> bool:
-        """Whether rows travel in the smaller codec over a slow link; see `rog_core.patience`."""
+        """Whether rows travel in the smaller codec over a slow link; see `Command.patience`."""
         return 'sparse' in self.options
 
     @property
@@ -329,7 +329,7 @@ class Method:
 
     def take_full_gradient(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray
                            ) -> None:
-        """Take some rows, checked and raw, of a robot's full gradient (`rog_core.steps.Full`)."""
+        """Take some rows, checked and raw, of a robot's full gradient, see the step `Full`."""
 
     def close_full_gradient(self, robot: str, iteration: int, complete: bool) -> None:
         """Handle the end of such a push; ``complete``: the server has received all rows."""

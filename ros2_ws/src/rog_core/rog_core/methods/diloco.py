@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ..errors import ConfigError
-from ..steps import Phase, Step
+from ..protocol.steps import Phase, Step
 from .base import Fleet, Model, Team
 from .outer import Outer
 from .written import Written

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..errors import ConfigError
-from ..steps import Gradient, Step
+from ..protocol.steps import Gradient, Step
 from .base import Contribute, Due, EndRound, Fleet, Model, Rolling, Team
 from .written import EARLY, Written
 

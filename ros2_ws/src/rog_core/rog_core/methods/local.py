@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..steps import Local, Step
+from ..protocol.steps import Local, Step
 from .base import Method
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import ConfigError
-from ..steps import Phase, Step
+from ..protocol.steps import Phase, Step
 from .base import Fleet, Team
 from .outer import Outer
 from .written import EARLY, Written

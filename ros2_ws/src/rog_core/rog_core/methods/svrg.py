@@ -10,8 +10,8 @@ import numpy as np
 from ..arrays import Array, zeros_like
 from ..codecs import RAW
 from ..errors import ConfigError
-from ..partition import RowPartition
-from ..steps import Full, Step
+from ..model.partition import RowPartition
+from ..protocol.steps import Full, Step
 from .base import Fleet, Method, Model, Team
 from .written import Written
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..codecs import Codec
 from ..errors import ConfigError
-from ..messages import Sending
-from ..partition import RowPartition
+from ..model.partition import RowPartition
+from ..protocol.messages import Sending
 
 # The option `second`, as in the authors' artifact: from this threshold on, a second share of rows.
 SECOND = ((5, .03), (10, .075), (20, .11), (40, .115))

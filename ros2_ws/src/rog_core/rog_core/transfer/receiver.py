@@ -2,7 +2,7 @@
 
 A chunk is checked completely before any of its rows are handed over. It is handed over once, even
 if the channel duplicates, delays or reorders it, and never after its transfer was closed. The table
-of states is `rog_core.states.RECEIVER`.
+of states is `rog_core.protocol.states.RECEIVER`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from ..codecs import RAW, SMALLER, Codec, codec_on_wire, decode_ids
 from ..errors import RemoteProtocolError, StaleMessageError
-from ..messages import Ack, Chunk, End, Kind, Receipt, TransferId
-from ..partition import RowPartition
-from ..states import CLOSED, NONE, OPEN, RECEIVER
+from ..model.partition import RowPartition
+from ..protocol.messages import Ack, Chunk, End, Kind, Receipt, TransferId
+from ..protocol.states import CLOSED, NONE, OPEN, RECEIVER
 
 _NOTHING = np.zeros(0, bool)
 

@@ -6,7 +6,7 @@ budget (the MTA time) is over. If the mandatory windows of the plan have not arr
 continues with these only. An End follows the last chunk at once. It takes effect when all chunks
 have arrived, so the receiver can answer without a further round trip. If no answer comes, the
 sender sends an End that takes effect at once, and repeats it until the Receipt arrives. The table
-of states is `rog_core.states.SENDER`.
+of states is `rog_core.protocol.states.SENDER`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import Protocol
 
 import numpy as np
 
-from ..codecs import Codec, Part, split_into_chunks
+from ..arrays import Array
+from ..codecs import RAW, Codec, Part, split_into_chunks
 from ..errors import RemoteProtocolError
-from ..messages import Ack, Chunk, Command, End, Receipt, TransferId
-from ..partition import RowPartition
-from ..states import CLOSING, DONE, SENDER, SENDING
+from ..model.partition import RowPartition
+from ..protocol.messages import Ack, Chunk, Command, End, Receipt, TransferId
+from ..protocol.states import CLOSING, DONE, SENDER, SENDING
 from .link import LinkEstimate
 from .plan import Plan
 
@@ -56,6 +57,17 @@ class Rows(Protocol):
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Encode the segments ``ids``, uint8; once per window, just before it is sent."""
+
+
+class RawRows:
+    """Values, float32 (elements,), sent uncompressed; ``partition``: a `raw_partition`."""
+
+    def __init__(self, partition: RowPartition, values: Array) -> None:
+        self._partition, self._values = partition, values
+
+    def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
+        """Encode segments, raw; see `Rows.encode`."""
+        return RAW.snapshot(self._partition, self._values, ids)
 
 
 @dataclass

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays import Array
+from ...arrays import Array, difference_magnitude
 from ...codecs import RAW
 from ...errors import ConfigError
-from ...mirror import Mirror
-from ...steps import Shards, Step
+from ...protocol.steps import Shards, Step
 from ..base import Decode, Discard, Due, Fleet, Model, Rolling, Team
 from ..written import Written
 from .schemes import Scheme
@@ -202,11 +201,11 @@ class Coded(Rolling):
     def _coded_once(self) -> Array:
         """Return the velocity after encoding and decoding (equation 22, no error feedback)."""
         model = self.held_model
-        source = Mirror(model.partition, self.velocity)
-        source.measure()
-        ids = np.arange(model.partition.segments)
-        out = model.zeros()
-        model.codec.add(model.partition, out, ids, source.encode(model.codec, ids))
+        rows, out = model.partition, model.zeros()
+        magnitude = difference_magnitude(self.velocity, out, rows.offsets)
+        ids = np.arange(rows.segments)
+        values = model.codec.difference(rows, self.velocity, out, ids, magnitude)
+        model.codec.add(rows, out, ids, values)
         return out
 
     # -- restart ---------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...errors import ConfigError
-from ...steps import MAX_SHARDS
+from ...protocol.steps import MAX_SHARDS
 from .coding import GradientCode, GroupCode, allocate, apportion
 from .grouping import (
     Groups,

@@ -1,0 +1,97 @@
+"""Delivers messages to the state machines; `Loopback` connects them within one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import RogError
+from .methods import Team
+from .model.partition import partition_of
+from .protocol.config import ServerConfig, TransferConfig
+from .protocol.messages import (
+    Ack,
+    Action,
+    Chunk,
+    End,
+    Receipt,
+    RegisterRequest,
+    Send,
+    TransferMessage,
+)
+from .server.machine import ServerMachine
+from .worker.accumulator import Accumulator
+from .worker.machine import WorkerMachine
+
+_METHODS = {Chunk: 'on_chunk', Ack: 'on_ack', End: 'on_end', Receipt: 'on_receipt'}
+
+
+def handler(machine: WorkerMachine | ServerMachine, message: TransferMessage) -> Callable[..., Any]:
+    """Return the machine's method for a message; a server's takes the robot's name first."""
+    method: Callable[..., Any] = getattr(machine, _METHODS[type(message)])
+    return method
+
+
+class Loopback:
+    """A server and its workers in one process: every message arrives, at once and in order.
+
+    For warm-up and the rehearsal of methods, which need neither links nor a clock.
+    """
+
+    def __init__(self, server: ServerMachine, workers: list[WorkerMachine]) -> None:
+        self.server, self.now = server, 0.0
+        self.workers = {worker.robot: worker for worker in workers}
+        self._todo: list[tuple[str, Action]] = []  # a worker's name, empty: the server; its action
+
+    @classmethod
+    def small(cls, shapes: Iterable[tuple[str, Sequence[int]]], sync: str, team: Team) -> Loopback:
+        """Return a fleet of ``team`` and a model of zeros; ``shapes``: (name, shape) of each."""
+        transfer = TransferConfig('row', team.codec, importance_magnitude=1.0, importance_age=1.0,
+                                  chunk_bytes=14000, chunk_time=0.004)
+        partition = partition_of(shapes, transfer.granularity, transfer.codec)
+        zeros = np.zeros(partition.elements, np.float32)
+        server = ServerMachine(partition, zeros, 1, ServerConfig(
+            transfer, sync, team.momentum, heartbeat_limit=3.0, patience=math.inf,
+            drain_limit=1.0, stop_limit=math.inf, capacities=team.capacities, implausible=0.0))
+        return cls(server, [
+            WorkerMachine(name, k, Accumulator(partition, zeros.copy()), transfer)
+            for k, name in enumerate(team.capacities, start=2)])
+
+    def start(self) -> list[tuple[str, Action]]:
+        """Let all workers register; see `deliver`."""
+        for name, worker in self.workers.items():
+            self.want(name, worker.start(self.now))
+        return self.deliver()
+
+    def want(self, name: str, actions: list[Action]) -> None:
+        """Queue actions of a worker, or of the server if ``name`` is empty."""
+        self._todo += [(name, action) for action in actions]
+
+    def deliver(self, limit: int = 100_000) -> list[tuple[str, Action]]:
+        """Deliver messages until none is left; return the other actions, `Compute` and `Stop`.
+
+        Raises `RogError` if messages are left after ``limit`` of them.
+        """
+        wanted: list[tuple[str, Action]] = []
+        for _ in range(limit):
+            if not self._todo:
+                return wanted
+            self.now += 1e-4
+            name, action = self._todo.pop(0)
+            if not isinstance(action, Send):
+                wanted.append((name, action))
+                continue
+            message = action.message
+            if isinstance(message, RegisterRequest):
+                response, actions = self.server.on_register(message, self.now)
+                self.want(name, self.workers[name].on_register_response(response, self.now))
+                self.want('', actions)
+            elif name:
+                self.want('', handler(self.server, message)(name, message, self.now))
+            else:
+                worker = self.workers[action.robot]
+                self.want(action.robot, handler(worker, message)(message, self.now))
+        raise RogError(f'the machines still send messages after {limit} of them')

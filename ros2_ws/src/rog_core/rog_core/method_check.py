@@ -1,0 +1,135 @@
+"""The check of a method before a machine is given its name; every shell makes it.
+
+A method of this package is only built. A method of another package is imported, then played: a
+server and workers in this process train a model of a few rows for some iterations; every message is
+delivered at once. If the method raises an exception or returns a value of the wrong type, or every
+robot waits, this rehearsal raises a `ConfigError`. The machines themselves import no user's code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .codecs import get_codec
+from .errors import ConfigError, RogError
+from .loopback import Loopback
+from .methods import METHODS, Method, Team, create, parse, usages
+from .protocol.config import SgdConfig
+from .protocol.messages import Compute, Sending
+from .protocol.steps import STEPS, Step
+from .server.machine import ServerMachine
+
+ROBOTS = 3        # where the fleet is not known from the beginning
+ITERATIONS = 12   # of every robot
+SGD = SgdConfig(0.01, 0.9, 0.0, True)
+
+
+def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
+    """Raise `ConfigError` if the method in ``settings.training`` does not fit the fleet.
+
+    Call it before a server is started, so that nothing else has been started yet.
+    """
+    training = settings.training
+    check_named(training.sync, Team(capacities, get_codec(training.codec).name, training.momentum,
+                              settings.server.clip, bool(settings.upstream.robot)))
+
+
+def check_named(text: str, team: Team) -> None:
+    """Raise `ConfigError` if a method is unknown, does not fit the team, or fails in a rehearsal.
+
+    Call it before `ServerMachine` is given the text, at the start or to change the method.
+    """
+    name = parse(text).name
+    if name not in METHODS:
+        _import(name.partition(':')[0], text.strip())
+    create(text, team)
+    if name not in METHODS:
+        _rehearse(text, team)
+
+
+def _import(module: str, text: str) -> None:
+    what = f"synchronisation method '{text}'"
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f'{what}: {error}; install the package that contains it where the '
+                          f'server runs, or choose one of {usages()}') from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f'{what}: module {module} cannot be imported: '
+                          f'{type(error).__name__}: {error}') from error
+
+
+def _rehearse(text: str, team: Team) -> None:
+    """Train a small fleet of ``team`` with the method, then restore the method from its state."""
+    try:
+        method = create(text, team)
+        server = _play(method, team)
+        state = json.loads(json.dumps(server.checkpoint().policy))
+        again = create(text, team)
+        again.begin(server.model, server.iteration)
+        again.load_state(state)
+        again.load_arrays(method.arrays())
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(f"synchronisation method '{text}' fails in a rehearsal: "
+                          f'{type(error).__name__}: {error} (in {last.filename}, line '
+                          f'{last.lineno}: {last.line})') from error
+
+
+def _play(method: Method, team: Team) -> ServerMachine:
+    names = list(team.capacities) or [f'robot{k + 1}' for k in range(ROBOTS)]
+    fleet = Loopback.small([('w', (20, 60)), ('b', (9,))], 'bsp', Team(
+        team.capacities or dict.fromkeys(names, 1.0), team.codec, team.momentum))
+    server, noise = fleet.server, np.random.default_rng(0)
+    _check_grants(method)
+    server.aggregation.method = method
+    method.begin(server.model, 0)
+    due: dict[str, int] = {}  # robots that compute -> turn in which they began
+    wanted = fleet.start()
+    for turn in range(ITERATIONS * len(names)):
+        due |= {name: turn for name, action in wanted if isinstance(action, Compute)}
+        if not due:
+            waits = {name: m.waiting_for for name, m in server.members.items()}
+            raise RogError(f'the fleet stands still; each robot waits for: {waits}')
+        _check(method, server)
+        # Usually the robot that began first finishes first; every third time the last one does.
+        name = min(due, key=due.__getitem__) if turn % 3 else max(due, key=due.__getitem__)
+        del due[name]
+        gradient = noise.standard_normal(server.partition.elements).astype(np.float32)
+        fleet.want(name, fleet.workers[name].on_gradient(gradient, SGD, fleet.now))
+        wanted = fleet.deliver()
+    return server
+
+
+def _check_grants(method: Method) -> None:
+    """Let the method raise `RogError` where it grants a step that robots do not know."""
+    grant = method.grant
+
+    def checked(robot: str, iteration: int) -> tuple[int, Step]:
+        following, step = grant(robot, iteration)
+        if STEPS.get(getattr(step, 'name', '')) is not type(step):
+            raise RogError(f'grant answers the step {step!r}; it must be one of '
+                           f'{", ".join(STEPS)}')
+        return following, step
+    method.grant = checked  # type: ignore[method-assign]
+
+
+def _check(method: Method, server: ServerMachine) -> None:
+    """Raise `RogError` for an answer of the wrong type or about robots that do not exist."""
+    fleet = {member.robot: member.standing for member in server.active()}
+    for member in server.active():
+        names = method.held_up_by(member.robot, fleet)
+        if not isinstance(names, list) or not set(names) <= set(server.members):
+            raise RogError(f'held_up_by answers {names!r}; it must be a list of names of robots')
+        if not isinstance(reason := method.refusal(member.robot), str) or reason:
+            raise RogError(f"refusal answers {reason!r}; it must be '' for a robot of the fleet")
+    if not isinstance(sending := method.sending(), Sending):
+        raise RogError(f'sending answers {sending!r}; it must be a Sending')

@@ -1,0 +1,105 @@
+"""Configuration of the state machines. Only `fleet_env.fleet` has defaults.
+
+Each `of` takes any object that has the sections of a fleet file as attributes: the settings of a
+fleet, or the parameters of a node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TransferConfig:
+    """How rows are formed, encoded, ranked and sent.
+
+    ``granularity`` and ``codec`` must be the same on workers and server.
+
+    ``importance_magnitude``, ``importance_age``: see `rog_core.transfer.plan.importance`.
+    ``chunk_bytes``, B; ``chunk_time``, s; ``traffic``: see `rog_core.transfer.link.LinkEstimate`.
+    """
+
+    granularity: str
+    codec: str
+    importance_magnitude: float
+    importance_age: float
+    chunk_bytes: int
+    chunk_time: float
+    traffic: float = 1.0
+
+    @classmethod
+    def of(cls, settings: Any, traffic: float = 1.0) -> TransferConfig:
+        """Return the values of ``settings.training`` and ``settings.network``."""
+        training, network = settings.training, settings.network
+        return cls(training.granularity, training.codec, training.importance_magnitude,
+                   training.importance_age, network.chunk_bytes, network.chunk_time, traffic)
+
+
+@dataclass(frozen=True)
+class SgdConfig:
+    """Stochastic gradient descent on a worker: its learning rate, momentum and weight decay.
+
+    ``momentum`` has no effect with methods that keep it on the server (GSGM, gradient coding).
+    """
+
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    nesterov: bool
+
+    def check(self) -> None:
+        """Raise `ConfigError` unless all are finite and not negative."""
+        for name, value in (('lr', self.learning_rate), ('momentum', self.momentum),
+                            ('weight_decay', self.weight_decay)):
+            if not 0 <= value < math.inf:
+                raise ConfigError(f'{name} is {value}; it must be a number that is not negative')
+
+    @classmethod
+    def of(cls, settings: Any) -> SgdConfig:
+        """Return the values of ``settings.training``."""
+        training = settings.training
+        return cls(training.learning_rate, training.momentum, training.weight_decay,
+                   training.nesterov)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Configuration of the server.
+
+    ``sync``: the method. ``momentum``: used by methods that keep the momentum on the server.
+    ``heartbeat_limit``: seconds without a heartbeat after which a member is away. ``patience``:
+    seconds without progress after which others no longer wait for a member; 0: see
+    `rog_core.server.patience.longest_pause`. ``drain_limit``: seconds that the final model may
+    take. ``stop_limit``: seconds that the end of the run may take. ``capacities``: robot ->
+    computing capacity of the whole fleet in order of rank; empty if the fleet is not known from the
+    beginning. ``implausible``: largest norm of a push, in multiples of the usual one; 0: no limit,
+    see `rog_core.server.plausible`. ``clip``: largest norm for which a push counts, in multiples of
+    the median; 0: no limit, see `rog_core.server.clip`. ``above``: whether this is a child fleet,
+    see `rog_core.upstream`.
+    """
+
+    transfer: TransferConfig
+    sync: str
+    momentum: float
+    heartbeat_limit: float
+    patience: float
+    drain_limit: float
+    stop_limit: float
+    capacities: Mapping[str, float]
+    implausible: float
+    clip: float = 0.0
+    above: bool = False
+
+    @classmethod
+    def of(cls, settings: Any, capacities: Mapping[str, float], traffic: float = 1.0
+           ) -> ServerConfig:
+        """Return the values of the sections of a fleet file."""
+        return cls(TransferConfig.of(settings, traffic), settings.training.sync,
+                   settings.training.momentum, settings.heartbeat.limit, settings.server.patience,
+                   settings.server.drain_limit, settings.server.stop_limit, dict(capacities),
+                   settings.server.implausible, settings.server.clip, bool(settings.upstream.robot))

@@ -1,0 +1,243 @@
+"""Messages between worker and server, and actions that a machine asks of its shell.
+
+All are plain values. Field meanings and units are those of the rog_msgs messages.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from ..errors import RemoteProtocolError
+from .steps import Gradient, Step
+
+PROTOCOL = 7  # version of the wire protocol; both sides must have the same
+HEADER_BYTES = 40  # of a serialised chunk, without ids and values; used by emulated links
+
+
+class Kind(IntEnum):
+    """What a transfer carries; it implies the direction."""
+
+    PUSH = 0      # gradients to the server, added to the master rows
+    PULL = 1      # model updates to the worker, added to its rows
+    SNAPSHOT = 2  # model values to a worker that joins, stored in its rows
+    FINAL = 3     # model values to a worker at the end of a run
+    ANCHOR = 4    # a full gradient (SVRG): of a shard to the server, of all shards to the worker
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether it carries float32 values, in segments of `RowPartition.raw_partition`."""
+        return self > Kind.PULL
+
+
+@dataclass(frozen=True, order=True)
+class TransferId:
+    """Identity of one transfer of one robot.
+
+    ``incarnation`` identifies the session: the worker's incarnation XOR the server's, so messages
+    from before a restart of either are recognised. ``attempt`` numbers the sender's transfers.
+    """
+
+    incarnation: int
+    kind: Kind
+    iteration: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some segments of a transfer; ``ids`` and ``values`` are uint8 arrays."""
+
+    transfer: TransferId
+    sequence: int
+    codec: int
+    segments: int
+    ids: np.ndarray = field(repr=False)
+    values: np.ndarray = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Ack:
+    """Chunks that have arrived: all below next_expected, and next_expected + 1 + k for bit k."""
+
+    transfer: TransferId
+    next_expected: int
+    received_mask: int
+
+
+@dataclass(frozen=True)
+class Sending:
+    """Rules by which rows are chosen for a transfer; by default all rows are sent.
+
+    ``minimum``: share of the rows that must arrive however long it takes, 0 to 1. ``threshold``:
+    a row that was not sent for this many iterations must arrive, too; 0: age plays no part.
+    ``by_importance``: rows are sent in order of importance, otherwise in model order. ``mta``:
+    share of the rows whose transmission time is reported as MTA time, if it is above ``minimum``;
+    0: the time of the rows that must arrive is reported.
+    """
+
+    minimum: float = 1.0
+    threshold: int = 0
+    by_importance: bool = False
+    mta: float = 0.0
+
+
+@dataclass(frozen=True)
+class Command:
+    """The server's instructions at the end of a pull.
+
+    ``next_iteration`` and ``step``: what the worker computes next. ``sending``: rules for the rows
+    of its push; beyond those that must arrive it sends as many as fit in ``mta_time`` s.
+    ``patience``: seconds that the fleet can wait for the rows that must arrive. ``ahead``: whether
+    the worker may compute the next gradient while it pushes (pipelining). ``stop``: the run is
+    over. ``staleness`` and ``sync``, the name of the method, are for display only.
+    """
+
+    next_iteration: int = 0
+    mta_time: float = math.inf
+    staleness: int = 0
+    sync: str = ''
+    stop: bool = False
+    patience: float = math.inf
+    sending: Sending = Sending()
+    ahead: bool = False
+    step: Step = Gradient()
+
+    def check(self) -> None:
+        """Raise `RemoteProtocolError` if a value is out of its range."""
+        sending = self.sending
+        if self.next_iteration < 1:
+            raise RemoteProtocolError('iteration that the end of a pull grants must be at least '
+                                      f'1, got {self.next_iteration}')
+        for name, value in (('MTA time', self.mta_time), ('patience', self.patience),
+                            ('threshold', sending.threshold)):
+            if not value >= 0:
+                raise RemoteProtocolError(f'{name} in the end of a pull must be at least 0, got '
+                                          f'{value}')
+        for name, value in (('minimum', sending.minimum), ('MTA', sending.mta)):
+            if not 0 <= value <= 1:
+                raise RemoteProtocolError(f'{name} in the end of a pull must be a share, 0 to 1, '
+                                          f'got {value}')
+        self.step.check()
+
+
+@dataclass(frozen=True)
+class End:
+    """The sender closes a transfer of ``chunks`` chunks. Durations in seconds.
+
+    ``whole``: only when all of them have arrived; until then the transfer stays open.
+    """
+
+    transfer: TransferId
+    chunks: int
+    duration: float = 0.0
+    mta_duration: float = 0.0
+    command: Command = Command()
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What the receiver took of a closed transfer: one bit per chunk, lowest bit first.
+
+    ``refused``: number of chunks that it dropped because no healthy robot would send them.
+    """
+
+    transfer: TransferId
+    chunks: int
+    taken: bytes = b''
+    refused: int = 0
+
+
+@dataclass(frozen=True)
+class RegisterRequest:
+    """A worker asks to join; its pushes up to number ``attempt`` are over.
+
+    ``number`` counts the requests of this worker process; the shell passes on the answer to the
+    latest one only, as ROS services do. ``pull``: the chunks that the worker has taken of its last
+    pull, None if there was none. It takes no rows until the answer arrives, so this stays true.
+    ``former``: the process whose save it takes over (`rog_core.worker.unsent`), 0: none; the save
+    holds what that process had not sent after its push number ``former_attempt``.
+    """
+
+    robot: str
+    incarnation: int
+    iteration: int
+    attempt: int
+    granularity: str
+    codec: str
+    digest: str
+    parameters: tuple[tuple[str, tuple[int, ...]], ...] = field(repr=False)
+    protocol: int = PROTOCOL
+    number: int = 1
+    pull: Receipt | None = None
+    former: int = 0
+    former_attempt: int = 0
+
+
+@dataclass(frozen=True)
+class RegisterResponse:
+    """The server's answer; ``push``: the chunks that it has taken of the worker's last push.
+
+    ``attempt``: number of the transfer that follows; transfers below it are over. It is a snapshot
+    or, if the server still knows the rows that the worker holds, a pull. ``retry``: the refusal
+    does not last; the worker may ask again. ``over``: the server refuses because the run ends.
+    ``taken``: one bit per segment, lowest bit first: whether a push has brought it since the save
+    that the request names; empty: unknown, or the request names none.
+    """
+
+    accepted: bool
+    reason: str = ''
+    retry: bool = False
+    incarnation: int = 0
+    iteration: int = 0
+    attempt: int = 0
+    sync: str = ''
+    push: Receipt | None = None
+    over: bool = False
+    taken: bytes = b''
+
+
+TransferMessage = Chunk | Ack | End | Receipt
+
+
+@dataclass(frozen=True)
+class Send:
+    """Action: send the message. ``robot``: at the server the receiver, at a worker its own name."""
+
+    robot: str
+    message: TransferMessage | RegisterRequest
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Action: compute the step of this iteration, then report its gradient.
+
+    ``fresh``: local steps that continue former ones (`Phase`) begin with zero momentum.
+    """
+
+    iteration: int
+    step: Step = Gradient()
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Action: the run is over for this machine. ``error`` is empty for a clean end."""
+
+    error: str = ''
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Action: record and log what has happened to a robot; ``what`` is one word."""
+
+    robot: str
+    what: str
+    detail: str
+
+
+Action = Send | Compute | Stop | Notice

@@ -1,0 +1,130 @@
+"""The state machines of the protocol, as tables: state -> event -> next state.
+
+Every change of state of a worker, of a member at the server, and of a transfer goes through
+`Table.after`. An event that a table does not list for the present state is an error. If the peer
+causes such events, it is the peer's fault; otherwise it is the fault of the program that called the
+machine. `docs/protocol.md` shows the same tables; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import LocalProtocolError, RemoteProtocolError
+
+# What a worker does.
+REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
+PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
+PAUSED = 'paused'  # it has left, and may come back with what it holds
+# Only in status messages: the worker waits for data; it evaluates the final model.
+STARVED, EVALUATING = 'starved', 'evaluating'
+# The gradient of a worker: not asked for, being computed, computed but not yet used.
+IDLE, BUSY, READY = 'idle', 'busy', 'ready'
+# A robot, as the server sees it; also joining, waiting, pulling and stopped, as above.
+TRAINING, DRAINING, AWAY = 'training', 'draining', 'away'
+# Whether the others wait for it.
+COUNTED, RETIRED = 'counted', 'retired'
+# The server itself.
+RUNNING, STOPPING = 'running', 'stopping'
+# A transfer, at its sender and at its receiver.
+SENDING, CLOSING, DONE = 'sending', 'closing', 'done'
+NONE, OPEN, CLOSED = 'none', 'open', 'closed'
+
+
+@dataclass(frozen=True)
+class Table:
+    """One state machine. ``who``: its name in error texts. ``peer``: events that the peer causes.
+
+    ``rows``: state -> event -> next state; the first state is the initial one.
+    """
+
+    who: str
+    rows: Mapping[str, Mapping[str, str]]
+    peer: frozenset[str] = frozenset()
+
+    @property
+    def events(self) -> list[str]:
+        """All events, in the order of their first use in the table."""
+        return list(dict.fromkeys(event for row in self.rows.values() for event in row))
+
+    def after(self, state: str, event: str) -> str:
+        """Return the state after an event.
+
+        For an event that is not allowed in this state, raises `RemoteProtocolError` if the peer
+        causes it, else `LocalProtocolError`.
+        """
+        if event in self.rows[state]:
+            return self.rows[state][event]
+        fault = RemoteProtocolError if event in self.peer else LocalProtocolError
+        raise fault(f"'{event}' cannot happen to {self.who} that is {state}; it may be "
+                    f"{', '.join(self.rows[state]) or 'nothing any more'}")
+
+    def markdown(self) -> str:
+        """Return the table as `docs/protocol.md` shows it: a row per state, a column per event."""
+        lines = [f'| {self.who} | {" | ".join(self.events)} |',
+                 '|---' * (len(self.events) + 1) + '|']
+        for state, row in self.rows.items():
+            lines.append(f'| `{state}` | {" | ".join(row.get(e, "") for e in self.events)} |')
+        return '\n'.join(lines)
+
+
+WORKER = Table('a worker', {
+    REGISTERING: {'accepted': JOINING, 'refused': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
+    JOINING: {'rows': JOINING, 'stored': JOINING, 'granted': COMPUTING, 'lost': REGISTERING,
+              'final': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
+    # A server that was restarted may count this push as done already, and grant the next one.
+    COMPUTING: {'push': PUSHING, 'rows': COMPUTING, 'granted': COMPUTING, 'lost': REGISTERING,
+                'final': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
+    PUSHING: {'taken': WAITING, 'lost': REGISTERING, 'leave': STOPPED, 'rows': PUSHING,
+              'pause': PAUSED},
+    WAITING: {'rows': PULLING, 'granted': COMPUTING, 'lost': REGISTERING, 'final': STOPPED,
+              'leave': STOPPED, 'pause': PAUSED},
+    PULLING: {'rows': PULLING, 'granted': COMPUTING, 'lost': REGISTERING, 'final': STOPPED,
+              'leave': STOPPED, 'pause': PAUSED},
+    PAUSED: {'resume': REGISTERING, 'leave': STOPPED},
+    STOPPED: {'leave': STOPPED},
+}, frozenset({'accepted', 'refused', 'granted', 'lost', 'final', 'rows', 'stored',
+              'taken'}))
+
+# A table of its own, because with pipelining a worker computes while it pushes, waits and pulls.
+GRADIENT = Table('a gradient', {
+    IDLE: {'order': BUSY},
+    BUSY: {'order again': BUSY, 'use': IDLE, 'keep': READY, 'drop': IDLE},
+    READY: {'use': IDLE, 'drop': IDLE},
+})
+
+MEMBER = Table('a member', {
+    JOINING: {'enter': WAITING, 'silent': AWAY, 'leave': STOPPED},
+    WAITING: {'pull': PULLING, 'drain': DRAINING, 'silent': AWAY, 'leave': STOPPED},
+    PULLING: {'pulled': TRAINING, 'silent': AWAY, 'leave': STOPPED},
+    TRAINING: {'pushed': WAITING, 'silent': AWAY, 'leave': STOPPED},
+    DRAINING: {'drained': STOPPED, 'silent': AWAY, 'leave': STOPPED},
+    AWAY: {},
+    STOPPED: {},
+}, frozenset({'enter', 'pulled', 'pushed', 'drained', 'leave'}))
+
+# A table of its own, because what a retired robot has under way goes on.
+PLACE = Table('a place', {
+    COUNTED: {'retire': RETIRED},
+    RETIRED: {'return': COUNTED},
+})
+
+SERVER = Table('a server', {
+    RUNNING: {'stop': STOPPING},
+    STOPPING: {},
+})
+
+SENDER = Table('a sent transfer', {
+    SENDING: {'close': CLOSING, 'receipt': DONE, 'abort': DONE},
+    CLOSING: {'receipt': DONE, 'abort': DONE},
+    DONE: {},
+}, frozenset({'receipt'}))
+
+RECEIVER = Table('a received transfer', {
+    NONE: {'begin': OPEN, 'restore': CLOSED},
+    OPEN: {'begin': OPEN, 'end': CLOSED, 'cut short': CLOSED},
+    CLOSED: {'begin': OPEN},
+}, frozenset({'begin', 'end'}))
+
+TABLES = (WORKER, GRADIENT, MEMBER, PLACE, SERVER, SENDER, RECEIVER)

@@ -1,0 +1,208 @@
+"""Steps: the kinds of gradient that a worker can compute, as the server names them.
+
+At the end of every pull the server sends the name and the numbers of the next step as plain values.
+A worker knows these steps and no methods, so every method is expressed by them. What a worker does
+for a step is in `rog_core.worker.computation`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from ..errors import RemoteProtocolError
+
+MAX_SHARDS = 4096     # of the data, for coded gradients
+MAX_LOCAL = 10_000    # local steps between two pushes
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kind of step; the fields of a subclass are the numbers that the server sends with it."""
+
+    name: ClassVar[str]
+    uncompressed: ClassVar[bool] = False  # pushed complete and raw; the fleet's mean is sent back
+    additive: ClassVar[bool] = True       # rows not yet sent may be added to the next result
+    exchangeable: ClassVar[bool] = False  # a result for one iteration may be used for another
+
+    @property
+    def share(self) -> float:
+        """The usual share of the rows that one transfer of this step carries."""
+        return 1.0
+
+    def check(self) -> None:
+        """Raise `RemoteProtocolError` if the numbers of this step are out of range."""
+
+    def integers(self) -> tuple[int, ...]:
+        """Return the integers that are sent with its name; see `of`."""
+        return ()
+
+    def numbers(self) -> tuple[float, ...]:
+        """Return the floats that are sent with its name; see `of`."""
+        return ()
+
+    @classmethod
+    def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
+        """Return the step with these numbers; ValueError if there are too many or too few."""
+        count = len(dataclasses.fields(cls))
+        if len(integers) != count or numbers:
+            raise ValueError(f'it has {count}, got {len(integers) + len(numbers)}')
+        return cls(*integers)
+
+    def turn(self, age: np.ndarray) -> np.ndarray:
+        """Return which rows may travel with this step, bool (rows,).
+
+        ``age`` int64 (rows,): number of iterations since each row was sent in this direction.
+        """
+        return np.ones(age.size, bool)
+
+
+@dataclass(frozen=True)
+class Gradient(Step):
+    """The gradient of the robot's own next batch; with SVRG it is corrected by the anchor.
+
+    ``momentum``: whether the worker applies momentum; otherwise the server does.
+    """
+
+    name = 'gradient'
+    exchangeable = True
+
+    momentum: bool = field(default=True, compare=False)
+
+    def integers(self) -> tuple[int, ...]:
+        """See `Step.integers`."""
+        return (int(self.momentum),)
+
+
+@dataclass(frozen=True)
+class Shards(Step):
+    """A coded gradient: the sum of ``weights`` times the gradients of the shards ``ids``.
+
+    ``shards``: number of shards of the data, at most `MAX_SHARDS`. The result is useful only
+    together with those of the other robots in the same round. ``feedback``: the worker keeps the
+    codec's error and adds it to the next result.
+    """
+
+    name = 'shards'
+    additive = False
+
+    shards: int
+    ids: tuple[int, ...]
+    weights: tuple[float, ...]
+    feedback: bool = True
+
+    def check(self) -> None:
+        """See `Step.check`."""
+        if not 1 <= self.shards <= MAX_SHARDS or not 0 < len(self.ids) == len(self.weights):
+            raise RemoteProtocolError('a coded gradient must have one weight for each shard, of 1 '
+                                      f'to {MAX_SHARDS}, got {len(self.weights)} weights for '
+                                      f'{len(self.ids)} of {self.shards} shards')
+        if not all(0 <= shard < self.shards for shard in self.ids):
+            raise RemoteProtocolError('shards of a coded gradient must be 0 to '
+                                      f'{self.shards - 1}, got {list(self.ids)}')
+        if len(set(self.ids)) < len(self.ids):  # each costs a gradient
+            raise RemoteProtocolError('shards of a coded gradient must differ, got '
+                                      f'{list(self.ids)}')
+        if not all(map(math.isfinite, self.weights)):
+            raise RemoteProtocolError('weights of a coded gradient must be finite, got '
+                                      f'{list(self.weights)}')
+
+    def integers(self) -> tuple[int, ...]:
+        """See `Step.integers`."""
+        return (self.shards, int(self.feedback), *self.ids)
+
+    def numbers(self) -> tuple[float, ...]:
+        """See `Step.numbers`."""
+        return self.weights
+
+    @classmethod
+    def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
+        """See `Step.of`."""
+        shards, feedback, *ids = integers
+        return cls(shards, tuple(ids), numbers, bool(feedback))
+
+
+@dataclass(frozen=True)
+class Full(Step):
+    """The gradient of the robot's whole shard (SVRG); all robots compute it on the same model."""
+
+    name = 'full'
+    uncompressed = True
+
+
+@dataclass(frozen=True)
+class Local(Step):
+    """``steps`` steps of SGD on a copy of the model; the change of the model is pushed.
+
+    Momentum is zero at the first of the ``steps``, as in FedAvg.
+    """
+
+    name = 'local'
+
+    steps: int
+
+    def check(self) -> None:
+        """See `Step.check`."""
+        if not 1 <= self.steps <= MAX_LOCAL:
+            raise RemoteProtocolError(f'number of local steps must be 1 to {MAX_LOCAL}, got '
+                                      f'{self.steps}')
+
+    def integers(self) -> tuple[int, ...]:
+        """See `Step.integers`."""
+        return (self.steps,)
+
+
+@dataclass(frozen=True)
+class Phase(Local):
+    """``steps`` local steps that continue the former ones: their momentum and the robot's drift.
+
+    The robot's model is the fleet's with its own local steps in the rows that it has not pushed
+    since. Rows r with r mod ``fragments`` = ``fragment`` travel, in either direction, and those
+    that have not travelled for ``fragments`` iterations.
+    """
+
+    name = 'phase'
+    exchangeable = True
+
+    fragments: int = field(default=1, compare=False)
+    fragment: int = field(default=0, compare=False)
+
+    @property
+    def share(self) -> float:
+        """See `Step.share`."""
+        return 1 / self.fragments
+
+    def check(self) -> None:
+        """See `Step.check`."""
+        super().check()
+        if not 0 <= self.fragment < self.fragments <= MAX_LOCAL:
+            raise RemoteProtocolError(f'fragment must be one of 1 to {MAX_LOCAL}, counted from 0, '
+                                      f'got fragment {self.fragment} of {self.fragments}')
+
+    def integers(self) -> tuple[int, ...]:
+        """See `Step.integers`."""
+        return self.steps, self.fragments, self.fragment
+
+    def turn(self, age: np.ndarray) -> np.ndarray:
+        """See `Step.turn`."""
+        return (np.arange(age.size) % self.fragments == self.fragment) | (age >= self.fragments)
+
+
+STEPS: dict[str, type[Step]] = {step.name: step for step in (Gradient, Shards, Full, Local, Phase)}
+
+
+def step_of(name: str, integers: Iterable[int], numbers: Iterable[float]) -> Step:
+    """Return the step that the server names, not yet checked; `RemoteProtocolError` if unknown."""
+    if name not in STEPS:
+        raise RemoteProtocolError(f'step must be one of {", ".join(STEPS)}, got '
+                                  f"'{name}': install the same version on robots and server")
+    try:
+        return STEPS[name].of(tuple(integers), tuple(numbers))
+    except ValueError as error:
+        raise RemoteProtocolError(f"wrong number of values for the step '{name}': {error}"
+                                  ) from None

@@ -1,0 +1,49 @@
+"""The checks of a registration: whether a worker may join."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..codecs import Codec
+from ..errors import PartitionMismatchError, shown
+from ..model.partition import Listing, Parameter, RowPartition, require_same
+from ..protocol.messages import PROTOCOL, RegisterRequest, RegisterResponse
+from .member import Member
+
+MEMBERS = 256  # robots at most; each takes as much memory as the model
+
+
+def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
+            members: Mapping[str, Member], now: float, heartbeat_limit: float
+            ) -> RegisterResponse | None:
+    """Return the refusal of a request, None if the worker may join.
+
+    ``partition``, ``codec`` and ``members`` are the server's.
+    """
+    if request.protocol != PROTOCOL:
+        return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, '
+                                f'this server {PROTOCOL}; install the same version on both')
+    if request.codec != codec.name:
+        theirs = shown(request.codec, 80)
+        return RegisterResponse(False, f"{request.robot} has codec '{theirs}', this "
+                                f"server '{codec.name}'; give both the same")
+    try:
+        # Compare the listing, not a partition of it: a stranger may claim a model of any size.
+        require_same(Listing(tuple(Parameter(n, s) for n, s in request.parameters),
+                             request.granularity), partition)
+        if request.digest != partition.digest:
+            raise PartitionMismatchError('the digest does not match the listed parameters')
+    except PartitionMismatchError as error:
+        return RegisterResponse(False, f'{request.robot} does not train the same model as this '
+                                f'server: {error} (here: {request.robot}, there: the server)')
+    other = members.get(request.robot)
+    if other is None and len(members) >= MEMBERS:
+        return RegisterResponse(False, f'this server already knows {MEMBERS} robots, the most that '
+                                'it accepts')
+    if other is not None and other.incarnation != request.incarnation and other.alive:
+        age = now - other.heard
+        return RegisterResponse(
+            False, f"a robot named '{request.robot}' is alive (heard {age:.1f} s ago); give "
+            'each robot a name of its own. If it was restarted, it can join once its former '
+            f'process is silent for {heartbeat_limit:g} s', retry=True)
+    return None

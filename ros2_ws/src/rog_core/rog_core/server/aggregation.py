@@ -1,0 +1,124 @@
+"""Applies pushes to the master rows as the method in force says, and changes the method."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..arrays import from_host, to_host
+from ..errors import ConfigError
+from ..methods import Method, Team, create
+from ..methods.base import Due, Fleet, Model
+from ..protocol.messages import Kind, Receipt
+from ..transfer.receiver import Rows
+from .member import Member
+from .taken import Taken
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What a checkpoint holds besides the master rows.
+
+    ``updated_at`` int64 (rows,): newest iteration in each master row; ``pushes``: robot ->
+    (incarnation, receipt of its last push); ``policy``, JSON values, and ``update``, name ->
+    float32 (elements,): see `Method.state` and `Method.arrays`; ``base``, float32 (elements,): see
+    `rog_core.upstream.Upstream`, None without a parent fleet. ``taken``: of each robot.
+    """
+
+    iteration: int
+    sync: str
+    updated_at: np.ndarray
+    pushes: dict[str, tuple[int, Receipt]]
+    policy: dict[str, Any] = field(default_factory=dict)
+    update: dict[str, np.ndarray] = field(default_factory=dict)
+    base: np.ndarray | None = None
+    taken: dict[str, Taken] = field(default_factory=dict)
+
+
+class Aggregation:
+    """The method in force and the model that it changes; ``team``: see `Team`."""
+
+    def __init__(self, sync: str, model: Model, team: Team) -> None:
+        self.model, self.team = model, team
+        self.method = self._created(sync)
+        self.method.begin(model, 0)
+
+    def _created(self, sync: str) -> Method:
+        method = create(sync, self.team)
+        if reason := method.unfit(self.model):
+            raise ConfigError(reason)
+        return method
+
+    def change(self, sync: str, robots: Collection[str], iteration: int) -> None:
+        """Change the method for a fleet of ``robots``; pushes that are held back are applied now.
+
+        ``iteration``: the highest that any robot has pushed or was granted. A change between a
+        coded and another method drops pushes under way. A `ConfigError` leaves all unchanged.
+        """
+        method = self._created(sync)
+        for name in robots:
+            if reason := method.refusal(name):
+                raise ConfigError(reason)
+        self.flush(len(robots))
+        method.begin(self.model, iteration)
+        self.method = method
+
+    def take(self, member: Member, rows: Rows, robots: int) -> None:
+        """Apply checked rows of a push; ``robots``: number of robots in the fleet."""
+        if rows.transfer.kind == Kind.ANCHOR:
+            self.method.take_full_gradient(member.robot, rows.transfer.iteration, rows.ids,
+                                           rows.data)
+        elif self.counts(member):
+            self.method.take(member.robot, rows.ids, rows.codec, rows.data, max(robots, 1))
+
+    def pushed(self, member: Member, fleet: Fleet, now: float) -> None:
+        """Handle the end of a member's push; ``fleet`` already includes it."""
+        transfer = member.push.transfer
+        assert transfer is not None
+        complete = member.rows_pushed == self.model.partition.rows and not member.push.refused
+        if transfer.kind == Kind.ANCHOR:
+            self.method.close_full_gradient(member.robot, transfer.iteration, complete)
+        elif self.counts(member):
+            self.carry_out(self.method.close(member.robot, complete, fleet, now), len(fleet))
+
+    def forget(self, robot: str, robots: int) -> None:
+        """Drop an unfinished push of a robot, where the method applies only complete ones."""
+        self.carry_out(self.method.on_join(robot), robots)
+
+    def counts(self, member: Member) -> bool:
+        """Whether the method uses pushes of the step that the member computes."""
+        return self.method.takes(member.step)
+
+    def carry_out(self, dues: list[Due], robots: int) -> None:
+        """Apply the changes of the model that are due."""
+        for due in dues:
+            self.method.carry_out(due, max(robots, 1))
+
+    def settle(self, fleet: Fleet, gone: frozenset[str]) -> None:
+        """After a push, or when a robot has come or gone: apply the changes that are due."""
+        self.carry_out(self.method.dues(fleet, gone), len(fleet))
+
+    def flush(self, robots: int) -> None:
+        """Apply all pushes that are held back: the method, or the run, ends."""
+        self.method.flush(max(robots, 1))
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return ``policy`` and ``update`` of `ServerState`."""
+        return self.method.state(), {name: to_host(value)
+                                     for name, value in self.method.arrays().items()}
+
+    def load(self, state: ServerState) -> None:
+        """Resume from a checkpoint; `ConfigError` if it does not fit the method."""
+        method = self._created(state.sync)
+        method.begin(self.model, state.iteration)
+        try:
+            method.load_state(state.policy)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the state of '{state.sync}' in the checkpoint is invalid: {error}"
+                              ) from error
+        method.load_arrays({name: from_host(value, self.model.master)
+                            for name, value in state.update.items()})
+        self.method = method

@@ -1,0 +1,69 @@
+"""Bounds what one robot can do to the model, by the norm of its pushes; off by default.
+
+Norm bounding is a common defence of federated learning (Sun et al., Can you really backdoor
+federated learning?, 2019). There an update is scaled down as a whole when all of it has arrived.
+Here rows are applied as they arrive, before the norm of their push is known. So each push has a
+budget, ``limit`` times the median norm of the robots' pushes: rows count in full until the budget
+is spent, the chunk that exceeds it is scaled down, and later chunks do not count. The most
+important rows arrive first. A push within the budget is not changed at all.
+
+The median is taken over the robots, each with the median of its own last pushes, so a robot that
+pushes more often counts no more than others. With fewer than three robots there is no majority, and
+no bound. The first push of all only sets the norm and does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection
+from statistics import median, median_low
+
+from ..protocol.messages import Kind
+from ..transfer.receiver import Receiver, Rows
+
+LAST = 8   # pushes of a robot whose norms are remembered
+LEAST = 3  # robots
+
+
+class NormBound:
+    """``limit``: a push counts for at most this many times the median norm; 0: no limit."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the norms: another method may have other norms."""
+        self._norms: dict[Kind, dict[str, deque[float]]] = {Kind.PUSH: {}, Kind.ANCHOR: {}}
+        # Largest sum of squares that counts.
+        self._most = dict.fromkeys(self._norms, 0.0 if self.limit else math.inf)
+
+    def bounded(self, push: Receiver, rows: Rows, robots: int) -> Rows:
+        """Return new rows of a push scaled down to the budget that is left, if need be to 0.
+
+        ``push.energy`` already includes them; the fleet has ``robots`` robots.
+        """
+        most = self._most[rows.transfer.kind] if robots >= LEAST else math.inf
+        left = max(most - (push.energy - rows.energy), 0.0)
+        if left >= rows.energy:
+            return rows
+        data = rows.codec.scaled(push.rows_of(rows.transfer), rows.ids, rows.data,
+                                 math.sqrt(left / rows.energy))
+        return rows._replace(data=data, energy=left)
+
+    def learn(self, robot: str, push: Receiver, robots: Collection[str]) -> bool:
+        """Remember the norm of a finished push; return whether it was too large to count in full.
+
+        ``robots``: those that take part now.
+        """
+        if not self.limit or push.transfer is None or push.energy <= 0:
+            return False
+        kind = push.transfer.kind
+        norms = self._norms[kind]
+        norms.setdefault(robot, deque(maxlen=LAST)).append(math.sqrt(push.energy))
+        for gone in norms.keys() - {robot, *robots}:
+            del norms[gone]
+        usual = median_low([median(last) for last in norms.values()])
+        former, self._most[kind] = self._most[kind], (self.limit * usual) ** 2
+        return len(robots) >= LEAST and 0 < former < push.energy

@@ -1,0 +1,104 @@
+"""Time limits by which a member must send something and make progress. All times in seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ..protocol.states import COUNTED, RETIRED, WAITING
+from .member import SHARE, Member
+from .patience import longest_pause
+
+OUT_OF_STEP = 10  # heartbeat limits; hardly any link carries only heartbeats for so long
+
+
+class Limits:
+    """How long the fleet waits for a member.
+
+    ``silence``: seconds after which a silent member is away. ``pause``: seconds after which others
+    no longer wait for a member that makes no progress; 0: follows the pace of the fleet.
+    """
+
+    def __init__(self, silence: float, pause: float) -> None:
+        self.silence, self._pause = silence, pause
+        self.patience = longest_pause((), pause, silence)  # at present
+        self.waited_for: dict[str, float] = {}  # robots that others wait for, and since when
+        self.stopping, self.stop_by = False, math.inf  # the run; late members are given up
+        # Robot -> time at which something is due for it, or a little earlier; None: compute again.
+        self._due: dict[str, float] | None = None
+
+    def stop(self, by: float) -> None:
+        """End the run; a member that is not done at the time ``by`` is given up."""
+        self.stopping, self.stop_by = True, by
+        self.forget_due()
+
+    def follow(self, active: Sequence[Member]) -> None:
+        """Set the patience by the pace of these members."""
+        self.patience = longest_pause(active, self._pause, self.silence)
+
+    def away_at(self, member: Member) -> float:
+        """Time at which a member is away unless it sends something before."""
+        return min(member.heard + self.silence, self.stop_by)
+
+    def retires_at(self, member: Member) -> float:
+        """Time by which a member that others wait for must make progress."""
+        if math.isinf(self.patience):
+            return math.inf
+        if self.stopping:  # longer, as giving up a member is worse than retiring it
+            limit = max(self.patience, self.silence)
+            return math.inf if member.state == WAITING else member.progress + limit
+        waited = member.has_to_act and member.place == COUNTED \
+            and member.robot in self.waited_for
+        return self._paused_at(member) if waited else math.inf
+
+    def _paused_at(self, member: Member) -> float:
+        """Time at which the member's pause exceeds the patience that it has left.
+
+        While it computes, each heartbeat extends this time until the next one.
+        """
+        left = member.patience(self.patience, member.paid)
+        least = 0.0 if math.isnan(member.computes) else self.silence / 2
+        return member.paid + min(max(left, least), self.patience)
+
+    def back_at(self, member: Member) -> float:
+        """Time at which a retired member that waits counts again; infinity: it does not wait.
+
+        It then owes at most two patiences, so others wait for it 1/`SHARE` of the time.
+        """
+        if member.place != RETIRED or member.state != WAITING:
+            return math.inf
+        return member.stood_at + (member.stood - 2 * self.patience) * SHARE
+
+    def stands_for(self, member: Member, now: float) -> None:
+        """Count the time for which others have waited for a member until now."""
+        if (since := self.waited_for.pop(member.robot, None)) is not None:
+            member.stands(now - since, now)
+
+    def out_of_step_at(self, member: Member) -> float:
+        """Time after which a reachable but idle member is out of step and must register again."""
+        return member.progress + self.patience + OUT_OF_STEP * self.silence
+
+    def due(self, member: Member) -> float:
+        """Time at which the server must act on a member; infinity: never."""
+        if not member.alive:
+            return math.inf
+        due = min(self.away_at(member), self.retires_at(member), self.back_at(member))
+        return due if member.sender is None else min(due, member.sender.deadline)
+
+    def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:
+        """Return `due` of each member, or a little earlier.
+
+        A change that postpones it counts only when that time has come, so the answer is cheap.
+        """
+        if self._due is None:
+            self._due = {robot: self.due(member) for robot, member in members.items()}
+        return self._due
+
+    def note_due(self, member: Member) -> None:
+        """Update the member's due time. Call it after each change that may bring it forward."""
+        if self._due is not None:
+            self._due[member.robot] = self.due(member)
+
+    def forget_due(self) -> None:
+        """Compute all due times again when they are asked for: any of them may have changed."""
+        self._due = None

@@ -1,0 +1,185 @@
+"""The parameter server, as a state machine.
+
+Source: ROG, Section IV-A, Algorithm 2; joining and leaving robots are our addition. A `Member`
+stands for one robot; its states and events are the table `rog_core.protocol.states.MEMBER`. A robot
+that registers again becomes a new member. Only members that are waiting, pulling, training or
+draining are active: staleness, the mean of the pushes and the MTA time are computed over them. The
+server *retires* a member that others wait for and that makes no progress (the table
+`rog_core.protocol.states.PLACE`): the member is not active until its next push has arrived, but its
+transfers continue.
+
+`Membership`, `Pulls`, `Pushes` and `Deadlines` each handle their events, on the state that they
+share (`Shared`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..arrays import Array, difference_magnitude, zeros_like
+from ..errors import ConfigError, RemoteProtocolError
+from ..model.partition import RowPartition
+from ..protocol.config import ServerConfig
+from ..protocol.messages import (
+    Ack,
+    Action,
+    Chunk,
+    End,
+    Receipt,
+    RegisterRequest,
+    RegisterResponse,
+)
+from ..protocol.states import SERVER, WAITING
+from .aggregation import ServerState
+from .deadlines import Deadlines
+from .membership import Membership
+from .pulls import Pulls
+from .pushes import Pushes
+from .shared import Shared
+
+
+class ServerMachine(Shared):
+    """The protocol of the server: an event and the present time in, actions out; see `Shared`."""
+
+    def __init__(self, partition: RowPartition, master: Array, incarnation: int,
+                 config: ServerConfig) -> None:
+        super().__init__(partition, master, incarnation, config)
+        self.pulls = Pulls(self)
+        self.pushes = Pushes(self, self.pulls)
+        self.membership = Membership(self, self.pulls, self.pushes)
+        self.deadlines = Deadlines(self, self.pulls)
+
+    # -- robots ----------------------------------------------------------------------------------
+
+    def on_register(self, request: RegisterRequest, now: float
+                    ) -> tuple[RegisterResponse, list[Action]]:
+        """Answer a registration; a refusal changes nothing."""
+        return self.membership.on_register(request, now)
+
+    def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan,
+                     state: str = WAITING) -> list[Action]:
+        """Handle a robot's heartbeat. A robot that is away must register again; see `is_member`.
+
+        ``loss``: of its last batch; NaN if unknown. ``state``: of the worker. Computing counts as
+        progress unless it takes far longer than usual. A starved worker makes no progress.
+        """
+        return self.membership.on_heartbeat(robot, incarnation, now, loss, state)
+
+    def on_leave(self, robot: str, incarnation: int, now: float) -> list[Action]:
+        """Handle a worker's message that it stops."""
+        return self.membership.on_leave(robot, incarnation, now)
+
+    # -- transfers -------------------------------------------------------------------------------
+
+    def on_chunk(self, robot: str, chunk: Chunk, now: float) -> list[Action]:
+        """Handle rows of a worker's push."""
+        return self.pushes.on_chunk(robot, chunk, now)
+
+    def on_end(self, robot: str, end: End, now: float) -> list[Action]:
+        """Handle the end of a worker's push; from now on the worker waits for its pull."""
+        return self.pushes.on_end(robot, end, now)
+
+    def on_ack(self, robot: str, ack: Ack, now: float) -> list[Action]:
+        """Handle the acknowledgement of chunks of a pull."""
+        return self.pulls.on_ack(robot, ack, now)
+
+    def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:
+        """Handle the receipt of a pull or snapshot: the worker says which chunks it took."""
+        actions = self.pulls.on_receipt(robot, receipt, now)
+        for chunk in self.pushes.early_chunks(robot):  # they have overtaken the receipt
+            actions += self._on_early(robot, chunk, now)
+        return actions
+
+    def _on_early(self, robot: str, chunk: Chunk, now: float) -> list[Action]:
+        try:
+            return self.on_chunk(robot, chunk, now)
+        except RemoteProtocolError:
+            return []  # counts as lost; the receipt is still valid
+
+    def on_model_above(self, change: Array) -> None:
+        """Add the change of the parent fleet's model, float32 (elements,), to the master rows.
+
+        Robots receive it with their next pulls, like the pushes of other robots. No robot waits for
+        it, and it does not count as an iteration.
+        """
+        offsets = self.partition.offsets
+        moved = self.partition.row_sum(difference_magnitude(change, zeros_like(change), offsets))
+        self.master += change
+        self.updated_at[moved > 0] = self.iteration
+
+    # -- control ---------------------------------------------------------------------------------
+
+    def set_sync(self, text: str, now: float) -> list[Action]:
+        """Change the method of a running fleet; a `ConfigError` leaves everything unchanged.
+
+        The shell calls `rog_core.method_check.check_named` before: a machine imports no method.
+        """
+        newest = max([self.iteration, *(m.granted for m in self.members.values())])
+        self.aggregation.change(text, self.members, newest)
+        self.pushes.begin()
+        for member in self.members.values():
+            self.count_slowest(member)
+        return self.pulls.release(now)
+
+    def pause(self, now: float) -> list[Action]:
+        """Grant nothing until `resume`: every worker finishes its iteration, then waits."""
+        self.paused = True
+        for member in self.members.values():
+            member.waiting_for = []  # it waits for no robot
+        return self.pulls.release(now)
+
+    def resume(self, now: float) -> list[Action]:
+        """Continue after a pause, which counts as no robot's delay."""
+        self.paused = False
+        for member in self.members.values():
+            member.since = member.progress = member.paid = now
+        self.limits.waited_for = {}
+        return self.pulls.release(now)
+
+    def stop(self, now: float) -> list[Action]:
+        """End the run: every worker finishes its push, then receives the final model."""
+        if self.stopping:
+            return []
+        self.state = SERVER.after(self.state, 'stop')
+        self.limits.stop(now + self.config.stop_limit)
+        for member in self.members.values():
+            member.progress = now  # each gets its full patience again
+        return [*self.pulls.drain(now), *self.pulls.finish()]
+
+    def checkpoint(self) -> ServerState:
+        """Return what a restarted server needs besides the master rows."""
+        pushes = {name: (m.incarnation, known) for name, m in self.members.items()
+                  if (known := m.push.known()) is not None}
+        return ServerState(self.iteration, self.method.asked, self.updated_at.copy(),
+                           {**self.former_pushes, **pushes}, *self.aggregation.state(),
+                           taken={robot: taken.copy() for robot, taken in self.taken.items()})
+
+    def load_state(self, state: ServerState) -> None:
+        """Resume from a checkpoint; call it before any worker has registered."""
+        if state.updated_at.shape != self.updated_at.shape:
+            raise ConfigError(f"the checkpoint's model has {state.updated_at.size} rows; this one "
+                              f'has {self.partition.rows}')
+        self.aggregation.load(state)
+        self.iteration, self.former_pushes = state.iteration, dict(state.pushes)
+        self.updated_at[:] = state.updated_at
+        self.taken = {robot: taken.copy() for robot, taken in state.taken.items()}
+        self.restarted = True
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def on_time(self, now: float) -> list[Action]:
+        """Do what is due: retransmissions, time-outs, and members without heartbeats."""
+        return self.deadlines.on_time(now)
+
+    def on_held_up(self, seconds: float, now: float) -> None:
+        """Count the ``seconds`` in which this process did not run as no member's delay."""
+        self.deadlines.on_held_up(seconds, now)
+
+    @property
+    def deadline(self) -> float:
+        """Time by which `on_time` is due, or a little earlier; infinity: never."""
+        return self.deadlines.next
+
+    def deadline_of(self, robot: str) -> float:
+        """Time at which `on_time` is due for this robot; infinity: never."""
+        return self.deadlines.of(robot)

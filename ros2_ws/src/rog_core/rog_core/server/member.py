@@ -1,0 +1,172 @@
+"""A member: what the parameter server knows of one robot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..methods.base import Standing
+from ..protocol.messages import Chunk, Kind, Receipt, RegisterResponse
+from ..protocol.states import (
+    AWAY,
+    COUNTED,
+    DONE,
+    JOINING,
+    MEMBER,
+    PLACE,
+    PULLING,
+    STOPPED,
+    TRAINING,
+)
+from ..protocol.steps import Gradient, Step
+from ..transfer.link import LinkEstimate
+from ..transfer.receiver import Receiver
+from ..transfer.sender import Sender
+from .mirror import Mirror
+
+BUSY = (JOINING, PULLING, TRAINING)  # the member must act next
+USUAL = 10  # a gradient that takes this many times its usual time no longer counts as progress
+PACE = 10   # times the patience, within which the wanted segments of a transfer must arrive
+LEFT = 4    # every member keeps at least 1/LEFT of the patience
+SHARE = 10  # others wait for one member for at most 1/SHARE of the time
+LEAST = 1 / 32  # smallest share of the segments that is wanted
+
+
+@dataclass
+class Member:
+    """One process of one robot. ``versions``, ``pulled_at``: iteration per row, int64 (rows,)."""
+
+    robot: str
+    incarnation: int
+    push: Receiver
+    mirror: Mirror
+    versions: np.ndarray     # V: iteration of the newest gradient of each row that the server has
+    pulled_at: np.ndarray    # iteration at which the worker last got each row
+    bound: float             # staleness bound under which its last push was made
+    heard: float             # time of the last heartbeat, s
+    link: LinkEstimate       # kept when the robot registers again
+    attempt: int             # number of the last transfer to the robot, never reused
+    state: str = JOINING     # see `rog_core.protocol.states.MEMBER`
+    iteration: int = 0       # last iteration pushed
+    slowest: int = 0         # min(versions)
+    granted_bound: float = 0.0  # staleness bound under which its next push is made
+    step: Step = Gradient()  # step of the iteration that was granted last
+    granted: int = 0         # that iteration
+    sender: Sender | None = None  # of the present transfer to it
+    request: int = 0         # number of its last registration
+    answer: RegisterResponse | None = None  # to that registration
+    push_mta: float = 0.0    # seconds that the last minimum transmission amount took
+    pull_mta: float = 0.0
+    rows_pushed: int = 0     # rows of the last push
+    rows_pulled: int = 0     # rows of the last pull
+    waiting_for: list[str] = field(default_factory=list)
+    since: float = 0.0       # time at which it began to wait for others, s
+    pushed: float = math.nan  # time of its last push, s
+    period: float = math.nan  # running mean of the seconds between two pushes
+    loss: float = math.nan   # of its last batch
+    place: str = COUNTED     # see `rog_core.protocol.states.PLACE`
+    early: list[Chunk] = field(default_factory=list)  # of a push; came before its pull's receipt
+    progress: float = math.nan  # time at which it last made progress, however little, s
+    paid: float = math.nan   # time until which its progress is fast enough, s
+    stood: float = 0.0       # seconds that others have waited for it, as of `stood_at`; see `owed`
+    stood_at: float = 0.0    # s
+    wanted: int = 1          # segments of its push that must arrive
+    granted_at: float = 0.0  # time at which the iteration was granted, s
+    factor: float = 1.0      # largest factor by which it scales the time of its push's minimum
+    computes: float = math.nan  # time at which it began its present gradient, s; NaN: none
+    usual: float = math.nan  # seconds that a gradient usually takes
+
+    def move(self, event: str) -> None:
+        """Change the state as `rog_core.protocol.states.MEMBER` says."""
+        self.state = MEMBER.after(self.state, event)
+
+    def take_place(self, event: str) -> None:
+        """Change the place as `rog_core.protocol.states.PLACE` says."""
+        self.place = PLACE.after(self.place, event)
+
+    def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:
+        """Note a step of the protocol; ``computes``: the member begins to compute.
+
+        ``heard``: the member has sent something, which counts as a heartbeat.
+        """
+        if heard:
+            self.heard = now
+        self.paid = now
+        if not math.isnan(self.computes):
+            taken = now - self.computes
+            # Falls slowly: some gradients include an evaluation. A retired member is not typical.
+            if self.place == COUNTED:
+                self.usual = taken if math.isnan(self.usual) else max(taken, 0.9 * self.usual)
+        self.progress, self.computes = now, now if computes else math.nan
+
+    def bring(self, segments: int, before: int, wanted: int, total: int, patience: float,
+              now: float) -> None:
+        """Note that ``segments`` new segments of a transfer have arrived, after ``before`` others.
+
+        The ``wanted`` segments together extend its limit by `PACE` times the patience; the rest of
+        the ``total`` do the same.
+        """
+        if not math.isnan(self.computes):
+            self.advance(now)
+        share = segments / (wanted if before < wanted else max(total, 1))
+        self.heard = self.progress = now
+        self.paid = min(now, self.paid + share * PACE * patience)
+
+    def stands(self, seconds: float, now: float) -> None:
+        """Count time for which others have waited for it."""
+        self.stood, self.stood_at = self.owed(now) + seconds, now
+
+    def owed(self, now: float) -> float:
+        """Return how much of its patience it has used up, s; less as time passes."""
+        return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
+
+    def patience(self, patience: float, now: float) -> float:
+        """Return the part of the fleet's ``patience`` that it has left, s; at least 1/`LEFT`."""
+        return max(patience - self.owed(now), patience / LEFT)
+
+    def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
+        """Whether its gradient takes less than `USUAL` times its usual time, or ``least``, s.
+
+        For its first gradient the longest usual time in the ``fleet`` counts.
+        """
+        least = self.patience(least, now)
+        usual = self.usual
+        if math.isnan(usual):
+            usual = max((m.usual for m in fleet if not math.isnan(m.usual)), default=math.inf)
+        return now - self.computes <= USUAL * max(usual, least)
+
+    @property
+    def standing(self) -> Standing:
+        """Its progress, as a method sees it."""
+        return Standing(self.iteration, self.slowest, self.link.rate, self.loss)
+
+    def has_pushed(self, now: float) -> None:
+        """Update the mean time between pushes."""
+        passed = now - self.pushed
+        if passed > 0:
+            former = passed if math.isnan(self.period) else self.period
+            self.period = former + (passed - former) / 8
+        self.pushed = now
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is neither away nor stopped."""
+        return self.state not in (AWAY, STOPPED)
+
+    @property
+    def has_to_act(self) -> bool:
+        """Whether it must act next; also if it waits for its own rows, which no push brings."""
+        return self.state in BUSY or self.robot in self.waiting_for
+
+    def reconcile(self, pull: Receipt | None) -> None:
+        """End the present transfer; ``pull``: what the worker says it has taken."""
+        sender, self.sender = self.sender, None
+        if sender is None:
+            return
+        if sender.state != DONE:
+            sender.abort(pull if pull is not None and pull.transfer == sender.transfer else None)
+        if sender.transfer.kind == Kind.PULL:
+            self.mirror.taken(sender.codec, sender.taken_chunks())

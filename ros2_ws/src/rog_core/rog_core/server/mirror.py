@@ -1,0 +1,44 @@
+"""The server's copy L of the rows that one worker holds, beside the master rows A.
+
+The worker has yet to receive A - L. When it has taken encoded rows, the server adds their decoded
+values to L, so the error of a lossy codec stays in A - L and is sent later (error feedback without
+further state). A push changes only A, so its cost does not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..arrays import Array, difference_magnitude, zeros_like
+from ..codecs import RAW, Codec, Part, in_model_order
+from ..model.partition import RowPartition
+
+
+class Mirror:
+    """The rows as one worker holds them, float32 (elements,)."""
+
+    def __init__(self, partition: RowPartition, master: Array) -> None:
+        self.partition, self.master = partition, master
+        self.rows = zeros_like(master)
+        self.magnitude = np.zeros(partition.segments, np.float32)  # sum |A - L| at the last measure
+        self.known = False  # whether the worker holds these rows, but for the transfer under way
+
+    def measure(self) -> np.ndarray:
+        """Mean |A - L| per row, float32 (rows,); also kept per segment for the encoder."""
+        self.magnitude = difference_magnitude(self.master, self.rows, self.partition.offsets)
+        return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
+
+    def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
+        """Encode A - L of segments; L changes only in `taken`."""
+        return codec.difference(self.partition, self.master, self.rows, ids, self.magnitude[ids])
+
+    def taken(self, codec: Codec, parts: list[Part]) -> None:
+        """Add the (segments, encoded values) that the worker has added."""
+        ids, values = in_model_order(codec, self.partition, parts)
+        codec.add(self.partition, self.rows, ids, values)
+
+    def stored(self, parts: list[Part]) -> None:
+        """Store the (segments, raw values) of a snapshot that the worker has stored; L is known."""
+        ids, values = in_model_order(RAW, self.partition.raw_partition, parts)
+        RAW.store(self.partition.raw_partition, self.rows, ids, values)
+        self.known = True

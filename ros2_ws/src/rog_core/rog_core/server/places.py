@@ -1,0 +1,62 @@
+"""Lets a member begin, retire, count again and end; the tables are `MEMBER` and `PLACE`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..protocol.messages import Action, Notice
+from ..protocol.states import TRAINING
+from .member import Member
+from .shared import Shared
+
+
+def enter(shared: Shared, member: Member, pulled_at: np.ndarray, now: float) -> list[Action]:
+    """Make a member with a known mirror active, at an iteration that delays no other.
+
+    ``pulled_at``: of `Member`.
+    """
+    member.iteration = member.slowest = shared.start_iteration(shared.method.bound)
+    member.versions[:] = member.iteration
+    member.pulled_at = pulled_at
+    member.since, member.bound = now, shared.method.row_bound
+    member.move('enter')
+    return take_back(shared, member, now)
+
+
+def drop(member: Member, event: str) -> None:
+    """End a member by an event of the table `MEMBER`; nobody waits for it any more."""
+    member.move(event)
+    member.waiting_for = []
+
+
+def retire(shared: Shared, member: Member, now: float) -> list[Action]:
+    """Let the others no longer wait for a member that makes no progress; in the end, drop it."""
+    detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
+    if shared.stopping:
+        drop(member, 'silent')
+        return [Notice(member.robot, 'given_up', f'{detail}; the run ends without it')]
+    if member.paid < member.progress and member.state == TRAINING:
+        detail = (f'only {member.push.taken} of {shared.partition.segments} rows of its push in '
+                  f'{now - member.granted_at:.1f} s')
+    if owed := member.owed(now):
+        detail += f', after the others had waited {owed:.1f} s for it before'
+    shared.limits.stands_for(member, now)
+    member.take_place('retire')
+    return [Notice(member.robot, 'retired', f'{detail}; the others go on')]
+
+
+def take_back(shared: Shared, member: Member, now: float) -> list[Action]:
+    """Make a retired member active again, at an iteration that delays no other member.
+
+    If others have waited for it too long, it must wait first; see `Limits.back_at`.
+    """
+    if now < shared.limits.back_at(member):
+        return []
+    start = shared.start_iteration(shared.method.bound)
+    member.iteration = max(member.iteration, start)
+    np.maximum(member.versions, start, out=member.versions)
+    shared.count_slowest(member)
+    member.bound = shared.method.row_bound
+    member.paid = now  # else a waiting member would be retired and return at once, forever
+    member.take_place('return')
+    return [Notice(member.robot, 'returned', f'at iteration {member.iteration}')]

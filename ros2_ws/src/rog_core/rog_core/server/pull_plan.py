@@ -1,0 +1,101 @@
+"""Plans transfers to a worker: rows, a full gradient or the model, with its next command."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..arrays import Array
+from ..codecs import RAW, SMALLER, Codec
+from ..errors import LocalProtocolError, RemoteProtocolError
+from ..methods import Method
+from ..methods.base import Model
+from ..protocol.config import TransferConfig
+from ..protocol.messages import Command, Kind
+from ..transfer import plan as plans
+from ..transfer.sender import RawRows, Rows
+from .member import Member
+from .patience import budget, patience
+
+
+@dataclass(frozen=True)
+class Pull:
+    """One transfer to a worker, as `rog_core.transfer.sender.Sender` takes it."""
+
+    kind: Kind
+    plan: plans.Plan
+    codec: Codec
+    rows: Rows
+    command: Command
+
+
+def pull_of(member: Member, active: Sequence[Member], method: Method, model: Model,
+            updated_at: np.ndarray, config: TransferConfig) -> Pull:
+    """Plan the pull of a member that may start its next iteration.
+
+    ``updated_at`` int64 (rows,): newest iteration in each master row.
+    """
+    partition, sending = model.partition, method.sending()
+    pending = member.mirror.measure()
+    differ, age = pending > 0, member.iteration - member.pulled_at
+    candidates = differ & member.step.turn(age)
+    time = budget(member, active) if method.time_limited else math.inf
+    if sending.minimum < 1:
+        scores = plans.importance(pending, updated_at - updated_at.min(),
+                                  config.importance_magnitude, config.importance_age)
+        # Not in the paper: staleness is bounded for pulled rows as for pushed ones.
+        plan = plans.by_importance(partition, sending, scores, age, candidates, time)
+    else:
+        plan = plans.everything(partition, np.flatnonzero(candidates))
+    member.pulled_at[~differ] = member.iteration
+    left = patience(member, active, method)
+    codec = plans.affordable(plan, partition, model.codec, SMALLER, member.link.rate, left)
+    iteration, step = method.grant(member.robot, member.iteration)
+    staleness = member.iteration - min(m.slowest for m in active)
+    command = Command(iteration, time, staleness, str(method), patience=left, sending=sending,
+                      ahead=method.goes_ahead(staleness), step=step)
+    _check(command, member, method)
+    # The member holds the model of the barrier, but for rounding, unless it was out of reach then.
+    current = bool((member.pulled_at >= member.iteration - 1).all())
+    full = method.full_gradient_for(member.iteration, current)
+    if full is not None:
+        return _raw_transfer(Kind.ANCHOR, model, full, command)
+    return Pull(Kind.PULL, plan, codec, member.mirror, command)
+
+
+def _check(command: Command, member: Member, method: Method) -> None:
+    """Raise `LocalProtocolError` if a robot would refuse the command, or make no progress."""
+    reason = ''
+    # A method may ask again for a push that did not count in its round.
+    least = member.iteration + command.step.additive
+    if not command.next_iteration >= least:
+        reason = f'grant must return an iteration of at least {least}, got {command.next_iteration}'
+    try:
+        command.check()
+    except RemoteProtocolError as error:
+        reason = str(error)
+    if reason:
+        raise LocalProtocolError(f"synchronisation method '{method}', {member.robot} after "
+                                 f'iteration {member.iteration}: {reason}')
+
+
+def snapshot_of(model: Model) -> Pull:
+    """Plan a transfer of the whole model, for a worker that joins."""
+    return _raw_transfer(Kind.SNAPSHOT, model, model.master, Command())
+
+
+def final_of(member: Member, model: Model, method: Method, limit: float) -> Pull:
+    """Plan the final model: rows that differ, most different first, within ``limit`` seconds."""
+    pending = member.mirror.measure()
+    partition = model.partition.raw_partition
+    plan = plans.by_score(partition, pending, np.flatnonzero(pending > 0), limit)
+    return Pull(Kind.FINAL, plan, RAW, RawRows(partition, model.master),
+                Command(sync=str(method), stop=True))
+
+
+def _raw_transfer(kind: Kind, model: Model, values: Array, command: Command) -> Pull:
+    partition = model.partition.raw_partition
+    return Pull(kind, plans.everything(partition), RAW, RawRows(partition, values), command)

@@ -1,0 +1,155 @@
+"""Transfers to workers: who may start its next iteration, and what it receives then."""
+
+from __future__ import annotations
+
+import math
+
+from ..protocol.messages import Ack, Action, Kind, Receipt, Send, Stop, TransferId
+from ..protocol.states import RETIRED, WAITING
+from ..transfer.sender import Sender
+from .member import BUSY, LEAST, Member
+from .places import drop, enter
+from .pull_plan import Pull, final_of, pull_of
+from .shared import Shared
+
+
+class Pulls:
+    """Starts, carries on and ends the transfers to the members."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+
+    # -- who may go on ---------------------------------------------------------------------------
+
+    def release(self, now: float) -> list[Action]:
+        """Start the pull of every waiting member that the method lets continue."""
+        shared = self.shared
+        active, limits, method = shared.active(), shared.limits, shared.method
+        fleet = shared.standings()
+        limits.follow(active)
+        limits.forget_due()
+        gone = {name for name, m in shared.members.items() if not m.alive or m.place == RETIRED}
+        shared.aggregation.settle(
+            fleet, frozenset(gone | (shared.missing - shared.members.keys())))
+        if shared.stopping:
+            return self.drain(now)
+        # A member keeps a tighter bound from its next push on; until then the old bound holds.
+        least = max((m.bound for m in active if method.by_row), default=0.0)
+        actions: list[Action] = []
+        former = limits.waited_for
+        waited_for: dict[str, float] = {}
+        limits.waited_for = waited_for
+        for member in () if shared.paused else active:
+            if member.state == WAITING:
+                member.waiting_for = method.held_up_by(member.robot, fleet, least)
+                if not member.waiting_for:
+                    method.on_wait(member.robot, now - member.since)
+                    actions += self._start(member, now)
+                else:
+                    waited_for |= {robot: former.get(robot, now) for robot in member.waiting_for}
+        return actions
+
+    def _start(self, member: Member, now: float) -> list[Action]:
+        shared = self.shared
+        pull = pull_of(member, shared.active(), shared.method, shared.model, shared.updated_at,
+                       shared.config.transfer)
+        sending, step = pull.command.sending, pull.command.step
+        member.granted_bound, member.step = shared.method.row_bound, step
+        member.granted = member.push.granted = pull.command.next_iteration
+        member.push.kind = Kind.ANCHOR if step.uncompressed else Kind.PUSH
+        member.granted_at = now
+        partition = shared.partition
+        member.factor = max(sending.mta * partition.rows
+                            / max(sending.minimum * partition.rows, 1), 1.0)
+        member.wanted = partition.raw_partition.segments if step.uncompressed else math.ceil(
+            max(sending.minimum, LEAST) * step.share * partition.segments)
+        member.move('pull')
+        return self.transfer(member, pull, now)
+
+    def drain(self, now: float) -> list[Action]:
+        """When no worker computes any more, send each the final model, so that L = A, and stop it.
+
+        If the link cannot carry it within ``drain_limit``, omit the rows that differ least.
+        """
+        shared = self.shared
+        living = [m for m in shared.members.values() if m.alive]
+        if any(m.state in BUSY for m in living):
+            return []
+        shared.aggregation.flush(len(living))
+        actions: list[Action] = []
+        for member in living:
+            if member.state == WAITING:
+                member.move('drain')
+                final = final_of(member, shared.model, shared.method, shared.config.drain_limit)
+                actions += self.transfer(member, final, now)
+        return actions
+
+    def finish(self) -> list[Action]:
+        """Stop the server when the run is ending and no member is left."""
+        shared = self.shared
+        living = any(m.alive for m in shared.members.values())
+        return [] if living or not shared.stopping else [Stop()]
+
+    # -- one transfer ----------------------------------------------------------------------------
+
+    def transfer(self, member: Member, pull: Pull, now: float) -> list[Action]:
+        """Begin a transfer to a member."""
+        member.attempt += 1
+        member.advance(now, heard=False)
+        transfer = TransferId(member.incarnation ^ self.shared.incarnation, pull.kind,
+                              member.iteration, member.attempt)
+        member.sender = Sender(transfer, self.shared.partition_of(pull.kind), pull.plan, pull.codec,
+                               pull.rows, member.link, now, pull.command)
+        return self.poll(member, now)
+
+    def poll(self, member: Member, now: float) -> list[Action]:
+        """Send what the member's transfer may send now."""
+        if member.sender is None:
+            return []
+        messages = member.sender.poll(now)
+        self.shared.limits.note_due(member)
+        return [Send(member.robot, message) for message in messages]
+
+    def on_ack(self, robot: str, ack: Ack, now: float) -> list[Action]:
+        """Handle the acknowledgement of chunks of a pull."""
+        member = self.shared.living(robot)
+        if member is None or member.sender is None:
+            return []
+        sender = member.sender
+        before = sender.segments_arrived
+        sender.on_ack(ack, now)
+        if ack.transfer == sender.transfer:
+            member.heard = now
+        if sender.segments_arrived > before:
+            member.bring(sender.segments_arrived - before, before, sender.plan.wanted,
+                         sender.partition.segments, self.shared.limits.patience, now)
+        return self.poll(member, now)
+
+    def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:
+        """Handle the receipt of a pull or snapshot: the worker says which chunks it took."""
+        member = self.shared.living(robot)
+        if member is None or member.sender is None or not member.sender.on_receipt(receipt, now):
+            return []
+        sender, member.sender = member.sender, None
+        kind = sender.transfer.kind
+        member.advance(now, computes=kind in (Kind.PULL, Kind.ANCHOR))
+        if kind in (Kind.SNAPSHOT, Kind.FINAL):
+            return self._stored(member, sender, now)
+        complete = self.shared.partition_of(kind).rows_complete(sender.taken())
+        member.rows_pulled = int(complete.sum())
+        if kind == Kind.PULL:
+            member.mirror.taken(sender.codec, sender.taken_chunks())
+        member.pulled_at[complete] = member.iteration
+        if math.isfinite(sender.mta_duration):  # infinity: the minimum has not arrived
+            member.pull_mta = sender.mta_duration
+        member.move('pulled')
+        return []
+
+    def _stored(self, member: Member, sender: Sender, now: float) -> list[Action]:
+        """Handle the receipt of model values: the final model, or the snapshot of a new member."""
+        member.mirror.stored(sender.taken_chunks())
+        member.pulled_at[:] = self.shared.iteration
+        if sender.transfer.kind == Kind.FINAL:
+            drop(member, 'drained')
+            return self.finish()
+        return [*enter(self.shared, member, member.pulled_at, now), *self.release(now)]

@@ -1,0 +1,166 @@
+"""Transfers from workers: rows are checked and applied as they arrive, and a push ends once."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..errors import RemoteProtocolError
+from ..protocol.messages import Action, Chunk, End, Kind, Notice, Receipt, Send
+from ..protocol.states import PULLING, TRAINING
+from ..transfer.receiver import Rows
+from .clip import NormBound
+from .member import Member
+from .places import take_back
+from .plausible import Plausibility
+from .pulls import Pulls
+from .shared import Shared
+
+EARLY = 64  # chunks of a push that the server keeps until the receipt of the pull before it arrives
+
+
+class Pushes:
+    """Takes the pushes of the members; ``pulls``: started when a push lets members continue."""
+
+    def __init__(self, shared: Shared, pulls: Pulls) -> None:
+        self.shared, self.pulls = shared, pulls
+        self.plausibility = Plausibility(shared.config.implausible, shared.master)
+        self.norm_bound = NormBound(shared.config.clip)
+
+    def begin(self) -> None:
+        """Forget the norms of pushes: another method may have other norms."""
+        self.plausibility.begin()
+        self.norm_bound.begin()
+
+    def on_chunk(self, robot: str, chunk: Chunk, now: float) -> list[Action]:
+        """Handle rows of a worker's push."""
+        member = self.shared.living(robot)
+        if member is None:
+            return []
+        if member.push.is_closed(chunk.transfer):  # the receipt was lost
+            assert member.push.receipt is not None
+            if member.push.has(chunk.sequence):
+                member.heard = now
+            return [Send(robot, member.push.receipt)]
+        if member.state != TRAINING:
+            self._keep_early(member, chunk, now)
+            return []
+        ack, rows = member.push.on_chunk(chunk)
+        if ack is not None:  # a repeated chunk, too, shows that the robot runs
+            member.heard = now
+        actions = [] if rows is None else self._apply(member, rows, now)
+        if ack is None:
+            return actions
+        if self.shared.aggregation.counts(member) \
+                and not self.shared.method.in_time(robot, chunk.transfer.iteration):
+            taken = member.push.close()  # end it early: the method no longer uses it
+            assert member.push.receipt is not None
+            return [*actions, Send(robot, member.push.receipt), *self._pushed(member, taken, now)]
+        if (end := member.push.due) is not None:
+            # Its receipt says more than an acknowledgement.
+            return [*actions, *self.on_end(robot, end, now)]
+        return [*actions, Send(robot, ack)]
+
+    def _keep_early(self, member: Member, chunk: Chunk, now: float) -> None:
+        """Keep a chunk that has overtaken the receipt of the pull; see `early_chunks`."""
+        if member.state == PULLING and len(member.early) < EARLY \
+                and member.push.is_open(chunk.transfer):
+            member.push.examine(chunk)
+            member.early.append(chunk)
+            if member.sender is not None:
+                member.sender.expect(now)  # or the receipt was lost
+                self.shared.limits.note_due(member)
+
+    def early_chunks(self, robot: str) -> list[Chunk]:
+        """Return the chunks that came before the receipt of the pull, once it has arrived."""
+        member = self.shared.living(robot)
+        if member is None or member.state != TRAINING:
+            return []
+        chunks, member.early = member.early, []
+        return chunks
+
+    def _apply(self, member: Member, rows: Rows, now: float) -> list[Action]:
+        """Apply new rows as far as they are plausible and within the norm bound."""
+        shared, push = self.shared, member.push
+        self._bring(member, rows.ids.size, now)
+        if rows.transfer.kind == Kind.PUSH:
+            self._note_taken(member, rows.ids)
+        if self.plausibility.admits(push, rows):
+            robots = len(shared.active())
+            counts = self.norm_bound.bounded(push, rows,
+                                             max(robots, len(shared.config.capacities)))
+            shared.aggregation.take(member, counts, robots)
+        elif push.refused == 1:
+            shared.refused[member.robot] += 1
+            return [Notice(member.robot, 'push_refused', self.plausibility.reason)]
+        return []
+
+    def on_end(self, robot: str, end: End, now: float) -> list[Action]:
+        """Handle the end of a worker's push; from now on the worker waits for its pull."""
+        member = self.shared.living(robot)
+        if member is None:
+            return []
+        if not (end.mta_duration >= 0 and math.isfinite(end.mta_duration)):
+            raise RemoteProtocolError('MTA duration in an end of transfer must be a finite number '
+                                      f'of seconds, at least 0, got {end.mta_duration}')
+        if member.state != TRAINING and not member.push.is_closed(end.transfer):
+            return []  # our pull's receipt has not arrived yet; the worker repeats this end
+        closed = member.push.on_end(end)
+        if closed is None:
+            return []
+        receipt, taken = closed
+        actions: list[Action] = [Send(robot, receipt)]
+        if taken is not None:
+            member.advance(now)
+            # Cap the duration: a false one would make the whole fleet send for that long.
+            most = (now - member.granted_at) * member.factor
+            member.push_mta = min(end.mta_duration, most)
+            actions += self._pushed(member, taken, now)
+        return actions
+
+    def _bring(self, member: Member, segments: int, now: float) -> None:
+        push, computed = member.push, not math.isnan(member.computes)
+        assert push.transfer is not None
+        member.bring(segments, push.taken - segments, member.wanted,
+                     push.rows_of(push.transfer).segments, self.shared.limits.patience, now)
+        if computed:  # its heartbeats no longer extend its limit
+            self.shared.limits.note_due(member)
+
+    def _pushed(self, member: Member, taken: np.ndarray, now: float) -> list[Action]:
+        self._close(member, taken)
+        member.move('pushed')
+        member.bound, member.since = member.granted_bound, now
+        member.has_pushed(now)
+        actions = take_back(self.shared, member, now)
+        self.shared.aggregation.pushed(member, self.shared.standings(), now)
+        return [*actions, *self.pulls.release(now)]
+
+    def cut_short(self, member: Member) -> Receipt | None:
+        """End a push under way, if any; return what has arrived of the member's last push."""
+        taken = member.push.close()
+        if taken.size:
+            self._close(member, taken)
+        return member.push.known()
+
+    def _note_taken(self, member: Member, ids: np.ndarray | slice) -> None:
+        assert member.push.transfer is not None
+        self.shared.taken[member.robot].note(
+            member.incarnation, member.push.transfer.attempt, ids)
+
+    def _close(self, member: Member, taken: np.ndarray) -> None:
+        shared, push = self.shared, member.push
+        assert push.transfer is not None
+        if push.refused:  # the worker drops the push, which must not come back
+            self._note_taken(member, slice(None))
+        self.plausibility.learn(push)
+        shared.clipped[member.robot] += self.norm_bound.learn(
+            member.robot, push, [m.robot for m in shared.active()])
+        iteration = push.transfer.iteration
+        complete = shared.partition_of(push.transfer.kind).rows_complete(taken)
+        member.versions[complete] = np.maximum(member.versions[complete], iteration)
+        member.iteration = max(member.iteration, iteration)
+        shared.count_slowest(member)
+        member.rows_pushed = int(complete.sum())
+        shared.updated_at[complete] = np.maximum(shared.updated_at[complete], iteration)
+        shared.iteration = max(shared.iteration, iteration)

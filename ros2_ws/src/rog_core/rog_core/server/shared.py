@@ -1,0 +1,109 @@
+"""What all parts of the parameter server share: the model, the method in force and the members."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from ..arrays import Array, all_finite, first_bad
+from ..codecs import Codec, get_codec
+from ..errors import ConfigError
+from ..methods import Method, Team
+from ..methods.base import Model, Standing
+from ..model.partition import RowPartition
+from ..protocol.config import ServerConfig
+from ..protocol.messages import Kind, Receipt
+from ..protocol.states import (
+    COUNTED,
+    DRAINING,
+    PULLING,
+    RUNNING,
+    STOPPING,
+    TRAINING,
+    WAITING,
+)
+from .aggregation import Aggregation
+from .limits import Limits
+from .member import Member
+from .taken import Taken
+
+ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)
+
+
+class Shared:
+    """The state of a server. ``master``: flat float32 (elements,), changed in place.
+
+    ``incarnation``: random 64-bit identity of this process. Raises `ConfigError` if the values of
+    ``config`` cannot work, or the model is not finite.
+    """
+
+    def __init__(self, partition: RowPartition, master: Array, incarnation: int,
+                 config: ServerConfig) -> None:
+        if not all_finite(master):
+            raise ConfigError(f'parameter {partition.owner(first_bad(master))} of the model holds '
+                              'NaN or infinite values; start from a model that is finite')
+        self.partition, self.master = partition, master
+        self.incarnation, self.config = incarnation, config
+        self.codec: Codec = get_codec(config.transfer.codec)
+        self.model = Model(partition, master, self.codec)
+        self.aggregation = Aggregation(config.sync, self.model, Team(
+            config.capacities, self.codec.name, config.momentum, config.clip, config.above))
+        self.refused: Counter[str] = Counter()  # implausible pushes by robot
+        self.clipped: Counter[str] = Counter()  # pushes that did not count in full
+        self.state = RUNNING
+        self.members: dict[str, Member] = {}
+        self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
+        self.iteration = 0         # highest iteration pushed by any robot
+        self.former_pushes: dict[str, tuple[int, Receipt]] = {}  # last ones before a restart
+        self.taken: dict[str, Taken] = {}  # of each robot that has ever registered
+        self.restarted = False     # from a checkpoint, and no robot has registered yet
+        self.missed_at = math.inf  # after a restart: until then the server waits for known robots
+        self.missing: frozenset[str] = frozenset()
+        self.limits = Limits(config.heartbeat_limit, config.patience)
+        self.paused = False        # no iteration is granted; transfers under way continue
+
+    @property
+    def method(self) -> Method:
+        """The method in force."""
+        return self.aggregation.method
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run is ending."""
+        return self.state == STOPPING
+
+    def living(self, robot: str) -> Member | None:
+        """Return the member of this name, unless it is away or stopped."""
+        member = self.members.get(robot)
+        return member if member is not None and member.alive else None
+
+    def is_member(self, robot: str, incarnation: int) -> bool:
+        """Whether this process of the robot is a member, neither away nor stopped."""
+        member = self.members.get(robot)
+        return member is not None and member.incarnation == incarnation and member.alive
+
+    def active(self) -> list[Member]:
+        """Return the members that take part in training; see `rog_core.server.machine`."""
+        return [m for m in self.members.values() if m.state in ACTIVE and m.place == COUNTED]
+
+    def standings(self) -> dict[str, Standing]:
+        """Return the progress of the active members, as a method sees it."""
+        return {m.robot: m.standing for m in self.active()}
+
+    def start_iteration(self, bound: float) -> int:
+        """Return the highest iteration at which a new member neither delays others nor waits."""
+        slowest = [m.slowest for m in self.active()]
+        if not slowest:
+            return self.iteration
+        newest = max(m.iteration for m in self.active())
+        return newest if math.isinf(bound) else int(min(newest, min(slowest) + bound - 1))
+
+    def count_slowest(self, member: Member) -> None:
+        """Note the iteration of the member's oldest row, or its own where rows do not count."""
+        member.slowest = int(member.versions.min()) if self.method.by_row else member.iteration
+
+    def partition_of(self, kind: Kind) -> RowPartition:
+        """Return the segments in which a transfer of this kind travels."""
+        return self.partition.raw_partition if kind.is_raw else self.partition

@@ -1,0 +1,150 @@
+"""The worker's arrays: weights, momentum, and the gradients that the server has not taken yet.
+
+Source: dist-EF-SGDM, ROG's reference [22]: blockwise compression with error feedback and Nesterov
+momentum on the worker. The error of a lossy codec and the rows that were not sent are treated
+alike: both stay in ``pending`` and are sent later.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..arrays import Array, accumulate, all_finite, copy_of, first_bad, from_host, zeros_like
+from ..codecs import RAW, Codec, Part, in_model_order
+from ..errors import GradientError
+from ..model.partition import RowPartition
+
+FARTHEST = 10.0  # times the model's norm (or 1): longest step of a prediction
+
+
+class Accumulator:
+    """Flat float32 arrays (elements,) on one device, see `rog_core.arrays`.
+
+    ``weights``: the model, to which pulled rows are added; ``model``: the memory on which gradients
+    are computed, the same until `detach` separates the two. ``pending``: sum of the steps
+    (gradients times learning rate) not yet taken by the server. ``magnitude`` float32 (segments,):
+    sum of |pending|. ``drift``: local steps in rows that the server has not taken since; only this
+    worker's ``model`` has them, ``weights`` has not; None: no local steps go on. For SVRG,
+    ``full``: this worker's full gradient, to be pushed; ``anchor``: the model at the last full
+    gradient, and the fleet's full gradient there; None if there is none.
+    """
+
+    def __init__(self, partition: RowPartition, weights: Array) -> None:
+        if len(weights) != partition.elements:
+            raise ValueError(f'weights have {len(weights)} elements; the partition has '
+                             f'{partition.elements}')
+        self.partition, self.weights, self.model = partition, weights, weights
+        self.momentum = zeros_like(weights)
+        self.pending = zeros_like(weights)
+        self.magnitude = np.zeros(partition.segments, np.float32)
+        self.rate = 0.0  # learning rate of the last step
+        self.kept = 0    # number of calls of `keep_local`
+        self.drift: Array | None = None
+        self.full: Array | None = None
+        self.anchor: tuple[Array, Array] | None = None
+
+    def detach(self) -> None:
+        """Give ``weights`` memory of its own: rows may arrive while a gradient is computed."""
+        if self.model is self.weights:
+            self.weights = copy_of(self.weights)
+
+    def publish(self, ahead: int = 0) -> None:
+        """Copy ``weights`` to ``model``; call it only while no gradient is computed.
+
+        ``ahead``: number of own steps that are under way and not yet in the weights. Each is
+        predicted from the momentum (SpecTrain's weight prediction). A prediction that leads far
+        away from the model is dropped: it comes from a gradient that the server refuses, and the
+        gradients of such a model would be as absurd, or NaN.
+        """
+        if self.model is not self.weights:
+            self.model[:] = self.weights
+            if ahead:
+                with np.errstate(over='ignore'):  # an infinite step is too long as well
+                    step = np.float32(ahead * self.rate) * self.momentum
+                    far = float(step @ step)
+                if far <= FARTHEST ** 2 * (1 + float(self.weights @ self.weights)):
+                    self.model -= step
+
+    def publish_own(self) -> None:
+        """Copy ``weights`` less ``drift`` to ``model``, which gets memory of its own."""
+        if self.drift is None:
+            self.drift = zeros_like(self.weights)
+        self.detach()
+        self.model[:] = self.weights
+        self.model -= self.drift
+
+    def keep_local(self, change: Array) -> None:
+        """Add the change of the model by local steps, as it is, to ``pending`` and ``drift``."""
+        self.accumulate(change, 1.0, 0.0)
+        self.kept += 1
+        self.momentum[:] = 0  # a later method that keeps momentum must not continue from it
+        if self.drift is not None:
+            self.drift += change
+
+    def settle(self, ids: np.ndarray) -> None:
+        """Clear the drift of segments that the server has taken."""
+        if self.drift is not None:
+            zeros = np.zeros(4 * int(self.partition.lengths[ids].sum()), np.uint8)
+            RAW.store(self.partition, self.drift, ids, zeros)
+
+    def accumulate(self, gradient: Array, learning_rate: float, momentum: float = 0.9,
+                   weight_decay: float = 0.0, nesterov: bool = True) -> None:
+        """Add one step: m = mu m + g; pending += lr (g + mu m + decay w), w of `model`.
+
+        Without ``nesterov`` the step is that of standard momentum, lr (m + decay w). The gradient
+        must be finite: see `check`. If the step overflows float32, drop all that is pending: no
+        server accepts it, and the worker would send it forever.
+        """
+        self.rate = learning_rate
+        self.magnitude = accumulate(
+            gradient, self.model, self.momentum, self.pending, learning_rate, momentum,
+            weight_decay, self.partition.offsets, nesterov)
+        if not np.isfinite(self.magnitude).all():
+            self.reset()
+
+    def clear(self) -> None:
+        """Drop what the server has not taken."""
+        self.pending[:] = 0
+        self.magnitude[:] = 0
+
+    def reset(self) -> None:
+        """Drop what the server has not taken, and the momentum, which the server would refuse."""
+        self.clear()
+        self.momentum[:] = 0
+        self.drift = None
+
+    def copy(self) -> Accumulator:
+        """Return another accumulator with the same pending steps and momentum."""
+        other = Accumulator(self.partition, self.model)
+        other.pending, other.momentum = copy_of(self.pending), copy_of(self.momentum)
+        return other
+
+    def bring_back(self, pending: np.ndarray, momentum: np.ndarray) -> None:
+        """Add what a former process had not sent, and continue with its momentum."""
+        self.pending += from_host(pending, self.pending)
+        self.momentum[:] = from_host(momentum, self.momentum)
+
+    def check(self, gradient: Array) -> None:
+        """Raise `GradientError` when the gradient is not finite."""
+        if not all_finite(gradient):
+            raise GradientError('the gradient holds NaN or infinite values: '
+                                f'first in row {self._first_bad_row(gradient)}; lower the learning '
+                                'rate or look at the data of this batch')
+
+    def _first_bad_row(self, gradient: Array) -> str:
+        bad = first_bad(gradient)
+        row = int(np.searchsorted(self.partition.row_offsets, bad, side='right')) - 1
+        return f'{row} of {self.partition.owner(bad)}'
+
+    def mean_magnitude(self) -> np.ndarray:
+        """Mean |pending| per row, float32 (rows,)."""
+        return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
+
+    def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
+        """Encode segments of ``pending``, and subtract the decoded values from it."""
+        return codec.take(self.partition, self.pending, ids, self.magnitude[ids])
+
+    def put_back(self, codec: Codec, parts: list[Part]) -> None:
+        """Add (segments, encoded values) that the server has not taken to ``pending`` again."""
+        ids, values = in_model_order(codec, self.partition, parts)
+        codec.add(self.partition, self.pending, ids, values)

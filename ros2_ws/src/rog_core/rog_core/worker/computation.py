@@ -1,0 +1,222 @@
+"""What a worker does for each kind of step (`rog_core.protocol.steps`), one class for each.
+
+The worker adds a computed gradient to its accumulator, from which it pushes rows. Only a full
+gradient is pushed complete and uncompressed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from ..arrays import Array, copy_of
+from ..protocol.config import SgdConfig
+from ..protocol.messages import Compute
+from ..protocol.steps import Full, Gradient, Local, Phase, Shards, Step
+from ..transfer.sender import Sender
+from .accumulator import Accumulator
+
+if TYPE_CHECKING:
+    import torch
+
+S = TypeVar('S', bound=Step)
+
+
+class Source(Protocol):
+    """The model and the data of a robot; see `rog_core.worker.gradient.GradientSource`."""
+
+    store: Accumulator
+    weights: torch.Tensor   # the model, flat, on which gradients are computed
+    gradient: torch.Tensor  # the sum of what `add` computes, flat
+    result: Array           # the memory of ``gradient``
+    velocity: torch.Tensor | None  # momentum of local steps that go on
+
+    def batch(self) -> Any:
+        """Return the robot's own next batch."""
+
+    def shard(self) -> Iterable[Any]:
+        """Return the batches of the robot's whole shard, once."""
+
+    def shard_batches(self) -> int:
+        """Return the number of batches of `shard`."""
+
+    def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
+        """Return an iteration's batch of one of ``shards`` shards."""
+
+    def clear(self) -> None:
+        """Set the gradient to zero."""
+
+    def add(self, batch: Any, weight: float = 1.0) -> float:
+        """Add the weighted gradient of a batch at the present weights; return the loss."""
+
+
+class Computation(Generic[S]):
+    """What a worker does for one ``step``."""
+
+    def __init__(self, step: S) -> None:
+        self.step = step
+
+    def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
+        """Prepare the model on which the step is computed; return the order to compute it.
+
+        ``ahead``: see `Accumulator.publish`.
+        """
+        store.drift = None
+        store.publish(ahead)
+        return Compute(iteration, self.step)
+
+    def batches(self, source: Source) -> int:
+        """Return the number of batch gradients that the step computes."""
+        return 1
+
+    def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
+        """Compute into ``source.gradient``, which is zero; return the loss."""
+        raise NotImplementedError
+
+    def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
+        """Store the result, float32 (elements,), where the push reads it."""
+        raise NotImplementedError
+
+    def after_push(self, store: Accumulator, push: Sender) -> None:
+        """Put what the server has not taken of a finished push back into the store."""
+        store.put_back(push.codec, push.untaken())
+
+
+class OfGradient(Computation[Gradient]):
+    """Computes the gradient of the robot's own next batch, with SVRG corrected by the anchor."""
+
+    def batches(self, source: Source) -> int:
+        """See `Computation.batches`: with an anchor, a second gradient at the anchor's model."""
+        return 1 if source.store.anchor is None else 2
+
+    def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
+        """See `Computation.compute`. Source of the correction: GSGM, Algorithm 5, line 6."""
+        batch = source.batch()
+        if source.store.anchor is None:
+            return source.add(batch)
+        weights, full = source.store.anchor
+        model = source.store.model
+        now = copy_of(model)
+        try:
+            model[:] = weights
+            source.add(batch, -1.0)
+        finally:
+            model[:] = now
+        loss = source.add(batch)
+        gradient = source.result
+        gradient += full
+        return loss
+
+    def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
+        """See `Computation.keep`."""
+        store.accumulate(gradient, sgd.learning_rate, sgd.momentum if self.step.momentum else 0.0,
+                         sgd.weight_decay, sgd.nesterov)
+
+
+class OfShards(Computation[Shards]):
+    """Computes a coded gradient."""
+
+    def batches(self, source: Source) -> int:
+        """See `Computation.batches`."""
+        return len(self.step.ids)
+
+    def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
+        """See `Computation.compute`."""
+        step = self.step
+        losses = [source.add(source.batch_of(step.shards, shard, order.iteration), weight)
+                  for shard, weight in zip(step.ids, step.weights, strict=True)]
+        return sum(losses) / len(losses)
+
+    def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
+        """See `Computation.keep`: the server applies momentum; weight decay counts per shard."""
+        store.accumulate(gradient, sgd.learning_rate, 0.0,
+                         sgd.weight_decay * sum(self.step.weights), sgd.nesterov)
+
+    def after_push(self, store: Accumulator, push: Sender) -> None:
+        """See `Computation.after_push`: rows that were not sent are useless in another round."""
+        if not (self.step.feedback and push.complete()):
+            store.clear()
+
+
+class OfFull(Computation[Full]):
+    """Computes the gradient of the robot's whole shard."""
+
+    def batches(self, source: Source) -> int:
+        """See `Computation.batches`."""
+        return source.shard_batches()
+
+    def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
+        """See `Computation.compute`: the mean over the batches, which have about equal size."""
+        losses = [source.add(batch) for batch in source.shard()]
+        gradient = source.result
+        gradient /= len(losses)
+        return sum(losses) / len(losses)
+
+    def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
+        """See `Computation.keep`."""
+        store.full = copy_of(gradient)
+
+    def after_push(self, store: Accumulator, push: Sender) -> None:
+        """See `Computation.after_push`: nothing is kept; the gradient is of one model only."""
+
+
+class OfLocal(Computation[Local]):
+    """Makes local steps of SGD."""
+
+    def batches(self, source: Source) -> int:
+        """See `Computation.batches`."""
+        return self.step.steps
+
+    def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
+        """See `Computation.compute`: the "gradient" is the model before minus the model after."""
+        return self._steps(source, source.gradient.clone(), sgd)  # the gradient is zero
+
+    def _steps(self, source: Source, velocity: torch.Tensor, sgd: SgdConfig) -> float:
+        weights, gradient = source.weights, source.gradient
+        before, losses = weights.clone(), []
+        try:
+            for _ in range(self.step.steps):
+                source.clear()
+                losses.append(source.add(source.batch()))
+                velocity.mul_(sgd.momentum).add_(gradient)
+                way = gradient.add(velocity, alpha=sgd.momentum) if sgd.nesterov else velocity
+                weights.mul_(1 - sgd.learning_rate * sgd.weight_decay)
+                weights.sub_(way, alpha=sgd.learning_rate)
+            gradient.copy_(before).sub_(weights)
+        finally:
+            weights.copy_(before)
+        return sum(losses) / len(losses)
+
+    def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
+        """See `Computation.keep`: the change already includes learning rate and momentum."""
+        store.keep_local(gradient)
+
+
+class OfPhase(OfLocal):
+    """Makes local steps that continue the former ones."""
+
+    def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
+        """See `Computation.begin`: the drift includes steps under way, so nothing is predicted."""
+        fresh = store.drift is None
+        store.publish_own()
+        return Compute(iteration, self.step, fresh)
+
+    def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
+        """See `Computation.compute`."""
+        if order.fresh or source.velocity is None:
+            source.velocity = source.gradient.clone()  # the gradient is zero
+        return self._steps(source, source.velocity, sgd)
+
+    def after_push(self, store: Accumulator, push: Sender) -> None:
+        """See `Computation.after_push`."""
+        super().after_push(store, push)
+        store.settle(push.taken())
+
+
+COMPUTATIONS: dict[type[Step], type[Computation[Any]]] = {
+    Gradient: OfGradient, Shards: OfShards, Full: OfFull, Local: OfLocal, Phase: OfPhase}
+
+
+def computation_of(step: Step) -> Computation[Any]:
+    """Return what a worker does for a step."""
+    return COMPUTATIONS[type(step)](step)

@@ -1,0 +1,73 @@
+"""Computes the gradients that a `Step` asks for, from a model and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import LocalProtocolError
+from ..model.flat import FlatModel, as_array
+from ..protocol.config import SgdConfig
+from ..protocol.messages import Compute
+from .accumulator import Accumulator
+from .computation import computation_of
+
+
+class Data(Protocol):
+    """The training data of a robot; a batch may be anything that ``loss`` takes."""
+
+    def batch(self) -> Any:
+        """Return the robot's own next batch."""
+
+    def shard(self) -> Iterable[Any]:
+        """Return the batches of the robot's whole shard, once."""
+
+    def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
+        """Return an iteration's batch of one of ``shards`` shards, the same on every robot."""
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """Return the mean loss of a batch, a scalar."""
+
+
+class GradientSource:
+    """A `rog_core.worker.computation.Source`; it does not check that gradients are finite."""
+
+    def __init__(self, model: torch.nn.Module, flat: FlatModel, store: Accumulator, data: Data
+                 ) -> None:
+        self._model, self._flat, self.store = model, flat, store
+        self.weights, self.gradient = flat.weights, flat.gradient
+        self.result = as_array(flat.gradient)
+        self.clear = flat.zero_grad
+        self.batch, self.shard, self.batch_of = data.batch, data.shard, data.batch_of
+        self._loss, self._in_shard = data.loss, 0
+        self.velocity: torch.Tensor | None = None
+
+    def shard_batches(self) -> int:
+        """Return the number of batches of the robot's whole shard."""
+        if not self._in_shard:
+            self._in_shard = sum(1 for _ in self.shard())
+        return self._in_shard
+
+    def add(self, batch: Any, weight: float = 1.0) -> float:
+        """Add the weighted gradient of a batch at the present weights; return the loss."""
+        loss = self._loss(self._model, batch)
+        if not (isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad):
+            raise LocalProtocolError(f'the loss is {_described(loss)}; it must be a scalar tensor '
+                                     'that depends on the parameters')
+        (loss if weight == 1.0 else weight * loss).backward()
+        self._flat.collect()
+        return float(loss.detach())
+
+    def compute(self, order: Compute, sgd: SgdConfig) -> float:
+        """Compute the step of an order on the present model; return the loss."""
+        self.clear()
+        return computation_of(order.step).compute(self, order, sgd)
+
+
+def _described(loss: Any) -> str:
+    if not isinstance(loss, torch.Tensor):
+        return f'of type {type(loss).__name__}'
+    return f'a tensor of shape {tuple(loss.shape)}' + ('' if loss.requires_grad else
+                                                      ' that needs no gradient')

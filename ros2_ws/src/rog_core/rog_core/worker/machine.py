@@ -1,0 +1,150 @@
+"""The worker: one robot's side of the protocol, as a state machine.
+
+Source: ROG, Section IV-A, Algorithm 1, on a channel that loses, duplicates and reorders messages.
+Its states and events are the tables `WORKER` and `GRADIENT` of `rog_core.protocol.states`; the
+gradient has a table of its own because with pipelining a worker computes while it pushes, waits and
+pulls.
+
+Events are method calls with the present time (seconds, any monotonic clock). Each returns the
+actions that the shell must carry out. `on_time` must be called at the time `deadline`.
+
+`Registration`, `Pushes` and `Pulls` each handle their events, on the state that they share
+(`Shared`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..arrays import Array
+from ..errors import LocalProtocolError
+from ..protocol.config import SgdConfig, TransferConfig
+from ..protocol.messages import Ack, Action, Chunk, End, Receipt, RegisterResponse
+from ..protocol.states import PUSHING, REGISTERING
+from .accumulator import Accumulator
+from .pulls import Pulls
+from .pushes import Pushes
+from .registration import Registration
+from .shared import Shared
+from .unsent import Unsent
+
+
+class WorkerMachine(Shared):
+    """The protocol of one robot: an event and the present time in, actions out; see `Shared`."""
+
+    def __init__(self, robot: str, incarnation: int, accumulator: Accumulator,
+                 config: TransferConfig) -> None:
+        super().__init__(robot, incarnation, accumulator, config)
+        self.pushes = Pushes(self)
+        self.pulls = Pulls(self, self.pushes)
+        self.registration = Registration(self, self.pushes)
+
+    # -- what outlives the process ---------------------------------------------------------------
+
+    def take_over(self, former: Unsent) -> None:
+        """Take over what a former process of this robot had not sent; call it before `start`."""
+        if not former.pending.size == former.momentum.size == self.partition.elements:
+            raise LocalProtocolError(f'pending and momentum of the save must have '
+                                     f'{self.partition.elements} elements, as the model, got '
+                                     f'{former.pending.size} and {former.momentum.size}')
+        self.former = former
+
+    def unsent(self) -> Unsent | None:
+        """Return what would be lost with this process; None: nothing that another could use.
+
+        It includes what the server has taken of an open push: the server tells the next process.
+        """
+        return self.pushes.unsent()
+
+    @property
+    def unsent_version(self) -> tuple[object, ...]:
+        """A value that changes whenever `unsent` does."""
+        return self.former is None, self.attempt, self.push is None, self.gradient
+
+    # -- registration ----------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[Action]:
+        """Begin: ask the server to let this worker join."""
+        self.since = now
+        return self.registration.register(now)
+
+    def on_register_response(self, response: RegisterResponse, now: float) -> list[Action]:
+        """Handle the server's answer; a final refusal stops the worker with the server's reason.
+
+        If the run is over, the worker stops without an error, as it is not at fault.
+        """
+        return self.registration.on_response(response, now)
+
+    def on_server_status(self, incarnation: int, known: bool, now: float) -> list[Action]:
+        """Handle the server's heartbeat; ``known``: it lists this process as a member.
+
+        If the server was restarted, or has dropped this worker, the worker registers again.
+        """
+        return self.registration.on_server_status(incarnation, known, now)
+
+    def on_contact(self, now: float) -> list[Action]:
+        """Handle the server's first message after a silence: send again at once what was lost."""
+        return self.registration.on_contact(now)
+
+    # -- transfers -------------------------------------------------------------------------------
+
+    def on_gradient(self, gradient: Array, sgd: SgdConfig, now: float) -> list[Action]:
+        """Push the gradient that the last `Compute` asked for.
+
+        ``gradient``: finite, float32 (elements,). The caller must not change it before the next
+        `Compute`: with pipelining the worker reads it only after the transfers of the iteration
+        before.
+        """
+        return self.pushes.on_gradient(gradient, sgd, now)
+
+    def on_ack(self, ack: Ack, now: float) -> list[Action]:
+        """Handle the acknowledgement of chunks of our push."""
+        return self.pushes.on_ack(ack, now)
+
+    def on_receipt(self, receipt: Receipt, now: float) -> list[Action]:
+        """Handle the receipt of our push: the server says which chunks it took."""
+        return self.pushes.on_receipt(receipt, now)
+
+    def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
+        """Handle rows from the server."""
+        return self.pulls.on_chunk(chunk, now)
+
+    def on_end(self, end: End, now: float) -> list[Action]:
+        """Handle the end of a pull or snapshot, with the command for the next iteration."""
+        return self.pulls.on_end(end, now)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def on_time(self, now: float) -> list[Action]:
+        """Carry out what is due."""
+        if self.state == REGISTERING:
+            return self.registration.on_time(now)
+        return self.pushes.poll(now) if self.state == PUSHING else []
+
+    @property
+    def deadline(self) -> float:
+        """Time at which `on_time` is due; infinity: never."""
+        if self.state == REGISTERING:
+            return self.registration.due
+        if self.state == PUSHING and self.push is not None:
+            return self.push.deadline
+        return math.inf
+
+    # -- control ---------------------------------------------------------------------------------
+
+    def pause(self, now: float) -> None:
+        """Leave the fleet for a while; the shell must tell the server, as when the worker stops.
+
+        No robot waits for it. Its transfers end as if the link were lost. It keeps the rows that
+        have not arrived, and the gradient that it still computes.
+        """
+        self.move('pause', now)
+
+    def resume(self, now: float) -> list[Action]:
+        """Rejoin the fleet with what the worker holds."""
+        self.move('resume', now)
+        return self.registration.register_soon(now)
+
+    def leave(self, now: float) -> None:
+        """Stop at once, because the user asks for it."""
+        self.move('leave', now)

@@ -1,0 +1,122 @@
+"""RogOptimizer: a PyTorch optimizer whose model is trained by the whole fleet.
+
+Source: ROG, Section V. `step()` accumulates the gradient, pushes, pulls and applies; it returns
+once the synchronisation method lets this worker go on.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+
+from ..arrays import Array
+from ..errors import ConfigError, LocalProtocolError
+from ..protocol.config import SgdConfig, TransferConfig
+from ..protocol.messages import Compute
+from ..protocol.steps import Gradient
+from .computation import computation_of
+from .gradient import Data
+from .learner import Learner
+from .machine import WorkerMachine
+
+
+class Link(Protocol):
+    """Runs a worker's state machine and delivers its messages, as the ROS 2 node does."""
+
+    def join(self, machine: WorkerMachine) -> Compute | None:
+        """Start the machine; return the first gradient to compute, None if the run is over."""
+
+    def exchange(self, gradient: Array, sgd: SgdConfig) -> Compute | None:
+        """Push a gradient; return the next one to compute, None if the run is over.
+
+        ``gradient`` and ``sgd``: see `WorkerMachine.on_gradient`.
+        """
+
+
+class RogOptimizer(torch.optim.Optimizer):
+    """SGD with momentum whose gradients and weights are shared by the fleet.
+
+    ``model``: its parameters that require a gradient must be float32 on one device; they become
+    views of one flat tensor. ``sgd``: copied to ``param_groups``, so learning rate schedules work.
+    ``incarnation``: random 64-bit identity of this process. After `step`, ``iteration`` is the next
+    one to compute; ``stopped`` says that the run is over.
+
+    Some methods choose what is computed (coded gradients, SVRG, local steps). To work with them, a
+    program gives its ``data`` and calls `compute` instead of ``backward``.
+    """
+
+    def __init__(self, model: torch.nn.Module, link: Link, *, robot: str, incarnation: int,
+                 config: TransferConfig, sgd: SgdConfig, data: Data | None = None) -> None:
+        sgd.check()
+        self._learner = Learner(model, robot, incarnation, config, data)
+        super().__init__([p for _, p in self._learner.flat.named],
+                         {'lr': sgd.learning_rate, 'momentum': sgd.momentum,
+                          'weight_decay': sgd.weight_decay, 'nesterov': sgd.nesterov})
+        self.machine, self.accumulator = self._learner.machine, self._learner.store
+        self._link = link
+        self._order = link.join(self.machine)
+
+    @property
+    def iteration(self) -> int:
+        """Iteration to compute next; 0: the run is over."""
+        return self._order.iteration if self._order else 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is over: the model is final, further steps do nothing."""
+        return self._order is None
+
+    @property
+    def batches(self) -> int:
+        """Number of batch gradients that the next `compute` evaluates."""
+        source = self._learner.source
+        if source is None or self._order is None:
+            return 1
+        return computation_of(self._order.step).batches(source)
+
+    @property
+    def sgd(self) -> SgdConfig:
+        """Learning rate, momentum and weight decay as ``param_groups`` have them now."""
+        group = self.param_groups[0]
+        sgd = SgdConfig(group['lr'], group['momentum'], group['weight_decay'], group['nesterov'])
+        sgd.check()
+        return sgd
+
+    def add_param_group(self, param_group: Any) -> None:
+        """Refuse any group after the constructor's: the fleet trains the model that it knows."""
+        if self.param_groups:
+            raise ConfigError("a fleet's optimizer has one group, the model's parameters when it "
+                              'was made; add parameters to the model before')
+        super().add_param_group(param_group)
+
+    def compute(self) -> float:
+        """Compute the gradient that the method asks for, from ``data``; return the loss."""
+        source = self._learner.source
+        if source is None:
+            raise LocalProtocolError('compute() needs data; give it to the optimizer')
+        return source.compute(self._order, self.sgd) if self._order else math.nan
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set all gradients to zero in place, as they are views; ``set_to_none`` is ignored."""
+        self._learner.flat.zero_grad()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Push the gradient, wait for the other robots, and pull the fleet's updates.
+
+        Raises `GradientError`, with nothing changed, if the gradient is not finite.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.stopped:
+            return loss
+        assert self._order is not None
+        if self._learner.source is None and not isinstance(self._order.step, Gradient):
+            raise ConfigError(f"the fleet's method, '{self.machine.sync}', chooses the batches of "
+                              'a step; give the optimizer data and call compute()')
+        self._order = self._link.exchange(self._learner.gradient(), self.sgd)
+        return loss

@@ -1,0 +1,113 @@
+"""Transfers from the server: rows are added to the model, and the end grants an iteration."""
+
+from __future__ import annotations
+
+from ..arrays import Array, copy_of, zeros_like
+from ..codecs import RAW
+from ..protocol.messages import Action, Chunk, Command, End, Kind, Send, Stop
+from ..protocol.states import (
+    BUSY,
+    JOINING,
+    PAUSED,
+    PULLING,
+    PUSHING,
+    REGISTERING,
+    STOPPED,
+    WORKER,
+)
+from ..transfer.receiver import Rows
+from .pushes import Pushes
+from .shared import Shared
+
+
+class Pulls:
+    """Receives what the server sends; ``pushes``: goes on when the server grants an iteration."""
+
+    def __init__(self, shared: Shared, pushes: Pushes) -> None:
+        self.shared, self.pushes = shared, pushes
+        self._arriving: Array | None = None  # the fleet's full gradient, while it is received
+
+    def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
+        """Handle rows from the server."""
+        shared, pull = self.shared, self.shared.pull
+        if pull is None or shared.state in (REGISTERING, PAUSED):
+            return []
+        if pull.is_closed(chunk.transfer):  # the receipt was lost
+            assert pull.receipt is not None
+            return [Send(shared.robot, pull.receipt)]
+        if shared.state == STOPPED:
+            return []
+        ack, rows = pull.on_chunk(chunk)
+        if rows is not None:
+            shared.statistics.bytes_received += chunk.ids.size + chunk.values.size
+            self._apply(rows)
+        if ack is None:
+            return []
+        if shared.state != PULLING:  # thousands of chunks follow, which do not change it
+            shared.move('rows', now)
+        if (end := pull.due) is not None:
+            return self.on_end(end, now)  # its receipt says more than an acknowledgement
+        return [Send(shared.robot, ack)]
+
+    def _apply(self, rows: Rows) -> None:
+        store, kind = self.shared.accumulator, rows.transfer.kind
+        if self.shared.gradient == BUSY:  # a snapshot may arrive before the gradient is computed
+            store.detach()
+        if not kind.is_raw:
+            rows.codec.add(store.partition, store.weights, rows.ids, rows.data)
+        elif kind == Kind.ANCHOR:
+            if self._arriving is None:
+                self._arriving = zeros_like(store.weights)
+            RAW.store(store.partition.raw_partition, self._arriving, rows.ids, rows.data)
+        else:
+            RAW.store(store.partition.raw_partition, store.weights, rows.ids, rows.data)
+
+    def on_end(self, end: End, now: float) -> list[Action]:
+        """Handle the end of a pull or snapshot, with the command for the next iteration."""
+        shared, pull = self.shared, self.shared.pull
+        if pull is None or shared.state in (REGISTERING, PAUSED):
+            return []
+        if shared.state == PUSHING and not pull.is_closed(end.transfer):
+            return []  # our push's receipt has not arrived yet; the server repeats this end
+        kind, command = end.transfer.kind, end.command
+        grants = kind in (Kind.PULL, Kind.ANCHOR) and not command.stop
+        event = 'final' if command.stop else 'granted' if grants else 'stored'
+        pull.check(end.transfer)
+        if grants:
+            command.check()
+        if shared.state != STOPPED and pull.is_open(end.transfer):
+            WORKER.after(shared.state, event)  # raises before anything is changed
+        closed = pull.on_end(end)
+        if closed is None:
+            return []
+        receipt, taken = closed
+        actions: list[Action] = [Send(shared.robot, receipt)]
+        if taken is None or shared.state == STOPPED:
+            return actions
+        partition = shared.partition.raw_partition if kind.is_raw else shared.partition
+        shared.last_pulled_rows = int(partition.rows_complete(taken).sum())
+        shared.statistics.rows_pulled += shared.last_pulled_rows
+        if not grants:
+            shared.move(event, now)
+        if command.stop:
+            shared.accumulator.publish()
+            return [*actions, Stop()]
+        if kind == Kind.ANCHOR and self._arriving is not None:
+            shared.accumulator.anchor = copy_of(shared.accumulator.weights), self._arriving
+            self._arriving = None
+        return [*actions, *self._go_on(command, now)] if grants else actions
+
+    def _go_on(self, command: Command, now: float) -> list[Action]:
+        """Begin the iteration that the server has granted."""
+        shared = self.shared
+        if shared.state == JOINING:
+            shared.pushed_at[:] = command.next_iteration - 1
+        elif command.step.additive and command.next_iteration > shared.iteration + 1:
+            # It was retired: the iterations that it skips do not age its rows.
+            shared.pushed_at += command.next_iteration - 1 - shared.iteration
+        shared.move('granted', now)
+        if shared.command.step.additive != command.step.additive:
+            shared.accumulator.clear()  # gradients of the old step cannot be added to the new one
+        shared.sync, shared.command = command.sync, command
+        shared.iteration = command.next_iteration
+        return self.pushes.go_on(now)

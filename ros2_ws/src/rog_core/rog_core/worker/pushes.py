@@ -1,0 +1,193 @@
+"""Gradients of a worker: ordered, computed by the shell, kept, and pushed to the server."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..arrays import Array, to_host
+from ..codecs import RAW, SMALLER
+from ..errors import LocalProtocolError
+from ..protocol.config import SgdConfig
+from ..protocol.messages import Ack, Action, Kind, Receipt, Send, TransferId
+from ..protocol.states import (
+    BUSY,
+    COMPUTING,
+    DONE,
+    PAUSED,
+    PULLING,
+    PUSHING,
+    READY,
+    WAITING,
+)
+from ..transfer import plan as plans
+from ..transfer.sender import RawRows, Sender
+from .computation import computation_of
+from .shared import Shared
+from .unsent import Unsent
+
+
+class Pushes:
+    """Orders gradients, and pushes them."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+
+    # -- computing -------------------------------------------------------------------------------
+
+    def go_on(self, now: float) -> list[Action]:
+        """Push or order the gradient of the iteration that the server has granted."""
+        shared = self.shared
+        if shared.gradient == BUSY:  # `on_gradient` will see whether it fits this iteration
+            return []
+        if shared.gradient == READY:
+            assert shared.computed is not None
+            computed, shared.computed = shared.computed, None
+            if self._fits_grant():
+                shared.gradient_is('use', now)
+                return self._start(*computed, now)
+            shared.gradient_is('drop', now)
+        shared.gradient_is('order', now)
+        return self._compute(shared.iteration)
+
+    def on_gradient(self, gradient: Array, sgd: SgdConfig, now: float) -> list[Action]:
+        """Push the gradient that was ordered last; see `WorkerMachine.on_gradient`."""
+        shared = self.shared
+        if shared.gradient != BUSY or shared.order is None:
+            raise LocalProtocolError('on_gradient without a Compute action before it')
+        if shared.state in (PUSHING, WAITING, PULLING):
+            shared.gradient_is('keep', now)
+            shared.computed = gradient, sgd
+            return []
+        if shared.state == COMPUTING and not self._fits_grant():
+            shared.gradient_is('order again', now)
+            return self._compute(shared.iteration)
+        if shared.state == COMPUTING:
+            shared.gradient_is('use', now)
+            return self._start(gradient, sgd, now)
+        # The worker is joining, or the run is over. An additive gradient is kept in the accumulator
+        # and sent later; any other one belongs to a round that is over, and is dropped.
+        additive = shared.order.step.additive
+        shared.gradient_is('use' if additive else 'drop', now)
+        if additive:
+            self._keep(gradient, sgd)
+        return []
+
+    def _keep(self, gradient: Array, sgd: SgdConfig) -> None:
+        """Store a gradient where its push reads it."""
+        assert self.shared.order is not None
+        made, asked = self.shared.order.step, self.shared.command.step
+        step = asked if made == asked else made
+        computation_of(step).keep(self.shared.accumulator, gradient, sgd)
+
+    def _fits_grant(self) -> bool:
+        """Whether the computed gradient is the one that the server has granted."""
+        made, asked = self.shared.order, self.shared.command.step
+        return made is None or made.step == asked and (
+            asked.exchangeable or made.iteration == self.shared.iteration)
+
+    def _compute(self, iteration: int, ahead: int = 0) -> list[Action]:
+        shared = self.shared
+        computation = computation_of(shared.command.step)
+        shared.order = computation.begin(shared.accumulator, iteration, ahead)
+        return [shared.order]
+
+    def _compute_ahead(self, now: float) -> list[Action]:
+        """Pipelining: start the next gradient on the present model, if the server allows it."""
+        if not self.shared.command.ahead:
+            return []
+        self.shared.accumulator.detach()
+        self.shared.gradient_is('order', now)
+        return self._compute(self.shared.iteration + 1, ahead=1)
+
+    # -- pushing ---------------------------------------------------------------------------------
+
+    def _start(self, gradient: Array, sgd: SgdConfig, now: float) -> list[Action]:
+        self._keep(gradient, sgd)
+        shared, command = self.shared, self.shared.command
+        shared.attempt += 1
+        uncompressed = command.step.uncompressed
+        kind = Kind.ANCHOR if uncompressed else Kind.PUSH
+        transfer = TransferId(shared.session, kind, shared.iteration, shared.attempt)
+        store, raw = shared.accumulator, shared.partition.raw_partition
+        if uncompressed:
+            assert store.full is not None
+            shared.push = Sender(transfer, raw, plans.everything(raw), RAW,
+                                 RawRows(raw, store.full), shared.link, now)
+        else:
+            plan = self._plan()
+            # Use the smaller codec where the fleet's own would keep the fleet waiting.
+            codec = plans.affordable(plan, shared.partition, shared.codec, SMALLER,
+                                     shared.link.rate, command.patience)
+            shared.push = Sender(transfer, shared.partition, plan, codec, store, shared.link, now)
+        shared.move('push', now)
+        return [*self.poll(now), *self._compute_ahead(now)]
+
+    def _plan(self) -> plans.Plan:
+        shared, command = self.shared, self.shared.command
+        sending, age = command.sending, shared.iteration - shared.pushed_at
+        turn = command.step.turn(age)
+        if sending.minimum >= 1:
+            return plans.everything(shared.partition, np.flatnonzero(turn))
+        scores = plans.importance(
+            shared.accumulator.mean_magnitude(), shared.pushed_at.max() - shared.pushed_at,
+            shared.config.importance_magnitude, shared.config.importance_age)
+        return plans.by_importance(shared.partition, sending, scores, age, turn, command.mta_time)
+
+    def poll(self, now: float) -> list[Action]:
+        """Send what the push may send now."""
+        shared = self.shared
+        if shared.push is None:
+            return []
+        before = shared.push.bytes_sent
+        actions: list[Action] = [Send(shared.robot, m) for m in shared.push.poll(now)]
+        shared.statistics.bytes_sent += shared.push.bytes_sent - before
+        return actions
+
+    def on_ack(self, ack: Ack, now: float) -> list[Action]:
+        """Handle the acknowledgement of chunks of our push."""
+        if self.shared.push is None or self.shared.state == PAUSED:
+            return []
+        self.shared.push.on_ack(ack, now)
+        return self.poll(now)
+
+    def on_receipt(self, receipt: Receipt, now: float) -> list[Action]:
+        """Handle the receipt of our push: the server says which chunks it took."""
+        shared, push = self.shared, self.shared.push
+        if shared.state != PUSHING or push is None or not push.on_receipt(receipt, now):
+            return []
+        complete = push.partition.rows_complete(push.taken())
+        shared.pushed_at[complete] = shared.iteration
+        shared.last_pushed_rows = int(complete.sum())
+        shared.statistics.rows_pushed += shared.last_pushed_rows
+        self.end(None)
+        shared.move('taken', now)
+        return []
+
+    def end(self, receipt: Receipt | None) -> None:
+        """End an open push by the server's receipt, if any; the step keeps what was not taken."""
+        shared = self.shared
+        push, shared.push = shared.push, None
+        if push is None:
+            return
+        if push.state != DONE:
+            match = receipt is not None and receipt.transfer == push.transfer
+            push.abort(receipt if match else None)
+        computation_of(shared.command.step).after_push(shared.accumulator, push)
+        if push.receipt is not None and push.receipt.refused:
+            shared.statistics.refused += 1
+            shared.accumulator.reset()  # or the refused rest would be sent again forever
+
+    def unsent(self) -> Unsent | None:
+        """Return what would be lost with this process; see `WorkerMachine.unsent`."""
+        shared = self.shared
+        if shared.former is not None or not shared.iteration or not shared.command.step.additive:
+            return None
+        store, attempt = shared.accumulator.copy(), shared.attempt
+        if shared.push is not None:
+            attempt -= 1
+            if shared.push.transfer.kind == Kind.PUSH:
+                store.put_back(shared.push.codec, shared.push.encoded())
+        if shared.computed is not None and shared.order is not None \
+                and shared.order.step.additive:
+            computation_of(shared.order.step).keep(store, *shared.computed)
+        return Unsent(shared.incarnation, attempt, to_host(store.pending), to_host(store.momentum))

@@ -1,0 +1,135 @@
+"""A worker joins the fleet, and joins again when the server no longer knows it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ..protocol.messages import (
+    Action,
+    Kind,
+    Notice,
+    RegisterRequest,
+    RegisterResponse,
+    Send,
+    Stop,
+    TransferId,
+)
+from ..protocol.states import PAUSED, PUSHING, REGISTERING, STOPPED
+from ..transfer.receiver import Receiver
+from .pushes import Pushes
+from .shared import Shared
+from .unsent import check_taken
+
+REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
+MAX_REGISTER_INTERVAL = 4.0  # it doubles up to here: over a slow link an answer may take longer
+
+
+class Registration:
+    """Registers the worker; ``pushes``: ends an open push when the server has answered.
+
+    ``due``: time of the next attempt, s.
+    """
+
+    def __init__(self, shared: Shared, pushes: Pushes) -> None:
+        self.shared, self.pushes = shared, pushes
+        self.due = math.inf
+        self._interval = REGISTER_INTERVAL
+        self._requests = 0
+        self._unknown = 0  # heartbeats in a row that do not list this worker
+
+    def register(self, now: float) -> list[Action]:
+        """Ask the server to let this worker join."""
+        shared = self.shared
+        shared.settle(now)
+        shared.order = shared.order and replace(shared.order, iteration=0)  # fits no iteration
+        shared.accumulator.anchor = None
+        self.due = now + self._interval
+        self._requests += 1
+        partition, pull, former = shared.partition, shared.pull, shared.former
+        parameters = tuple((p.name, p.shape) for p in partition.parameters)
+        known = pull is not None and pull.incarnation == shared.session
+        return [Send(shared.robot, RegisterRequest(
+            shared.robot, shared.incarnation, shared.iteration, shared.attempt,
+            partition.granularity, shared.codec.name, partition.digest, parameters,
+            number=self._requests, pull=pull.known() if known and pull else None,
+            former=former.incarnation if former else 0,
+            former_attempt=former.attempt if former else 0))]
+
+    def register_soon(self, now: float) -> list[Action]:
+        """Ask the server, and again after the shortest interval."""
+        self._interval = REGISTER_INTERVAL
+        return self.register(now)
+
+    def on_response(self, response: RegisterResponse, now: float) -> list[Action]:
+        """Handle the server's answer; see `WorkerMachine.on_register_response`."""
+        shared = self.shared
+        if shared.state != REGISTERING:
+            return []
+        if not response.accepted:
+            if response.retry:  # the link works, but the server cannot accept this worker yet
+                self._interval = REGISTER_INTERVAL
+                self.due = now + REGISTER_INTERVAL
+                return []
+            shared.move('refused', now)
+            return [Stop('' if response.over else response.reason)]
+        check_taken(response.taken, shared.partition.segments)
+        shared.sync = response.sync
+        shared.server = response.incarnation
+        self.pushes.end(response.push)
+        pull = shared.pull
+        if pull is None or pull.incarnation != shared.session \
+                or self._foreign(pull.transfer, response.attempt):
+            kinds = frozenset({Kind.PULL, Kind.SNAPSHOT, Kind.FINAL, Kind.ANCHOR})
+            pull = shared.pull = Receiver(shared.partition, kinds, shared.session, shared.codec)
+        pull.floor = response.attempt
+        self._unknown = 0
+        self._interval = REGISTER_INTERVAL
+        shared.move('accepted', now)
+        return self.bring_back(response.taken)
+
+    @staticmethod
+    def _foreign(pull: TransferId | None, following: int) -> bool:
+        """Whether the server has not sent this transfer, as its next, ``following``, is not later.
+
+        Only a snapshot may have that number: it continues when a worker registers again.
+        """
+        if pull is None or pull.attempt < following:
+            return False
+        return pull.attempt > following or pull.kind != Kind.SNAPSHOT
+
+    def bring_back(self, taken: bytes) -> list[Action]:
+        """Continue with what a former process had not sent; ``taken``: see `RegisterResponse`."""
+        shared = self.shared
+        former, shared.former = shared.former, None
+        return [] if former is None else [
+            Notice(shared.robot, *former.bring_back(shared.accumulator, taken))]
+
+    def on_server_status(self, incarnation: int, known: bool, now: float) -> list[Action]:
+        """Handle the server's heartbeat; see `WorkerMachine.on_server_status`."""
+        shared = self.shared
+        if shared.state in (REGISTERING, STOPPED, PAUSED):
+            return []
+        missed = not known or incarnation != shared.server
+        self._unknown = self._unknown + 1 if missed else 0
+        if self._unknown < 2:  # the first may be from before the server accepted this worker
+            return []
+        shared.move('lost', now)
+        return self.register(now)
+
+    def on_contact(self, now: float) -> list[Action]:
+        """Handle the server's first message after a silence: send again at once what was lost."""
+        shared = self.shared
+        if shared.state == REGISTERING:
+            return self.register_soon(now)
+        if shared.state != PUSHING or shared.push is None:
+            return []
+        shared.push.wake(now)
+        return self.pushes.poll(now)
+
+    def on_time(self, now: float) -> list[Action]:
+        """Ask again if no answer has come; the interval doubles each time."""
+        if now < self.due:
+            return []
+        self._interval = min(2 * self._interval, MAX_REGISTER_INTERVAL)
+        return self.register(now)

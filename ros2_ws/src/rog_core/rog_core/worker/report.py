@@ -1,0 +1,42 @@
+"""State and statistics of a worker, for its status message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# What a worker is doing; times and power are counted for each of these.
+COMPUTES, COMMUNICATES, STALLS = 'computing', 'communicating', 'stalled'
+TIME_OF = {COMPUTES: 'compute_time', COMMUNICATES: 'communicate_time', STALLS: 'stall_time'}
+
+
+@dataclass
+class WorkerStatistics:
+    """Counters over the run. Times in seconds, sizes in bytes."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    rows_pushed: int = 0
+    rows_pulled: int = 0
+    compute_time: float = 0.0
+    communicate_time: float = 0.0
+    stall_time: float = 0.0
+    refused: int = 0  # pushes that the server did not use, because their norm is implausible
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """State and statistics; names and units are those of rog_msgs/TrainingStatus."""
+
+    state: str
+    sync: str
+    iteration: int
+    staleness: int
+    rows_total: int
+    rows_pushed: int
+    rows_pulled: int
+    bandwidth: float
+    compute_time: float
+    communicate_time: float
+    stall_time: float
+    bytes_sent: int
+    bytes_received: int

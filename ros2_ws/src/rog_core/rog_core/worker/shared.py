@@ -1,0 +1,111 @@
+"""What all parts of a worker share: its rows, its states and the server's last command."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..arrays import Array
+from ..codecs import Codec, get_codec
+from ..protocol.config import SgdConfig, TransferConfig
+from ..protocol.messages import Command, Compute
+from ..protocol.states import (
+    BUSY,
+    COMPUTING,
+    GRADIENT,
+    IDLE,
+    PAUSED,
+    PULLING,
+    PUSHING,
+    REGISTERING,
+    STOPPED,
+    WORKER,
+)
+from ..transfer.link import LinkEstimate
+from ..transfer.receiver import Receiver
+from ..transfer.sender import Sender
+from .accumulator import Accumulator
+from .report import COMMUNICATES, COMPUTES, STALLS, TIME_OF, WorkerReport, WorkerStatistics
+from .unsent import Unsent
+
+
+class Shared:
+    """The state of one robot's worker. ``incarnation``: random 64-bit identity of this process."""
+
+    def __init__(self, robot: str, incarnation: int, accumulator: Accumulator,
+                 config: TransferConfig) -> None:
+        self.robot, self.incarnation, self.accumulator = robot, incarnation, accumulator
+        self.config = config
+        self.codec: Codec = get_codec(config.codec)
+        self.partition = accumulator.partition
+        self.link = LinkEstimate(config.chunk_bytes, config.chunk_time, config.traffic)
+        self.statistics = WorkerStatistics()
+        self.state = REGISTERING
+        self.gradient = IDLE             # state of the gradient that was ordered last
+        self.iteration = 0               # iteration being computed or pushed
+        self.sync = ''                   # name of the fleet's method, for display
+        self.command = Command()
+        self.server = 0                  # incarnation of the server that accepted this worker
+        self.push: Sender | None = None
+        self.pull: Receiver | None = None
+        self.pushed_at = np.zeros(self.partition.rows, np.int64)
+        self.last_pushed_rows = 0
+        self.last_pulled_rows = 0
+        self.attempt = 0                 # number of the last push
+        self.order: Compute | None = None   # the last order to compute a gradient
+        self.computed: tuple[Array, SgdConfig] | None = None  # the gradient, while it is `READY`
+        self.former: Unsent | None = None   # of a former process, until the server answers
+        self.since = 0.0                 # time of the last change of state
+
+    @property
+    def session(self) -> int:
+        """Identity of this worker process and this server process; every transfer carries it."""
+        return self.incarnation ^ self.server
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def move(self, event: str, now: float) -> None:
+        """Change the state as `rog_core.protocol.states.WORKER` says."""
+        after = WORKER.after(self.state, event)
+        if after != self.state:
+            self.settle(now)
+            self.state = after
+
+    def gradient_is(self, event: str, now: float) -> None:
+        """Change the gradient's state as `rog_core.protocol.states.GRADIENT` says."""
+        after = GRADIENT.after(self.gradient, event)
+        self.settle(now)
+        self.gradient = after
+
+    # -- statistics ------------------------------------------------------------------------------
+
+    @property
+    def activity(self) -> str:
+        """What the robot is doing, for its power: computing, communicating or stalled."""
+        if self.gradient == BUSY:
+            return COMPUTES
+        return COMMUNICATES if self.state in (PUSHING, PULLING) else STALLS
+
+    def settle(self, now: float) -> None:
+        """Add the time since the last change of state to the statistics."""
+        began = self.command.next_iteration > 0  # before the first grant nothing counts
+        if began and self.state not in (STOPPED, PAUSED):
+            name = TIME_OF[self.activity]
+            setattr(self.statistics, name,
+                    getattr(self.statistics, name) + max(now - self.since, 0.0))
+        self.since = now
+
+    @property
+    def finished(self) -> int:
+        """Iterations whose gradient has been computed."""
+        return max(self.iteration - (self.state == COMPUTING), 0)
+
+    def report(self, now: float) -> WorkerReport:
+        """Return state and statistics at this time."""
+        self.settle(now)
+        counted = self.statistics
+        return WorkerReport(
+            self.state, self.sync, self.finished,
+            self.command.staleness, self.partition.rows, self.last_pushed_rows,
+            self.last_pulled_rows, self.link.rate * 8e-6, counted.compute_time,
+            counted.communicate_time, counted.stall_time, counted.bytes_sent,
+            counted.bytes_received)
