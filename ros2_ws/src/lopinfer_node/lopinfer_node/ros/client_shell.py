@@ -257,8 +257,8 @@ class Client:
             if self._reminder.due(time.monotonic()):
                 self.node.get_logger().info(
                     f'{self.traced.name} runs on this robot alone until there is a server at '
-                    f'{client.srv_name} in DDS domain {self.node.context.get_domain_id()}: lopinfer '
-                    'serve starts one, rog doctor checks the network')
+                    f'{client.srv_name} in DDS domain {self.node.context.get_domain_id()}: '
+                    'lopinfer serve starts one, rog doctor checks the network')
             return
         self._reminder.reset()
         if self._call is not None:
