@@ -96,20 +96,12 @@ RUN = {
         Short('rog sim outdoor --minutes 0.2 --out runs/outdoor-1 && rog plot runs/outdoor-*',
               says='run.png'),
     'rog control sync rsp:20': Short('', FLEET, says='rsp:20'),
-    'rog fleet show my_fleet.yaml': Short(says='capacity'),
-    'rog sim my_fleet.yaml': Short('rog sim my_fleet.yaml --minutes 0.2', says='Results in'),
-    'rog fleet up my_fleet.yaml --set training.sync=bsp':
-        Short('rog fleet up my_fleet.yaml --plain --set training.sync=bsp', until='robot2: [1-9]',
-              says='Results in'),
-    'rog sim my_fleet.yaml --set training.task=my_task:Digits --minutes 10': Short(
-        'rog sim my_fleet.yaml --set training.task=my_task:Digits --minutes 0.2',
-        says='Results in'),
-    'rog fleet up my_fleet.yaml --set training.task=my_task:Digits': Short(
-        'rog fleet up my_fleet.yaml --plain --set training.task=my_task:Digits',
-        until='robot2: [1-9]', says='Results in'),
-    'rog compare my_fleet.yaml --sync bsp,my_methods.lag:Lag:4+fast --seeds 3': Short(
-        'rog compare my_fleet.yaml --sync bsp,my_methods.lag:Lag:4+fast --seeds 1 --minutes 0.2',
-        says='Lag:4'),
+    'rog fleet show examples/my_fleet.yaml': Short(says='capacity'),
+    'rog sim examples/my_fleet.yaml': Short('rog sim examples/my_fleet.yaml --minutes 0.2',
+                                            says='Results in'),
+    'rog fleet up examples/my_fleet.yaml --set training.sync=bsp':
+        Short('rog fleet up examples/my_fleet.yaml --plain --set training.sync=bsp',
+              until='robot2: [1-9]', says='Results in'),
     'rog sim outdoor --trace mylink.txt --sync rsp:4':
         Short('rog sim outdoor --trace mylink.txt --sync rsp:4 --minutes 0.2'),
     'rog fleet up outdoor --only robot1 --set network.interface=wlan0 --set link.emulate=false':
@@ -184,8 +176,12 @@ IMAGE = "needs a base image; testing/test_docker.py runs what the containers of 
 BUILT = 'docs/install.md says what was tried'
 ROS = 'needs ROS 2; launch/test starts the same launch files there'
 AS_ROOT = "needs root; rog_cli's tests run it, in short"
+EXAMPLE = 'testing/test_examples.py runs it, in short'
 # Beginning of a command -> why it is not run.
 NOT_RUN = {
+    'rog sim examples/my_fleet.yaml --set training.task=own_task': EXAMPLE,
+    'rog fleet up examples/my_fleet.yaml --set training.task=own_task': EXAMPLE,
+    'rog compare examples/my_fleet.yaml --sync bsp,own_method': EXAMPLE,
     'make chaos': AS_ROOT, 'rog chaos': AS_ROOT, 'rog fleet up outdoor --emulate': AS_ROOT,
     'rog compare outdoor --real': AS_ROOT, 'rog compare --real': AS_ROOT,
     'python bench/': 'a measurement; make bench runs it',
@@ -226,10 +222,6 @@ NOT_RUN = {
 
 # First line of a block of Python -> what is before it, and after it.
 CODE = {
-    'class MyTask:': ('import torch', '''
-        task = MyTask()
-        assert task.model()(torch.ones(1, 10)).shape == (1, 2) and task.evaluate(task.model()) == .9
-        '''),
     'from rog_tasks.sources import open_source': ('''
         import math, pathlib, torch
         from PIL import Image
@@ -243,7 +235,7 @@ CODE = {
         assert batch[0].shape == (2, 3, 32, 32) and sorted(batch[1].tolist()) == [0, 1]
         assert abs(task.loss(task.model(), batch) - math.log(2)) < 1
         '''),
-    'import rclpy': ('''
+    'from rog_worker.connect import connect': ('''
         import itertools
         from rog_bringup import FLEETS
         from fleet_env.fleet_file import load_fleet
@@ -257,23 +249,8 @@ CODE = {
         model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval(), \\
             torch.ones(1, 3, 16, 16)
         ''', 'assert torch.equal(y, model(x))'),
-    '# my_task.py': ('', '''
-        task = Digits()
-        images, labels = next(task.batches(1, 3))
-        assert images.shape == (24, 64) and labels.shape == (24,)
-        assert abs(task.loss(task.model(), (images, labels)).item() - 2.3) < 0.3
-        assert 0 <= task.evaluate(task.model()) < 0.4
-        '''),
-    'from rog_core.messages import Sending': ('', '''
-        import sys
-        from rog_core import Team, create
-        from rog_core.method_check import check_named
-        sys.modules['mine'] = sys.modules['__main__']
-        check_named('mine:Lag:4+fast', Team())
-        assert create('mine:Lag:4+fast').bound == 4
-        '''),
 }
-WITH_FLEET = ('import rclpy',)
+WITH_FLEET = ('from rog_worker.connect import connect',)
 APP = 'import torch\nprint(torch.ones(10).cuda().sum().item())\n'
 
 
@@ -288,11 +265,6 @@ def blocks():
 def python_block(first):
     """The block of Python that begins so."""
     return next(text for _, _, text in blocks() if text.startswith(first))
-
-
-def fleet_files():
-    """The fleet files that the documents tell people to write."""
-    return [text for _, language, text in blocks() if language == 'yaml']
 
 
 def commands():
@@ -341,9 +313,9 @@ def test_every_command_that_is_run_stands_in_a_document():
 def test_every_block_is_of_a_kind_that_is_tested():
     python_blocks = {text.splitlines()[0] for _, language, text in blocks() if language == 'python'}
     assert python_blocks == {*CODE}
-    # '': no code; toctree: Sphinx reads it.
-    assert {language for _, language, _ in blocks()} <= {'bash', 'python', 'yaml', '', '{toctree}'}
-    assert [text.split()[1] for text in fleet_files()] == ['my_fleet']
+    # '': no code; Sphinx reads the others, and testing/test_examples.py runs what they include.
+    assert {language for _, language, _ in blocks()} <= {
+        'bash', 'python', '', '{toctree}', '{literalinclude}', '{include}'}
 
 
 class Place:
@@ -354,12 +326,9 @@ class Place:
         self.domain = beside.domain if beside else free_domain()
         self._env = environment(self.domain, folder, BESIDE=str(beside and beside.folder))
         self._env['PATH'] = f'{Path(sys.executable).parent}:{self._env["PATH"]}'
-        (folder / 'my_methods').mkdir()
-        for name, text in {
-                'app.py': APP, 'their_app.py': APP,
-                'mylink.txt': '0 5\n1 0.2\n2 8\n', 'my_fleet.yaml': fleet_files()[0],
-                'my_task.py': python_block('# my_task'), 'quick.yaml': quick(),
-                'my_methods/lag.py': python_block('from rog_core.messages')}.items():
+        shutil.copytree(ROOT / 'examples', folder / 'examples')
+        for name, text in {'app.py': APP, 'their_app.py': APP, 'quick.yaml': quick(),
+                           'mylink.txt': '0 5\n1 0.2\n2 8\n'}.items():
             (folder / name).write_text(text)
 
     def start(self, command):

@@ -16,6 +16,7 @@ from launch_ros.actions import Node
 from rog_core.method_check import check_method
 from rog_core.warm_up import warm_up
 from rog_ros.parameters import SERVER, server_parameters, worker_parameters
+from rog_tasks.task import check_task
 
 from launch import LaunchDescription
 from rog_bringup import FLEETS
@@ -62,6 +63,7 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     find_tasks(fleet)
     # The server of a fleet below is started with that fleet.
     here = chosen(context, [r.name for r in fleet.robots if not r.fleet])
+    check_task(fleet.training.task, fleet.training.task_options)
     if 'server' in here:  # robots need not have the method
         check_method(fleet, fleet.capacities)
     given_out = value(context, 'out')

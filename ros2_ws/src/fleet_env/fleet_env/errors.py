@@ -1,5 +1,7 @@
 """Errors in files and settings; each message says where the fault is and how to correct it."""
 
+import os
+
 
 class FleetEnvError(ValueError):
     """Base of all errors in files and settings; holds file, line and message.
@@ -15,6 +17,16 @@ class FleetEnvError(ValueError):
         self.message = message
         self.file = file
         self.line = line
+
+
+def why_unread(error: Exception, path: str | os.PathLike[str]) -> str:
+    """Return in words why the file ``path`` cannot be read, and where a missing one was sought."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        folder = os.path.dirname(os.path.abspath(path))
+        return f'there is no such {"file in" if os.path.isdir(folder) else "folder as"} {folder}'
+    return error.strerror
 
 
 class TraceError(FleetEnvError):

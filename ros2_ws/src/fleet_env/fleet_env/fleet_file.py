@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from fleet_env.errors import FleetFileError, SettingError, TraceError
+from fleet_env.errors import FleetFileError, SettingError, TraceError, why_unread
 from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig
 from fleet_env.generate import PROFILES, generate
 from fleet_env.settings import Settings, Text, changed, checked, dotted, knobs, suggestion
@@ -61,7 +61,7 @@ def read_fleet(path: str | PathLike[str]) -> FleetConfig:
     try:
         text = Path(file).read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as error:
-        raise FleetFileError(f'cannot be read: {error}', file) from error
+        raise FleetFileError(f'cannot be read: {why_unread(error, file)}', file) from error
     return _Document(*_parse(text, file)).fleet()
 
 

@@ -23,7 +23,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fleet_env.errors import RecordError
+from fleet_env.errors import RecordError, why_unread
 
 SCHEMA = 'rog-run/1'
 RUN_FILE = 'run.jsonl'
@@ -235,7 +235,7 @@ def read_run(directory: str | PathLike[str], damaged: list[RecordError] | None =
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise RecordError(f'cannot be read: {error}', str(path)) from error
+        raise RecordError(f'cannot be read: {why_unread(error, path)}', str(path)) from error
     read = (_event_or_error(line, str(path), number)
             for number, line in enumerate(data.split(b'\n')[:-1], start=1))
     events = []

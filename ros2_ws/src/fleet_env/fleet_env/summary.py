@@ -23,7 +23,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fleet_env.errors import RecordError
+from fleet_env.errors import RecordError, why_unread
 from fleet_env.records import SCHEMA, parse_fields
 
 SUMMARY_FILE = 'summary.json'
@@ -103,7 +103,7 @@ def read_summary(directory: str | PathLike[str]) -> Summary:
     try:
         data = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
-        raise RecordError(f'cannot be read: {error}', str(path)) from error
+        raise RecordError(f'cannot be read: {why_unread(error, path)}', str(path)) from error
     values = parse_fields(Summary, data, str(path))
     values['robots'] = {name: _robot(entry, str(path)) for name, entry in values['robots'].items()}
     return Summary(**values)

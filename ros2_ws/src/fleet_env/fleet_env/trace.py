@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fleet_env.errors import TraceError
+from fleet_env.errors import TraceError, why_unread
 
 MOST_SAMPLES = 10_000_000  # that fit in memory; eleven days at a tenth of a second
 
@@ -137,7 +137,7 @@ def read_trace(path: str | PathLike[str]) -> LinkTrace:
     try:
         text = Path(path).read_text(encoding='utf-8-sig')  # some editors begin with a mark
     except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f'cannot be read: {error}', name) from error
+        raise TraceError(f'cannot be read: {why_unread(error, name)}', name) from error
     times: list[float] = []
     rates: list[float] = []
     for number, raw in enumerate(text.splitlines(), start=1):

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ORDERLY = 2.5  # s for an orderly end
@@ -68,6 +68,42 @@ class Interruption:
             signal.alarm(_BOUND)  # whatever still hangs then
         if self._raises:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let a signal end a program of the user at once and quietly, wherever it waits.
+
+    In this context SIGINT raises KeyboardInterrupt and SIGTERM raises SystemExit, so that the
+    program can leave in order. Handlers that the program has set itself stay. If it does not catch
+    the KeyboardInterrupt, Python ends by SIGINT as usual, but without a traceback.
+    """
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    ours = threading.current_thread() is threading.main_thread() \
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _hide_interrupts()
+        raise
+    finally:
+        if ours and signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _hide_interrupts() -> None:
+    """Print no traceback if a KeyboardInterrupt ends this process."""
+    former = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            former(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def launched() -> dict[str, str]:

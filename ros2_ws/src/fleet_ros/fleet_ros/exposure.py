@@ -83,7 +83,7 @@ def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.env
             'this fleet would leave this machine without a key: anybody on the network could join '
             'it, change its model or stop it. Make a key with rog key FILE and give it to all by '
             'security.key; or say security.open: true, if you trust everybody on the network; or '
-            'keep it on this machine (interface lo)')
+            'keep it on this machine (interface lo), in a shell by: eval "$(rog fleet env FLEET)"')
 
 
 def look_before(name: str, namespace: str, arguments: Sequence[str] | None = None) -> None:

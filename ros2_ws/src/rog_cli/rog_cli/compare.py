@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rog_core.errors import ConfigError
+from rog_tasks.task import check_task
 
 from .emulated_network import check_rights
-from .fleet_options import add_fleet_options, add_runs, at_least_one, chosen_fleet
+from .fleet_options import add_fleet_options, add_runs, at_least_one, chosen_fleet, resumed
 from .progress import runs_progress
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     methods = [text.strip() for text in options.methods.split(',') if text.strip()]
-    fleet = chosen_fleet(options)
+    fleet, resume = chosen_fleet(options), resumed(options)
+    check_task(fleet.training.task, fleet.training.task_options)
     if options.real:
         if options.jobs or options.cluster or fleet.training.traffic:
             raise ConfigError('--real: real nodes run one after another on this machine and send '
@@ -58,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         with runs_progress(len(methods) * options.seeds) as progress:
             comparison = compare(fleet, methods, options.seeds, out, options.jobs, progress,
-                                 target=options.target, resume=options.resume,
+                                 target=options.target, resume=resume,
                                  cluster=options.cluster,
                                  run=_nodes() if options.real else None)
     except KeyboardInterrupt:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 from fleet_env.fleet import FleetConfig, ReachConfig
 from fleet_env.fleet_file import child_fleets, dump_fleet, explained_fleet, load_fleet
+from fleet_env.records import RUN_FILE
 from fleet_env.summary import SUMMARY_FILE, read_summary
 from fleet_ros.dds_profiles import cyclone_profile, fastdds_profile
 from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
 from fleet_ros.environment import dds_environment, domain_of, where_traffic_goes
 from rog_bringup import FLEETS
 from rog_core.errors import ConfigError
+from rog_tasks.task import check_task
 
 from .emulated_fleet import EmulatedFleet
 from .emulated_network import EmulatedNetwork, check_rights
@@ -94,11 +96,15 @@ def _up(options: argparse.Namespace) -> int:
             raise argparse.ArgumentTypeError('--emulate: child fleets cannot be emulated; start '
                                              'each fleet separately')
         _check_places(fleet, below)
+        for one in (fleet, *below.values()):  # once, not by every process
+            check_task(one.training.task, one.training.task_options)
         if 'server' in names:  # robots need not have the method
             from rog_core.method_check import check_method  # imports numba, which is slow
 
             for one in (fleet, *below.values()):
                 check_method(one, one.capacities)
+        if options.resume and 'server' in names:
+            check_resumed(options.out)
     except argparse.ArgumentTypeError as error:
         print(f'rog: {error}', file=sys.stderr)
         return 2
@@ -140,6 +146,18 @@ def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
                 f'{one.file}: network is {shown(one.network)}, like that of '
                 f'{taken[place(one.network)]}; each fleet needs its own domain_id or namespace')
         taken[place(one.network)] = one.name
+
+
+def check_resumed(out: Path | None) -> None:
+    """Refuse to resume a run that does not exist; `out`: its directory, None if not given.
+
+    :raises ConfigError: there is none.
+    """
+    if out is None:
+        raise ConfigError('--resume: give --out DIR, the directory of the run to continue')
+    if not ((out / RUN_FILE).exists() or any(out.glob('checkpoint*.safetensors'))):
+        raise ConfigError(f'--resume: there is no run in {out.absolute()} to continue; leave '
+                          '--resume out to start one')
 
 
 def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Interruption,

@@ -52,6 +52,16 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
                        'scheduler at this address, e.g. tcp://desk:8786; the same results')
 
 
+def resumed(options: argparse.Namespace) -> bool:
+    """Return whether to reuse finished runs; `FleetFileError` if there is no directory of them."""
+    if options.resume and options.out is None:
+        raise FleetFileError('--resume: give --out DIR, the directory of the runs to continue')
+    if options.resume and not options.out.is_dir():
+        raise FleetFileError(f'--resume: there is no directory {options.out.absolute()} with runs '
+                             'to continue')
+    return bool(options.resume)
+
+
 def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
     """Return the fleet with the options applied; `FleetFileError` or `ConfigError` if refused."""
     given = vars(options)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 
+from fleet_env.command import command_parser
 from fleet_env.errors import RecordError, SettingError, TraceError
 from rog_core.errors import RogError
 from rog_tasks.errors import TaskError
@@ -26,8 +27,7 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
     entry points of the group ``rog.verbs``: the name is the verb, and the object is a function such
     as ``add_to`` of the modules here.
     """
-    parser = argparse.ArgumentParser(
-        prog='rog', description='Train one model on a team of robots over bad Wi-Fi.')
+    parser = command_parser('rog', 'Train one model on a team of robots over bad Wi-Fi.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
     # The wheel and a checkout may both be installed, and name the same verb; how they are found
     # depends on the file system.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from fleet_ros.ending import Interruption
 from fleet_ros.network_options import add_network_options, join_network
 
 from .option_types import seconds
@@ -23,5 +24,9 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     network = join_network(options, quiet=True)
-    with Monitor(network.namespace) as monitor:
-        return show(monitor, options.once, options.timeout)
+    interruption = Interruption()
+    try:
+        with interruption.raised(), Monitor(network.namespace) as monitor:
+            return show(monitor, options.once, options.timeout)
+    except KeyboardInterrupt:
+        return 128 + interruption.number

@@ -14,6 +14,7 @@ import rclpy
 from fleet_env.fleet import FleetConfig
 from fleet_env.summary import Summary
 from fleet_ros.ending import Interruption
+from fleet_ros.reminder import Reminder
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 from rich import box
@@ -138,19 +139,27 @@ def live_table(fleet: Fleet) -> Table:
 
 
 def show(monitor: Monitor, once: bool, timeout: float) -> int:
-    """Show the table, once or until Ctrl+C. Exit code 1 when no fleet was found in time."""
-    until = time.monotonic() + timeout
+    """Show the fleet, once or until it stops. Exit code 1 when no fleet was found in time.
+
+    On a terminal it is a live table, elsewhere, as in a file, a line per robot now and then.
+    """
+    until, reminder = time.monotonic() + timeout, Reminder()
     while monitor.fleet is None or not monitor.robots:
         monitor.spin(0.2)
-        if time.monotonic() >= until:
+        now = time.monotonic()
+        if now >= until:
             print(f'rog: no parameter server in {place(monitor.namespace)} within {timeout:g} s; '
-                  'is ROS_DOMAIN_ID the same as the fleet\'s?', file=sys.stderr)
+                  'is ROS_DOMAIN_ID the same as the fleet\'s? rog doctor looks for the reason',
+                  file=sys.stderr)
             return 1
+        if reminder.due(now):
+            print(f'rog: waiting for a parameter server in {place(monitor.namespace)}',
+                  file=sys.stderr)
     if once:
         monitor.spin(0.5)
         Console(width=None if sys.stdout.isatty() else 140).print(live_table(monitor.shown()))
         return 0
-    show_until(monitor, lambda: monitor.fleet.state == 'stopped', plain=False)
+    show_until(monitor, lambda: monitor.fleet.state == 'stopped', plain=not sys.stdout.isatty())
     return 0
 
 

@@ -1,6 +1,7 @@
 """The rog command as a person uses it: exit codes, messages, files."""
 
 import errno
+import re
 import subprocess
 import sys
 
@@ -44,6 +45,10 @@ def test_show_writes_a_fleet_file_that_says_the_same(capsys, tmp_path, fleet):
     (['indoor', '--set', 'training.codec=zip'], ["'zip' is unknown", 'onebit']),
     (['indoor', '--set', 'network.domain_id=300'], ['network.domain_id', '232']),
     (['indoor', '--set', 'network.interface=wlan77'], ['wlan77', 'it has lo']),
+    (['indoor', '--set', 'training.task=no_such:Task'], ["there is no module 'no_such'"]),
+    (['indoor', '--set', 'training.task=collections:deque'], ['does not implement model']),
+    (['indoor', '--sync', 'no_such:Method'], ["No module named 'no_such'"]),
+    (['indoor', '--resume'], ['--resume', 'there is no run in', 'to continue']),
 ])
 def test_a_bad_choice_is_refused_before_anything_starts(capsys, tmp_path, arguments, says):
     out = tmp_path / 'out'
@@ -74,6 +79,27 @@ def test_nobody_waits_for_a_time_that_is_none(capsys, verb, text):
     with pytest.raises(SystemExit) as ended:
         main([*verb, f'--timeout={text}'])
     assert ended.value.code == 2 and 'must be a time of at least 0 s' in capsys.readouterr().err
+
+
+def test_a_run_is_resumed_only_where_it_is_said_where_it_is(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for verb in (['fleet', 'up', 'indoor'], ['compare', 'indoor', '--sync', 'bsp']):
+        code, _, error = run(capsys, *verb, '--resume')
+        assert code == 2 and 'give --out DIR' in error
+    code, _, error = run(capsys, 'compare', 'indoor', '--resume', '--out', 'there')
+    assert code == 2 and f'no directory {tmp_path}/there with runs' in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('verb', [
+    ['fleet', 'up', 'mine.yaml'], ['plot', 'mine'], ['view', 'mine'],
+    ['control', 'stop', '--key', 'mine.key']])
+def test_a_file_that_is_missing_is_named_with_the_folder_looked_in(
+        capsys, monkeypatch, tmp_path, verb):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = run(capsys, *verb)
+    assert code == 2 and verb[-1] in error and 'Errno' not in error
+    assert re.search(f'there is no such (file in|folder as) {tmp_path}', error), error
 
 
 def test_a_file_in_place_of_a_directory_is_named(capsys, tmp_path):

@@ -32,6 +32,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fleet_env.errors import why_unread
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.protocol.messages import Ack, Chunk
 from rog_core.server.admission import MEMBERS
@@ -119,7 +120,8 @@ def read_key(path: str | Path) -> Key:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             words = file.read(1024).split()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f'the key {path} cannot be read: {error}; rog key makes one') from None
+        raise ConfigError(f'the key {path} cannot be read: {why_unread(error, path)}; rog key '
+                          'makes one') from None
     if mode & 0o077:
         raise ConfigError(f'the key {path} can be read by others (mode {mode:o}); chmod 600 {path}')
     try:

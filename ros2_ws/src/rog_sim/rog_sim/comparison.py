@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fleet_env.errors import RecordError
+from fleet_env.errors import RecordError, why_unread
 from fleet_env.summary import finite
 
 from .measure import Run
@@ -158,7 +158,7 @@ def read_comparison(directory: str | PathLike[str]) -> Comparison:
     try:
         data = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
-        raise RecordError(f'cannot be read: {error}', str(path)) from error
+        raise RecordError(f'cannot be read: {why_unread(error, path)}', str(path)) from error
     schema = data.get('schema') if isinstance(data, dict) else None
     if schema != SCHEMA:
         raise RecordError(f'has schema {schema!r}, this reader knows {SCHEMA!r}', str(path))

@@ -140,14 +140,7 @@ def load_task(spec: str, options: Mapping[str, Any] | None = None, seed: int = 0
     :raises TaskError: the module, the class or a method is missing, the constructor does not know
         an option, or it fails.
     """
-    cls = load_object(spec, 'task')
-    if not inspect.isclass(cls):
-        raise TaskError(f'task {spec!r} must be a class')
-    missing = [name for name in _REQUIRED if not callable(getattr(cls, name, None))
-               or name in getattr(cls, '__abstractmethods__', ())]
-    if missing:
-        raise TaskError(f'task {spec!r} does not implement {", ".join(missing)}; a task has '
-                        f'{", ".join(_REQUIRED)}')
+    cls = _found(spec)
     if batch_size is not None and batch_size < 1:
         raise TaskError(f'batch_size is {batch_size}; it must be at least 1')
     arguments = _arguments(cls, spec, dict(options or {}), seed)
@@ -162,6 +155,23 @@ def load_task(spec: str, options: Mapping[str, Any] | None = None, seed: int = 0
     if batch_size is not None:
         task.batch_size = batch_size
     return task
+
+
+def check_task(spec: str, options: Mapping[str, Any] | None = None) -> None:
+    """Raise what `load_task` would raise before it makes the task; imports its module."""
+    _arguments(_found(spec), spec, dict(options or {}), 0)
+
+
+def _found(spec: str) -> type:
+    cls = load_object(spec, 'task')
+    if not inspect.isclass(cls):
+        raise TaskError(f'task {spec!r} must be a class')
+    missing = [name for name in _REQUIRED if not callable(getattr(cls, name, None))
+               or name in getattr(cls, '__abstractmethods__', ())]
+    if missing:
+        raise TaskError(f'task {spec!r} does not implement {", ".join(missing)}; a task has '
+                        f'{", ".join(_REQUIRED)}')
+    return cls
 
 
 def _arguments(cls: type, spec: str, options: dict[str, Any], seed: int) -> dict[str, Any]:

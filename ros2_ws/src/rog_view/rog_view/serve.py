@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from fastapi.datastructures import Headers
 from fastapi.responses import PlainTextResponse
 from fleet_env.errors import SettingError
+from fleet_ros.ending import Interruption
 from nicegui import ui
 
 from .page import build
@@ -99,6 +100,7 @@ def serve(source: Source, host: str, port: int) -> None:
             print('Whoever reaches this page can stop the fleet, save it and change its method.',
                   flush=True)
         try:
-            server.run(sockets=[listener])
+            with Interruption().raised():  # uvicorn ends in order, and raises the signal again
+                server.run(sockets=[listener])
         except KeyboardInterrupt:  # the usual end; everything is closed already
             pass

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import rclpy
 import torch
 from fleet_env.settings import changed
+from fleet_ros.ending import ended_by_signals
 from fleet_ros.exposure import look_before
 from fleet_ros.spinning import Spinning
 from rclpy.parameter import Parameter
+from rclpy.signals import SignalHandlerOptions
 from rog_core.errors import ConfigError
 from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.worker.optimizer import RogOptimizer
 
-from .node import WorkerNode
+from .node import NoServerError, WorkerNode
+
+__all__ = ['Connection', 'NoServerError', 'connect']
 
 
 class Connection:
@@ -33,13 +37,19 @@ class Connection:
 
         ``options``: ``data``, see `RogOptimizer`; and settings of the training that replace the
         node's parameters: lr, momentum, weight_decay, nesterov, granularity, codec.
+
+        :raises NoServerError: no server has accepted this robot within the time limit of `connect`.
+        :raises ConfigError: a setting is not allowed, or the server refuses this robot or model.
         """
         node, data = self.node, options.pop('data', None)
         if 'lr' in options:
             options['learning_rate'] = options.pop('lr')
         settings = changed(node.settings, training=options)
-        return RogOptimizer(model, node, robot=node.robot, incarnation=node.incarnation, data=data,
+        made = RogOptimizer(model, node, robot=node.robot, incarnation=node.incarnation, data=data,
                             config=TransferConfig.of(settings), sgd=SgdConfig.of(settings))
+        if node.error:
+            raise ConfigError(f'{node.robot} cannot join the fleet: {node.error}')
+        return made
 
     def report(self, loss: float = math.nan, accuracy: float = math.nan) -> None:
         """Report loss and accuracy; a value that is left out keeps its last report.
@@ -67,16 +77,29 @@ class Connection:
 
 
 @contextmanager
-def connect(robot: str) -> Iterator[Connection]:
-    """Join the fleet of this DDS domain as ``robot``; initialise rclpy if needed."""
-    own = not rclpy.ok()
-    if own:
-        look_before('worker', f'/{robot}')
-        rclpy.init()
-    connection = Connection(robot)
-    try:
+def connect(robot: str, timeout: float | None = None) -> Iterator[Connection]:
+    """Join the fleet of this DDS domain as ``robot``; initialise rclpy if needed.
+
+    While rclpy is initialised here, Ctrl+C raises KeyboardInterrupt and SIGTERM raises SystemExit
+    wherever the program waits; the robot then leaves the fleet in order, and no traceback is
+    printed. A program that has initialised rclpy itself keeps its handling of signals: when it
+    shuts rclpy down, waits end and the optimizer is `stopped`.
+
+    :param timeout: s for which `Connection.optimizer` waits for a server; None: for ever.
+    :raises ConfigError: ``timeout`` is not a time.
+    :raises SettingError: the fleet would leave this machine without a key.
+    """
+    if timeout is not None and not 0 <= timeout < math.inf:
+        raise ConfigError(f'timeout must be a number of seconds of at least 0, or None to wait for '
+                          f'ever, got {timeout}')
+    with ExitStack() as held:
+        if not rclpy.ok():
+            held.enter_context(ended_by_signals())
+            look_before('worker', f'/{robot}')
+            rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+            held.callback(rclpy.try_shutdown)
+        connection = Connection(robot)
+        held.callback(connection.close)
+        if timeout is not None:
+            connection.node.patience = timeout
         yield connection
-    finally:
-        connection.close()
-        if own:
-            rclpy.try_shutdown()

@@ -24,9 +24,10 @@ from fleet_ros.managed import ManagedNode
 from fleet_ros.middleware import other_middleware
 from fleet_ros.parameters import declare
 from fleet_ros.receiving import subscribe
+from fleet_ros.reminder import Reminder
 from fleet_ros.services import STEADY, close_parameters
 from rog_core.arrays import Array
-from rog_core.errors import ConfigError, RemoteProtocolError, shown
+from rog_core.errors import ConfigError, RemoteProtocolError, RogError, shown
 from rog_core.protocol.config import SgdConfig
 from rog_core.protocol.messages import (
     Ack,
@@ -90,6 +91,11 @@ from .unsent import Keeper
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
 LONGEST = 1e9  # s that a run may have lasted; 30 years
+LOOK = 0.1     # s between two looks of a waiting program at whether it may still wait
+
+
+class NoServerError(RogError, TimeoutError):
+    """No parameter server has accepted this robot in time."""
 
 
 class WorkerNode(ManagedNode):
@@ -101,6 +107,7 @@ class WorkerNode(ManagedNode):
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker')
     machine: WorkerMachine | None = None
     error = ''  # why the run ended, if not cleanly
+    patience = math.inf  # s that `join` waits for a server to accept this robot
 
     def __init__(self, **options: Any) -> None:
         super().__init__('worker', WorkerSettings, **options)
@@ -140,6 +147,7 @@ class WorkerNode(ManagedNode):
         self._has_ended = False  # its last status was sent
         self._request: Any = None
         self._refused_since = math.inf
+        self._reminder = Reminder()           # that there is no server
         self._turn = threading.Event()        # the training thread may go on
         self._granted: Compute | None = None
         self._began = False                   # it has been granted an iteration
@@ -208,11 +216,14 @@ class WorkerNode(ManagedNode):
     # -- the training thread's side (rog_core.worker.optimizer.Link) ---
 
     def join(self, machine: WorkerMachine) -> Compute | None:
-        """Register and wait for the first order; None: the run ended before it."""
+        """Register and wait for the first order; None: the run ended before it.
+
+        Raises `NoServerError` if no server has accepted the robot within ``patience`` seconds.
+        """
         self._keeper.give(machine)
         self.machine = machine
         self._started.trigger()
-        return self._wait()
+        return self._wait(time.monotonic() + self.patience)
 
     def exchange(self, gradient: Array, sgd: SgdConfig) -> Compute | None:
         """Push, pull, and wait for the next order; None: the run is over."""
@@ -220,10 +231,19 @@ class WorkerNode(ManagedNode):
         self._ready.trigger()
         return self._wait()
 
-    def _wait(self) -> Compute | None:
-        self._turn.wait()
+    def _wait(self, limit: float = math.inf) -> Compute | None:
+        while not self._turn.wait(LOOK):
+            if not self.context.ok():  # rclpy was shut down, and nothing can arrive any more
+                return None
+            if time.monotonic() >= limit and self.machine and not self.machine.server:
+                raise NoServerError(f'no parameter server has accepted {self.robot} within '
+                                    f'{self.patience:g} s at {self._whom()}: start it, wait '
+                                    'longer, or let rog doctor look for the reason')
         self._turn.clear()
         return self._granted
+
+    def _whom(self) -> str:
+        return f'{self.settings.server_namespace} in DDS domain {self.context.get_domain_id()}'
 
     def _grant(self, order: Compute | None) -> None:
         self._granted = order
@@ -249,7 +269,8 @@ class WorkerNode(ManagedNode):
         self.error = self.error or error
         if self.machine is not None:
             self.machine.leave(time.monotonic())
-        self.report(state=STOPPED)
+        if self.context.ok():
+            self.report(state=STOPPED)
         self._grant(None)
 
     # -- events ---
@@ -441,9 +462,11 @@ class WorkerNode(ManagedNode):
             place = self.settings.server_namespace
             if strange := other_middleware(self, f'{place}/register'):
                 self.get_logger().error(strange, throttle_duration_sec=5.0)
-            self.get_logger().info(f'waiting for the parameter server at {place}',
-                                   throttle_duration_sec=5.0)
+            if self._reminder.due(time.monotonic()):
+                self.get_logger().info(f'{self.robot} waits for the parameter server at '
+                                       f'{self._whom()}; rog doctor looks for the reason')
             return
+        self._reminder.reset()
         if self._request is not None:
             self._register.remove_pending_request(self._request)
         message = request_to_ros(request)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from fleet_env.command import command_parser
 from fleet_env.errors import SettingError, TraceError
 
 from ..errors import LopinferError
@@ -19,8 +20,7 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
 
     A verb's imports may take seconds, so other verbs are not imported.
     """
-    parser = argparse.ArgumentParser(
-        prog='lopinfer', description='Share one inference between a robot and a server.')
+    parser = command_parser('lopinfer', 'Share one inference between a robot and a server.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
     for name in [wanted] if wanted in VERBS else VERBS:
         import_module(f'lopinfer_node.cli.{name}').add_to(verbs)
@@ -33,8 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = make_parser(name).parse_args(arguments)
         return options.run(options)
-    except (LopinferError, SettingError, TraceError, OSError) as error:
+    except (LopinferError, SettingError, TraceError) as error:
         print(f'lopinfer: {error}', file=sys.stderr)
+        return 2
+    except OSError as error:  # of a file or directory that the user named
+        said = f'{error.filename}: {error.strerror}' if error.filename and error.strerror else error
+        print(f'lopinfer: {said}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fleet_env.errors import why_unread
 
 from ..errors import ProfileError
 from ..model.graph import Graph
@@ -108,8 +109,8 @@ class Profile:
         try:
             state = json.loads(Path(path).read_text(encoding='utf-8'))
         except (OSError, ValueError, RecursionError) as error:
-            raise ProfileError(f'{path}: cannot be read: {error}; write one with '
-                               f'`lopinfer profile`') from error
+            raise ProfileError(f'{path}: cannot be read: {why_unread(error, path)}; write one with '
+                               '`lopinfer profile`') from error
         try:
             return cls.from_json(state)
         except ProfileError as error:

@@ -26,6 +26,7 @@ from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
 from fleet_ros.middleware import other_middleware
 from fleet_ros.receiving import subscribe
+from fleet_ros.reminder import Reminder
 from lopinfer_msgs import msg, srv
 from rclpy.node import Node
 
@@ -105,6 +106,7 @@ class Client:
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
         self._call: Any = None                  # client and future of the last service call
         self._closing = False
+        self._reminder = Reminder()             # that there is no server
         self._up = node.create_publisher(msg.Piece, 'lopinfer/up', qos.PIECE)
         self._acks = node.create_publisher(msg.Ack, 'lopinfer/down_ack', qos.PIECE)
         self._status = node.create_publisher(msg.InferenceStatus, 'lopinfer/status', qos.STATUS)
@@ -252,7 +254,13 @@ class Client:
         if not client.service_is_ready():
             if strange := other_middleware(self.node, client.srv_name):
                 self.node.get_logger().error(strange, throttle_duration_sec=5.0)
+            if self._reminder.due(time.monotonic()):
+                self.node.get_logger().info(
+                    f'{self.traced.name} runs on this robot alone until there is a server at '
+                    f'{client.srv_name} in DDS domain {self.node.context.get_domain_id()}: '
+                    'lopinfer serve starts one, rog doctor checks the network')
             return
+        self._reminder.reset()
         if self._call is not None:
             self._call[0].remove_pending_request(self._call[1])
         future = client.call_async(request())

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from fleet_env.command import command_parser
 from fleet_env.errors import SettingError
 from fleet_ros.ending import end_with_launcher
 
@@ -15,8 +16,7 @@ from . import bench, demo, run, serve, status
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
-    parser = argparse.ArgumentParser(
-        prog='rrto', description='Run an unmodified PyTorch program on the GPU of a server.')
+    parser = command_parser('rrto', 'Run an unmodified PyTorch program on the GPU of a server.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
     for module in (run, serve, status, demo, bench):
         module.add_parser(verbs)

@@ -23,11 +23,13 @@ def call(options: Any) -> int:
     join_network(options, quiet=True)
     import rclpy
     from rclpy.node import Node
+    from rclpy.signals import SignalHandlerOptions
     from rrto_msgs import msg
 
     from ..protocol import qos
     from ..protocol.discovery import servers
-    rclpy.init(args=[])
+    # Signals are left to `main`: rclpy's handlers would make the wait below raise its own error.
+    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
     node = Node('rrto_status')
     heard: dict[str, Any] = {}
     known: set[str] = set()
@@ -44,7 +46,8 @@ def call(options: Any) -> int:
         for program, memory in zip(status.programs, status.memory, strict=True):
             print(f'  {program}: {memory / 2**20:.0f} MiB')
     if not heard:
-        print('no server in this DDS domain')
+        print(f'no server in DDS domain {node.context.get_domain_id()}; rrto serve starts one, '
+              'rog doctor checks the network')
     node.destroy_node()
     rclpy.try_shutdown()
     return 0 if heard else 1

@@ -42,4 +42,5 @@ def find_server(node: Node, limit: float = LIMIT, wanted: str = '', without: str
     if names:
         return names[0]
     name = f' {wanted!r}' if wanted else ''
-    raise ConfigError(f'there is no server{name} in this DDS domain; start one with `rrto serve`')
+    raise ConfigError(f'there is no server{name} in DDS domain {node.context.get_domain_id()}; '
+                      'start one with `rrto serve`, and let `rog doctor` check the network')

@@ -1,0 +1,35 @@
+"""A training loop of your own, which joins a fleet by its optimizer alone.
+
+The server has a fleet file, whose task has the same model; each robot runs this program:
+
+    rog fleet up examples/my_fleet.yaml --only server --set training.task=own_task:Digits
+    eval "$(rog fleet env examples/my_fleet.yaml)"      # in every other shell: the fleet's network
+    python examples/own_loop.py robot1
+"""
+
+import sys
+
+from own_task import Digits
+from rog_worker.connect import connect
+
+ROBOTS = ('robot1', 'robot2')
+
+robot = sys.argv[1] if len(sys.argv) > 1 else ROBOTS[0]
+task = Digits()
+model = task.model()
+with connect(robot, timeout=120) as fleet:
+    optimizer = fleet.optimizer(model, lr=0.05, momentum=0.9)    # waits for the server
+    for batch in task.batches(ROBOTS.index(robot), len(ROBOTS)):
+        optimizer.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()                                         # pushes, pulls, applies
+        fleet.report(loss=loss.item())                           # for rog status and the records
+        if optimizer.iteration % 20 == 1:
+            accuracy = task.evaluate(model)
+            fleet.report(accuracy=accuracy)
+            print(f'{robot}: iteration {optimizer.iteration - 1}, loss {loss.item():.3f}, '
+                  f'accuracy {100 * accuracy:.1f} %', flush=True)
+        if optimizer.stopped:                                    # the run is over
+            break
+print(f'{robot}: done, accuracy {100 * task.evaluate(model):.1f} %')

@@ -1,0 +1,51 @@
+"""What all commands of the suite share: `--version`, and errors that name the nearest verb."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from importlib.metadata import distributions
+from itertools import chain
+from typing import Any, NoReturn
+
+PROVIDERS = ('fleet_env', 'rog_suite')  # distributions that this package is in: workspace, wheel
+_CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<known>.*)\)")
+
+
+def version() -> str:
+    """Return the version of this software."""
+    found = next(chain.from_iterable(distributions(name=name) for name in PROVIDERS), None)
+    return 'unknown' if found is None else found.version
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that answers a mistyped verb or choice with the nearest one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message with the nearest choice, and end with exit code 2."""
+        if found := _CHOICE.search(message):
+            known = [word.strip(" '") for word in found['known'].split(',')]
+            if near := difflib.get_close_matches(found['given'], known, 1):
+                message = f"{message}; did you mean '{near[0]}'?"
+        super().error(message)
+
+
+class ShowVersion(argparse.Action):
+    """Prints name and version of the command."""
+
+    def __init__(self, option_strings: Any, dest: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS,
+                         help='show the version and end')
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any,
+                 option_string: str | None = None) -> None:
+        """Print it, and end with exit code 0."""
+        parser.exit(message=f'{parser.prog} {version()}\n')
+
+
+def command_parser(name: str, description: str) -> CommandParser:
+    """Return the parser of a whole command, with `--version`."""
+    parser = CommandParser(prog=name, description=description)
+    parser.add_argument('--version', action=ShowVersion)
+    return parser
