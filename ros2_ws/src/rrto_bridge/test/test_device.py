@@ -290,7 +290,7 @@ def test_dropped_tensors_are_freed_on_the_server(engine):
     x = torch.zeros(10).cuda()
     for _ in range(500):
         x = x + 1
-    remote.device().collect()
+    remote.device().lifetimes.collect()
     torch.cuda.synchronize()
     x.cpu()
     assert x[0].item() == 500 and len(engine.port.performer.context.tensors) < 150

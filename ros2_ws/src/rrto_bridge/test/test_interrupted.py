@@ -168,6 +168,6 @@ def test_a_wait_that_is_interrupted(mode):
                 left[0] = -1
 
     assert equal(program('cuda', attempt), expected)
-    remote.device().collect()
+    remote.device().lifetimes.collect()
     torch.cuda.synchronize()
     assert len(engine.port.performer.context.tensors) < 100
