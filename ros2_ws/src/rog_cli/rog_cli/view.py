@@ -41,10 +41,11 @@ class Monitor:
 
     :param key: the fleet's, or a robot's: statuses of the server count only if it proves them, and
         in the order in which they were made; anybody may repeat an old one.
-    :param above: see `FleetState`.
+    :param above, minutes: see `FleetState`.
     """
 
-    def __init__(self, namespace: str = '', key: Key | None = None, above: str = '') -> None:
+    def __init__(self, namespace: str = '', key: Key | None = None, above: str = '',
+                 minutes: float = 0.0) -> None:
         self.namespace = namespace
         self._proves = None if key is None else Signature(key).proves
         self._order = Order(SILENT)
@@ -52,7 +53,7 @@ class Monitor:
         self.node = rclpy.create_node(f'rog_status_{os.getpid()}')
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self.node)
-        self.state = FleetState(above)
+        self.state = FleetState(above, minutes)
         self.unproved = False  # whether the last status of a server was not proved by the key
         self._subscribed: set[str] = set()
         self.node.create_subscription(FleetStatus, f'{namespace}/{SERVER}/fleet_status',
@@ -178,7 +179,7 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
     upstream = fleet.upstream
     above = f'robot {upstream.namespace}/{upstream.robot} of the parent fleet' \
         if upstream.robot else ''
-    with Monitor(fleet.network.namespace, above=above) as monitor:
+    with Monitor(fleet.network.namespace, above=above, minutes=fleet.minutes) as monitor:
         for robot in fleet.robots:
             monitor.listen(robot.name)
 
