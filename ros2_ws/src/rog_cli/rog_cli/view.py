@@ -211,12 +211,12 @@ def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
 def outcome(summary: Summary, fleet: FleetConfig) -> None:
     """Print the table of results; only a task whose world changes has columns for that."""
     shift = any(not math.isnan(robot.accuracy.clean) for robot in summary.robots.values())
-    accuracies = {'before the shift': 'clean', 'after the shift': 'before', 'adapted': 'after'} \
-        if shift else {'at the start': 'before', 'at the end': 'after'}
+    accuracies = {'before the\nshift': 'clean', 'after the\nshift': 'before', 'adapted': 'after'} \
+        if shift else {'at the\nstart': 'before', 'at the\nend': 'after'}
     table = Table(title=f'{fleet.name}, {summary.sync}, {summary.duration_s:.0f} s of training',
-                  title_justify='left')
+                  title_justify='left', box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in ('robot', *accuracies, 'iterations', 'compute', 'communicate', 'stall',
-                   'energy J', 'rows per push'):
+                   'energy\nJ', 'rows per\npush'):
         table.add_column(column, justify='left' if column == 'robot' else 'right')
     for name, robot in summary.robots.items():
         total = robot.compute_s + robot.communicate_s + robot.stall_s or math.nan
