@@ -83,7 +83,7 @@ $(VENV)/.site: docs/requirements.txt $(VENV)/.ready
 
 # Each warning is an error: a link to a page or a heading that does not exist, a page that no other names.
 site: $(VENV)/.site
-	@$(BIN)/sphinx-build -W --keep-going -q -c docs . build/site
+	@$(IN) $(BIN)/sphinx-build -W --keep-going -q -c docs . build/site
 
 lint: setup site
 	$(BIN)/ruff check .

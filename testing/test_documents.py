@@ -258,7 +258,7 @@ def blocks():
     """(document, language, text) of every fenced block."""
     for document in DOCUMENTS:
         text = document.read_text()
-        for match in re.finditer(r'^ *```([\w{}]*)\n(.*?)^ *```', text, re.M | re.S):
+        for match in re.finditer(r'^ *```([\w{}]*).*?\n(.*?)^ *```', text, re.M | re.S):
             yield document.relative_to(ROOT), match[1], textwrap.dedent(match[2])
 
 

@@ -1,5 +1,7 @@
 """Every example runs as its first lines say, and README and a page of the documentation name it."""
 
+import json
+import os
 import re
 import shlex
 import shutil
@@ -14,6 +16,7 @@ from fleet_ros.environment import dds_environment
 from fleet_testing import Lines, environment, free_domain
 
 ROOT = Path(__file__).parent.parent
+SHOWN = ROOT / 'docs/outputs'  # what the documents say one sees; WRITE_OUTPUTS=1 writes it
 EXAMPLES = sorted(path.name for path in (ROOT / 'examples').iterdir() if path.is_file())
 SHORT = 60  # lines
 INCLUDED = re.compile(r'^```\{(?:literal)?include\} \.\./examples/(\S+)', re.M)
@@ -46,32 +49,59 @@ def done(program):
     return text
 
 
+def cells(notebook):
+    """The lines of each cell with code."""
+    return [cell['source'] for cell in json.loads(notebook)['cells'] if cell['cell_type'] == 'code']
+
+
+def form(text):
+    """The lines of an output without its numbers, each kind of line once."""
+    lines = (re.sub(r'\s+', ' ', re.sub(r'-?\d+(\.\d+)?', '#', line)).strip()
+             for line in text.splitlines())
+    return list(dict.fromkeys(re.sub('[━─]+', '─', line) for line in lines if line))
+
+
+def check_shown(name, text):
+    """The documents show what was printed, but for numbers, which differ from run to run."""
+    shown = ''.join(f'{line.rstrip()}\n' for line in text.strip().splitlines())
+    if os.environ.get('WRITE_OUTPUTS') or not (SHOWN / name).exists():  # TEMPORARY
+        (SHOWN / name).write_text(shown)
+    assert form((SHOWN / name).read_text()) == form(shown)
+
+
 @pytest.mark.parametrize('name', EXAMPLES)
 def test_an_example_is_short_and_the_documents_name_it(name):
-    assert len((ROOT / 'examples' / name).read_text().splitlines()) < SHORT
+    text = (ROOT / 'examples' / name).read_text()
+    assert sum(map(len, cells(text)) if name.endswith('.ipynb') else [
+        len(text.splitlines())]) < SHORT
     assert f'examples/{name}' in (ROOT / 'README.md').read_text()
     pages = [page.read_text() for page in (ROOT / 'docs').glob('*.md')]
-    assert any(name in INCLUDED.findall(page) for page in pages), f'no page includes {name}'
+    included = name.endswith('.ipynb') or any(name in INCLUDED.findall(page) for page in pages)
+    assert included and any(f'examples/{name}' in page for page in pages), f'no page has {name}'
 
 
 def test_own_task_is_learnt_in_virtual_time(run):
     text = done(run('-m rog_cli.main sim examples/my_fleet.yaml --out there --minutes 0.5 '
                     '--set training.task=own_task:Digits'))
     assert 'robot2' in text and 'summary.json' in text
+    check_shown('own_task.txt', text)
 
 
 def test_own_method_trains_beside_another_one(run):
     text = done(run('-m rog_cli.main compare examples/my_fleet.yaml --sync '
                     'bsp,own_method:Lag:4,own_method:Lag:4+fast --minutes 0.2 --seeds 1 --jobs 1'))
     assert re.search(r'^ *own_method:Lag:4\+fast ', text, re.M), text
+    check_shown('own_method.txt', text)
 
 
 def test_own_loop_trains_two_robots_with_a_server(run):
     server = run('-m rog_cli.main fleet up examples/my_fleet.yaml --only server --plain '
                  '--out there --set training.task=own_task:Digits --minutes 0.1')
     robots = [run(f'examples/own_loop.py robot{n}') for n in (1, 2)]
-    for robot in robots:
-        assert re.search(r'robot\d: iteration 20, .*(.|\n)*done, accuracy \d', done(robot))
+    for text in map(done, robots):
+        assert re.search(r'robot\d: iteration 20, .*(.|\n)*done, accuracy \d', text)
+        said = re.findall(r'^robot.*', text, re.M)
+    check_shown('own_loop.txt', '\n'.join([*said[:3], said[-1]]))
     assert 'Results in' in done(server)
 
 
@@ -80,11 +110,13 @@ def test_offload_model_shares_its_inferences(run):
     text = done(run('examples/offload_model.py'))
     assert 'alone: equal' in text and 'shared: equal' in text
     assert int(re.search(r'(\d+) of them shared', text)[1]) > 0, text
+    check_shown('offload_model.txt', re.sub('^.INFO.*\n', '', text, flags=re.M))
 
 
 def test_offload_program_runs_on_a_server_that_is_started_for_it(run):
     text = done(run(f'-m rrto_bridge.cli.main run -- {sys.executable} examples/offload_program.py'))
     assert '40 of 40 answers equal' in text, text
+    check_shown('offload_program.txt', ''.join(re.findall('^(?:inference|CPU).*\n', text, re.M)))
 
 
 def test_a_recorded_link_is_trained_over_again(run):
@@ -96,3 +128,14 @@ def test_a_recorded_link_is_trained_over_again(run):
         if command not in needs_radio:
             short = command + ' --minutes 0.3' * bool(re.match('sim|compare', command))
             assert done(run(f'-m rog_cli.main {short}'))
+
+
+def test_the_notebook_runs_without_ros(run, tmp_path, monkeypatch):
+    monkeypatch.setenv('MPLBACKEND', 'agg')
+    text = (tmp_path / 'examples/compare.ipynb').read_text()
+    program = '\n'.join(''.join(cell) for cell in cells(text))
+    before = "import os, sys\nos.chdir('examples')\nsys.modules['rclpy'] = None  # no ROS 2\n"
+    after = 'assert [len(line.get_xdata()) > 1 for line in axes.lines] == 3 * [True]\n'
+    (tmp_path / 'cells.py').write_text(f'{before}{program}\n{after}')
+    text = done(run('cells.py'))
+    assert re.search('^ *rsp:4 ', text, re.M), text

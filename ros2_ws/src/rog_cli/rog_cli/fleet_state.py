@@ -94,13 +94,20 @@ class Fleet:
     keyed: bool = False
     minimum: str = ''  # share of the rows that every transfer must carry, and its time
     above: str = ''    # what it is to another fleet
+    left: float = math.nan  # s until the run is over, if the listener knows its duration
+
+    @property
+    def time(self) -> str:
+        """Return the time of the run, and what is left of it, in words."""
+        left = '' if math.isnan(self.left) else f', {_duration(self.left)} left'
+        return f'{self.elapsed:.0f} s{left}'
 
     def headline(self) -> str:
         """Return method, state, time and minimum in one line."""
         if not self.found:
             return 'waiting for the parameter server'
-        return '   '.join(filter(None, (self.sync, self.state, f'{self.elapsed:.0f} s',
-                                        self.minimum, self.above)))
+        return '   '.join(filter(None, (self.sync, self.state, self.time, self.minimum,
+                                        self.above)))
 
     def causes(self) -> list[str]:
         """Return for each robot why others wait for it, or no longer wait."""
@@ -111,7 +118,12 @@ class Fleet:
         """Return the state of the fleet in one short line for each robot."""
         if not self.robots:
             return [self.headline()]
-        return [f'{self.elapsed:5.0f} s  {_line(robot)}' for robot in self.robots]
+        lines = [f'{self.elapsed:5.0f} s  {_line(robot)}' for robot in self.robots]
+        return lines if math.isnan(self.left) else [*lines, f'         {_duration(self.left)} left']
+
+
+def _duration(seconds: float) -> str:
+    return f'{seconds:.0f} s' if seconds < 120 else f'{seconds / 60:.0f} min'
 
 
 def _line(robot: Robot) -> str:
@@ -157,11 +169,15 @@ CURVES = {'accuracy': 'accuracy, %', 'link': 'link, Mbit/s', 'rows': 'rows in a 
 class FleetState:
     """The received statuses of a fleet. ``now`` is the listener's time in s, from any origin.
 
-    ``above``: what it is to another fleet, in words; no status says it.
+    ``above``: what it is to another fleet, in words; ``minutes``: duration of the run, 0 if it is
+    not known. No status says them.
+
+    When another run begins, everything begins anew: its times would run over those of the former.
     """
 
-    def __init__(self, above: str = '') -> None:
+    def __init__(self, above: str = '', minutes: float = 0.0) -> None:
         self._above = above
+        self.minutes = minutes
         self.fleet: Any = None
         self.robots: dict[str, Any] = {}
         self.heard: dict[str, float] = {}     # robot -> time of its last status
@@ -172,6 +188,10 @@ class FleetState:
     def on_fleet(self, message: Any, now: float) -> None:
         """Handle a status of the server."""
         former, self.fleet, self.heard_fleet = self.fleet, message, now
+        if former is not None and _is_another_run(former, message):
+            self.robots, self.heard, former = {}, {}, None
+            self.events.clear()
+            self.curves = {name: {} for name in CURVES}
         for event in changes(former, message):
             self.events.append(event)
 
@@ -211,8 +231,10 @@ class FleetState:
         state, sync = shown(fleet.state, NAME), shown(fleet.sync, NAME)
         minimum = f'minimum {100 * fleet.mta:.0f} % of {fleet.rows_total} rows, MTA time ' \
                   f'{1e3 * fleet.mta_time:.0f} ms' if fleet.rows_total else ''
+        left = 60 * self.minutes - self.elapsed(now) \
+            if self.minutes and fleet.state in ('training', 'paused') else math.nan
         return Fleet(robots, True, now - self.heard_fleet, state, sync, shown(fleet.host, NAME),
-                     fleet.elapsed, len(fleet.tag) > 0, minimum, self._above)
+                     fleet.elapsed, len(fleet.tag) > 0, minimum, self._above, max(left, 0.0))
 
     def _robot(self, name: str, seen: Any, now: float) -> Robot:
         own = self.robots.get(name)
@@ -234,6 +256,12 @@ class FleetState:
 def _link(status: Any) -> float:
     """Return the rate of the emulated link, or the measured rate of a real link, in Mbit/s."""
     return float(status.bandwidth if math.isnan(status.link_rate) else status.link_rate)
+
+
+def _is_another_run(former: Any, message: Any) -> bool:
+    """Return whether a status is of another run, or of this one from an earlier save on."""
+    return message.run != former.run or (message.incarnation != former.incarnation
+                                         and message.elapsed < former.elapsed)
 
 
 def changes(former: Any, message: Any) -> Sequence[Event]:

@@ -41,10 +41,11 @@ class Monitor:
 
     :param key: the fleet's, or a robot's: statuses of the server count only if it proves them, and
         in the order in which they were made; anybody may repeat an old one.
-    :param above: see `FleetState`.
+    :param above, minutes: see `FleetState`.
     """
 
-    def __init__(self, namespace: str = '', key: Key | None = None, above: str = '') -> None:
+    def __init__(self, namespace: str = '', key: Key | None = None, above: str = '',
+                 minutes: float = 0.0) -> None:
         self.namespace = namespace
         self._proves = None if key is None else Signature(key).proves
         self._order = Order(SILENT)
@@ -52,7 +53,7 @@ class Monitor:
         self.node = rclpy.create_node(f'rog_status_{os.getpid()}')
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self.node)
-        self.state = FleetState(above)
+        self.state = FleetState(above, minutes)
         self.unproved = False  # whether the last status of a server was not proved by the key
         self._subscribed: set[str] = set()
         self.node.create_subscription(FleetStatus, f'{namespace}/{SERVER}/fleet_status',
@@ -178,7 +179,7 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
     upstream = fleet.upstream
     above = f'robot {upstream.namespace}/{upstream.robot} of the parent fleet' \
         if upstream.robot else ''
-    with Monitor(fleet.network.namespace, above=above) as monitor:
+    with Monitor(fleet.network.namespace, above=above, minutes=fleet.minutes) as monitor:
         for robot in fleet.robots:
             monitor.listen(robot.name)
 
@@ -210,12 +211,12 @@ def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
 def outcome(summary: Summary, fleet: FleetConfig) -> None:
     """Print the table of results; only a task whose world changes has columns for that."""
     shift = any(not math.isnan(robot.accuracy.clean) for robot in summary.robots.values())
-    accuracies = {'before the shift': 'clean', 'after the shift': 'before', 'adapted': 'after'} \
-        if shift else {'at the start': 'before', 'at the end': 'after'}
+    accuracies = {'before the\nshift': 'clean', 'after the\nshift': 'before', 'adapted': 'after'} \
+        if shift else {'at the\nstart': 'before', 'at the\nend': 'after'}
     table = Table(title=f'{fleet.name}, {summary.sync}, {summary.duration_s:.0f} s of training',
-                  title_justify='left')
+                  title_justify='left', box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in ('robot', *accuracies, 'iterations', 'compute', 'communicate', 'stall',
-                   'energy J', 'rows per push'):
+                   'energy\nJ', 'rows per\npush'):
         table.add_column(column, justify='left' if column == 'robot' else 'right')
     for name, robot in summary.robots.items():
         total = robot.compute_s + robot.communicate_s + robot.stall_s or math.nan

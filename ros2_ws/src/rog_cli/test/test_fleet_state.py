@@ -68,6 +68,42 @@ def test_curves_are_over_the_time_of_the_run(state):
                       'rows': [(10.5, 25.0)], 'staleness': [(10.5, 0.0)]}
 
 
+def trained(state, now, *robots, **fields):
+    """A status of the server, and one of each of its robots."""
+    state.on_fleet(server(*((name, 'training', {}) for name in robots), **fields), now)
+    for name in robots:
+        state.on_robot(own(name, iteration=3, rows_total=4, accuracy=.5, bandwidth=2.0), now)
+
+
+def times(state):
+    return {name: [t for t, _ in curve.points] for name, curve in state.curves['link'].items()}
+
+
+def test_another_run_begins_anew(state):
+    trained(state, 0.0, 'robot1', 'robot2', run=1, incarnation=1, elapsed=50.0)
+    trained(state, 9.0, 'robot2', run=2, incarnation=2, elapsed=1.0)
+    assert times(state) == {'robot2': [1.0]}
+    assert [r.name for r in state.shown(9.0).robots] == ['robot2'] and not state.events
+
+
+def test_a_run_that_its_next_server_continues_goes_on_and_never_runs_back(state):
+    trained(state, 0.0, 'robot1', run=1, incarnation=1, elapsed=50.0)
+    trained(state, 9.0, 'robot1', run=1, incarnation=2, elapsed=59.0)
+    assert times(state) == {'robot1': [50.0, 59.0]}
+    trained(state, 20.0, 'robot1', run=1, incarnation=3, elapsed=40.0)
+    assert times(state) == {'robot1': [40.0]}
+
+
+@pytest.mark.parametrize(('minutes', 'status', 'said'), [
+    (1.0, 'training', '10 s, 50 s left'), (60.0, 'paused', '10 s, 60 min left'),
+    (0.1, 'training', '10 s, 0 s left'), (0.0, 'training', '10 s'), (1.0, 'stopped', '10 s')])
+def test_the_time_left_is_said_where_the_duration_is_known(minutes, status, said):
+    state = FleetState(minutes=minutes)
+    state.on_fleet(server(('robot1', 'training', {}), state=status), 0.0)
+    assert f'   {said}' in state.shown(0.0).headline()
+    assert ('left' in state.shown(0.0).lines()[-1]) == ('left' in said)
+
+
 def test_a_curve_of_a_long_run_keeps_its_shape_and_no_more_points_than_it_may():
     curve = Curve()
     for n in range(10 * POINTS):

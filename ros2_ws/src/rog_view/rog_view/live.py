@@ -20,7 +20,7 @@ from .source import View, view_of
 STEP = 0.5      # s between two views
 ANSWER = 10.0   # s that the server has to answer a call
 AGAIN = 5.0     # s until it is asked again whether it takes control calls
-CONTROL = 'security.control'
+CONTROL, MINUTES = 'security.control', 'minutes'
 
 
 class Live:
@@ -50,7 +50,7 @@ class Live:
             self.view = self._look()
 
     def _inquire(self) -> None:
-        """Ask each new server process whether it accepts control calls, until it answers.
+        """Ask each new server process for `CONTROL` and `MINUTES`, until it answers.
 
         A server whose time for such calls is used up answers with nothing, and is asked again.
         """
@@ -63,7 +63,8 @@ class Live:
             if asked is not None and not done:
                 self._parameters.remove_pending_request(self._question)
             self._whom, self._since = fleet.incarnation, now
-            self._question = self._parameters.call_async(GetParameters.Request(names=[CONTROL]))
+            self._question = self._parameters.call_async(
+                GetParameters.Request(names=[CONTROL, MINUTES]))
 
     def _look(self) -> View:
         now, state = time.monotonic(), self._monitor.state
@@ -76,7 +77,15 @@ class Live:
             notice = f'no parameter server found in {where} yet; rog doctor searches for reasons' \
                 if not self._monitor.unproved else 'there is a parameter server, but its status ' \
                 'is not proved by this key'
+        state.minutes = self._minutes()
         return view_of(state, now, where, notice, silent or self._unable())
+
+    def _minutes(self) -> float:
+        """Return the duration of the run, min; 0 while the server has not said it."""
+        answer = self._question
+        if answer is None or not answer.done() or self._whom != self._monitor.fleet.incarnation:
+            return 0.0
+        return answer.result().values[1].double_value if len(answer.result().values) > 1 else 0.0
 
     def _unable(self) -> str:
         if reason := self._controls.unable():

@@ -27,6 +27,8 @@ COLORS = ['#1f77b4', '#ff7f0e', '#2ca02c', '#d62728', '#9467bd', '#8c564b', '#e3
 LEGENDS = 16  # robots that a legend has room for
 TITLES = {'iter': 'iteration', 'acc': 'accuracy', 'stale': 'staleness', 'pushed': 'pushed',
           'compute': 'computing', 'comm': 'communicating', 'stall': 'waiting'}
+MTA = ('Minimum: the share of the rows that every transfer must carry. MTA time: how long the '
+       'slowest link needs for it; every transfer lasts so long, and a faster link carries more.')
 
 CSS = '''
 body { background: #f5f6f8; color: #1c2430; }
@@ -47,9 +49,10 @@ body { background: #f5f6f8; color: #1c2430; }
 .bad { background: #fde2e1; color: #7f1d1d; } .over { background: #e8ebef; color: #333d4a; }
 .text { overflow-wrap: anywhere; white-space: pre-wrap; }
 .q-btn.disabled { filter: grayscale(1) opacity(.55); }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(520px, 1fr)); gap: 16px;
-          width: 100%; }
+.charts { display: grid; gap: 16px; width: 100%;
+          grid-template-columns: repeat(auto-fit, minmax(min(520px, 100%), 1fr)); }
 .chart { height: 240px; width: 100%; }
+@media (max-width: 700px) { .nicegui-content { padding: 10px 8px; } .card { padding: 8px; } }
 .events { max-height: 220px; overflow-y: auto; width: 100%; }
 .q-table th { font-weight: 600; color: #5b6675; white-space: pre-line; line-height: 1.2; }
 .q-table td, .q-table th { padding: 4px 10px !important; font-variant-numeric: tabular-nums; }
@@ -76,6 +79,7 @@ class Page:
             self._state = ui.label().classes('badge').props('id=state')
             self._headline = ui.label().props('id=headline')
             self._where = ui.label().classes('muted')
+        self._explained = ui.label(MTA).classes('muted').props('id=mta')
         self._notice = ui.label().classes('notice text').props('id=notice')
         if self._live:
             self._build_controls()
@@ -95,7 +99,8 @@ class Page:
         self._state.set_text(fleet.state or 'no fleet')
         self._state.classes(replace=f'badge {LOOKS.get(fleet.state, "over")}')
         self._headline.set_text(' · '.join(filter(None, (
-            fleet.sync, f'{fleet.elapsed:.0f} s', fleet.minimum))) if fleet.found else '')
+            fleet.sync, fleet.time, fleet.minimum))) if fleet.found else '')
+        self._explained.set_visibility(bool(fleet.minimum))
         self._where.set_text(f'{view.title}{fleet.host and ", server: " + fleet.host}')
         self._notice.set_text(view.notice)
         self._notice.set_visibility(bool(view.notice))
@@ -192,7 +197,7 @@ def _chart(title: str) -> ui.echart:
             'title': {'text': title, 'left': 0, 'top': 0,
                       'textStyle': {'fontSize': 14, 'color': '#1c2430'}},
             'grid': {'left': 44, 'right': 16, 'top': 40, 'bottom': 40},
-            'legend': {'top': 0, 'left': 180, 'right': 0, 'type': 'scroll', 'icon': 'roundRect',
+            'legend': {'top': 0, 'left': '45%', 'right': 0, 'type': 'scroll', 'icon': 'roundRect',
                        'itemHeight': 4},
             'tooltip': {'trigger': 'axis', 'renderMode': 'richText'},  # no HTML
             'textStyle': {'fontFamily': 'Roboto, sans-serif'},

@@ -1,0 +1,63 @@
+"""A browser for one page: `python qt_page.py URL`; each line of stdin is JavaScript to evaluate.
+
+The answer is a line of JSON. `resize WIDTH HEIGHT` sets the size of the window in pixels, and
+`picture FILE` writes what it shows. The browser is Chromium in Qt, which PyPI has.
+"""
+
+import json
+import os
+import sys
+import threading
+
+os.environ['QT_QPA_PLATFORM'] = 'offscreen'
+os.environ['QTWEBENGINE_CHROMIUM_FLAGS'] = '--disable-gpu --no-proxy-server --no-sandbox'
+
+from PyQt6.QtCore import QObject, QUrl, pyqtSignal  # noqa: E402
+from PyQt6.QtWebEngineWidgets import QWebEngineView  # noqa: E402
+from PyQt6.QtWidgets import QApplication  # noqa: E402
+
+
+class Lines(QObject):
+    """Reads stdin on a thread of its own."""
+
+    came = pyqtSignal(str)
+    ended = pyqtSignal()
+
+    def read(self):
+        for line in sys.stdin:
+            self.came.emit(line.rstrip('\n'))
+        self.ended.emit()
+
+
+def answer(value=None):
+    print(json.dumps(value), flush=True)
+
+
+def main():
+    app = QApplication(sys.argv)
+    view = QWebEngineView()
+    view.resize(1400, 1300)
+    view.show()
+    view.load(QUrl(sys.argv[1]))
+
+    def do(line):
+        verb, _, rest = line.partition(' ')
+        if verb == 'resize':
+            view.resize(*map(int, rest.split()))
+            answer()
+        elif verb == 'picture':
+            answer(view.grab().save(rest))
+        else:
+            view.page().runJavaScript(f'JSON.stringify((() => {{ {line} }})())',
+                                      lambda text: answer(json.loads(text or 'null')))
+
+    lines = Lines()
+    lines.came.connect(do)
+    lines.ended.connect(app.quit)
+    threading.Thread(target=lines.read, daemon=True).start()
+    app.exec()
+    os._exit(0)  # Chromium's own end takes seconds
+
+
+if __name__ == '__main__':
+    main()
