@@ -14,10 +14,12 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from convmlp import convmlp_m
+from rog_core.arrays import Array
 from rog_core.loopback import handler
 from rog_core.model.partition import RowPartition, partition_of
 from rog_core.protocol.config import ServerConfig, SgdConfig, TransferConfig
@@ -53,22 +55,25 @@ class Clock:
 
 
 class Pair:
-    """One server and robots that answer at once; messages are delivered in order."""
+    """One server and robots that answer at once; messages are delivered in order.
+
+    ``put``: copies values to where they are computed with.
+    """
 
     def __init__(self, partition: RowPartition, robots: int, max_chunk: int,
-                 codec: str = 'onebit') -> None:
+                 codec: str = 'onebit', put: Callable[[np.ndarray], Array] = np.copy) -> None:
         self.partition, self.now, self.clock = partition, 0.0, Clock()
         self.questions = 0  # to the server for its next deadline: one after each message
         self.noise = np.random.default_rng(1)
-        master = self.noise.standard_normal(partition.elements, np.float32)
+        master = put(self.noise.standard_normal(partition.elements, np.float32))
         transfer = TransferConfig('row', codec, 1.0, 1.0, max_chunk, 0.004)
         self.server = ServerMachine(partition, master, 1,
                                     ServerConfig(transfer, SYNC, 0.0, 1e9, 1e9, 1e9, 1e9, {},
                                                  100.0))
         # One robot is real. The others only fill the server's tables.
-        store = Accumulator(partition, np.zeros(partition.elements, np.float32))
+        store = Accumulator(partition, put(np.zeros(partition.elements, np.float32)))
         self.worker = WorkerMachine('robot0', 2, store, transfer)
-        self.gradient = self.noise.standard_normal(partition.elements, np.float32)
+        self.gradient = put(self.noise.standard_normal(partition.elements, np.float32))
         self.worker.link.rate = FAST
         for other in range(1, robots):
             self._admit(f'robot{other}', 100 + other)

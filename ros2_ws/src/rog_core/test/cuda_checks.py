@@ -1,82 +1,207 @@
-"""CUDA kernels without a GPU: compiled by NVRTC, and run on the CPU in place of cupy's."""
+"""CUDA kernels without a GPU: compiled by NVRTC, and run on the CPU in place of cupy's.
+
+The stand-ins are late, as a GPU is: a stream carries out what it is told when somebody waits for
+it. Memory that is not yet written holds 0xa5, and so does what lies before and behind it.
+"""
 
 import ctypes
 import re
 import subprocess
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+from rog_core.codecs import cuda
 
 HERE = Path(__file__).parent
-FAMILIES = ('onebit',)
+FAMILIES = sorted(path.stem for path in Path(cuda.__file__).parent.glob('*.cu'))
 ARCHITECTURES = (72, 75, 86, 87, 89, 90)
+POISON, MARGIN = 0xa5, 64
 _KERNEL = re.compile(r'extern "C" __global__ void (\w+)\(([^)]*)\)')
+_PARAMETER = re.compile(r'(?:const )?(\w[\w ]*?) *(\*?)(\w+)(?:,|$)')
+_MEMORY = {'float': torch.float32, 'long long': torch.int64, 'unsigned char': torch.uint8,
+           'int': torch.int32}
+_NUMBERS = {'float': (np.float32, ctypes.c_float), 'int': (np.int32, ctypes.c_int)}
 
 
-def build(text, folder):
+def _convert(argument, kind, pointer):
+    """What ctypes takes for an argument, whose type must be that of the parameter."""
+    if pointer:
+        assert argument.dtype == _MEMORY[kind]
+        return ctypes.c_void_p(argument.data_ptr())
+    number, converted = _NUMBERS[kind]
+    assert type(argument) is number
+    return converted(argument)
+
+
+def build(text, folder, *defines):
     """Compile kernels with g++; returns a function that launches one of them by name."""
-    wrappers = []
-    for name, parameters in _KERNEL.findall(text):
-        names = ', '.join(re.findall(r'(\w+)\s*(?:,|$)', parameters))
-        comma = ', ' if parameters.strip() else ''
-        wrappers.append(f'extern "C" int launch_{name}(unsigned b, unsigned t{comma}{parameters})'
-                        f' {{ return launch(b, t, [=] {{ {name}({names}); }}); }}')
+    wrappers, parameters = [], {}
+    for name, declared in _KERNEL.findall(text):
+        parameters[name] = _PARAMETER.findall(declared)
+        names = ', '.join(p[2] for p in parameters[name])
+        wrappers.append(
+            f'extern "C" int launch_{name}(unsigned b, unsigned t, unsigned s, {declared}) '
+            f'{{ return launch(b, t, s, [=] {{ {name}({names}); }}); }}')
     (folder / 'kernels.cpp').write_text('\n'.join(['#include "cuda_cpu.h"', text, *wrappers]))
-    subprocess.run(['g++', '-O1', '-std=c++14', '-ffp-contract=off', '-shared', '-fPIC', '-w',
-                    f'-I{HERE}', 'kernels.cpp', '-o', 'kernels.so'], cwd=folder, check=True)
+    subprocess.run(['g++', '-O1', '-std=c++14', '-ffp-contract=off', '-U_FORTIFY_SOURCE', '-shared',
+                    '-fPIC', '-w', *defines, f'-I{HERE}', 'kernels.cpp', '-o', 'kernels.so'],
+                   cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / 'kernels.so'))
 
-    def run(name, blocks, threads, arguments):
-        convert = {np.int32: ctypes.c_int, np.float32: ctypes.c_float}
-        code = library[f'launch_{name}'](blocks, threads, *(
-            ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor)
-            else convert[type(a)](a) for a in arguments))
+    def run(name, blocks, threads, arguments, seed=0):
+        pairs = zip(arguments, parameters[name], strict=True)
+        code = library[f'launch_{name}'](blocks, threads, seed, *(
+            _convert(a, kind, pointer) for a, (kind, pointer, _) in pairs))
         assert code == 0, f'threads of {name} wait for one another for ever'
     return run
 
 
-def stand_in(build_text):
-    """What `rog_core.codecs.cuda` uses of cupy, on CPU tensors; ``build_text``: `build`."""
-    launches = []
+class OnGpu(torch.Tensor):
+    """A tensor of the host that says it is on a GPU: PyTorch's operations wait for their turn."""
 
-    class RawModule:
-        def __init__(self, code, options):
-            assert '--fmad=false' in options
-            self.run = build_text(code)
+    is_cuda = True
+    stand_in = None
+    _AT_ONCE = {'__get__', '__dlpack__', '__dlpack_device__', 'as_subclass', 'data_ptr',
+                'get_device', 'is_contiguous'}
 
-        def get_function(self, name):
-            def kernel(grid, block, arguments):
-                launches.append((name, *grid, *block))
-                self.run(name, *grid, *block, arguments)
-            return kernel
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), named=None):
+        if function.__name__ not in cls._AT_ONCE:
+            cls.stand_in.stream.synchronize()
+        return super().__torch_function__(function, types, arguments, named or {})
 
-    def from_dlpack(tensor):
+
+class Stream:
+    """What it is told to do, it does when somebody waits for it."""
+
+    def __init__(self, number):
+        self.cuda_stream, self.queue = number, []
+
+    def synchronize(self):
+        while self.queue:
+            self.queue.pop(0)()
+
+
+class StandIn:
+    """cupy, and what `rog_core.codecs.cuda` uses of `torch.cuda`.
+
+    ``build_text``: see `build`. ``seed``: of the order of threads. ``launches``: of each the
+    kernel's name, blocks, and threads of a block.
+    """
+
+    def __init__(self, monkeypatch, build_text):
+        self.seed, self.launches, self.stream = 0, [], Stream(7)
+        self._made, self._within, self._empty = [], [], torch.empty
+        monkeypatch.setattr(torch, 'empty', self._poisoned)
+        monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: self.stream)
+        monkeypatch.setattr(torch.cuda, 'synchronize', self.finish)
+        monkeypatch.setattr(OnGpu, 'stand_in', self)
+        stand_in, entered = self, self._entered
+
+        programs = []
+
+        def compile_using_nvrtc(text, options):
+            programs.append(build_text(text, *(o for o in options if o.startswith('-D'))))
+            return str(len(programs) - 1).encode(), None
+
+        class Module:
+            def load(self, binary):
+                self.run = programs[int(binary)]
+
+            def get_function(self, name):
+                def kernel(grid, block, arguments):
+                    stand_in._launch(self.run, name, *grid, *block, arguments)
+                return kernel
+
+        self.cupy = SimpleNamespace(from_dlpack=self._from_dlpack, cuda=SimpleNamespace(
+            compiler=SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc),
+            function=SimpleNamespace(Module=Module),
+            Device=lambda device: entered('device', device),
+            ExternalStream=lambda *stream: entered('stream', *stream)))
+
+    @contextmanager
+    def _entered(self, *what):
+        self._within.append(what)
+        yield
+        self._within.pop()
+
+    def _launch(self, run, name, blocks, threads, arguments):
+        assert self._within == [('device', -1), ('stream', self.stream.cuda_stream, -1)]
+        self.launches.append((name, blocks, threads))
+        self.stream.queue.append(lambda: run(name, blocks, threads, arguments, self.seed))
+
+    def _from_dlpack(self, tensor):
         assert tensor.is_contiguous()
-        return torch.from_dlpack(tensor)
+        found = torch.from_dlpack(tensor.as_subclass(torch.Tensor))
+        assert found.data_ptr() == tensor.data_ptr()
+        return found
 
-    return SimpleNamespace(
-        RawModule=RawModule, from_dlpack=from_dlpack, launches=launches,
-        cuda=SimpleNamespace(Device=lambda device: nullcontext(),
-                             ExternalStream=lambda stream, device: nullcontext()))
+    def _poisoned(self, shape, dtype, device, pin_memory=False):
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        size = int(np.prod(shape)) * dtype.itemsize
+        whole = self._empty(size + 2 * MARGIN, dtype=torch.uint8).fill_(POISON)
+        self._made.append((whole, size))
+        made = whole[MARGIN:MARGIN + size].view(dtype).view(shape)
+        return self._pinned(made) if pin_memory else made
+
+    def _pinned(self, made):
+        stand_in = self
+
+        class Pinned(torch.Tensor):
+            """Memory of the host that a stream copies, when it comes to that."""
+
+            def to(self, device, non_blocking):
+                assert non_blocking
+                there = stand_in._poisoned(self.shape, self.dtype, device)
+                stand_in.stream.queue.append(lambda: there.copy_(made))
+                return there
+
+            def copy_(self, values, non_blocking):
+                assert non_blocking
+                stand_in.stream.queue.append(lambda: made.copy_(values))
+
+        return made.as_subclass(Pinned)
+
+    def finish(self):
+        """Wait for the stream; nothing may have been written beside what was asked for."""
+        self.stream.synchronize()
+        for whole, size in self._made:
+            assert (whole[:MARGIN] == POISON).all() and (whole[MARGIN + size:] == POISON).all()
+        self._made.clear()
 
 
-def cubin(nvrtc, text, architecture, options):
-    """Compile with NVRTC (a ctypes library); returns the cubin and what ptxas says of it."""
+def compile_by(nvrtc, text, architecture, options):
+    """Compile with NVRTC (a ctypes library); returns the code, and what ptxas says of it.
+
+    A cubin for ``architecture`` sm_N; PTX for compute_N.
+    """
+    kind = 'CUBIN' if architecture.startswith('sm') else 'PTX'
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b'k.cu', 0, None,
                                     None) == 0
-    words = [*options, f'--gpu-architecture=sm_{architecture}', '--ptxas-options=-v']
+    words = [*options, f'--gpu-architecture={architecture}']
+    words += ['--ptxas-options=-v'] * (kind == 'CUBIN')
     code = nvrtc.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(
         *(w.encode() for w in words)))
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, log)
     assert code == 0, log.value.decode()
-    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    nvrtc[f'nvrtcGet{kind}Size'](program, ctypes.byref(size))
     out = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetCUBIN(program, out)
+    nvrtc[f'nvrtcGet{kind}'](program, out)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     return out.raw, log.value.decode()
+
+
+_USE = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill "
+                  r'stores, (\d+) bytes spill loads.*?Used (\d+) registers', re.S)
+
+
+def usage(log):
+    """Registers of each kernel, and its bytes of stack and spills, as ptxas tells."""
+    return {name: (int(registers), int(frame) + int(stores) + int(loads))
+            for name, frame, stores, loads, registers in _USE.findall(log)}

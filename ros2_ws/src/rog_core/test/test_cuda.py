@@ -1,53 +1,76 @@
 """CUDA kernels without a GPU: cubins for every architecture, and the same source on the CPU.
 
-Nothing here runs on a GPU: speed, races, and cupy itself are not tested.
+Here neither speed is tested, nor what threads do to one place between two barriers, nor cupy
+itself; the last tests are for a GPU.
 """
 
 import ctypes
-import re
 import shutil
+import sys
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
+import cuda_codecs
 import numpy as np
 import pytest
 import torch
-from cuda_checks import ARCHITECTURES, FAMILIES, build, cubin, stand_in
+from cuda_checks import ARCHITECTURES, FAMILIES, OnGpu, StandIn, Stream, build, compile_by, usage
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_core.codecs import cuda, get_codec
-from rog_core.model.partition import partition_of
+from reference import PLACES
+from rog_core.codecs import EXAMPLES, RAW, cuda, get_codec
+from rog_core.errors import LocalProtocolError
+from rog_core.model.partition import RowPartition, partition_of
 
 needs_compiler = pytest.mark.skipif(not shutil.which('g++'), reason='needs g++')
 SPECIAL = np.array([np.nan, -np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, -1e-40, 2.0 ** 120],
                    np.float32)
+NAMED = [name for name in EXAMPLES if get_codec(name).kernels[0] == 'topk']  # elements, one by one
+
+
+@pytest.fixture(scope='module')
+def nvrtc():
+    nvidia = pytest.importorskip('nvidia.cuda_nvrtc', reason='needs nvidia-cuda-nvrtc-cu12')
+    path, = Path(next(iter(nvidia.__path__))).glob('lib/libnvrtc.so.*')
+    return ctypes.CDLL(str(path))
 
 
 @pytest.mark.parametrize('architecture', ARCHITECTURES)
 @pytest.mark.parametrize('family', FAMILIES)
-def test_nvrtc_compiles_every_kernel_without_spills(family, architecture):
-    nvidia = pytest.importorskip('nvidia.cuda_nvrtc', reason='needs nvidia-cuda-nvrtc-cu12')
-    path, = Path(next(iter(nvidia.__path__))).glob('lib/libnvrtc.so.*')
-    binary, log = cubin(ctypes.CDLL(str(path)), cuda.source(family), architecture, cuda.OPTIONS)
-    print(f'sm_{architecture}\n{log}')
+def test_nvrtc_compiles_every_kernel_without_spills(nvrtc, family, architecture):
+    binary, log = compile_by(nvrtc, cuda.source(family), f'sm_{architecture}', cuda.OPTIONS)
     assert binary[:4] == b'\x7fELF'
-    registers = re.findall(r'Used (\d+) registers', log)
-    spills = re.findall(r'(\d+) bytes spill (?:stores|loads)', log)
-    assert len(registers) == cuda.source(family).count('__global__ void')
-    assert spills and not any(map(int, spills))
+    found = usage(log)
+    assert len(found) == cuda.source(family).count('__global__ void')
+    for name, (registers, spilled) in found.items():
+        print(f'sm_{architecture} {name}: {registers} registers, {spilled} bytes spilled')
+        assert not spilled
+        assert cuda.THREADS * registers <= 1 << 16  # else a block could not be started
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_no_operation_rounds_otherwise_than_on_a_cpu(nvrtc, family):
+    ptx, _ = compile_by(nvrtc, cuda.source(family), 'compute_75', cuda.OPTIONS)
+    assert b'.visible .entry' in ptx
+    assert b'.ftz' not in ptx and b'fma.' not in ptx and b'.approx' not in ptx
+
+
+def test_every_codec_has_its_kernels():
+    for name in EXAMPLES:
+        family, prefix = get_codec(name).kernels
+        assert family in FAMILIES
+        for kernel in ('encode', 'add'):
+            assert f'void {prefix}_{kernel}(' in cuda.source(family)
 
 
 @pytest.fixture(scope='module')
 def compiled(tmp_path_factory):
-    return cache(lambda text: build(text, tmp_path_factory.mktemp('kernels')))
+    return cache(lambda text, *defines: build(text, tmp_path_factory.mktemp('kernels'), *defines))
 
 
-@needs_compiler
-def test_fibers_meet_at_barriers_and_votes_are_of_one_warp(compiled):
-    run = compiled('''
-extern "C" __global__ void rotate(int *out, unsigned *votes) {
+HEADER = '''
+extern "C" __global__ void rotate(int *out, int *votes) {
     __shared__ int shared[96];
     for (int turn = 0; turn < 3; ++turn) {
         shared[threadIdx.x] = 10 * turn + threadIdx.x;
@@ -58,100 +81,290 @@ extern "C" __global__ void rotate(int *out, unsigned *votes) {
     for (unsigned n = 0; n <= threadIdx.x / 32; ++n)
         votes[threadIdx.x] = __ballot_sync(0xffffffffu, threadIdx.x % (n + 2) == 0);
 }
+extern "C" __global__ void lanes(int *out, float factor) {
+    int me = threadIdx.x, *mine = out + 4 * (blockDim.x * blockIdx.x + me);
+    mine[0] = __shfl_xor_sync(0xffffffffu, -me, 5);
+    mine[1] = __shfl_down_sync(0xffffffffu, (unsigned)me, 3);
+    mine[2] = (int)__shfl_xor_sync(0xffffffffu, factor * me, 1);
+    mine[3] = __popc(0xf00fu << me % 8) + 100 * __ffs(1 << me % 32) + 10000 * __ffs(0);
+}
+extern "C" __global__ void total(int *out) {
+    __shared__ int sum;
+    if (blockIdx.x == 0 && threadIdx.x == 0) out[2] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) sum = blockIdx.x;
+    __syncthreads();
+    atomicAdd(&sum, threadIdx.x);
+    __syncthreads();
+    out[blockIdx.x] = sum;
+}
+extern "C" __global__ void hasty(int *out) {
+    __shared__ int shared[96];
+    shared[threadIdx.x] = threadIdx.x;
+    out[threadIdx.x] = shared[(threadIdx.x + 95) % 96];
+}
 extern "C" __global__ void stuck(int *out) { if (threadIdx.x) __syncthreads(); }
-''')
+'''
+
+
+@needs_compiler
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_threads_meet_at_barriers_and_warps_vote_alone(compiled, seed):
     out, votes = torch.zeros(96, dtype=torch.int32), torch.zeros(96, dtype=torch.int32)
-    run('rotate', 1, 96, (out, votes))
+    compiled(HEADER)('rotate', 1, 96, (out, votes), seed)
     assert out.tolist() == [30 + 3 * ((t + 1) % 96) for t in range(96)]
     every = votes.numpy().view(np.uint32)
     for t in range(96):
         lanes = range(t // 32 * 32, t // 32 * 32 + 32)
         assert every[t] == sum((k % (t // 32 + 2) == 0) << k % 32 for k in lanes)
-    with pytest.raises(AssertionError, match='for ever'):
-        run('stuck', 1, 32, (out,))
-
-
-@pytest.fixture
-def fake(compiled, monkeypatch):
-    """Kernels on CPU tensors; memory that is not yet written holds 0xa5."""
-    cupy, empty = stand_in(compiled), torch.empty
-
-    def poisoned(*shape, pin_memory=False, **options):
-        made = empty(*shape, **options)
-        made.view(torch.uint8).fill_(0xa5)
-        return made
-
-    cuda._function.cache_clear()
-    monkeypatch.setattr(cuda, '_cupy', lambda: cupy)
-    monkeypatch.setattr(cuda, 'usable', lambda values: isinstance(values, torch.Tensor))
-    monkeypatch.setattr(torch, 'empty', poisoned)
-    monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: SimpleNamespace(
-        cuda_stream=7, synchronize=lambda: None))
-    yield cupy
-    cuda._function.cache_clear()
-
-
-def check(codec, cupy, lengths, ids, seed):
-    """Kernels and compiled loops give the same bytes, and the same bits of values."""
-    noise, coder = np.random.default_rng(seed), get_codec(codec)
-    partition = partition_of([(f'p{k}', (n,)) for k, n in enumerate(lengths)])
-    object.__setattr__(partition, 'segment_elements', 1 << 30)
-    partition.__post_init__()  # rows longer than a datagram stay whole
-    values, mirror = noise.standard_normal((2, partition.elements)).astype(np.float32)
-    for array in (values, mirror):
-        odd = noise.random(array.size) < 0.1
-        array[odd] = noise.choice(SPECIAL, int(odd.sum()))
-    sums = np.abs(noise.standard_normal(ids.size)).astype(np.float32)
-
-    def results(put):
-        taken, left, right = (put(v.copy()) for v in (values, values, mirror))
-        data = coder.take(partition, taken, ids, sums)
-        difference = coder.difference(partition, left, right, ids, sums)
-        coder.add(partition, right, ids, data, -1 / 3)
-        arrays = [np.asarray(v) for v in (taken, left, right)]
-        return data, difference, [np.where(np.isnan(a), 0x7fc00000, a.view(np.uint32))
-                                  for a in arrays]
-
-    cupy.launches.clear()
-    with np.errstate(invalid='ignore'):
-        expected, found = results(lambda v: v), results(torch.from_numpy)
-    assert found[0].tobytes() == expected[0].tobytes()
-    assert found[1].tobytes() == expected[1].tobytes()
-    assert all(map(np.array_equal, found[2], expected[2]))
-    assert len(cupy.launches) == (3 if ids.size else 0)  # one a call
 
 
 @needs_compiler
-@pytest.mark.parametrize('codec', FAMILIES)
-@examples(20)
-@given(lengths=st.lists(st.integers(1, 600), min_size=1, max_size=6), data=st.data(),
-       seed=st.integers(0, 2 ** 32))
-def test_a_kernel_gives_the_bits_of_the_compiled_loop(fake, codec, lengths, data, seed):
-    ids = data.draw(st.lists(st.sampled_from(range(len(lengths))), unique=True))
-    check(codec, fake, lengths, np.array(ids, np.int64), seed)
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_lanes_pass_values_of_any_type_within_their_warp(compiled, seed):
+    out = torch.zeros(2, 64, 4, dtype=torch.int32)
+    compiled(HEADER)('lanes', 2, 64, (out, np.float32(2)), seed)
+    for t in range(64):
+        down = t + 3 if t % 32 < 29 else t
+        assert out[:, t].tolist() == 2 * [[-(t ^ 5), down, 2 * (t ^ 1), 8 + 100 * (1 + t % 32)]]
+
+
+@needs_compiler
+@pytest.mark.parametrize('seed', [0, 1])
+def test_shared_memory_is_of_one_block_and_poisoned_before(compiled, seed):
+    out = torch.zeros(3, dtype=torch.int32)
+    compiled(HEADER)('total', 2, 64, (out,), seed)
+    assert out.numpy().view(np.uint32).tolist() == [2016, 2017, 0xa5a5a5a5]
+
+
+@needs_compiler
+def test_a_missing_barrier_shows_in_another_order_and_one_that_is_not_reached_at_once(compiled):
+    found = set()
+    for seed in range(3):
+        out = torch.zeros(96, dtype=torch.int32)
+        compiled(HEADER)('hasty', 1, 96, (out,), seed)
+        found.add(tuple(out.tolist()))
+    assert len(found) == 3
+    with pytest.raises(AssertionError, match='for ever'):
+        compiled(HEADER)('stuck', 1, 32, (out,))
+
+
+@needs_compiler
+def test_arguments_of_another_type_than_the_parameters_are_told(compiled):
+    with pytest.raises(AssertionError):
+        compiled(HEADER)('stuck', 1, 32, (torch.zeros(96),))
+    with pytest.raises(AssertionError):
+        compiled(HEADER)('lanes', 1, 32, (torch.zeros(128, dtype=torch.int32), 2.0))
+    with pytest.raises(ValueError, match='zip'):
+        compiled(HEADER)('stuck', 1, 32, ())
+
+
+@pytest.fixture
+def gpu(compiled, monkeypatch):
+    """A GPU that is none."""
+    stand_in = StandIn(monkeypatch, compiled)
+    monkeypatch.setitem(sys.modules, 'cupy', stand_in.cupy)
+    for cached in (cuda._cupy, cuda._module):
+        cached.cache_clear()
+    yield stand_in
+    for cached in (cuda._cupy, cuda._module):
+        cached.cache_clear()
+
+
+def to_gpu(values):
+    return torch.from_numpy(values).as_subclass(OnGpu)
+
+
+def rows(codec, lengths, whole):
+    """A partition with one row per length; ``whole``: rows longer than a datagram are one segment.
+
+    Where a code names elements one by one, it has no room for positions in a longer segment.
+    """
+    partition = partition_of([(f'p{k}', (n,)) for k, n in enumerate(lengths)], codec=codec)
+    if not whole or codec in NAMED:
+        return partition
+    return RowPartition(partition.parameters, 'row', 1 << 30)
+
+
+def drawn(partition, seed, special):
+    """Values and others, in which one in ten is one of ``special``."""
+    noise = np.random.default_rng(seed)
+    both = noise.standard_normal((2, partition.elements)).astype(np.float32)
+    both *= np.float32(2.0) ** noise.integers(-3, 30, both.shape, np.int32)
+    odd = noise.random(both.shape) < 0.1
+    both[odd] = noise.choice(special, int(odd.sum()))
+    return both
+
+
+def results(codec, partition, ids, values, mirror, put):
+    """What a codec encodes and what it leaves; ``put``: copies to where it is to work."""
+    coder, sums = get_codec(codec), np.abs(values[partition.offsets[ids]])
+    with np.errstate(invalid='ignore', over='ignore'):
+        taken, left, right = (put(v.copy()) for v in (values, values, mirror))
+        code = [coder.take(partition, taken, ids, sums),
+                coder.difference(partition, left, right, ids, sums)]
+        coder.add(partition, right, ids, code[0], -1 / 3)
+        if coder is RAW:
+            code.append(RAW.snapshot(partition, left, ids))
+            RAW.store(partition, left, ids, code[0][::-1].copy())
+    return [c.tobytes() for c in code], [taken, left, right]
+
+
+def bits(values):
+    """Bits of float32; all NaN are one."""
+    values = values.cpu().numpy() if isinstance(values, torch.Tensor) else values
+    return np.where(np.isnan(values), 0x7fc00000, values.view(np.uint32)).tolist()
+
+
+def check(codec, gpu, partition, ids, seed):
+    """Kernels and compiled loops give the same bytes, and the same bits of values."""
+    values, mirror = drawn(partition, seed, SPECIAL)
+    code, left = results(codec, partition, ids, values, mirror, lambda v: v)
+    gpu.launches.clear()
+    gpu.seed = seed % 1000  # 0: threads in their order
+    found, there = results(codec, partition, ids, values, mirror, to_gpu)
+    gpu.finish()
+    assert found == code
+    assert [bits(v) for v in there] == [bits(v) for v in left]
+    calls = 5 if codec == 'raw' else 3
+    assert [launch[1:] for launch in gpu.launches] == calls * [(ids.size, cuda.THREADS)] * bool(
+        ids.size)
+
+
+@st.composite
+def segments_of(draw, codec, **lengths):
+    """A partition, and some of its segments in any order."""
+    partition = rows(codec, draw(st.lists(st.integers(**lengths), min_size=1, max_size=5)),
+                     draw(st.booleans()))
+    ids = draw(st.lists(st.integers(0, partition.segments - 1), unique=True, max_size=6))
+    return partition, np.array(ids, np.int64)
+
+
+@needs_compiler
+@pytest.mark.parametrize('codec', EXAMPLES)
+@examples(40)
+@given(data=st.data(), seed=st.integers(0, 2 ** 32))
+def test_a_kernel_gives_the_bits_of_the_compiled_loop(gpu, codec, data, seed):
+    partition, ids = data.draw(segments_of(codec, min_value=1, max_value=700))
+    check(codec, gpu, partition, ids, seed)
 
 
 @pytest.mark.long
 @needs_compiler
-@pytest.mark.parametrize('codec', FAMILIES)
-@examples(30)
-@given(lengths=st.lists(st.integers(1, 100_000), min_size=1, max_size=3), data=st.data(),
-       seed=st.integers(0, 2 ** 32))
-def test_a_kernel_gives_the_bits_of_the_compiled_loop_for_long_rows(fake, codec, lengths, data,
-                                                                    seed):
-    ids = data.draw(st.lists(st.sampled_from(range(len(lengths))), unique=True))
-    check(codec, fake, lengths, np.array(ids, np.int64), seed)
+@pytest.mark.parametrize('codec', EXAMPLES)
+@examples(40)
+@given(data=st.data(), seed=st.integers(0, 2 ** 32))
+def test_a_kernel_gives_the_bits_of_the_compiled_loop_for_long_rows(gpu, codec, data, seed):
+    partition, ids = data.draw(segments_of(codec, min_value=1, max_value=100_000))
+    check(codec, gpu, partition, ids, seed)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
-def test_a_gpu_gives_the_bytes_of_torch_operations(monkeypatch):
-    pytest.importorskip('cupy')
-    partition = partition_of([('a', (5000,)), ('b', (40, 34))])
-    values = torch.randn(partition.elements, device='cuda')
-    ids, other = np.arange(partition.segments), values.clone()
-    sums = np.ones(ids.size, np.float32)
-    found = get_codec('onebit').take(partition, values, ids, sums)
-    monkeypatch.setattr(cuda, 'usable', lambda values: False)
-    assert get_codec('onebit').take(partition, other, ids, sums).tobytes() == found.tobytes()
-    assert torch.equal(values, other)
+@needs_compiler
+@pytest.mark.parametrize('codec', NAMED)
+@pytest.mark.parametrize('values', [
+    [0.0], [-1e-45], [0.0] * 900, [-0.0, 3] * 300, [1, -1] * 300, [5] + [1] * 600,
+    [1 + k * 2.0 ** -23 for k in range(700)], [2.0 ** (k % 250 - 125) for k in range(800)],
+    [np.nan] * 3 + [np.inf] * 300], ids=range(9))
+def test_of_equal_magnitudes_and_of_neighbours_the_right_ones_are_sent(gpu, codec, values):
+    partition = rows(codec, [len(values)], False)
+    values = np.array(values, np.float32)
+    every = np.arange(partition.segments)
+    with np.errstate(invalid='ignore', over='ignore'):
+        there = to_gpu(values.copy())
+        code = get_codec(codec).take(partition, there, every, None)
+        assert code.tobytes() == get_codec(codec).take(partition, values, every, None).tobytes()
+    assert bits(there) == bits(values)
+
+
+@needs_compiler
+def test_a_segment_of_which_too_many_elements_are_sent_is_refused(gpu):
+    partition = partition_of([('p', (5000,))], codec='onebit')
+    values, ids = to_gpu(np.ones(5000, np.float32)), np.zeros(1, int)
+    with pytest.raises(LocalProtocolError, match=r"most 512 elements, got 2500: .*'ternary:0.5'"):
+        get_codec('ternary:0.5').take(partition, values, ids, None)
+    assert gpu.launches == []
+
+
+@needs_compiler
+@pytest.mark.parametrize('codec', EXAMPLES)
+def test_all_work_goes_to_the_stream_of_the_moment_and_nobody_waits_to_add(gpu, codec):
+    partition, coder, first = rows(codec, [9, 40], False), get_codec(codec), gpu.stream
+    values, ids, memory = np.arange(49, dtype=np.float32), np.arange(2), np.ones(49, np.float32)
+    gpu.stream = Stream(11)
+    data = coder.difference(partition, to_gpu(values), to_gpu(np.zeros(49, np.float32)), ids,
+                            np.ones(2, np.float32))
+    coder.add(partition, to_gpu(memory), ids, data)
+    assert gpu.stream.queue and not first.queue
+    assert (memory == 1).all()
+    gpu.finish()
+    expected = np.ones(49, np.float32)
+    coder.add(partition, expected, ids, data)
+    assert memory.tolist() == expected.tolist()
+
+
+def test_kernels_are_used_for_tensors_on_a_gpu_where_cupy_is_installed(gpu, monkeypatch):
+    values = np.zeros(3, np.float32)
+    assert cuda.usable(to_gpu(values))
+    assert not cuda.usable(torch.from_numpy(values)) and not cuda.usable(values)
+    cuda._cupy.cache_clear()
+    monkeypatch.setitem(sys.modules, 'cupy', None)  # as if it was not installed
+    assert not cuda.usable(to_gpu(values))
+
+
+@needs_compiler
+@pytest.mark.parametrize('codec', EXAMPLES)
+def test_the_bench_measures_kernels_beside_torch_operations(gpu, codec):
+    partition = rows(codec, [300, 20], False)
+    found = cuda_codecs.measure(codec, partition, to_gpu, 1)
+    assert found.keys() == {'memcpy_ms', 'take_ms', 'torch_take_ms', 'add_ms', 'torch_add_ms'}
+    assert len(gpu.launches) == 5  # the bytes to add; then each of both once to compile, and once
+
+
+@needs_compiler
+def test_the_bench_pushes_and_pulls_a_whole_model(gpu):
+    partition = partition_of([('w', (40, 34)), ('b', (10,))])
+    found = cuda_codecs.iterations(partition, to_gpu, 1)
+    assert found.keys() == {'iteration_ms', 'torch_iteration_ms'}
+    assert {name for name, _, _ in gpu.launches} == {'onebit_encode', 'onebit_add'}
+
+
+# -- on a GPU --------------------------------------------------------------------------------------
+
+def on_device(values):
+    return torch.from_numpy(values).cuda()
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip('cupy')
+
+
+@pytest.mark.parametrize('place', PLACES[2:])
+@pytest.mark.parametrize('codec', EXAMPLES)
+@examples(100)
+@given(data=st.data(), seed=st.integers(0, 2 ** 32))
+def test_a_gpu_gives_the_bits_of_the_compiled_loop(cupy, place, codec, data, seed):
+    partition, ids = data.draw(segments_of(codec, min_value=1, max_value=100_000))
+    # Of NaN a GPU knows but one, so its bits may differ; nobody takes them.
+    values, mirror = drawn(partition, seed, SPECIAL[4:])
+    code, left = results(codec, partition, ids, values, mirror, lambda v: v)
+    assert cuda.usable(on_device(values))
+    found, there = results(codec, partition, ids, values, mirror, on_device)
+    assert found == code
+    assert [bits(v) for v in there] == [bits(v) for v in left]
+
+
+@pytest.mark.parametrize('place', PLACES[2:])
+@pytest.mark.parametrize('codec', EXAMPLES)
+def test_a_gpu_works_on_the_stream_of_the_moment(cupy, place, codec):
+    partition = rows(codec, [5000] * 200, False)
+    values, mirror = drawn(partition, 1, SPECIAL[4:])
+    ids = np.arange(partition.segments)
+    code, left = results(codec, partition, ids, values, mirror, lambda v: v)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(20):  # what was asked for before comes before: a few ms of it
+            busy = torch.randn(2000, 2000, device=place)
+            busy = busy @ busy
+            found, there = results(codec, partition, ids, values, mirror, on_device)
+            assert found == code
+            assert [bits(v) for v in there] == [bits(v) for v in left]

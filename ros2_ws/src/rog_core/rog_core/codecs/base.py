@@ -2,9 +2,10 @@
 
 A codec turns the values of a set of segments into bytes and back. The bytes are numpy arrays on the
 host. The values are numpy arrays, on which compiled loops work, or torch tensors on any device, on
-which tensor operations work (`rog_core.arrays`); both give the same bytes. Encoded segments can be
-decoded independently and follow one another. All formats are little endian. Except with raw, each
-segment begins with its scale as a bfloat16, the upper half of a float32.
+which tensor operations work (`rog_core.arrays`), or CUDA kernels (`rog_core.codecs.cuda`); all give
+the same bytes. Encoded segments can be decoded independently and follow one another. All formats
+are little endian. Except with raw, each segment begins with its scale as a bfloat16, the upper half
+of a float32.
 
 A new codec is one file with a subclass of `Codec`, named in `rog_core.codecs`.
 """
@@ -18,9 +19,13 @@ import numpy as np
 from numba import njit
 
 from ..arrays import Array, from_host
-from ..errors import RemoteProtocolError
+from ..errors import LocalProtocolError, RemoteProtocolError
+from . import cuda
 from .kernels import LENGTH, OWN, SCALE
 
+# What a CUDA kernel encodes: values - mirror; values, from which it subtracts the decoded; values.
+DIFFERENCE, TAKE, COPY = range(3)
+MOST = 512  # elements that a segment sends at most, where they are named one by one
 Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, their encoded values uint8
 
 
@@ -45,6 +50,7 @@ class Codec(ABC):
     scales: int = 1                # bfloat16 numbers with which the code of a segment begins
     kept: float = 1.0              # share of what it has not sent that stays with the sender
     faults: tuple[str, ...] = ()   # error texts of the codec's own rules, from `OWN` on
+    kernels: tuple[str, str]       # source in `rog_core.codecs.cuda`, and prefix of its kernels
 
     @abstractmethod
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
@@ -71,6 +77,9 @@ class Codec(ABC):
             out = np.empty(int(sizes.sum()), np.uint8)
             self._encode_compiled(values, mirror, partition.offsets, ids, magnitude, sizes, out)
             return out
+        if cuda.usable(values):
+            return self._encode_by_kernel(partition, values, mirror, ids, magnitude,
+                                          TAKE if mirror is None else DIFFERENCE)
         out = self._encode_dense(gather(partition, values, mirror, ids), lengths, magnitude)
         if mirror is None:
             self.add(partition, values, ids, out, -1.0)
@@ -85,6 +94,29 @@ class Codec(ABC):
     @abstractmethod
     def _encode_dense(self, dense: Array, lengths: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
         """Encode a tensor in which the segments stand one after the other."""
+
+    def _encode_by_kernel(self, partition: Segments, values: Array, mirror: Array | None,
+                          ids: np.ndarray, magnitude: np.ndarray | None, mode: int) -> np.ndarray:
+        code = cuda.empty(int(self.sizes(partition.lengths[ids]).sum()), values)
+        self._launch('encode', partition, values, ids, magnitude,
+                     (values if mirror is None else mirror,), code, np.int32(mode))
+        return cuda.download(code)
+
+    def _launch(self, name: str, partition: Segments, values: Array, ids: np.ndarray,
+                magnitude: np.ndarray | None, before: tuple[Array, ...], code: Array,
+                *after: np.number) -> None:
+        """Start a kernel with its table, see `common.cuh`: int64 (ids, 4)."""
+        table = np.empty((ids.size, 4), np.int64)
+        table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
+        table[:, 2] = starts_of(self.sizes(table[:, 1]))
+        table[:, 3] = self._numbers(table[:, 1], magnitude)
+        family, prefix = self.kernels
+        cuda.launch(family, f'{prefix}_{name}', ids.size, values, values, *before,
+                    cuda.upload(table, values), code, *after)
+
+    def _numbers(self, lengths: np.ndarray, magnitude: np.ndarray | None) -> np.ndarray | int:
+        """Return what a kernel must know of each segment, int64; ``magnitude``: to encode."""
+        return 0
 
     def check(self, partition: Segments, ids: np.ndarray, data: np.ndarray) -> float:
         """Raise `RemoteProtocolError` unless ``data`` (uint8) is a valid encoding of ``ids``.
@@ -105,10 +137,26 @@ class Codec(ABC):
         squares of the values. ``lengths``: of all segments of the model.
         """
 
-    @abstractmethod
     def add(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray,
             factor: float = 1.0) -> None:
         """Add factor * the decoded (and checked) data to the segments ``ids`` of ``values``."""
+        if isinstance(values, np.ndarray):
+            self._add_compiled(values, partition, ids, data, np.float32(factor))
+        elif cuda.usable(values):
+            self._launch('add', partition, values, ids, None, (), cuda.upload(data, values),
+                         np.float32(factor))
+        else:
+            self._add_dense(values, partition, ids, data, factor)
+
+    @abstractmethod
+    def _add_compiled(self, values: np.ndarray, partition: Segments, ids: np.ndarray,
+                      data: np.ndarray, factor: np.float32) -> None:
+        """See `add`."""
+
+    @abstractmethod
+    def _add_dense(self, values: Array, partition: Segments, ids: np.ndarray, data: np.ndarray,
+                   factor: float) -> None:
+        """See `add`; ``values``: a tensor."""
 
     def scaled(self, partition: Segments, ids: np.ndarray, data: np.ndarray, factor: float
                ) -> np.ndarray:
@@ -195,6 +243,15 @@ def largest_of(dense: Array, lengths: np.ndarray, counts: np.ndarray
     of = np.repeat(segments, counts)
     ascending = np.lexsort((at, chosen == 0, of))
     return of, at[ascending] - np.repeat(starts_of(lengths), counts), chosen[ascending]
+
+
+def require_few(counts: np.ndarray, codec: Codec) -> np.ndarray:
+    """Return ``counts``; raise `LocalProtocolError` if a kernel has no room for so many."""
+    if counts.max(initial=0) > MOST:
+        raise LocalProtocolError(
+            f'a segment must send at most {MOST} elements, got {counts.max()}: make the partition '
+            f'with partition_of(..., codec={codec.name!r})')
+    return counts
 
 
 def starts_of(sizes: np.ndarray) -> np.ndarray:

@@ -38,6 +38,7 @@ class E3M0(Codec):
 
     name, number = 'e3m0', 4
     segment_elements = 2048  # 1 KiB: one datagram
+    kernels = 'e3m0', 'e3m0'
 
     def sizes(self, lengths):
         """See `Codec.sizes`."""
@@ -64,11 +65,10 @@ class E3M0(Codec):
     def _look(self, lengths, ids, data):
         return _check(lengths, ids, data)
 
-    def add(self, partition, values, ids, data, factor=1.0):
-        """See `Codec.add`."""
-        if isinstance(values, np.ndarray):
-            _add(values, partition.offsets, ids, np.float32(factor), data)
-            return
+    def _add_compiled(self, values, partition, ids, data, factor):
+        _add(values, partition.offsets, ids, factor, data)
+
+    def _add_dense(self, values, partition, ids, data, factor):
         lengths = partition.lengths[ids]
         sizes = (lengths + 1) // 2
         scales, body = split(data, sizes, factor)

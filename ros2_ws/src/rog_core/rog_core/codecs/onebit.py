@@ -14,10 +14,8 @@ import numpy as np
 from numba import njit, types
 
 from ..arrays import from_host
-from . import cuda
 from .base import (
     Codec,
-    Segments,
     bfloat16_encode,
     elements,
     join,
@@ -34,29 +32,11 @@ class OneBit(Codec):
 
     name, number = 'onebit', 1
     segment_elements = 8192  # 1 KiB of sign bits: one datagram
+    kernels = 'onebit', 'onebit'
 
     def sizes(self, lengths):
         """See `Codec.sizes`."""
         return 2 + (lengths + 7) // 8
-
-    def _encode(self, partition, values, mirror, ids, magnitude):
-        if not cuda.usable(values):
-            return super()._encode(partition, values, mirror, ids, magnitude)
-        import torch
-        lengths = partition.lengths[ids]
-        code = torch.empty(int(self.sizes(lengths).sum()), dtype=torch.uint8, device=values.device)
-        table = self._table(partition, ids, _scales(magnitude, lengths))
-        cuda.launch('onebit', 'onebit_encode', ids.size, values, values,
-                    values if mirror is None else mirror, cuda.upload(table, values), code,
-                    np.int32(mirror is None))
-        return cuda.download(code)
-
-    def _table(self, partition: Segments, ids: np.ndarray, scales: np.ndarray | int) -> np.ndarray:
-        """Return the table of `onebit.cu`: int64 (ids, 4)."""
-        table = np.empty((ids.size, 4), np.int64)
-        table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
-        table[:, 2], table[:, 3] = starts_of(self.sizes(table[:, 1])), scales
-        return table
 
     def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
         _encode(values, mirror, offsets, ids, magnitude, out)
@@ -71,16 +51,13 @@ class OneBit(Codec):
     def _look(self, lengths, ids, data):
         return _check(lengths, ids, data)
 
-    def add(self, partition, values, ids, data, factor=1.0):
-        """See `Codec.add`."""
-        if isinstance(values, np.ndarray):
-            _add(values, partition.offsets, ids, np.float32(factor), data)
-            return
-        if cuda.usable(values):
-            cuda.launch('onebit', 'onebit_add', ids.size, values, values,
-                        cuda.upload(self._table(partition, ids, 0), values),
-                        cuda.upload(data, values), np.float32(factor))
-            return
+    def _numbers(self, lengths, magnitude):
+        return 0 if magnitude is None else _scales(magnitude, lengths)
+
+    def _add_compiled(self, values, partition, ids, data, factor):
+        _add(values, partition.offsets, ids, factor, data)
+
+    def _add_dense(self, values, partition, ids, data, factor):
         lengths = partition.lengths[ids]
         sizes = (lengths + 7) // 8
         scales, body = split(data, sizes, factor)

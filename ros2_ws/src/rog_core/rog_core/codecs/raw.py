@@ -8,7 +8,8 @@ import numpy as np
 from numba import njit
 
 from ..arrays import Array, from_host
-from .base import Codec, Segments, elements, gather
+from . import cuda
+from .base import COPY, Codec, Segments, elements, gather
 from .kernels import LENGTH, OWN
 
 
@@ -16,6 +17,7 @@ class Raw(Codec):
     """Float32. ``magnitude`` is not used."""
 
     name, number, segment_elements = 'raw', 0, 256
+    kernels = 'raw', 'raw'
     faults = ('chunk holds a value that is NaN or infinite',)
 
     def sizes(self, lengths):
@@ -32,6 +34,8 @@ class Raw(Codec):
 
     def snapshot(self, partition: Segments, values: Array, ids: np.ndarray) -> np.ndarray:
         """Encode the segments ``ids`` of ``values`` as they are. Returns uint8."""
+        if cuda.usable(values):
+            return self._encode_by_kernel(partition, values, None, ids, None, COPY)
         if not isinstance(values, np.ndarray):
             return self._encode_dense(gather(partition, values, None, ids), None, None)
         out = np.empty(int(partition.lengths[ids].sum()), np.float32)
@@ -45,12 +49,11 @@ class Raw(Codec):
         # The squares of finite float32 add up to a finite float64.
         return 0 if math.isfinite(energy) else OWN, 0, energy
 
-    def add(self, partition, values, ids, data, factor=1.0):
-        """See `Codec.add`."""
-        if isinstance(values, np.ndarray):
-            _add(values, partition.offsets, ids, np.float32(factor), _floats(data))
-        else:
-            values[elements(partition, ids, values)] += factor * from_host(_floats(data), values)
+    def _add_compiled(self, values, partition, ids, data, factor):
+        _add(values, partition.offsets, ids, factor, _floats(data))
+
+    def _add_dense(self, values, partition, ids, data, factor):
+        values[elements(partition, ids, values)] += factor * from_host(_floats(data), values)
 
     def scaled(self, partition, ids, data, factor):
         """See `Codec.scaled`."""
@@ -60,6 +63,8 @@ class Raw(Codec):
         """Store the decoded (and checked) data in the segments ``ids`` of ``values``."""
         if isinstance(values, np.ndarray):
             _store(values, partition.offsets, ids, _floats(data))
+        elif cuda.usable(values):
+            self._launch('store', partition, values, ids, None, (), cuda.upload(data, values))
         else:
             values[elements(partition, ids, values)] = from_host(_floats(data), values)
 

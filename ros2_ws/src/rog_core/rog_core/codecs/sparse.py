@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 
 from ..errors import ConfigError
-from .base import Codec, add_signed, join, largest_of, mean_scales, split
+from .base import MOST, Codec, add_signed, join, largest_of, mean_scales, require_few, split
 from .kernels import (
     LENGTH,
     OWN,
@@ -43,11 +43,12 @@ class SparseTernary(Codec):
     """
 
     number = 3
+    kernels = 'topk', 'sparse'
     faults = 'a position is outside segment {}', 'positions in segment {} do not ascend'
 
     def __init__(self, sparsity: float) -> None:
         self.name, self.sparsity = f'ternary:{sparsity}', sparsity
-        self.segment_elements = int(min(512 / sparsity, 8192))  # 1 KiB: one datagram
+        self.segment_elements = int(min(MOST / sparsity, 8192))  # 1 KiB: one datagram
 
     @staticmethod
     @lru_cache
@@ -86,12 +87,14 @@ class SparseTernary(Codec):
             return LENGTH, 0, 0.0
         return _check(lengths, ids, counts, data)
 
-    def add(self, partition, values, ids, data, factor=1.0):
-        """See `Codec.add`."""
+    def _numbers(self, lengths, magnitude):
+        return require_few(self.counts(lengths), self)
+
+    def _add_compiled(self, values, partition, ids, data, factor):
+        _add(values, partition.offsets, ids, self.counts(partition.lengths[ids]), factor, data)
+
+    def _add_dense(self, values, partition, ids, data, factor):
         counts = self.counts(partition.lengths[ids])
-        if isinstance(values, np.ndarray):
-            _add(values, partition.offsets, ids, counts, np.float32(factor), data)
-            return
         scales, body = split(data, 2 * counts, factor)
         words = body.view('<u2').astype(np.int64)
         index = np.repeat(partition.offsets[ids], counts) + (words & ~NEGATIVE)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from . import cuda
 from .base import (
     Codec,
     add_signed,
@@ -25,6 +26,7 @@ from .base import (
     elements,
     join,
     largest_of,
+    require_few,
     split,
     starts_of,
 )
@@ -52,6 +54,7 @@ class SparseLoCo(Codec):
 
     name, number = 'sparseloco', 5
     segment_elements = 4096
+    kernels = 'topk', 'sparseloco'
     scales = 2
     kept = float(FEEDBACK)
     faults = 'a position is outside segment {}', 'positions in segment {} do not ascend'
@@ -69,7 +72,7 @@ class SparseLoCo(Codec):
         out = super().take(partition, values, ids, magnitude)
         if isinstance(values, np.ndarray):
             _decay(values, partition.offsets, ids)
-        else:
+        elif not cuda.usable(values):  # the kernel has done so
             values[elements(partition, ids, values)] *= float(FEEDBACK)
         return out
 
@@ -95,13 +98,17 @@ class SparseLoCo(Codec):
             return LENGTH, 0, 0.0
         return _check(lengths, counts, sizes, data)
 
-    def add(self, partition, values, ids, data, factor=1.0):
-        """See `Codec.add`."""
+    def _numbers(self, lengths, magnitude):
+        return require_few(self.counts(lengths), self)
+
+    def _add_compiled(self, values, partition, ids, data, factor):
+        lengths = partition.lengths[ids]
+        _add(values, partition.offsets, ids, self.counts(lengths), self.sizes(lengths), factor,
+             data)
+
+    def _add_dense(self, values, partition, ids, data, factor):
         lengths = partition.lengths[ids]
         counts, sizes = self.counts(lengths), self.sizes(lengths)
-        if isinstance(values, np.ndarray):
-            _add(values, partition.offsets, ids, counts, sizes, np.float32(factor), data)
-            return
         large, rest = split(data, sizes - 2, factor)
         small, body = split(rest, sizes - 4, factor)
         words = unpack(body, counts)

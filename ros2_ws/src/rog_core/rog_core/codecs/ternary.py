@@ -24,6 +24,7 @@ class Ternary(Codec):
     """A byte per block and one bfloat16 scale per segment; ``magnitude`` is not used."""
 
     name, number, segment_elements = 'ternary', 2, 8192
+    kernels = 'ternary', 'ternary'
     faults = ('a byte of segment {} points outside its block of elements, or sends nothing and is '
               'not 0',)
 
@@ -49,11 +50,10 @@ class Ternary(Codec):
     def _look(self, lengths, ids, data):
         return _check(lengths, ids, data)
 
-    def add(self, partition, values, ids, data, factor=1.0):
-        """See `Codec.add`."""
-        if isinstance(values, np.ndarray):
-            _add(values, partition.offsets, ids, np.float32(factor), data)
-            return
+    def _add_compiled(self, values, partition, ids, data, factor):
+        _add(values, partition.offsets, ids, factor, data)
+
+    def _add_dense(self, values, partition, ids, data, factor):
         blocks = -(-partition.lengths[ids] // BLOCK)
         scales, code = split(data, blocks, factor)
         block = np.arange(code.size) - np.repeat(starts_of(blocks), blocks)  # within its segment

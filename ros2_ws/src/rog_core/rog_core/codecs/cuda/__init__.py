@@ -2,7 +2,7 @@
 
 cupy compiles a kernel when it is first used; it works on the memory of torch tensors (DLPack) and
 on torch's current stream. Without cupy, or for tensors elsewhere, the codecs use torch operations,
-which are the reference.
+which are the reference. For finite values both give the same bytes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import numpy as np
 from ...arrays import Array
 
 THREADS = 256  # of a block; one block works on one segment
-OPTIONS = ('--std=c++14', '--fmad=false')  # a fused multiply-add would round differently
+# A fused multiply-add would round differently, and denormals count.
+OPTIONS = ('--std=c++14', '--fmad=false', '--ftz=false', f'-DTHREADS={THREADS}')
 
 
 def source(family: str) -> str:
-    """Return the text of a family's kernels."""
-    return (Path(__file__).parent / f'{family}.cu').read_text()
+    """Return the text of a family's kernels, with what all families share before it."""
+    here = Path(__file__).parent
+    return (here / 'common.cuh').read_text() + (here / f'{family}.cu').read_text()
 
 
 @cache
@@ -40,9 +42,16 @@ def usable(values: Array) -> bool:
 
 
 @cache
-def _function(family: str, name: str, device: int) -> Any:
-    """Return a kernel; cupy loads it for the current device."""
-    return _cupy().RawModule(code=source(family), options=OPTIONS).get_function(name)
+def _module(family: str, device: int) -> Any:
+    """Return the kernels of a family, compiled for and loaded on the current device, ``device``.
+
+    Not by cupy's `RawModule`: that adds ``-ftz=true``, and denormals would become 0.
+    """
+    cupy = _cupy()
+    binary, _ = cupy.cuda.compiler.compile_using_nvrtc(source(family), OPTIONS)
+    module = cupy.cuda.function.Module()
+    module.load(binary)
+    return module
 
 
 def launch(family: str, name: str, blocks: int, like: Array, *arguments: Any) -> None:
@@ -57,14 +66,25 @@ def launch(family: str, name: str, blocks: int, like: Array, *arguments: Any) ->
     device = like.get_device()
     stream = torch.cuda.current_stream(like.device).cuda_stream
     with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
-        _function(family, name, device)((blocks,), (THREADS,), tuple(
+        _module(family, device).get_function(name)((blocks,), (THREADS,), tuple(
             cupy.from_dlpack(a) if isinstance(a, torch.Tensor) else a for a in arguments))
+
+
+def empty(size: int, like: Array) -> Array:
+    """Return uint8 (size,), not yet written, on the device of ``like``."""
+    import torch
+    return torch.empty(size, dtype=torch.uint8, device=like.device)
+
+
+def _pinned(shape: tuple[int, ...], dtype: Any) -> Array:
+    import torch
+    return torch.empty(shape, dtype=dtype, device='cpu', pin_memory=True)
 
 
 def upload(values: np.ndarray, like: Array) -> Array:
     """Copy to the device of ``like`` through a pinned buffer, which torch reuses."""
     import torch
-    pinned = torch.empty(values.shape, dtype=torch.from_numpy(values[:0]).dtype, pin_memory=True)
+    pinned = _pinned(values.shape, torch.from_numpy(values[:0]).dtype)
     pinned.numpy()[...] = values
     return pinned.to(like.device, non_blocking=True)
 
@@ -72,7 +92,7 @@ def upload(values: np.ndarray, like: Array) -> Array:
 def download(values: Array) -> np.ndarray:
     """Copy to the host through a pinned buffer; waits for the current stream."""
     import torch
-    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    pinned = _pinned(values.shape, values.dtype)
     pinned.copy_(values, non_blocking=True)
     torch.cuda.current_stream(values.device).synchronize()
-    return pinned.numpy().copy()
+    return pinned.numpy().copy()  # pinned memory is scarce, and what is sent waits for an answer

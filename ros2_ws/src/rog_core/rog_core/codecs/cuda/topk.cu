@@ -1,0 +1,173 @@
+// Kernels of `ternary:P` and `sparseloco`; the formats are in rog_core/codecs/sparse.py and
+// sparseloco.py. Number: elements sent, at most MOST.
+
+enum { MOST = 512, BINS = 2048 };
+
+// Find the least magnitude that is sent. Returns it, or a bound that only the elements sent reach.
+// `count`: elements sent before, of those with that magnitude after.
+//
+// A histogram of the upper 11 bits of all magnitudes tells those bits; then the next ones follow.
+static __device__ unsigned threshold(const Segment &mine, int &count)
+{
+    __shared__ int bins[BINS], found, left, inside;
+    unsigned known = 0, mask = 0;
+    for (int shift = 20;; shift = max(shift - 11, 0)) {
+        for (int b = threadIdx.x; b < BINS; b += THREADS) bins[b] = 0;
+        __syncthreads();
+        for (int k = threadIdx.x; k < mine.length; k += THREADS) {
+            unsigned size = mine.magnitude(k);
+            if ((size & mask) == known)
+                atomicAdd(&bins[size >> shift & (BINS - 1)], 1);
+        }
+        __syncthreads();
+        if (threadIdx.x < 32) {  // each lane has 64 bins; count from the last one down
+            int lane = threadIdx.x, own = 0;
+            for (int i = 0; i < 64; ++i) own += bins[64 * lane + (lane + i) % 64];
+            int from = own;  // elements in bins of this lane and the later ones
+            for (int step = 1; step < 32; step *= 2) {
+                int later = __shfl_down_sync(0xffffffffu, from, step);
+                if (lane + step < 32) from += later;
+            }
+            if (from >= count && from - own < count) {  // so in one lane
+                int above = from - own, b = 64 * lane + 63;
+                while (above + bins[b] < count) above += bins[b--];
+                found = b, left = count - above, inside = bins[b];
+            }
+        }
+        __syncthreads();
+        known |= (unsigned)found << shift, mask = 0xffffffffu << shift, count = left;
+        if (inside == left || shift == 0)
+            return known;
+    }
+}
+
+// Find the `count` elements of largest magnitude other than 0, of equal ones the first. Stores their
+// positions in `at`, ascending; returns their number.
+static __device__ int select_largest(const Segment &mine, int count, unsigned short *at)
+{
+    __shared__ int above[WARPS], equal[WARPS];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, aboves = 0, equals = 0;
+    unsigned least = threshold(mine, count), before = (1u << lane) - 1;
+    for (int first = 0; first < mine.length; first += THREADS) {
+        int k = first + threadIdx.x;
+        unsigned size = k < mine.length ? mine.magnitude(k) : 0;
+        unsigned more = __ballot_sync(0xffffffffu, size > least);
+        unsigned same = __ballot_sync(0xffffffffu, size == least && size);
+        if (lane == 0)
+            above[warp] = __popc(more), equal[warp] = __popc(same);
+        __syncthreads();
+        int mores = aboves + __popc(more & before), sames = equals + __popc(same & before);
+        for (int w = 0; w < WARPS; ++w) {
+            if (w < warp)
+                mores += above[w], sames += equal[w];
+            aboves += above[w], equals += equal[w];
+        }
+        if (size > least || (size == least && size && sames < count))
+            at[mores + min(sames, count)] = (unsigned short)k;
+        __syncthreads();
+    }
+    return aboves + min(equals, count);
+}
+
+extern "C" __global__ void sparse_encode(float *values, const float *mirror, const long long *table,
+                                         unsigned char *code, int mode)
+{
+    __shared__ unsigned short at[MOST];
+    __shared__ float sizes[MOST], scale;
+    const Segment mine = segment(values, mode == DIFFERENCE ? mirror : nullptr, table, code);
+    int sent = select_largest(mine, mine.number, at);
+    for (int i = threadIdx.x; i < sent; i += THREADS)
+        sizes[i] = __uint_as_float(mine.magnitude(at[i]));
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        double total = 0.0;
+        add_up(total, sizes, sent);
+        scale = write_scale(mine.code, total / max(sent, 1));
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < mine.number; i += THREADS) {
+        unsigned word = i < sent ? at[i] | mine.negative(at[i]) << 15 : 0xffffu;
+        mine.code[2 + 2 * i] = (unsigned char)word;
+        mine.code[3 + 2 * i] = (unsigned char)(word >> 8);
+        if (mode == TAKE && i < sent)
+            mine.values[at[i]] += word >> 15 ? scale : -scale;
+    }
+}
+
+extern "C" __global__ void sparse_add(float *values, const long long *table, unsigned char *code,
+                                      float factor)
+{
+    const Segment mine = segment(values, nullptr, table, code);
+    float scale = factor * scale_at(mine.code);
+    for (int i = threadIdx.x; i < mine.number; i += THREADS) {
+        unsigned word = mine.code[2 + 2 * i] | (unsigned)mine.code[3 + 2 * i] << 8;
+        if (word != 0xffffu)
+            mine.values[word & 0x7fff] += word >> 15 ? -scale : scale;
+    }
+}
+
+enum { BITS = 14, LARGE = 1 << 12, NEGATIVE = 1 << 13 };
+
+extern "C" __global__ void sparseloco_encode(float *values, const float *mirror,
+                                             const long long *table, unsigned char *code, int mode)
+{
+    __shared__ unsigned short at[MOST], words[MOST];
+    __shared__ float sizes[MOST], large, small;
+    __shared__ double mean;
+    const Segment mine = segment(values, mode == DIFFERENCE ? mirror : nullptr, table, code);
+    int sent = select_largest(mine, mine.number, at);
+    for (int i = threadIdx.x; i < sent; i += THREADS)
+        sizes[i] = __uint_as_float(mine.magnitude(at[i]));
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        double total = 0.0, sums[2] = {0.0, 0.0};
+        int many = 0;
+        add_up(total, sizes, sent);
+        mean = total / max(sent, 1);
+        for (int i = 0; i < sent; ++i) {
+            bool more = (double)sizes[i] > mean;
+            (more ? sums[1] : sums[0]) += (double)sizes[i];
+            many += more;
+        }
+        large = write_scale(mine.code, sums[1] / max(many, 1));
+        small = write_scale(mine.code + 2, sums[0] / max(sent - many, 1));
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < mine.number; i += THREADS) {
+        words[i] = 0;
+        if (i < sent) {
+            unsigned more = (double)sizes[i] > mean, negative = mine.negative(at[i]);
+            float scale = more ? large : small;
+            words[i] = (unsigned short)(at[i] | more * LARGE | negative * NEGATIVE);
+            if (mode == TAKE)
+                mine.values[at[i]] += negative ? scale : -scale;
+        }
+    }
+    __syncthreads();
+    for (int b = threadIdx.x; b < (BITS * mine.number + 7) / 8; b += THREADS) {
+        int i = 8 * b / BITS, shift = 8 * b % BITS;
+        unsigned next = i + 1 < mine.number ? words[i + 1] : 0;
+        mine.code[4 + b] = (unsigned char)((words[i] | next << BITS) >> shift);
+    }
+    if (mode == TAKE)  // what stays decays
+        for (int k = threadIdx.x; k < mine.length; k += THREADS)
+            mine.values[k] *= 0.95f;
+}
+
+extern "C" __global__ void sparseloco_add(float *values, const long long *table,
+                                          unsigned char *code, float factor)
+{
+    const Segment mine = segment(values, nullptr, table, code);
+    float large = factor * scale_at(mine.code), small = factor * scale_at(mine.code + 2);
+    for (int i = threadIdx.x; i < mine.number; i += THREADS) {
+        const unsigned char *in = mine.code + 4 + BITS * i / 8;
+        int shift = BITS * i % 8;
+        unsigned word = in[0] | (unsigned)in[1] << 8;
+        if (shift > 2)
+            word |= (unsigned)in[2] << 16;
+        word = word >> shift & 0x3fff;
+        float scale = word & LARGE ? large : small;
+        if (word || i == 0)
+            mine.values[word & (LARGE - 1)] += word & NEGATIVE ? -scale : scale;
+    }
+}
