@@ -264,6 +264,16 @@ CODE = {
         assert abs(task.loss(task.model(), (images, labels)).item() - 2.3) < 0.3
         assert 0 <= task.evaluate(task.model()) < 0.4
         '''),
+    '# my_policy.py': ('', '''
+        from fleet_policy.contract import make_contract
+        from fleet_policy.policy import chunk_of, example
+        reach, contract = Reach(), make_contract({
+            'rate': 30.0, 'observations': {'image.top': {
+                'topic': 'top', 'type': 'sensor_msgs/msg/Image', 'height': 48, 'width': 64}},
+            'actions': {'arm': {'topic': 'arm', 'type': 'std_msgs/msg/Float64MultiArray',
+                                'size': 2}}})
+        assert chunk_of(reach, reach.model()(*example(reach, contract))).shape == (50, 2)
+        '''),
     'from rog_core.messages import Sending': ('', '''
         import sys
         from rog_core import create
