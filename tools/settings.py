@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from fleet_env.fleet import FleetConfig, FleetSettings, RobotConfig
 from fleet_env.settings import Knob, Settings, knobs
+from fleet_policy.parameters import PolicySettings
 from fleet_ros.link import LinkSettings
 from lopinfer_node.parameters import ClientSettings
 from lopinfer_node.parameters import ServerSettings as LopinferServer
@@ -60,11 +61,14 @@ def page() -> str:
         table('Parameters of the parameter server alone', '',
               beside(ServerSettings, FleetSettings, LinkSettings)),
         table('The link of a node', 'The same for the nodes of ROG (at the parameter server '
-              '`ROBOT.link.trace` and so on), of LOPInfer and of RRTO.', knobs(LinkSettings)),
+              '`ROBOT.link.trace` and so on), of LOPInfer, of a policy and of RRTO.',
+              knobs(LinkSettings)),
         table('LOPInfer, robot', '',
               beside(ClientSettings, LinkSettings)),
         table('LOPInfer, server', 'As launch arguments, those that the robot has too begin with '
               '`server_`.', beside(LopinferServer, LinkSettings)),
+        table("A policy's node", 'Also launch arguments of policy.launch.py.',
+              beside(PolicySettings, LinkSettings)),
         table('RRTO, program', 'Options of `rrto run`, with dashes: `--on-loss`, `--link-rate`.',
               beside(Program, LinkSettings)),
         table('RRTO, server', '', beside(RrtoServer, LinkSettings))])

@@ -16,7 +16,7 @@ SHORT = ['-m', 'not long', '--hypothesis-profile=few']
 # One Python each, side by side: to start it and import PyTorch takes as long as many tests. RRTO
 # replaces PyTorch's `cuda`, so it is alone. They take about equally long; the last has the rest.
 GROUPS = {'core': ['rog_core'], 'sim': ['rog_sim', 'rog_cli', 'rog_view'],
-          'lopinfer': ['lopinfer_node'], 'rrto': ['rrto_bridge'], 'rest': []}
+          'lopinfer': ['lopinfer_node', 'fleet_policy'], 'rrto': ['rrto_bridge'], 'rest': []}
 # Of all tests those of these packages take longest; they begin first, so that at the end nobody
 # waits for one of them. Three at a time keep two cores busy: most tests wait for something, too.
 LONGEST = ('rog_bringup', 'rog_core', 'rrto_bridge', 'rog_sim', 'testing', 'rog_cli')

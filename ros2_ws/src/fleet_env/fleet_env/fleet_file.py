@@ -18,10 +18,10 @@ from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig
 from fleet_env.generate import PROFILES, generate
 from fleet_env.settings import Settings, Text, changed, checked, dotted, knobs, suggestion
 from fleet_env.trace import LinkTrace, read_trace
+from fleet_env.yaml_lines import parse
 
 PATH_VARIABLE = 'ROG_FLEET_PATH'
 
-_MOST = 100_000  # values in a file: with aliases (*name) a few lines can stand for billions
 _TAKEN = {'rog': 'the namespace of the parameter server',
           'server': "the name of the parameter server's process"}
 
@@ -62,7 +62,8 @@ def read_fleet(path: str | PathLike[str]) -> FleetConfig:
         text = Path(file).read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as error:
         raise FleetFileError(f'cannot be read: {why_unread(error, file)}', file) from error
-    return _Document(*_parse(text, file)).fleet()
+    data, lines = parse(text, file, 'it needs at least name and robots')
+    return _Document(data, file, lines).fleet()
 
 
 def with_overrides(fleet: FleetConfig, overrides: Mapping[str, Any]) -> FleetConfig:
@@ -283,46 +284,3 @@ class _Document:
             if path[:end] in self._lines:
                 return FleetFileError(text, self._file, self._lines[path[:end]])
         return FleetFileError(text, self._file)
-
-
-def _parse(text: str, file: str) -> tuple[Any, str, dict[_Path, int]]:
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise FleetFileError(f'is not valid YAML: {error.problem}', file, line) from error
-    except yaml.YAMLError as error:
-        raise FleetFileError(f'is not valid YAML: {error}', file) from error
-    if root is None:
-        raise FleetFileError('is empty; it needs at least name and robots', file)
-    lines: dict[_Path, int] = {}
-    try:
-        return _plain(root, file, lines, ()), file, lines
-    except RecursionError:
-        raise FleetFileError('is nested too deeply; does an alias (*name) contain itself?',
-                             file) from None
-
-
-def _plain(node: yaml.Node, file: str, lines: dict[_Path, int], path: _Path) -> Any:
-    """Return the value of a YAML node, and record the line of each of its keys."""
-    line = lines.setdefault(path, node.start_mark.line + 1)
-    if len(lines) > _MOST:
-        raise FleetFileError(f'holds more than {_MOST} values; do aliases (*name) repeat a part '
-                             'that repeats another?', file, line)
-    if isinstance(node, yaml.MappingNode):
-        entries: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key, at = str(key_node.value), key_node.start_mark.line + 1
-            if key in entries:
-                raise FleetFileError(f'the key {key!r} occurs twice', file, at)
-            lines[(*path, key)] = at
-            entries[key] = _plain(value_node, file, lines, (*path, key))
-        return entries
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, file, lines, (*path, index))
-                for index, item in enumerate(node.value)]
-    try:
-        return yaml.constructor.SafeConstructor().construct_object(node)
-    except Exception as error:  # PyYAML raises anything for a tag that does not fit: !!bool 7
-        raise FleetFileError(f'{node.value!r} cannot be read as {node.tag.rpartition(":")[2]}: '
-                             f'{error}', file, line) from error

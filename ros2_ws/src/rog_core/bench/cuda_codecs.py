@@ -20,7 +20,7 @@ import torch
 from hot_path import Pair, model
 from rog_core.arrays import Array, difference_magnitude, on_device, zeros_like
 from rog_core.codecs import EXAMPLES, cuda, get_codec
-from rog_core.partition import RowPartition
+from rog_core.model.partition import RowPartition
 
 Put = Callable[[np.ndarray], Array]
 

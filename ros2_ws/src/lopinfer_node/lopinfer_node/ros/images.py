@@ -33,12 +33,16 @@ def image_tensor(image: Any, size: tuple[int, int]) -> torch.Tensor:
     rows = np.frombuffer(image.data, np.uint8).reshape(image.height, image.step)
     pixels = rows[:, :image.width * depth].reshape(image.height, image.width, depth)
     chosen = np.ascontiguousarray(pixels[:, :, CHANNELS[image.encoding]].transpose(2, 0, 1))
-    tensor = torch.from_numpy(chosen)[None]
-    if tuple(tensor.shape[2:]) == size:
-        return tensor
-    scaled = torch.nn.functional.interpolate(tensor.float(), size, mode='bilinear', antialias=True,
-                                             align_corners=False)
-    return scaled.round().clamp(0, 255).byte()   # as libraries of pictures scale
+    return scaled(torch.from_numpy(chosen)[None], size)
+
+
+def scaled(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """Scale uint8 (n, channels, rows, columns) to ``size``, as libraries of pictures do."""
+    if tuple(images.shape[2:]) == size:
+        return images
+    other = torch.nn.functional.interpolate(images.float(), size, mode='bilinear', antialias=True,
+                                            align_corners=False)
+    return other.round().clamp(0, 255).byte()
 
 
 def result_message(outputs: Sequence[torch.Tensor], header: Any, latency: float, shared: bool

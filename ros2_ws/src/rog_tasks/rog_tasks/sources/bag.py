@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,13 @@ class Recording:
     Types that are not part of ROS 2 are read with the definitions in the recording.
 
     :param topics: name -> types that it may have.
+    :param read: makes a message of its bytes and type; by default `rosbags` does. It does not read
+        what Fast DDS writes behind a last list that is empty, such as the efforts of a JointState.
     :raises DataError: the recording is missing or damaged, or lacks a topic.
     """
 
-    def __init__(self, path: str, topics: dict[str, tuple[str, ...]]) -> None:
+    def __init__(self, path: str, topics: dict[str, tuple[str, ...]],
+                 read: Callable[[bytes, str], Any] | None = None) -> None:
         try:
             from rosbags.rosbag2 import Reader
             from rosbags.typesys import Stores, get_typestore
@@ -40,6 +43,7 @@ class Recording:
                             'recording, or its .mcap or .db3 file')
         self.path, self._reader, self._topics = path, Reader, topics
         self._store = get_typestore(Stores.ROS2_JAZZY)
+        self._read = read or self._store.deserialize_cdr
         self.types: dict[str, str] = {}  # topic -> type, of all that the recording holds
         self.damaged = 0  # messages that do not fit their type
         self.damage = ''  # the fault of the last of them
@@ -104,7 +108,7 @@ class Recording:
         try:
             if len(data) > LARGEST + 2**16:
                 raise DataError(f'it has {len(data)} bytes')
-            return self._store.deserialize_cdr(data, kind)
+            return self._read(data, kind)
         except Exception as error:  # numpy, struct and rosbags each have their own
             self.damaged += 1
             self.damage = f'{type(error).__name__}: {" ".join(str(error).split())[:200]}'

@@ -1,0 +1,85 @@
+"""ros2 launch rog_bringup policy.launch.py policy:=module:Policy; --show-args: all knobs."""
+
+from fleet_env.settings import Text, arguments, from_flat
+from fleet_policy.parameters import PolicySettings
+from launch.actions import DeclareLaunchArgument, OpaqueFunction
+from launch_ros.actions import Node
+from launch_ros.substitutions import ExecutableInPackage
+from lopinfer_node.parameters import ServerSettings
+from rog_bringup.arguments import (
+    chosen,
+    declared,
+    environment,
+    given,
+    given_parameters,
+    names,
+    network,
+    robots_and_network,
+    value,
+)
+from rog_bringup.ending import TIMES, Ending
+from rog_bringup.pair_launch import Pair
+
+from launch import LaunchDescription
+
+_PAIR = Pair('lopinfer_node', 'lopinfer_server', 'policy', ServerSettings, PolicySettings)
+_RRTO = 'server'   # name of RRTO's server
+
+
+def generate_launch_description():
+    texts = {}
+    for side, model in (('server', ServerSettings), ('robot', PolicySettings)):
+        described = arguments(model)
+        texts |= {argument: described[name] for name, argument in _PAIR.arguments(side).items()}
+    return LaunchDescription([
+        *robots_and_network(), *declared(texts),
+        DeclareLaunchArgument('mock', default_value='', description='true: each robot is a mock, '
+                              'with made-up images and joints that do what is said'),
+        OpaqueFunction(function=_start)])
+
+
+def _start(context):
+    here = chosen(context, names(context, 'robots'))
+    reach = network(context)
+    texts = {side: {name: given(context, [argument]).get(argument)
+                    for name, argument in _PAIR.arguments(side).items()}
+             for side in ('server', 'robot')}
+    texts = {side: {name: text for name, text in those.items() if text is not None}
+             for side, those in texts.items()}
+    texts['robot'].setdefault('server', Text(f'{reach.namespace}/lopinfer'))
+    settings = from_flat(PolicySettings, texts['robot'])  # refused before anything is started
+    if not settings.policy and set(here) - {'server'}:
+        raise RuntimeError('policy must be package.module:Class, got nothing: give policy:=...')
+    robots = [name for name in here if name != 'server']
+    nodes = [_robot(f'{reach.namespace}/{name}', settings, texts['robot']) for name in robots]
+    mocks = [_mock(f'{reach.namespace}/{name}', settings) for name in robots] \
+        if value(context, 'mock') == 'true' else []
+    server = _server(reach, settings, texts['server']) if 'server' in here else None
+    return [*environment(reach), *Ending(server, [*nodes, *mocks], run=False).actions(),
+            *([server] if server else []), *mocks, *nodes]
+
+
+def _server(reach, settings, texts):
+    """The server that the setting `inference` asks for; None if nobody computes beside robots."""
+    if settings.inference == 'lopinfer':
+        return Node(package='lopinfer_node', executable='lopinfer_server', output='screen',
+                    namespace=f'{reach.namespace}/lopinfer', **TIMES,
+                    parameters=given_parameters(ServerSettings, texts))
+    if settings.inference == 'rrto':
+        return Node(package='rrto_bridge', executable='rrto_server', output='screen',
+                    namespace=f'{reach.namespace}/rrto', parameters=[{'name': _RRTO}], **TIMES)
+    return None
+
+
+def _robot(namespace, settings, texts):
+    inside = [ExecutableInPackage('rrto_bridge', 'rrto_bridge'),
+              f" --server {_RRTO} --namespace {namespace.strip('/')} --on-loss local -- "]
+    return Node(package='fleet_policy', executable='policy', namespace=namespace, output='screen',
+                prefix=inside if settings.inference == 'rrto' else None,
+                parameters=given_parameters(PolicySettings, texts), **TIMES)
+
+
+def _mock(namespace, settings):
+    return Node(package='fleet_policy', executable='mock_robot', namespace=namespace,
+                output='screen', parameters=[{'policy': settings.policy,
+                                              'contract': settings.contract}], **TIMES)

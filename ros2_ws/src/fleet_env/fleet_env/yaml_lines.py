@@ -1,0 +1,74 @@
+"""Read a YAML file together with the line of each of its keys, for messages that name the line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from fleet_env.errors import FleetFileError, SettingError
+
+Path = tuple[str | int, ...]
+Lines = dict[Path, int]   # keys from the top -> line; the top is ()
+
+_MOST = 100_000  # values in a file: with aliases (*name) a few lines can stand for billions
+
+
+def parse(text: str, file: str, needs: str = '', error: type[SettingError] = FleetFileError
+          ) -> tuple[Any, Lines]:
+    """Return the content of a YAML file and the line of each key.
+
+    :param needs: what a file must hold, for the message about an empty one.
+    :raises SettingError: of the class ``error``; names file and line.
+    """
+    return _Reader(file, error).read(text, needs)
+
+
+def line_of(path: Path, lines: Lines) -> int:
+    """Return the line of a key, or of the nearest key above it; 0 if there is none."""
+    return next((lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in lines), 0)
+
+
+class _Reader:
+    def __init__(self, file: str, error: type[SettingError]) -> None:
+        self._file, self._error = file, error
+        self._lines: Lines = {}
+
+    def read(self, text: str, needs: str) -> tuple[Any, Lines]:
+        try:
+            root = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 0
+            raise self._error(f'is not valid YAML: {error.problem}', self._file, line) from error
+        except yaml.YAMLError as error:
+            raise self._error(f'is not valid YAML: {error}', self._file) from error
+        if root is None:
+            raise self._error(f'is empty; {needs}', self._file)
+        try:
+            return self._plain(root, ()), self._lines
+        except RecursionError:
+            raise self._error('is nested too deeply; does an alias (*name) contain itself?',
+                              self._file) from None
+
+    def _plain(self, node: yaml.Node, path: Path) -> Any:
+        """Return the value of a YAML node, and record the line of each of its keys."""
+        line = self._lines.setdefault(path, node.start_mark.line + 1)
+        if len(self._lines) > _MOST:
+            raise self._error(f'holds more than {_MOST} values; do aliases (*name) repeat a part '
+                              'that repeats another?', self._file, line)
+        if isinstance(node, yaml.MappingNode):
+            entries: dict[str, Any] = {}
+            for key_node, value_node in node.value:
+                key, at = str(key_node.value), key_node.start_mark.line + 1
+                if key in entries:
+                    raise self._error(f'the key {key!r} occurs twice', self._file, at)
+                self._lines[(*path, key)] = at
+                entries[key] = self._plain(value_node, (*path, key))
+            return entries
+        if isinstance(node, yaml.SequenceNode):
+            return [self._plain(item, (*path, index)) for index, item in enumerate(node.value)]
+        try:
+            return yaml.constructor.SafeConstructor().construct_object(node)
+        except Exception as error:  # PyYAML raises anything for a tag that does not fit: !!bool 7
+            raise self._error(f'{node.value!r} cannot be read as {node.tag.rpartition(":")[2]}: '
+                              f'{error}', self._file, line) from error

@@ -1,0 +1,232 @@
+"""Starved ticks, age of actions and bytes over bad links: ACT, 30 Hz, chunk 100, in virtual time.
+
+The network is computed here once to measure what it takes; then the machine that robots run goes
+through `MINUTES` of a link in virtual time. Rivals in the same run: the robot alone, and a client
+that has no robot to fall back on and waits for the server, either when its chunk is used up (as
+openpi's ActionChunkBroker) or when half of it is (as LeRobot's async_inference with its default
+threshold). Both are models of those programs, not the programs. All send the same: two images of 8
+bits, and joints. A transfer of ours ends when the robot gives it up, as LOPInfer's does; one of
+theirs stays in the connection, as with TCP. One JSON line for each link.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from act import CHUNK, CONTRACT, HEIGHT, JOINTS, RATE, WIDTH, ActPolicy
+from fleet_env.shaped import ShapedLink
+from fleet_env.trace import LinkTrace, read_trace
+from fleet_policy.contract import make_contract
+from fleet_policy.core.config import CoreSettings
+from fleet_policy.core.machine import ACT, STARVED, PolicyMachine
+from fleet_policy.core.places import ROBOT, SERVER
+from fleet_policy.policy import chunk_of, example
+
+RECORD = Path('/work/shared/data/traces/rog_outdoors_record.txt')
+MINUTES = 10.0
+OUTAGES = (0.0, 1.0, 5.0, 30.0)    # s, one in each two minutes
+EVERY, FIRST = 120.0, 45.0
+UP, DOWN = 2 * HEIGHT * WIDTH * 3 + 4 * JOINTS, 4 * CHUNK * JOINTS   # bytes of one inference
+DELAY = 0.004                       # s one way
+PIECE = 32_000                      # bytes after which a transfer can be given up
+PROBES = 0.5                        # s after which LOPInfer knows of a dead link
+SERVER_SHARE = 0.1                  # the server's computing time as a share of the robot's
+
+
+def measured(policy: ActPolicy) -> float:
+    """The seconds of an inference on this machine: the least of five."""
+    model, inputs = policy.model(), example(policy, make_contract(CONTRACT))
+    took = []
+    with torch.no_grad():
+        for _ in range(6):
+            began = time.perf_counter()
+            actions = chunk_of(policy, model(*inputs))
+            took.append(time.perf_counter() - began)
+    assert actions.shape == (CHUNK, JOINTS)
+    return min(took[1:])
+
+
+def with_outages(trace: LinkTrace, seconds: float, total: float) -> LinkTrace:
+    """The trace, repeated for ``total`` seconds, without a link for ``seconds`` in each `EVERY`."""
+    times = [k * trace.period + t for k in range(math.ceil(total / trace.period))
+             for t in trace.times.tolist()]
+    cuts = [FIRST + k * EVERY for k in range(int(total / EVERY))] if seconds else []
+    times = sorted({*(t for t in times if t < total), *cuts, *(cut + seconds for cut in cuts)})
+    rates = [0.0 if any(cut <= t < cut + seconds for cut in cuts) else trace.rate(t)
+             for t in times]
+    return LinkTrace(times, rates, total)
+
+
+class Run:
+    """One robot over one link in virtual time."""
+
+    def __init__(self, trace: LinkTrace, robot: float, server: float) -> None:
+        self.robot, self.server = robot, server
+        self.up, self.down = (ShapedLink(trace, DELAY) for _ in range(2))
+        for link in (self.up, self.down):
+            link.begin(0.0)
+        self.bytes = 0
+        self._queue: list = []
+        self._ready: list = []
+        self._order = itertools.count()
+
+    def at(self, when: float, what) -> None:
+        heapq.heappush(self._queue, (when, next(self._order), what))
+
+    def ask(self, answer, now: float, wanted=lambda: True) -> None:
+        """Send an observation, compute, and send the actions; ``answer(now)`` at the end.
+
+        ``wanted()``: whether the transfer shall go on.
+        """
+        left = UP
+
+        def send(t: float) -> None:
+            nonlocal left
+            if wanted():
+                size = min(left, PIECE)
+                left -= size
+                self.bytes += size
+                self.up.send(size, lambda: self._ready.append(sent), t)
+
+        def sent(t: float) -> None:
+            if left:
+                send(t)
+            else:
+                self.at(t + self.server, computed)
+
+        def computed(t: float) -> None:
+            self.bytes += DOWN
+            self.down.send(DOWN, lambda: self._ready.append(answer), t)
+        send(now)
+
+    def go(self, tick, seconds: float) -> None:
+        """Call ``tick(k, now)`` at each tick."""
+        self.now = 0.0
+        for k in range(int(seconds * RATE)):
+            end = k / RATE
+            while True:
+                due = min(self._queue[0][0] if self._queue else math.inf,
+                          self.up.deadline, self.down.deadline)
+                if due > end:
+                    break
+                self.now = due
+                for link in (self.up, self.down):
+                    link.release(due)
+                while self._queue and self._queue[0][0] <= due:
+                    heapq.heappop(self._queue)[2](due)
+                while self._ready:
+                    self._ready.pop(0)(due)
+            self.now = end
+            tick(k, end)
+
+
+def ours(run: Run, seconds: float, places: tuple[str, ...]) -> dict:
+    """The machine as on a robot; over a link that it knows to be dead, LOPInfer is not asked."""
+    machine = PolicyMachine(RATE, JOINTS, places, CoreSettings())
+    machine.places[ROBOT].measured(run.robot)
+    chunk = np.zeros((CHUNK, JOINTS))
+    ages, states, where = [], [], []
+
+    alive = 0.0
+
+    def tick(k: int, now: float) -> None:
+        nonlocal alive
+        machine.on_observation(now)
+        alive = alive if run.up.is_dead(now) else now
+        if SERVER in machine.places:
+            machine.set_available(SERVER, now - alive < PROBES)
+        command, asked = machine.on_tick(now)
+        states.append(machine.state)
+        if command.kind == ACT:
+            ages.append(command.age)
+            where.append(command.place)
+        for infer in asked:
+            def answer(t: float, number: int = infer.request) -> None:
+                machine.on_answer(number, chunk, t)
+            if infer.place == ROBOT:
+                run.at(now + run.robot, answer)
+            else:
+                run.ask(answer, now, lambda n=infer.request: machine.is_awaited(n))
+    run.go(tick, seconds)
+    return figures(states.count(STARVED), len(states), ages, run.bytes, seconds,
+                   robot=where.count(ROBOT) / max(1, len(where)),
+                   inferences_on_robot=machine.places[ROBOT].counts['requests'])
+
+
+def waits(run: Run, seconds: float, share: float) -> dict:
+    """A client with one request at a time that has nobody but the server."""
+    queue: dict[int, float] = {}       # tick -> time of the observation
+    busy, ages, starved, begun, total = False, [], 0, False, 0
+
+    def tick(k: int, now: float) -> None:
+        nonlocal busy, starved, begun, total
+        total += 1
+        observed = queue.pop(k, None)
+        begun = begun or observed is not None
+        if observed is not None:
+            ages.append(now - observed)
+        elif begun:
+            starved += 1
+        if not busy and len(queue) <= share * CHUNK:
+            busy = True
+
+            def answer(t: float) -> None:
+                nonlocal busy
+                busy = False
+                first = k if share else math.ceil(t * RATE)   # the broker begins with the first
+                for step in range(CHUNK):
+                    if first + step >= t * RATE:
+                        queue[first + step] = now
+            run.ask(answer, now)
+    run.go(tick, seconds)
+    return figures(starved, total, ages, run.bytes, seconds)
+
+
+def figures(starved: int, ticks: int, ages: list[float], nbytes: int, seconds: float, **more
+            ) -> dict:
+    return {'starved_ticks': starved, 'ticks': ticks,
+            'age_median_s': round(float(np.median(ages)), 3) if ages else None,
+            'age_95_s': round(float(np.percentile(ages, 95)), 3) if ages else None,
+            'age_most_s': round(max(ages), 3) if ages else None,
+            'mbyte_per_minute': round(nbytes / 1e6 / (seconds / 60), 2),
+            **{key: round(value, 3) for key, value in more.items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--minutes', type=float, default=MINUTES)
+    parser.add_argument('--robot-seconds', type=float, default=0.0,
+                        help='computing time of the robot; 0: measured here')
+    options = parser.parse_args()
+    here = measured(ActPolicy())
+    robot = options.robot_seconds or here
+    server = SERVER_SHARE * here
+    total = options.minutes * 60
+    links = {'5 MB/s': LinkTrace([0.0], [40.0]), '20 MB/s': LinkTrace([0.0], [160.0])}
+    if RECORD.exists():
+        links['outdoor record'] = read_trace(RECORD)
+    for name, trace in links.items():
+        for outage in OUTAGES:
+            cut = with_outages(trace, outage, total)
+
+            def fresh(cut: LinkTrace = cut) -> Run:
+                return Run(cut, robot, server)
+            print(json.dumps({
+                'bench': f'policy over {name}, outages of {outage:g} s', 'minutes': options.minutes,
+                'robot_inference_s': round(robot, 3), 'server_inference_s': round(server, 3),
+                'ours': ours(fresh(), total, (ROBOT, SERVER)),
+                'robot alone': ours(fresh(), total, (ROBOT,)),
+                'waits when half is used (lerobot)': waits(fresh(), total, 0.5),
+                'waits when all is used (openpi)': waits(fresh(), total, 0.0)}), flush=True)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,131 @@
+"""Policies from what others have trained: any torch module, and LeRobot's policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rog_tasks.errors import TaskError
+from rog_tasks.loading import load_object
+
+from .contract import Contract
+from .errors import PolicyError
+from .observer import Batch
+from .policy import Policy
+
+
+class TorchPolicy(Policy):
+    """Any torch module: its arguments are the observations in the order of the contract.
+
+    Images arrive as float32 from 0 to 1. The module returns actions (1, n, d), (n, d), or a single
+    one, (1, d).
+
+    :param module: the module, or ``package.module:name`` of one or of a function that makes one.
+    :param weights: safetensors file with the parameters and buffers; empty: those it has.
+    """
+
+    def __init__(self, module: torch.nn.Module | str, contract: Contract, weights: str = ''
+                 ) -> None:
+        try:
+            made = load_object(module, 'module') if isinstance(module, str) else module
+        except TaskError as error:
+            raise PolicyError(str(error)) from None
+        made = made if isinstance(made, torch.nn.Module) else made()
+        if not isinstance(made, torch.nn.Module):
+            raise PolicyError(f'module must be a torch.nn.Module, got {type(made).__name__}')
+        if weights:
+            made.load_state_dict(_read(Path(weights)))
+        self._module = made.eval()
+        self._names = list(contract.observations)
+
+    def model(self) -> torch.nn.Module:
+        """Return the module with the scaling of images before it."""
+        return Scaled(self._module)
+
+    def observe(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return the observations in order; images stay in 8 bits until they are in the model."""
+        return tuple(batch[name] for name in self._names)
+
+    def actions(self, output: Any) -> torch.Tensor:
+        """Return the module's output, or the first of several."""
+        return output[0] if isinstance(output, (tuple, list)) else output
+
+
+class Scaled(torch.nn.Module):
+    """A module whose inputs of 8 bits are scaled to 0 to 1 first, so that 8 bits cross the link."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Return what the module returns."""
+        return self.module(*(x.float() / 255 if x.dtype == torch.uint8 else x for x in inputs))
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise PolicyError(f'weights must be a safetensors file, got {path}: {error}') from None
+
+
+class LeRobotPolicy(Policy):
+    """A policy of LeRobot, loaded from a folder on this machine; nothing is downloaded.
+
+    The names of the contract's observations are those of the policy's input features, such as
+    `observation.images.top` and `observation.state`. Its processors normalise and unnormalise.
+
+    :param folder: with config.json, the weights and, since LeRobot 0.4, the processors.
+    """
+
+    def __init__(self, folder: str, contract: Contract) -> None:
+        path = Path(folder).expanduser()
+        if not (path / 'config.json').is_file():
+            raise PolicyError(f'folder must hold a policy saved by LeRobot, but {path} has no '
+                              'config.json')
+        try:
+            from lerobot.configs.policies import PreTrainedConfig
+            from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+        except ImportError as error:
+            raise PolicyError(f'a policy of LeRobot needs lerobot 0.4 or newer: {error}; pip '
+                              'install lerobot') from None
+        config = PreTrainedConfig.from_pretrained(path, local_files_only=True)
+        config.device = 'cpu'
+        policy = get_policy_class(config.type).from_pretrained(
+            path, config=config, local_files_only=True)
+        self._policy = policy.eval()
+        self._names = list(config.input_features)
+        missing = sorted(set(self._names) - set(contract.observations))
+        if missing:
+            raise PolicyError(f'the contract must have an observation {missing[0]!r}, which the '
+                              f'policy needs; it has {", ".join(contract.observations)}')
+        self._before, self._after = make_pre_post_processors(
+            config, pretrained_path=str(path),
+            preprocessor_overrides={'device_processor': {'device': 'cpu'}})
+
+    def model(self) -> torch.nn.Module:
+        """Return the network as a module of its processed inputs."""
+        return _Chunks(self._policy, self._names)
+
+    def observe(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return the processed input features in the order of the policy's configuration."""
+        ready = self._before({name: x.float() / 255 if x.dtype == torch.uint8 else x
+                              for name, x in batch.items() if name in self._names})
+        return tuple(ready[name] for name in self._names)
+
+    def actions(self, output: Any) -> torch.Tensor:
+        """Return the actions in the units of the data that it was trained with."""
+        return self._after(output)
+
+
+class _Chunks(torch.nn.Module):
+    def __init__(self, policy: Any, names: list[str]) -> None:
+        super().__init__()
+        self.policy, self._names = policy, names
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.policy.predict_action_chunk(dict(zip(self._names, inputs, strict=True)))

@@ -1,0 +1,141 @@
+"""The places that compute: a thread for each, so that the control loop waits for none of them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lopinfer_node.api import OffloadedModel
+
+from .contract import Contract
+from .core.chunks import Actions
+from .core.machine import Infer
+from .core.places import ROBOT
+from .observer import batch_of
+from .policy import Policy, chunk_of, inputs_of
+
+CLOSING = 5.0   # s that a thread gets to finish what it computes
+
+Network = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Actions (n, d), or why there are none: ``fault`` of the policy, or ``failure`` of a place."""
+
+    request: int
+    actions: Actions | None = None
+    where: str = ''
+    fault: str = ''
+    failure: str = ''
+
+
+class Computing:
+    """Computes chunks at one place, one after the other.
+
+    :param network: called with the model's inputs.
+    :param where: returns where the last inference was computed.
+    :param answer: called in this place's thread.
+    """
+
+    def __init__(self, name: str, policy: Policy, contract: Contract, network: Network,
+                 where: Callable[[], str], answer: Callable[[Answer], None], most: int = 1) -> None:
+        self._name, self._policy, self._contract = name, policy, contract
+        self._network, self._where, self._answer = network, where, answer
+        self._waiting: queue.Queue[tuple[Infer, dict[str, Any]] | None] = queue.Queue(most)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f'policy {name}', daemon=True)
+        self._thread.start()
+
+    def ask(self, infer: Infer, values: dict[str, Any]) -> bool:
+        """Compute soon; False if the place is still busy with earlier requests."""
+        try:
+            self._waiting.put_nowait((infer, values))
+        except queue.Full:
+            return False
+        return True
+
+    def close(self) -> bool:
+        """Stop; return whether the thread has ended in time."""
+        self._closing.set()
+        try:
+            self._waiting.put_nowait(None)
+        except queue.Full:
+            pass   # it looks at `_closing` after the inference
+        self._thread.join(CLOSING)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            work = self._waiting.get()
+            if work is not None:
+                answer = self._compute(*work)
+                if not self._closing.is_set():
+                    self._answer(answer)
+
+    def _compute(self, infer: Infer, values: dict[str, Any]) -> Answer:
+        number = infer.request
+        try:
+            batch = batch_of(self._contract, values)
+            inputs = inputs_of(self._policy, batch, infer.prefix, self._contract.size)
+        except Exception as error:   # of the user's code, which raises anything
+            return Answer(number, fault=_text('observe', error))
+        try:
+            with torch.no_grad():
+                output = self._network(*inputs)
+        except Exception as error:
+            if self._name == ROBOT:
+                return Answer(number, fault=_text('model', error))
+            return Answer(number, failure=f'{type(error).__name__}: {str(error)[:200]}')
+        try:
+            return Answer(number, chunk_of(self._policy, output), self._where())
+        except Exception as error:
+            return Answer(number, fault=_text('actions', error))
+
+
+def _text(method: str, error: Exception) -> str:
+    return f'the policy raised in {method}: {type(error).__name__}: {str(error)[:200]}'
+
+
+def on_device(model: torch.nn.Module, device: torch.device) -> Network:
+    """Return the model on a device, called with tensors of the CPU."""
+    moved = model.to(device)
+
+    def network(*inputs: torch.Tensor) -> Any:
+        return moved(*(x.to(device) for x in inputs))
+    return network
+
+
+def slowed(network: Network, factor: float) -> Network:
+    """Return the network with ``factor`` times its computing time, to emulate a slower robot."""
+    if factor == 1.0:
+        return network
+
+    def slow(*inputs: torch.Tensor) -> Any:
+        began = time.monotonic()
+        output = network(*inputs)
+        time.sleep((factor - 1.0) * (time.monotonic() - began))
+        return output
+    return slow
+
+
+def by_lopinfer(shared: OffloadedModel) -> tuple[Network, Callable[[], str]]:
+    """Return LOPInfer's network, and what says where its last inference was computed."""
+    before = [0]
+
+    def network(*inputs: torch.Tensor) -> Any:
+        before[0] = _offloaded(shared)
+        return shared(*inputs)
+
+    def where() -> str:
+        return 'shared' if _offloaded(shared) > before[0] else ROBOT
+    return network, where
+
+
+def _offloaded(shared: OffloadedModel) -> int:
+    return 0 if shared.report is None else shared.report.offloaded

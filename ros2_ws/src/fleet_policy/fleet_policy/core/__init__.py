@@ -1,0 +1,1 @@
+"""The protocol: no I/O, no clock, no thread, no ROS."""

@@ -1,0 +1,124 @@
+"""The queue: chunks of actions, keyed by the time of the observation from which they follow.
+
+Time is counted in ticks of the control loop. Action k of a chunk is for tick first + k, where first
+is the tick of its observation, whenever the chunk arrives. So a late chunk loses its first actions,
+a repeated one changes nothing, and the order of arrival does not matter.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Actions = NDArray[np.floating[Any]]
+
+MOST = 64  # chunks that are kept; with more, those of the oldest observations are dropped
+TAKEN, REPEATED, LATE = 'taken', 'repeated', 'late'
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Actions (n, d) for the ticks from ``first`` on; ``observed``: time of the observation, s."""
+
+    first: int
+    observed: float
+    actions: Actions
+    place: str = ''
+
+    @property
+    def end(self) -> int:
+        """Return the first tick after the chunk."""
+        return self.first + len(self.actions)
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """An action (d,), the time of the observation behind it, and where it was computed."""
+
+    values: Actions
+    observed: float
+    place: str
+
+
+class ActionQueue:
+    """Holds chunks and answers what to do at a tick.
+
+    :param half_life: seconds; 0: of several actions the one of the latest observation counts, else
+        their mean, where an observation this much older counts half. The mean's ``observed`` is the
+        mean of the observations with the same weights.
+    """
+
+    def __init__(self, half_life: float = 0.0) -> None:
+        self._half_life = half_life
+        self._chunks: list[Chunk] = []   # by tick of the observation
+
+    def add(self, chunk: Chunk, tick: int) -> str:
+        """Keep a chunk that arrives at ``tick``; return TAKEN, REPEATED or LATE."""
+        if chunk.end <= tick:
+            return LATE
+        at = bisect_left(self._chunks, chunk.first, key=_first)
+        if at < len(self._chunks) and self._chunks[at].first == chunk.first:
+            return REPEATED
+        self._chunks.insert(at, chunk)
+        if len(self._chunks) > MOST:
+            del self._chunks[0]
+        return TAKEN
+
+    def forget(self, tick: int) -> None:
+        """Drop what no tick from ``tick`` on needs."""
+        self._chunks = [chunk for chunk in self._chunks if chunk.end > tick]
+        if self._half_life:
+            return
+        kept: list[Chunk] = []
+        for chunk in self._chunks:   # one that a later observation covers to its end is not needed
+            if chunk.first <= tick:
+                while kept and kept[-1].end <= chunk.end:
+                    kept.pop()
+            kept.append(chunk)
+        self._chunks = kept
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._chunks.clear()
+
+    @property
+    def latest(self) -> int | None:
+        """Return the tick of the latest observation of which there is a chunk."""
+        return self._chunks[-1].first if self._chunks else None
+
+    def action(self, tick: int) -> Planned | None:
+        """Return what is planned for a tick."""
+        found = [chunk for chunk in self._chunks if chunk.first <= tick < chunk.end]
+        if not found:
+            return None
+        latest = found[-1]
+        if not self._half_life or len(found) == 1:
+            return Planned(latest.actions[tick - latest.first], latest.observed, latest.place)
+        observed = np.array([chunk.observed for chunk in found])
+        weights = np.exp2((observed - latest.observed) / self._half_life)
+        weights /= weights.sum()
+        rows = np.stack([chunk.actions[tick - chunk.first] for chunk in found])
+        return Planned(weights @ rows, float(weights @ observed), latest.place)
+
+    def covered(self, tick: int) -> int:
+        """Return how many ticks from ``tick`` on have an action without a gap."""
+        end = tick
+        for chunk in self._chunks:
+            if chunk.first <= end < chunk.end:
+                end = chunk.end
+        return end - tick
+
+    def planned(self, tick: int, most: int) -> Actions | None:
+        """Return the actions from ``tick`` on, (m, d), m at most ``most``; None: there is none."""
+        rows: list[Actions] = []
+        while len(rows) < most and (found := self.action(tick + len(rows))) is not None:
+            rows.append(found.values)
+        return np.stack(rows) if rows else None
+
+
+def _first(chunk: Chunk) -> int:
+    return chunk.first

@@ -1,0 +1,293 @@
+"""What the robot executes at each tick, and who computes what comes next. Sans-I/O.
+
+    waiting -> running <-> starved;   any -> safe -> waiting
+
+In `running` there is an action for the tick. In `starved` and `safe` the robot does what the
+setting `safety` says; `safe` has a cause with a name. The first action ends `waiting`.
+
+New actions are requested when the queue falls below a share of a chunk, from the faster of the
+places that answer. Whatever is under way elsewhere, the robot begins to compute itself while the
+queue still lasts for as long as that takes. So a lost link costs a lower rate, not a tick.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from .chunks import TAKEN, ActionQueue, Actions, Chunk
+from .config import CoreSettings
+from .places import ROBOT, Place
+
+WAITING, RUNNING, STARVED, SAFE = 'waiting', 'running', 'starved', 'safe'
+ACTS, LACKS, FAULT, CLEARED = 'acts', 'lacks', 'fault', 'cleared'
+# (state, event) -> state; what is not listed does not happen or changes nothing.
+TABLE = {(WAITING, ACTS): RUNNING, (STARVED, ACTS): RUNNING, (RUNNING, LACKS): STARVED,
+         **{(state, FAULT): SAFE for state in (WAITING, RUNNING, STARVED)},
+         (SAFE, CLEARED): WAITING}
+
+ACT, HOLD, STOP, NOTHING = 'act', 'hold', 'stop', 'nothing'
+REMEMBERED = 256     # requests whose answers are recognised
+RETRY = 10.0         # s after which the slower place is asked again, to measure it
+
+
+@dataclass(frozen=True, eq=False)
+class Infer:
+    """Compute actions from the observation of the time ``observed``, at ``place``.
+
+    ``prefix``: (m, d) actions from that time on that will be executed before the answer can come,
+    for a policy that inpaints; None if nothing is planned.
+    """
+
+    place: str
+    request: int
+    observed: float
+    prefix: Actions | None
+
+
+@dataclass(frozen=True, eq=False)
+class Command:
+    """What to do at a tick: ACT with ``values`` (d,), HOLD, STOP or NOTHING.
+
+    ``age``: seconds since the observation behind the action; ``place``: where it was computed.
+    """
+
+    kind: str
+    values: Actions | None = None
+    age: float = math.nan
+    place: str = ''
+
+
+class PolicyMachine:
+    """Protocol of one robot and one policy.
+
+    :param rate: ticks of the control loop in a second.
+    :param size: numbers in an action.
+    :param places: names of the places that compute; ROBOT is always one of them.
+    """
+
+    def __init__(self, rate: float, size: int, places: tuple[str, ...] = (ROBOT,),
+                 settings: CoreSettings | None = None) -> None:
+        self.rate, self.size = rate, size
+        self.settings = s = settings or CoreSettings()
+        self.state = WAITING
+        self.reason = ''                     # of `safe`
+        self.places = {name: Place(name) for name in {ROBOT: 0, **dict.fromkeys(places)}}
+        self.counts: Counter[str] = Counter()
+        self.command = Command(NOTHING)
+        self.tick_number = -1
+        self.longest = 0                     # actions in the longest chunk so far
+        self._queue = ActionQueue(s.half_life if s.aggregation == 'weighted' else 0.0)
+        self._observed = -math.inf           # time of the latest observation
+        self._open: dict[int, tuple[str, float, float]] = {}   # request -> place, observed, sent
+        self._number = 0
+        self._sensors: dict[str, str] = {}   # what is wrong with them
+        self._latched = ''
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def on_observation(self, observed: float) -> None:
+        """Note that there is a complete observation of this time."""
+        self._observed = max(self._observed, observed)
+
+    def on_answer(self, request: int, actions: Actions, now: float, where: str = '') -> str:
+        """Take a chunk (n, d); return 'taken', 'late', 'repeated', 'unknown', or its fault.
+
+        ``where``: where it was really computed, if not at the place that was asked.
+        """
+        if request not in self._open:
+            return self._count('unknown' if request > self._number or request < 1 else 'repeated')
+        place, observed, sent = self._open.pop(request)
+        self.places[place].answered(request, now, sent)
+        if fault := self._flaw(actions):
+            self.fault(f'the policy must return finite actions of shape (n, {self.size}) with n at '
+                       f'least 1, got {fault}')
+            return fault
+        if self.state == SAFE:
+            return self._count('dropped')
+        self.longest = max(self.longest, len(actions))
+        chunk = Chunk(self.tick_of(observed), observed, actions, where or place)
+        return self._count(self._queue.add(chunk, self.tick_of(now)))
+
+    def on_failure(self, request: int, reason: str, now: float) -> None:
+        """Note that a place could not compute; it is not the policy's fault."""
+        if request in self._open:
+            self.places[self._open.pop(request)[0]].failed(request, reason, now)
+
+    def set_available(self, place: str, available: bool, reason: str = '') -> None:
+        """Note whether a place can be asked, and why not."""
+        found = self.places[place]
+        if found.available and not available:
+            found.reason = reason
+        found.available = available
+
+    def fault(self, reason: str) -> None:
+        """End in the safe state until `reset`."""
+        self._latched = self._latched or reason
+        self._enter(FAULT)
+
+    def sensor(self, name: str, flaw: str) -> None:
+        """Note what is wrong with a source of observations; '' if nothing is.
+
+        The robot stays in the safe state while anything is.
+        """
+        if not flaw:
+            self._sensors.pop(name, None)
+        elif name not in self._sensors:
+            self._sensors[name] = flaw
+        if self._sensors:
+            self._enter(FAULT)
+        elif not self._latched:
+            self._enter(CLEARED)
+        self._explain()
+
+    def reset(self) -> None:
+        """Begin anew: no actions, no faults; answers to former requests are not taken."""
+        self._latched = ''
+        self._sensors.clear()
+        self._queue.clear()
+        self._open.clear()
+        for place in self.places.values():
+            place.begin()
+        self.state, self.command = WAITING, Command(NOTHING)
+        self._observed, self.tick_number = -math.inf, -1
+        self._explain()
+
+    def is_awaited(self, request: int) -> bool:
+        """Return whether an answer to a request is waited for: it does not count as lost."""
+        return request in self._open and self.places[self._open[request][0]].has(request)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def tick_of(self, seconds: float) -> int:
+        """Return the tick in which a time lies."""
+        return math.floor(seconds * self.rate + 1e-6)   # k / rate must be in tick k
+
+    @property
+    def deadline(self) -> float:
+        """Return the time of the next tick."""
+        return (self.tick_number + 1) / self.rate if self.tick_number >= 0 else -math.inf
+
+    def on_tick(self, now: float) -> tuple[Command, list[Infer]]:
+        """Return what to do at the tick of this time, and what to compute for later ones."""
+        tick = self.tick_of(now)
+        if self.tick_number >= 0:
+            self.counts['missed'] += max(0, tick - self.tick_number - 1)
+        self.tick_number = tick
+        for place in self.places.values():
+            place.expire(self.settings.patience, now)
+        self._queue.forget(tick)
+        self.command = self._decide(tick, now)
+        return self.command, self._requests(tick, now)
+
+    def _decide(self, tick: int, now: float) -> Command:
+        self.counts['ticks'] += 1
+        planned = None if self.state == SAFE else self._queue.action(tick)
+        age = math.nan if planned is None else now - planned.observed
+        most = self.settings.most_age
+        if planned is None or (most and age > most):
+            self._enter(LACKS)
+            if self.state == STARVED:
+                self.counts['starved'] += 1
+            return Command(NOTHING if self.state == WAITING else self.settings.safety)
+        self._enter(ACTS)
+        self.counts['executed'] += 1
+        self.counts['stale'] += age > self.settings.stale
+        return Command(ACT, planned.values, age, planned.place)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _requests(self, tick: int, now: float) -> list[Infer]:
+        if self.state == SAFE:
+            return []
+        cover = self._queue.covered(tick + 1)
+        asked: list[Infer] = []
+        if cover <= self.settings.request_share * self.longest:
+            place = self._preferred(now)
+            if place.busy < (1 if place.name == ROBOT else self.settings.in_flight) \
+                    and now >= place.sent + self._spacing(place) and self._is_new(place):
+                asked.append(self._ask(place, now))
+        robot = self.places[ROBOT]
+        left = (tick + 1 + cover) / self.rate - now       # s until the first tick without an action
+        last_moment = self.settings.margin * robot.longest + 2 / self.rate
+        if not robot.busy and left <= last_moment and robot.can(now) and self._is_new(robot):
+            asked.append(self._ask(robot, now))
+        return asked
+
+    def _preferred(self, now: float) -> Place:
+        """Return the place that answers sooner; the slower one is measured now and then."""
+        robot = self.places[ROBOT]
+        others = [place for place in self.places.values() if place is not robot and place.can(now)]
+        if not others:
+            return robot
+        best = min(others, key=lambda place: place.usual)
+        if robot.usual < best.usual and now < best.sent + RETRY:
+            return robot
+        return best
+
+    def _spacing(self, place: Place) -> float:
+        """Return the seconds between requests, so that several in flight are spread out."""
+        usual = place.usual
+        return 0.0 if math.isnan(usual) else usual / self.settings.in_flight
+
+    def _is_new(self, place: Place) -> bool:
+        """Return whether an answer to the latest observation could bring anything."""
+        latest = self._queue.latest
+        return self._observed > place.newest and (
+            latest is None or self.tick_of(self._observed) > latest)
+
+    def _ask(self, place: Place, now: float) -> Infer:
+        self._number += 1
+        self._open[self._number] = place.name, self._observed, now
+        while len(self._open) > REMEMBERED:
+            self._open.pop(next(iter(self._open)))
+        place.ask(self._number, self._observed, now)
+        longest = place.longest if math.isfinite(place.longest) else 0.0
+        ahead = self.tick_of(now + longest) - self.tick_of(self._observed) + 1
+        prefix = self._queue.planned(self.tick_of(self._observed), ahead)
+        return Infer(place.name, self._number, self._observed, prefix)
+
+    # -- what it tells ---------------------------------------------------------------------------
+
+    @property
+    def left(self) -> float:
+        """Return the seconds for which the queue lasts after the present tick."""
+        return self._queue.covered(self.tick_number + 1) / self.rate
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what a user should know while the robot acts."""
+        found = []
+        if self.command.kind == ACT and self.command.age > self.settings.stale:
+            found.append(f'the action that is executed is {self.command.age:.1f} s old')
+        covers = self.settings.request_share * self.longest / self.rate
+        for place in self.places.values():
+            if covers and covers < place.usual:
+                found.append(f'actions of the {place.name} take {place.usual:.2f} s, and the queue '
+                             f'covers {covers:.2f} s: raise request_share, or use longer chunks')
+            if place.reason:
+                found.append(f'{place.name}: {place.reason}')
+        return found
+
+    def _flaw(self, actions: Actions) -> str:
+        if actions.ndim != 2 or actions.shape[1] != self.size or not len(actions):
+            return f'shape {tuple(actions.shape)}'
+        bad = np.argwhere(~np.isfinite(actions))
+        return f'{actions[tuple(bad[0])]} at {tuple(bad[0].tolist())}' if len(bad) else ''
+
+    def _enter(self, event: str) -> None:
+        self.state = TABLE.get((self.state, event), self.state)
+        if event == FAULT:
+            self._queue.clear()
+            self._explain()
+
+    def _explain(self) -> None:
+        self.reason = self._latched or '; '.join(self._sensors.values())
+
+    def _count(self, what: str) -> str:
+        self.counts[what] += what != TAKEN
+        self.counts['chunks'] += what == TAKEN
+        return what

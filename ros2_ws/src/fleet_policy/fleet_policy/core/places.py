@@ -1,0 +1,97 @@
+"""A place where actions can be computed, as the machine sees it: what it takes, what it owes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from statistics import median
+
+ROBOT, SERVER = 'robot', 'server'
+KEPT = 8           # latest latencies from which the next one is expected
+LATER = 3.0        # times the longest of them after which a request counts as lost
+FIRST_PENALTY, MOST_PENALTY = 0.25, 2.0   # s without requests after a loss; it doubles each time
+
+
+class Place:
+    """The requests that are under way at one place, and its latencies in seconds."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.available = True
+        self.reason = ''                     # why it is not available, or has failed last
+        self.counts: Counter[str] = Counter()
+        self.newest = -math.inf              # time of the latest observation that it was given
+        self.sent = -math.inf                # time of the latest request
+        self._under_way: dict[int, float] = {}   # request -> when it was sent
+        self._latencies: deque[float] = deque(maxlen=KEPT)
+        self._losses = 0
+        self._not_before = -math.inf
+
+    def begin(self) -> None:
+        """Forget the requests under way and the losses, not what has been measured."""
+        self.newest = self.sent = self._not_before = -math.inf
+        self._under_way.clear()
+        self._losses = 0
+
+    @property
+    def busy(self) -> int:
+        """Return how many requests are under way."""
+        return len(self._under_way)
+
+    def has(self, request: int) -> bool:
+        """Return whether a request is under way."""
+        return request in self._under_way
+
+    @property
+    def longest(self) -> float:
+        """Return the longest of the latest latencies; infinity before the first answer."""
+        return max(self._latencies, default=math.inf)
+
+    @property
+    def usual(self) -> float:
+        """Return their median; NaN before the first answer."""
+        return median(self._latencies) if self._latencies else math.nan
+
+    @property
+    def latency(self) -> float:
+        """Return the last one; NaN before the first answer."""
+        return self._latencies[-1] if self._latencies else math.nan
+
+    def can(self, now: float) -> bool:
+        """Return whether it may be asked."""
+        return self.available and now >= self._not_before
+
+    def ask(self, request: int, observed: float, now: float) -> None:
+        """Note a request."""
+        self._under_way[request] = self.sent = now
+        self.newest = observed
+        self.counts['requests'] += 1
+
+    def answered(self, request: int, now: float, sent: float) -> None:
+        """Note an answer, also to a request that counted as lost."""
+        self._under_way.pop(request, None)
+        self._latencies.append(now - sent)
+        self._losses, self._not_before = 0, -math.inf
+        self.counts['answers'] += 1
+        self.reason = ''
+
+    def measured(self, seconds: float) -> None:
+        """Note what an inference has taken that was not a request, as one that warms up."""
+        self._latencies.append(seconds)
+
+    def failed(self, request: int, reason: str, now: float) -> None:
+        """Note that a request has failed, and do not ask for a while."""
+        if self._under_way.pop(request, None) is None:
+            return
+        self.reason = reason
+        self.counts['lost'] += 1
+        self._not_before = now + min(FIRST_PENALTY * 2 ** self._losses, MOST_PENALTY)
+        self._losses += 1
+
+    def expire(self, patience: float, now: float) -> None:
+        """Count the requests as lost that are under way for too long."""
+        # Before the first answer nobody knows how long it takes: loading, compiling, a large model.
+        limit = max(patience, LATER * self.longest if self._latencies else 10 * patience)
+        for request, sent in list(self._under_way.items()):
+            if now - sent > limit:
+                self.failed(request, f'no answer for {now - sent:.1f} s', now)

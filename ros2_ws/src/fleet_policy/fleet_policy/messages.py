@@ -1,0 +1,148 @@
+"""Fields of ROS messages by name, and the numbers in them.
+
+Messages of rclpy and of rosbags are read alike; those that are sent are made of rclpy's classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from fleet_env.settings import suggestion
+from numpy.typing import NDArray
+
+IMAGES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
+TRAJECTORY = 'trajectory_msgs/msg/JointTrajectory'
+
+_NUMBERS = ('float', 'double', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32',
+            'uint64', 'octet', 'boolean')
+_USUAL = {'std_msgs/msg/Float64MultiArray': 'data', 'std_msgs/msg/Float32MultiArray': 'data',
+          'control_msgs/msg/MultiDOFCommand': 'values'}
+_POINT = {'position': 'positions', 'velocity': 'velocities', 'effort': 'effort'}
+_NAMES = ('name', 'joint_names', 'dof_names')
+
+
+class MessageError(ValueError):
+    """A type or a field does not exist, or a message does not have the numbers."""
+
+
+def message_class(kind: str) -> Any:
+    """Return the class of a type such as ``std_msgs/msg/String``; raise MessageError."""
+    package, _, name = kind.split('/')
+    try:
+        return getattr(importlib.import_module(f'{package}.msg'), name)
+    except ImportError as error:
+        raise MessageError(f'there is no package {package} here ({error}); install '
+                           f'ros-<distro>-{package.replace("_", "-")}') from None
+    except AttributeError:
+        raise MessageError(f'{package} has no message {name}') from None
+
+
+def usual_field(kind: str, quantity: str) -> str:
+    """Return the field with the numbers of a type; '' if it has no usual one.
+
+    ``quantity``: position, velocity or effort.
+    """
+    if kind == TRAJECTORY:
+        return _POINT[quantity]
+    return quantity if kind == 'sensor_msgs/msg/JointState' else _USUAL.get(kind, '')
+
+
+def names_field(kind: Any) -> str:
+    """Return the field of a message class that names the joints; '' if there is none."""
+    return next((name for name in _NAMES if name in kind.get_fields_and_field_types()), '')
+
+
+def check_field(kind: Any, path: str, several: bool) -> None:
+    """Raise MessageError if a message class has no such field of numbers.
+
+    :param several: whether it must be a list of numbers; else it is one number.
+    """
+    if _is_trajectory(kind):
+        from trajectory_msgs.msg import JointTrajectoryPoint
+        kind = JointTrajectoryPoint
+    *above, last = path.split('.')
+    for part in above:
+        _known(kind, part)
+        made = getattr(kind(), part)
+        if not hasattr(made, 'get_fields_and_field_types'):
+            raise MessageError(f'{part} of {kind.__name__} holds no fields')
+        kind = type(made)
+    _known(kind, last)
+    text = kind.get_fields_and_field_types()[last]
+    element = text.removeprefix('sequence<').partition(',')[0].rstrip('>').partition('[')[0]
+    is_several = text.startswith('sequence<') or '[' in text
+    if element not in _NUMBERS or is_several != several:
+        raise MessageError(f'it must be {"a list of numbers" if several else "one number"}, but '
+                           f'{last} of {kind.__name__} is {text}')
+
+
+def _known(kind: Any, field: str) -> None:
+    known = kind.get_fields_and_field_types()
+    if field not in known:
+        raise MessageError(f'{kind.__name__} has no field {field!r}; {suggestion(field, known)}')
+
+
+def _is_trajectory(kind: Any) -> bool:
+    return kind.__name__ == 'JointTrajectory'
+
+
+def numbers(message: Any, field: str, fields: Sequence[str], names: Sequence[str], size: int
+            ) -> NDArray[np.float32]:
+    """Return the numbers (n,) of a message, sorted by ``names`` where it names joints.
+
+    :raises MessageError: a joint is missing, the length differs, or a number is not finite.
+    """
+    if fields:
+        values = np.array([_get(message, path) for path in fields], np.float32)
+    else:
+        values = np.asarray(_get(message, field), np.float32)
+        if names:
+            values = _by_name(message, values, names)
+    if values.shape != (size,):
+        raise MessageError(f'must have {size} numbers, got {values.size}')
+    if not np.isfinite(values).all():
+        raise MessageError(f'must have finite numbers, got {values[~np.isfinite(values)][0]} at '
+                           f'{int(np.flatnonzero(~np.isfinite(values))[0])}')
+    return values
+
+
+def _by_name(message: Any, values: NDArray[np.float32], names: Sequence[str]
+             ) -> NDArray[np.float32]:
+    field = next(name for name in _NAMES if hasattr(message, name))
+    there = list(getattr(message, field))
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise MessageError(f'has no joint {missing[0]!r}; it has {", ".join(there[:20]) or "none"}')
+    if len(there) != len(values):
+        raise MessageError(f'has {len(there)} names and {len(values)} numbers')
+    return values[[there.index(name) for name in names]]
+
+
+def _get(message: Any, path: str) -> Any:
+    for part in path.split('.'):
+        message = getattr(message, part)
+    return message
+
+
+def write(message: Any, field: str, fields: Sequence[str], names: Sequence[str],
+          values: NDArray[np.floating[Any]]) -> Any:
+    """Put numbers (n,) and the names of joints into a message, and return it."""
+    if names:
+        setattr(message, names_field(type(message)), list(names))
+    for path, value in zip(fields, values.tolist(), strict=False):
+        _set(message, path, value)
+    if not fields:
+        _set(message, field, values.tolist())
+    return message
+
+
+def _set(message: Any, path: str, value: Any) -> None:
+    *above, last = path.split('.')
+    for part in above:
+        message = getattr(message, part)
+    current = getattr(message, last)
+    setattr(message, last, int(round(value)) if type(current) is int else
+            bool(value) if type(current) is bool else value)

@@ -1,0 +1,109 @@
+"""A robot for tests, benches and demonstrations: made-up images, joints that do what is said."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fleet_env.settings import Settings, setting
+from fleet_ros.ending import Interruption
+from fleet_ros.parameters import declare
+from fleet_ros.process import run, spin_until
+from rclpy.node import Node
+
+from . import qos
+from .contract import Contract, Observation
+from .messages import TRAJECTORY, message_class, write
+from .policy import load_contract
+from .sources import made_up
+
+FRAMES = 8   # different images, which are shown in turn
+
+
+class RobotSettings(Settings):
+    """Settings of the robot: those of the policy's node that say what the topics are."""
+
+    policy: str = setting('', 'class of the policy, for its contract', empty=True)
+    contract: str = setting('', "file with the contract; empty: the policy's", empty=True)
+    seed: int = setting(0, 'seed of what the cameras show', ge=0)
+
+
+class MockRobot(Node):
+    """Publishes every observation of a contract at its rate, and takes every action.
+
+    ``received``: (entry, monotonic s, values (d,)) of each action. Lists of numbers that are as
+    long as an action follow it; others are 0. ``silent``: entries that are not published.
+    """
+
+    def __init__(self, contract: Contract | None = None, **options: Any) -> None:
+        super().__init__('mock_robot', **options)
+        settings = declare(self, RobotSettings)
+        self.contract = contract or load_contract(settings.policy, settings.contract)
+        self.received: list[tuple[str, float, np.ndarray]] = []
+        self.silent: set[str] = set()
+        self.most = 100_000
+        rng = np.random.default_rng(settings.seed)
+        self._frames = {name: [made_up(entry, rng) for _ in range(FRAMES)]
+                        for name, entry in self.contract.observations.items() if entry.is_image}
+        self._last: dict[str, np.ndarray] = {}
+        self._count = 0
+        self._observations = {
+            name: self.create_publisher(message_class(entry.type), entry.topic, qos.OBSERVATION)
+            for name, entry in self.contract.observations.items()}
+        for name, action in self.contract.actions.items():
+            self.create_subscription(message_class(action.type), action.topic,
+                                     partial(self._on_action, name), qos.ACTION)
+        self.create_timer(1 / self.contract.rate, self._observe)
+
+    def _on_action(self, name: str, message: Any) -> None:
+        entry = self.contract.actions[name]
+        if entry.type == TRAJECTORY:
+            message = message.points[0]
+        values = [_get(message, field) for field in entry.fields] if entry.fields \
+            else _get(message, entry.field)
+        self._last[name] = np.asarray(values, float)
+        if len(self.received) < self.most:
+            self.received.append((name, time.monotonic(), self._last[name]))
+
+    def _observe(self) -> None:
+        self._count += 1
+        for name, entry in self.contract.observations.items():
+            if name not in self.silent:
+                self._observations[name].publish(self._message(name, entry))
+
+    def _message(self, name: str, entry: Observation) -> Any:
+        if entry.is_image:
+            message = self._frames[name][self._count % FRAMES]
+        else:
+            values = next((v for v in self._last.values() if len(v) == entry.count),
+                          np.zeros(entry.count))
+            message = write(message_class(entry.type)(), entry.field, entry.fields, entry.names,
+                            values)
+        if hasattr(message, 'header'):
+            message.header.stamp = self.get_clock().now().to_msg()
+        return message
+
+
+def _get(message: Any, path: str) -> Any:
+    for part in path.split('.'):
+        message = getattr(message, part)
+    return message
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the robot until it is stopped."""
+    return run(MockRobot, _serve, args, ('fleet_policy', 'rog_tasks'))
+
+
+def _serve(node: Any, interruption: Interruption) -> int:
+    stopped: list[bool] = []
+    spin_until(node, lambda: bool(stopped), interruption, lambda: stopped.append(True))
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

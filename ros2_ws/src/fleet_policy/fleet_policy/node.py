@@ -1,0 +1,260 @@
+"""The policy as a managed node: sensors in, actions out, at the rate of the contract."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from fleet_ros.alarm import Alarm
+from fleet_ros.device import torch_device
+from fleet_ros.managed import ManagedNode
+from fleet_ros.parameters import declare
+from lopinfer_node.api import offload
+from lopinfer_node.ros.client_shell import ClientOptions
+from lopinfer_node.runtime.planner import TablePlanner
+from rclpy.duration import Duration
+
+from . import qos
+from .actions import Writer
+from .computing import Answer, Computing, Network, by_lopinfer, on_device, slowed
+from .core.machine import SAFE, STARVED, Command, PolicyMachine
+from .core.places import ROBOT, SERVER
+from .errors import DataFault, PolicyError
+from .messages import message_class
+from .observer import Observer
+from .parameters import PolicySettings
+from .policy import chunk_of, example, load_contract, load_policy
+from .report import diagnosis, values_of
+
+STATUS_PERIOD = 0.5    # s
+LAST_WORDS = 1.0       # s in which the safe state must have arrived at the robot
+WARM = 2               # inferences before the first one that is measured
+
+
+class PolicyNode(ManagedNode):
+    """Run a policy; `parameters.PolicySettings` declares the parameters.
+
+    Publishes the contract's actions, `policy_status`, and its part of `/diagnostics`. An inactive
+    node publishes nothing and has left the robot in its safe state.
+    """
+
+    packages = ('fleet_policy', 'lopinfer_node', 'rog_tasks')
+
+    def __init__(self, **options: Any) -> None:
+        self._answers: deque[Answer] = deque()
+        super().__init__('policy', PolicySettings, **options)
+
+    # -- life cycle ------------------------------------------------------------------------------
+
+    def configure(self) -> None:
+        """Load policy and contract, measure the model, declare topics; do not act yet."""
+        self.settings = s = declare(self, PolicySettings)
+        if s.threads:
+            torch.set_num_threads(s.threads)
+        if not s.policy:
+            raise PolicyError('policy must be package.module:Class, got nothing: give the '
+                              "parameter 'policy'")
+        self.contract = load_contract(s.policy, s.contract)
+        self.policy = load_policy(s.policy, s.policy_options, self.contract)
+        places = (ROBOT,) if s.inference == 'alone' else (ROBOT, SERVER)
+        self.machine = PolicyMachine(self.contract.rate, self.contract.size, places, s)
+        self.writer = Writer(self.contract)
+        self.observer = Observer(self.contract, math.inf)
+        self._said = self.machine.state, ''
+        self._bad: dict[str, str] = {}
+        self._shared: Any = None
+        self._arrived = self.create_guard_condition(self._on_answers)
+        self._open_places()
+        self._open_topics()
+        self._alarm = Alarm(self._on_tick, self)
+        self.held.callback(self._alarm.close)
+        self.held.callback(self._make_safe)
+        self.create_timer(STATUS_PERIOD, self._report)
+
+    def activate(self) -> None:
+        """Begin to act, with the observations that come from now on."""
+        now = time.monotonic()
+        self.machine.reset()
+        self._bad.clear()
+        self.observer = Observer(self.contract, now, self.settings.first)
+        self._alarm.set(now)
+        self.get_logger().info(f'{self.settings.policy} acts at {self.contract.rate:g} Hz')
+
+    def deactivate(self) -> None:
+        """Leave the robot in its safe state."""
+        self._alarm.set(math.inf)
+        self._make_safe()
+
+    def shutdown(self) -> None:
+        """Leave the robot in its safe state; the process ends."""
+        if self.configured:
+            self.deactivate()
+        super().shutdown()
+
+    def interrupt(self) -> None:
+        """End in order, as on SIGTERM."""
+        self.active = False
+        if self.configured:
+            self.deactivate()
+        self.done = True
+
+    # -- what it has -----------------------------------------------------------------------------
+
+    def _open_places(self) -> None:
+        s = self.settings
+        model = self.policy.model()
+        if not isinstance(model, torch.nn.Module):
+            raise PolicyError(f'model of the policy must return a torch.nn.Module, got '
+                              f'{type(model).__name__}')
+        model.eval()
+        inputs = example(self.policy, self.contract)
+        device = torch_device(s.device)
+        shared: Network | None = None
+        where: Callable[[], str] = partial(str, SERVER)
+        if s.inference == 'lopinfer':
+            robot = self.get_namespace().strip('/') or 'robot'
+            planner = TablePlanner(s.method, latency=s.link.latency, slowdown=s.slowdown)
+            self._shared = self.held.enter_context(offload(
+                model, example=inputs, robot=robot, options=ClientOptions(
+                    planner, s.server, link=s.shaped_link(), slowdown=s.slowdown)))
+            shared, where = by_lopinfer(self._shared)
+        elif s.inference == 'rrto':
+            import copy
+            if not torch.cuda.is_available():
+                raise PolicyError('inference is rrto, so the node must run in `rrto run`, which '
+                                  'gives it the device cuda; here there is none')
+            shared = on_device(copy.deepcopy(model), torch.device('cuda'))
+        alone = slowed(on_device(model, device) if device.type != 'cpu' else model, s.slowdown)
+        self._measure(alone, inputs)
+        self._computing = {ROBOT: self._place(ROBOT, alone, lambda: ROBOT)}
+        if shared is not None:
+            self._computing[SERVER] = self._place(SERVER, shared, where)
+
+    def _measure(self, network: Network, inputs: tuple[torch.Tensor, ...]) -> None:
+        """Measure an inference on the robot, and check the shape of what comes out."""
+        for _ in range(WARM + 1):
+            began = time.monotonic()
+            with torch.no_grad():
+                actions = chunk_of(self.policy, network(*inputs))
+        seconds = time.monotonic() - began
+        if actions.ndim != 2 or actions.shape[1] != self.contract.size or not len(actions):
+            raise PolicyError(f'actions of the policy must have the shape (n, '
+                              f'{self.contract.size}), by the contract, got {actions.shape}')
+        self.machine.places[ROBOT].measured(seconds)
+        lasts = len(actions) / self.contract.rate
+        self.get_logger().info(f'the robot computes {len(actions)} actions, for {lasts:.2f} s, in '
+                               f'{seconds:.2f} s')
+        if seconds * self.settings.margin > lasts:
+            self.get_logger().warning('the robot alone cannot keep up: it will starve without the '
+                                      'server; use longer chunks or a smaller model')
+
+    def _place(self, name: str, network: Network, where: Any) -> Computing:
+        place = Computing(name, self.policy, self.contract, network, where, self._on_computed,
+                          self.settings.in_flight if name == SERVER else 1)
+        self.held.callback(place.close)
+        return place
+
+    def _open_topics(self) -> None:
+        for name, entry in self.contract.observations.items():
+            self.create_subscription(message_class(entry.type), entry.topic,
+                                     partial(self._on_message, name), qos.OBSERVATION)
+        self._publishers_of = {
+            name: self.create_publisher(message_class(entry.type), entry.topic, qos.ACTION)
+            for name, entry in self.contract.actions.items()}
+        self._status = self.create_publisher(DiagnosticStatus, 'policy_status', qos.STATUS)
+        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def _on_message(self, name: str, message: Any) -> None:
+        if not self.active:
+            return
+        try:
+            self.observer.take(name, message, time.monotonic())
+            self._bad.pop(name, None)
+        except DataFault as fault:
+            self._bad[name] = str(fault)
+
+    def _on_computed(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        self._arrived.trigger()
+
+    def _on_answers(self) -> None:
+        while self._answers:
+            answer, now = self._answers.popleft(), time.monotonic()
+            if not self.active:
+                continue
+            if answer.fault:
+                self.machine.fault(answer.fault)
+            elif answer.actions is None:
+                self.machine.on_failure(answer.request, answer.failure, now)
+            else:
+                self.machine.on_answer(answer.request, answer.actions, now, answer.where)
+
+    def _on_tick(self) -> None:
+        if not self.active:
+            return
+        now = time.monotonic()
+        self._on_answers()
+        for name, flaw in self.observer.flaws(now).items():
+            self.machine.sensor(name, self._bad.get(name, '') or flaw)
+        if math.isfinite(self.observer.observed):
+            self.machine.on_observation(self.observer.observed)
+        if self._shared is not None:
+            self.machine.set_available(SERVER, self._shared.shared, self._shared.reason)
+        command, asked = self.machine.on_tick(now)
+        self._publish(command)
+        for infer in asked:
+            if not self._computing[infer.place].ask(infer, self.observer.newest()):
+                self.machine.on_failure(infer.request, 'still busy with an earlier request', now)
+        self._say()
+        self._alarm.set(self.machine.deadline)
+
+    def _publish(self, command: Command) -> None:
+        stamp = self.get_clock().now().to_msg()
+        for name, message in self.writer.messages(command):
+            if hasattr(message, 'header'):
+                message.header.stamp = stamp
+            self._publishers_of[name].publish(message)
+
+    def _make_safe(self) -> None:
+        """Send the robot what `safety` says, and wait a moment until it has arrived."""
+        self._publish(Command(self.settings.safety))
+        for publisher in self._publishers_of.values():
+            publisher.wait_for_all_acked(Duration(seconds=LAST_WORDS))
+
+    # -- what it tells ---------------------------------------------------------------------------
+
+    def _say(self) -> None:
+        """Log a change of the state, once."""
+        state, reason = now = self.machine.state, self.machine.reason
+        if now == self._said:
+            return
+        before, self._said = self._said[0], now
+        if state == SAFE:
+            self.get_logger().error(f'safe state ({self.settings.safety}): {reason}')
+        elif state == STARVED:
+            self.get_logger().warning('starved: no action for now; '
+                                      + '; '.join(self.machine.warnings))
+        elif before in (SAFE, STARVED):
+            self.get_logger().info(f'{state} again')
+
+    def _report(self) -> None:
+        name = self.get_fully_qualified_name()
+        status = diagnosis(self.machine, self.active, f'{name}: policy',
+                           self.get_namespace().strip('/'))
+        self._status.publish(status)
+        message = DiagnosticArray(status=[status])
+        message.header.stamp = self.get_clock().now().to_msg()
+        self._diagnostics.publish(message)
+
+    @property
+    def report(self) -> dict[str, float | str]:
+        """Return what `policy_status` says, by name."""
+        return values_of(self.machine)

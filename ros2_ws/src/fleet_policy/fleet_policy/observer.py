@@ -1,0 +1,118 @@
+"""The newest messages of all sources, and the batch of tensors made of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from lopinfer_node.errors import LopinferError
+from lopinfer_node.ros.images import image_tensor, scaled
+from rog_tasks.errors import DataError
+from rog_tasks.sources.pictures import as_stored, from_message
+
+from .contract import Contract, Observation
+from .errors import DataFault
+from .messages import MessageError, numbers
+
+Batch = dict[str, torch.Tensor]
+
+
+class Observer:
+    """Holds the newest message of each entry; an image becomes a tensor only when it is asked for.
+
+    Times are seconds of one clock. ``observed``: when the oldest of the newest messages came, or
+    -infinity while one is missing; entries with ``limit`` 0 do not count.
+    """
+
+    def __init__(self, contract: Contract, start: float, first: float = 10.0) -> None:
+        self._contract = contract
+        self._start, self._first = start, first   # when it began, and how long first messages take
+        self._newest: dict[str, tuple[Any, float]] = {}
+
+    def take(self, name: str, message: Any, now: float) -> None:
+        """Keep the message of an entry.
+
+        :raises DataFault: it does not fit the contract; the former one is kept.
+        """
+        entry = self._contract.observations[name]
+        try:
+            value = message if entry.is_image else vector(entry, message)
+            if entry.is_image:
+                from_message(message, entry.topic)
+        except MessageError as error:
+            raise DataFault(f'observations.{name}: a message on {entry.topic} {error}') from None
+        except DataError as error:
+            raise DataFault(f'observations.{name}: {error}') from None
+        self._newest[name] = value, now
+
+    @property
+    def observed(self) -> float:
+        """Return the time of the observation."""
+        if len(self._newest) < len(self._contract.observations):
+            return -math.inf
+        times = [at for name, (_, at) in self._newest.items()
+                 if self._contract.observations[name].limit]
+        return min(times, default=max(at for _, at in self._newest.values()))
+
+    def flaws(self, now: float) -> dict[str, str]:
+        """Return entry -> what is wrong with its topic now; '' if nothing is."""
+        return {name: self._flaw(name, entry, now)
+                for name, entry in self._contract.observations.items()}
+
+    def _flaw(self, name: str, entry: Observation, now: float) -> str:
+        if name not in self._newest:
+            waited = now - self._start
+            return '' if waited <= self._first else (
+                f'observations.{name}: no message on {entry.topic} ({entry.type}) for '
+                f'{self._first:g} s since the start: is it published, in this namespace?')
+        silent = now - self._newest[name][1]
+        if not entry.limit or silent <= entry.limit:
+            return ''
+        return (f'observations.{name}: {entry.topic} has stopped, no message for more than '
+                f'{entry.limit:g} s')
+
+    def newest(self) -> dict[str, Any]:
+        """Return the newest value of each entry, for `batch_of` in another thread."""
+        return {name: value for name, (value, _) in self._newest.items()}
+
+
+def batch_of(contract: Contract, values: dict[str, Any]) -> Batch:
+    """Return entry -> tensor: images uint8 (1, 3, h, w), numbers float32 (1, n).
+
+    :raises DataFault: an image cannot be decoded.
+    """
+    return {name: image(name, entry, values[name]) if entry.is_image
+            else torch.from_numpy(values[name].copy())[None]
+            for name, entry in contract.observations.items()}
+
+
+def vector(entry: Observation, message: Any) -> np.ndarray:
+    """Return the numbers of a message in the policy's unit, float32 (n,); raises MessageError."""
+    values = numbers(message, entry.field, entry.fields, entry.names, entry.count)
+    return values * np.float32(entry.factor)
+
+
+def image(name: str, entry: Observation, message: Any) -> torch.Tensor:
+    """Return the pixels of a message, uint8 (1, 3, h, w), scaled to the size of the contract."""
+    size = (entry.height, entry.width)
+    try:
+        if hasattr(message, 'format'):
+            pixels = as_stored(from_message(message, entry.topic))
+            if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+                raise DataError(f'{entry.topic}: pixels must have 8 bits, got {pixels.dtype}')
+            pixels = np.repeat(pixels[..., None], 3, 2) if pixels.ndim == 2 else pixels[..., :3]
+            found = scaled(torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))[None],
+                           size)
+        else:
+            found = image_tensor(message, size)
+    except (DataError, LopinferError) as error:
+        raise DataFault(f'observations.{name}: {error}') from None
+    return found.flip(1) if entry.encoding == 'bgr8' else found
+
+
+def blank(contract: Contract) -> Batch:
+    """Return a batch of zeros with the shapes and types of the contract."""
+    return {name: torch.zeros(entry.shape, dtype=torch.uint8 if entry.is_image else torch.float32)
+            for name, entry in contract.observations.items()}

@@ -1,0 +1,138 @@
+"""What a user writes: the class `Policy`; and its loading by name."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rog_tasks.errors import TaskError
+from rog_tasks.loading import load_object
+
+from .contract import Contract, make_contract, read_contract
+from .core.chunks import Actions
+from .errors import PolicyError
+from .observer import Batch, blank
+
+PREFIX, PREFIX_COUNT = 'prefix', 'prefix_count'
+
+
+class Policy(ABC):
+    """From observations to a chunk of actions.
+
+    Your own class may derive from this one, or just have ``model``, ``observe`` and ``actions``.
+    Options arrive as keyword arguments of the constructor, and so does ``contract`` if the
+    constructor has it.
+
+    ``contract``: name of the contract's file beside the module, or its content; None: the node's
+    parameter names a file.
+
+    ``chunk``: if not 0, the policy inpaints. Its batches then hold `prefix`, float32 (1, chunk, d):
+    the actions that will be executed before the answer can come, from the time of the observation
+    on, and zeros behind them; and `prefix_count`, int64 (1,): how many there are.
+    """
+
+    contract: str | Mapping[str, Any] | None = None
+    chunk: int = 0
+
+    @abstractmethod
+    def model(self) -> torch.nn.Module:
+        """Return the network, in eval mode, on the CPU. It is called with what `observe` returns.
+
+        Robot and server share its computation, so it must not keep state between calls.
+        """
+
+    @abstractmethod
+    def observe(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return the inputs of the model from a batch.
+
+        :param batch: entry of the contract -> tensor: an image is uint8 (1, 3, height, width),
+            numbers are float32 (1, n).
+        """
+
+    @abstractmethod
+    def actions(self, output: Any) -> torch.Tensor:
+        """Return the chunk, (n, d) or (1, n, d), from what the model returns.
+
+        Action 0 is for the time of the observation, action k for k ticks later.
+        """
+
+
+def load_contract(spec: str, path: str = '') -> Contract:
+    """Return the contract in a file, or the one that the policy's class names.
+
+    Its attribute ``contract`` is the name of a file beside its module, or the content as a dict.
+
+    :raises PolicyError: there is none.
+    :raises ContractError: it is invalid.
+    """
+    if path:
+        return read_contract(path)
+    made = _load(spec)
+    given = getattr(made, 'contract', None)
+    if isinstance(given, Mapping):
+        return make_contract(given)
+    if not isinstance(given, str):
+        raise PolicyError(f'contract must name a file: the policy {spec!r} has no contract of its '
+                          'own')
+    return read_contract(Path(inspect.getfile(made)).parent / given)
+
+
+def _load(spec: str) -> Any:
+    try:
+        return load_object(spec, 'policy')
+    except TaskError as error:
+        raise PolicyError(str(error)) from None
+
+
+def load_policy(spec: str, options: Mapping[str, Any], contract: Contract) -> Policy:
+    """Make the policy that ``package.module:Class`` names.
+
+    :raises PolicyError: it is not there, has other options, or lacks a method.
+    """
+    made = _load(spec)
+    given = dict(options)
+    try:
+        if 'contract' in inspect.signature(made).parameters:
+            given.setdefault('contract', contract)
+        policy = made(**given)
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f'policy {spec!r} cannot be made with the options {sorted(given)}: '
+                          f'{error}') from error
+    missing = [name for name in ('model', 'observe', 'actions')
+               if not callable(getattr(policy, name, None))]
+    if missing:
+        raise PolicyError(f'policy {spec!r} must have the methods model, observe and actions; it '
+                          f'has no {missing[0]}')
+    return policy
+
+
+def inputs_of(policy: Policy, batch: Batch, prefix: Actions | None, size: int
+              ) -> tuple[torch.Tensor, ...]:
+    """Return the model's inputs, with the prefix if the policy inpaints."""
+    chunk = getattr(policy, 'chunk', 0)
+    if chunk:
+        rows = torch.zeros(1, chunk, size)
+        count = 0 if prefix is None else min(len(prefix), chunk)
+        if prefix is not None:
+            rows[0, :count] = torch.from_numpy(np.asarray(prefix[:count], np.float32))
+        batch = {**batch, PREFIX: rows, PREFIX_COUNT: torch.tensor([count])}
+    found = policy.observe(batch)
+    return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+
+
+def chunk_of(policy: Policy, output: Any) -> Actions:
+    """Return the actions (n, d) as an array; what else the policy returns keeps its shape."""
+    found = policy.actions(output)
+    array = found.detach().float().cpu().numpy() if isinstance(found, torch.Tensor) \
+        else np.asarray(found, np.float32)
+    return array[0] if array.ndim == 3 and len(array) == 1 else array
+
+
+def example(policy: Policy, contract: Contract) -> tuple[torch.Tensor, ...]:
+    """Return inputs of the model for observations that are all zero."""
+    return inputs_of(policy, blank(contract), None, contract.size)

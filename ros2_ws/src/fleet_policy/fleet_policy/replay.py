@@ -1,0 +1,81 @@
+"""A recording through policy and machine, in the time of the recording: the same actions each time.
+
+The robot alone computes, and its answer counts as there after ``latency`` seconds, however long it
+takes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .contract import Contract
+from .core.chunks import Actions
+from .core.config import CoreSettings
+from .core.machine import ACT, PolicyMachine
+from .core.places import ROBOT
+from .observer import Observer, batch_of
+from .policy import Policy, chunk_of, inputs_of
+from .sources import Event
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """What was executed: times (n,) s from the first message on, actions (n, d), ages (n,) s."""
+
+    times: np.ndarray
+    actions: Actions
+    ages: np.ndarray
+    starved: int
+    reason: str
+
+
+def replay(contract: Contract, policy: Policy, events: Iterable[Event], latency: float = 0.1,
+           settings: CoreSettings | None = None) -> Replayed:
+    """Play events through a policy.
+
+    :raises DataFault: a message does not fit the contract.
+    """
+    machine = PolicyMachine(contract.rate, contract.size, (ROBOT,), settings)
+    machine.places[ROBOT].measured(latency)
+    model = policy.model()
+    observer = Observer(contract, 0.0, float('inf'))
+    times: list[float] = []
+    rows: list[Any] = []
+    ages: list[float] = []
+    due: list[tuple[float, int, Actions]] = []
+    start: float | None = None
+    tick = 0
+
+    def tick_at(now: float) -> None:
+        while due and due[0][0] <= now:
+            at, request, actions = due.pop(0)
+            machine.on_answer(request, actions, at)
+        for name, flaw in observer.flaws(now).items():
+            machine.sensor(name, flaw)
+        if np.isfinite(observer.observed):
+            machine.on_observation(observer.observed)
+        command, asked = machine.on_tick(now)
+        if command.kind == ACT and command.values is not None:
+            times.append(now)
+            rows.append(command.values)
+            ages.append(command.age)
+        for infer in asked:
+            batch = batch_of(contract, observer.newest())
+            inputs = inputs_of(policy, batch, infer.prefix, contract.size)
+            with torch.no_grad():
+                due.append((now + latency, infer.request, chunk_of(policy, model(*inputs))))
+
+    for seconds, name, message in events:
+        start = seconds if start is None else start
+        while tick / contract.rate < seconds - start:
+            tick_at(tick / contract.rate)
+            tick += 1
+        observer.take(name, message, seconds - start)
+    tick_at(tick / contract.rate)
+    return Replayed(np.array(times), np.array(rows).reshape(len(rows), contract.size),
+                    np.array(ages), machine.counts['starved'], machine.reason)

@@ -1,0 +1,47 @@
+"""What the node tells about itself: the values of `policy_status`, and its health (REP-107)."""
+
+from __future__ import annotations
+
+from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+
+from .core.machine import SAFE, STARVED, PolicyMachine
+
+OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
+
+
+def values_of(machine: PolicyMachine) -> dict[str, float | str]:
+    """Return name -> value; times in seconds, NaN where nothing is known yet."""
+    counts, command = machine.counts, machine.command
+    found: dict[str, float | str] = {
+        'state': machine.state,
+        'action age (s)': command.age,
+        'computed by': command.place,
+        'queue lasts (s)': machine.left,
+        'ticks': counts['ticks'], 'starved ticks': counts['starved'],
+        'stale ticks': counts['stale'], 'missed ticks': counts['missed'],
+        'chunks': counts['chunks'], 'late chunks': counts['late'],
+        'repeated chunks': counts['repeated']}
+    for place in machine.places.values():
+        found |= {f'{place.name} latency (s)': place.latency,
+                  f'{place.name} requests': place.counts['requests'],
+                  f'{place.name} lost': place.counts['lost']}
+    return found
+
+
+def diagnosis(machine: PolicyMachine, active: bool, name: str, robot: str) -> DiagnosticStatus:
+    """Return the health of a policy: ERROR in the safe state, WARN with the warnings."""
+    status = DiagnosticStatus(name=name, hardware_id=robot, level=OK, message='acts')
+    warnings = machine.warnings
+    if not active:
+        status.message = 'inactive'
+    elif machine.state == SAFE:
+        status.level, status.message = ERROR, f'safe state: {machine.reason}'
+    elif machine.state == STARVED:
+        status.level, status.message = ERROR, '; '.join(['starved: no action', *warnings])
+    elif warnings:
+        status.level, status.message = WARN, '; '.join(warnings)
+    elif machine.state != 'running':
+        status.message = 'waiting for the first actions'
+    status.values = [KeyValue(key=key, value=f'{value:.6g}' if isinstance(value, float)
+                              else str(value)) for key, value in values_of(machine).items()]
+    return status

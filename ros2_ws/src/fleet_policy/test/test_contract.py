@@ -1,0 +1,206 @@
+"""The contract: what it accepts, what it refuses and in which words, and both directions of it."""
+
+import copy
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from fleet_policy.actions import Writer
+from fleet_policy.contract import make_contract, read_contract
+from fleet_policy.core.machine import ACT, HOLD, NOTHING, STOP, Command
+from fleet_policy.errors import ContractError, DataFault
+from fleet_policy.observer import Observer, batch_of, blank
+from fleet_policy.sources import made_up
+from policies import CONTRACT
+from sensor_msgs.msg import CompressedImage, Image, JointState
+
+
+def changed(**at):
+    """The contract with values at dotted keys; None takes the key away."""
+    data = copy.deepcopy(CONTRACT)
+    for path, value in at.items():
+        *above, last = path.split('__')
+        node = data
+        for key in above:
+            node = node[key]
+        if value is None:
+            del node[last]
+        else:
+            node[last] = value
+    return data
+
+
+def test_a_contract_states_shapes_and_usual_fields():
+    contract = make_contract(CONTRACT)
+    assert contract.size == 4 and contract.rate == 20.0
+    assert {name: tuple(x.shape) for name, x in blank(contract).items()} == {
+        'top': (1, 3, 24, 32), 'state': (1, 3)}
+    assert contract.observations['state'].field == 'position'
+    assert contract.actions['arm'].field == 'data'
+
+
+@pytest.mark.parametrize('at, message', [
+    ({'rate': None}, "the key 'rate' is missing"), ({'rate': 0.0}, 'rate is 0.0 Hz; it must be'),
+    ({'observations__state__type': 'sensor_msgs/msg/JointStat'},
+     "observations.state.type is 'sensor_msgs/msg/JointStat': sensor_msgs has no message"),
+    ({'observations__state__type': 'nowhere_msgs/msg/A'}, 'there is no package nowhere_msgs here'),
+    ({'observations__state__field': 'positon'}, "has no field 'positon'; did you mean 'position'?"),
+    ({'observations__state__field': 'header'}, 'it must be a list of numbers, but header'),
+    ({'observations__state__names': None}, 'observations.state must have one of size, names'),
+    ({'observations__state__unit': 'yard'}, "observations.state.unit is 'yard'; it must be one of"),
+    ({'observations__top__height': None}, 'observations.top is an image, so it must have height'),
+    ({'observations__top__colour': 'red'}, "unknown key 'observations.top.colour'"),
+    ({'observations': {}}, 'observations must have at least one entry'),
+    ({'actions__wheels__fields': ['linear.x', 'angular']}, 'it must be one number'),
+    ({'actions__wheels__topic': 'arm'}, 'which is the topic of actions.arm, too'),
+    ({'actions__arm__names': ['a', 'b']}, 'names no joints: give size instead'),
+    ({'actions__arm__type': 'sensor_msgs/msg/JointState'}, 'names is missing'),
+    ({'actions__arm': 7}, 'actions.arm must be a mapping')])
+def test_what_is_wrong_is_named_with_file_and_line(tmp_path, at, message):
+    path = tmp_path / 'contract.yaml'
+    path.write_text(yaml.safe_dump(changed(**at), sort_keys=False))
+    with pytest.raises(ContractError) as error:
+        read_contract(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value) and 'line' in str(error.value)
+
+
+def test_the_line_is_that_of_the_key(tmp_path):
+    path = tmp_path / 'contract.yaml'
+    text = yaml.safe_dump(CONTRACT, sort_keys=False).replace('type: sensor_msgs/msg/JointState',
+                                                             'type: sensor_msgs/msg/Joint')
+    path.write_text(text)
+    line = next(k for k, row in enumerate(text.splitlines(), 1) if row.endswith('msg/Joint'))
+    with pytest.raises(ContractError, match=f'line {line}:'):
+        read_contract(path)
+
+
+@pytest.mark.parametrize('text, message', [('', 'is empty; it needs rate'), ('7', 'a mapping'),
+                                           ('a: [', 'is not valid YAML')])
+def test_a_file_that_holds_no_contract_is_refused(tmp_path, text, message):
+    path = tmp_path / 'contract.yaml'
+    path.write_text(text)
+    with pytest.raises(ContractError, match=message):
+        read_contract(path)
+    with pytest.raises(ContractError, match='cannot be read'):
+        read_contract(tmp_path / 'other.yaml')
+
+
+def observer(**at):
+    return Observer(make_contract(changed(**at)), 0.0)
+
+
+def joints(positions, names=('c', 'a', 'b', 'd')):
+    return JointState(name=list(names), position=list(positions))
+
+
+def seen(made):
+    return batch_of(made._contract, made.newest())
+
+
+def test_joints_are_sorted_by_name_and_given_in_the_unit_of_the_policy():
+    made = observer(observations__state__unit='deg')
+    made.take('state', joints([3.0, 1.0, 2.0, 9.0]), 1.0)
+    made.take('top', made_up(made._contract.observations['top'], np.random.default_rng(0)), 1.0)
+    np.testing.assert_allclose(seen(made)['state'], np.degrees([[1.0, 2.0, 3.0]]), rtol=1e-6)
+
+
+@pytest.mark.parametrize('message, text', [
+    (joints([1.0, 2.0]), 'has 4 names and 2 numbers'), (joints([1.0], 'a'), "has no joint 'b'"),
+    (joints([1.0, math.nan, 2.0, 3.0]), 'must have finite numbers, got nan'),
+    (Image(height=24, width=32, encoding='rgb8', step=96, data=bytes(10)), 'do not fit 10 bytes'),
+    (Image(height=24, width=32, encoding='yuv', step=96, data=bytes(2304)), "'yuv' is not one of")])
+def test_a_message_that_does_not_fit_is_a_fault_with_its_topic(message, text):
+    made = observer()
+    name = 'top' if isinstance(message, Image) else 'state'
+    with pytest.raises(DataFault, match=f'observations.{name}: .*') as error:
+        made.take(name, message, 0.0)
+    assert text in str(error.value) and made._contract.observations[name].topic in str(error.value)
+
+
+def test_images_are_scaled_and_their_channels_ordered():
+    entry = make_contract(CONTRACT).observations['top']
+    pixels = np.zeros((48, 64, 3), np.uint8)
+    pixels[..., 0] = 200
+    image = Image(height=48, width=64, encoding='rgb8', step=192, data=pixels.tobytes())
+    for encoding, red in (('rgb8', 0), ('bgr8', 2)):
+        made = observer(observations__top__encoding=encoding)
+        made.take('top', image, 0.0)
+        made.take('state', joints([0.0] * 4), 0.0)
+        batch = seen(made)['top']
+        assert batch.shape == entry.shape and batch.dtype.is_floating_point is False
+        assert batch[0, red].unique().tolist() == [200]
+        assert batch[0, 1].unique().tolist() == [0]
+
+
+def test_compressed_images_are_decoded_and_damaged_ones_are_faults():
+    made = observer(observations__top__type='sensor_msgs/msg/CompressedImage')
+    made.take('state', joints([0.0] * 4), 0.0)
+    made.take('top', made_up(made._contract.observations['top'], np.random.default_rng(0)), 0.0)
+    assert seen(made)['top'].shape == (1, 3, 24, 32)
+    made.take('top', CompressedImage(format='jpeg', data=b'nothing'), 0.0)
+    with pytest.raises(DataFault, match='observations.top: .* cannot be decoded'):
+        seen(made)
+
+
+def test_the_time_of_an_observation_is_that_of_its_oldest_part():
+    made = observer()
+    made.take('state', joints([0.0] * 4), 1.0)
+    assert made.observed == -math.inf
+    made.take('top', made_up(made._contract.observations['top'], np.random.default_rng(0)), 3.0)
+    assert made.observed == 1.0
+
+
+def test_topics_that_are_missing_or_stop_are_named():
+    made = observer()
+    assert set(made.flaws(5.0).values()) == {''}
+    assert 'no message on camera_top (sensor_msgs/msg/Image)' in made.flaws(11.0)['top']
+    made.take('state', joints([0.0] * 4), 11.0)
+    assert made.flaws(11.5)['state'] == ''
+    assert 'joint_states has stopped' in made.flaws(12.5)['state']
+
+
+def command(kind, values=None):
+    return Command(kind, None if values is None else np.array(values))
+
+
+def sent(writer, kind, values=None):
+    found = dict(writer.messages(command(kind, values)))
+    return {name: message.data.tolist() if name == 'arm' else
+            [message.linear.x, message.angular.z] for name, message in found.items()}
+
+
+def test_actions_are_written_and_what_follows_is_safe():
+    for kind, after in ((HOLD, {'arm': [1.0, 2.0], 'wheels': [0.0, 0.0]}),
+                        (STOP, {'wheels': [0.0, 0.0]})):
+        writer = Writer(make_contract(CONTRACT))
+        assert sent(writer, NOTHING) == {}
+        assert sent(writer, ACT, [1.0, 2.0, 3.0, 4.0]) == {'arm': [1.0, 2.0], 'wheels': [3.0, 4.0]}
+        assert sent(writer, kind) == after
+        assert sent(writer, kind) == (after if kind == HOLD else {})   # stop is said once
+
+
+def test_positions_are_not_held_before_there_was_one():
+    assert sent(Writer(make_contract(CONTRACT)), HOLD) == {'wheels': [0.0, 0.0]}
+
+
+def test_a_trajectory_has_one_point_a_tick_ahead_in_radians():
+    pytest.importorskip('trajectory_msgs', reason='trajectory_msgs is not installed')
+    contract = make_contract({**CONTRACT, 'actions': {'arm': {
+        'topic': 'arm', 'type': 'trajectory_msgs/msg/JointTrajectory', 'names': ['a', 'b'],
+        'unit': 'deg'}}})
+    (_, message), = Writer(contract).messages(command(ACT, [180.0, 90.0]))
+    assert list(message.joint_names) == ['a', 'b'] and len(message.points) == 1
+    np.testing.assert_allclose(message.points[0].positions, [math.pi, math.pi / 2])
+    assert message.points[0].time_from_start.nanosec == 50_000_000
+
+
+def test_the_contract_of_the_page_is_one(tmp_path):
+    pytest.importorskip('trajectory_msgs', reason='trajectory_msgs is not installed')
+    page = (Path(__file__).resolve().parents[4] / 'docs/policy.md').read_text()
+    path = tmp_path / 'reach.yaml'
+    path.write_text(next(block for block in page.split('```') if block.startswith('\nrate:')))
+    contract = read_contract(path)
+    assert contract.size == 2 and contract.observations['state'].unit == 'deg'

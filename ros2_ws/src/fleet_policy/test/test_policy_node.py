@@ -1,0 +1,184 @@
+"""The node beside a robot, real nodes in one process: it acts, and ends safely with a reason."""
+
+import os
+
+import numpy as np
+import pytest
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from fleet_policy import qos
+from fleet_policy.contract import make_contract
+from fleet_policy.errors import PolicyError
+from fleet_policy.mock_robot import MockRobot
+from fleet_policy.node import PolicyNode
+from fleet_testing import eventually, free_domain
+from lopinfer_node.ros.server_shell import Server, ServerOptions
+from policies import CONTRACT
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+
+OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
+
+
+class Bench:
+    """A policy's node and a robot; what the node says about its health."""
+
+    def __init__(self, **parameters):
+        self.context = Context()
+        rclpy.init(context=self.context)
+        self.executor = SingleThreadedExecutor(context=self.context)
+        self.contract = make_contract(CONTRACT)
+        self.robot = self.add(MockRobot(self.contract, namespace='/robot1', context=self.context))
+        self.health = DiagnosticStatus()
+        ear = self.add(Node('ear', context=self.context))
+        ear.create_subscription(DiagnosticArray, '/diagnostics', self._on_diagnostics,
+                                qos.DIAGNOSTICS)
+        values = {'policy': 'policies:Small', 'inference': 'alone', 'threads': 1, **parameters}
+        try:
+            self.node = self.add(PolicyNode(
+                namespace='/robot1', context=self.context, parameter_overrides=[
+                    Parameter(name, value=value) for name, value in values.items()]))
+        except Exception:
+            self.close()
+            raise
+
+    def add(self, node):
+        self.executor.add_node(node)
+        return node
+
+    def _on_diagnostics(self, message):
+        self.health = message.status[0]
+
+    def until(self, condition, what=lambda: 'the condition'):
+        eventually(condition, what, step=lambda: self.executor.spin_once(timeout_sec=0.05))
+
+    def until_acts(self):
+        before = self.node.machine.counts['executed']
+        self.until(lambda: self.node.machine.counts['executed'] > before + 5,
+                   lambda: str(self.node.report))
+
+    def until_safe(self, reason):
+        self.until(lambda: self.health.level == ERROR and reason in self.health.message,
+                   lambda: f'{reason}: {self.health.message}')
+        assert self.node.machine.state == 'safe' and reason in self.node.machine.reason
+
+    def last(self, name):
+        return next(values.tolist() for entry, _, values in reversed(self.robot.received)
+                    if entry == name)
+
+    def close(self):
+        for node in list(self.executor.get_nodes()):
+            node.destroy_node()
+        self.executor.shutdown()
+        self.context.try_shutdown()
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.setenv('ROS_DOMAIN_ID', str(free_domain()))
+    made = []
+
+    def make(**parameters):
+        made.append(Bench(**parameters))
+        return made[0]
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_policy_acts_and_a_stop_leaves_the_robot_safe(bench):
+    made = bench()
+    made.until_acts()
+    made.until(lambda: {name for name, *_ in made.robot.received} == {'arm', 'wheels'})
+    made.until(lambda: made.health.level == OK and made.health.message == 'acts',
+               lambda: made.health.message)
+    assert made.health.name == '/robot1/policy: policy' and made.health.hardware_id == 'robot1'
+    values = {value.key: value.value for value in made.health.values}
+    assert values['computed by'] == 'robot' and float(values['action age (s)']) >= 0
+    assert np.any(made.last('wheels'))
+    made.node.trigger_deactivate()
+    made.until(lambda: made.last('wheels') == [0.0, 0.0])
+    count = made.node.machine.counts['ticks']
+    made.until(lambda: made.health.message == 'inactive')
+    assert made.node.machine.counts['ticks'] == count
+    made.node.trigger_activate()
+    made.until_acts()
+
+
+def test_a_camera_that_stops_ends_in_the_safe_state_until_it_is_back(bench):
+    made = bench()
+    made.until_acts()
+    made.robot.silent = {'top'}
+    made.until_safe('observations.top: camera_top has stopped')
+    made.until(lambda: made.last('wheels') == [0.0, 0.0])
+    made.robot.silent = set()
+    made.until_acts()
+    assert made.node.machine.reason == ''
+
+
+def test_a_topic_that_is_missing_is_named(bench):
+    made = bench(first=0.5)
+    made.robot.silent = {'state'}
+    made.until_safe('observations.state: no message on joint_states')
+
+
+@pytest.mark.parametrize('trouble, reason', [
+    ('nan', 'finite actions of shape (n, 4) with n at least 1, got nan at (3, 1)'),
+    ('shape', 'got shape (40, 3)'),
+    ('observe', 'the policy raised in observe: RuntimeError: no idea')])
+def test_a_policy_that_fails_ends_in_the_safe_state_with_its_name(bench, trouble, reason):
+    made = bench(policy='policies:Sabotaged')
+    made.until_acts()
+    made.node.policy.trouble = trouble
+    made.until_safe(reason)
+    made.until(lambda: made.last('wheels') == [0.0, 0.0])
+    made.node.policy.trouble = ''
+    made.node.trigger_deactivate()
+    made.node.trigger_activate()
+    made.until_acts()
+
+
+def test_images_of_another_form_end_in_the_safe_state(bench):
+    made = bench()
+    made.until_acts()
+    for frame in made.robot._frames['top']:
+        frame.encoding = 'yuv422'
+    made.until_safe("encoding 'yuv422' is not one of")
+
+
+@pytest.mark.parametrize('parameters, message', [
+    ({'policy': ''}, 'policy must be package.module:Class, got nothing'),
+    ({'policy': 'policies:WrongSize'}, r'must have the shape \(n, 4\), by the contract, got'),
+    ({'policy': 'policies:Missing'}, "policies has no 'Missing'"),
+    ({'policy': 'policies:Net'}, 'contract must name a file'),
+    ({'inference': 'rrto'}, 'the node must run in `rrto run`')])
+def test_a_wrong_parameter_fails_the_configuration_in_words(bench, parameters, message):
+    with pytest.raises(PolicyError, match=message):
+        bench(**parameters)
+
+
+def test_a_server_of_lopinfer_shares_and_its_end_costs_no_tick(bench, tmp_path):
+    made = bench(inference='lopinfer', method='server-only')
+    made.until_acts()
+    context = Context()
+    rclpy.init(context=context, domain_id=int(os.environ['ROS_DOMAIN_ID']))
+    node = Node('lopinfer_server', context=context)
+    server = Server(node, ServerOptions(tmp_path))
+    other = SingleThreadedExecutor(context=context)
+    other.add_node(node)
+
+    def both():
+        made.executor.spin_once(timeout_sec=0.01)
+        other.spin_once(timeout_sec=0.01)
+    try:
+        eventually(lambda: made.node.machine.command.place == 'shared',
+                   lambda: str(made.node.report), step=both)
+    finally:
+        other.shutdown()
+        server.close()
+        node.destroy_node()
+        context.try_shutdown()
+    made.until(lambda: made.node.machine.command.place == 'robot', lambda: str(made.node.report))
+    assert made.node.machine.counts['starved'] == 0
