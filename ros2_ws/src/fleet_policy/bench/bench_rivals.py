@@ -1,12 +1,12 @@
-"""Ours and openpi-client's websocket over the same emulated link, processes in real time.
+"""Ours beside openpi-client's websocket and LeRobot's async_inference, processes in real time.
 
-openpi's needs an environment of its own (`pip install openpi-client typing_extensions`), whose
-Python the variable OPENPI_PYTHON names; without it nothing is measured. Its link is a forwarder of
-TCP that follows the trace; ours is emulated in LOPInfer's senders, with the same trace, which is
-repeated each `SECONDS`, so that a run has one outage. The server takes as long as this machine does
-for an inference: openpi's waits so long, ours computes, beside a robot that is emulated `SLOWER`
-times slower on the same cores. Ages of ours are those of `policy_status`, two a second. One JSON
-line.
+Each needs an environment of its own, whose Python a variable names: OPENPI_PYTHON (`pip install
+openpi-client typing_extensions`), LEROBOT_PYTHON (`pip install 'lerobot[async]'`). What is not
+named is left out; with none nothing is measured. The link of theirs is a forwarder of TCP that
+follows the trace; ours is emulated in LOPInfer's senders, with the same trace, which is repeated
+each `SECONDS`, so that a run has one outage. Servers compute on this machine's cores; openpi's
+waits for as long as that takes. Our robot is emulated `SLOWER` times slower. Ages of ours are those
+of `policy_status`, two a second. One JSON line.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HERE = Path(__file__).parent
 SECONDS, OUTAGE, AT = 60.0, 10.0, 20.0   # of a run; without a link for so long; from then on
 READY = 240.0                            # s in which LOPInfer's plans must be there
 SLOWER = 2.0
-OPENPI = 'OPENPI_PYTHON'
+OPENPI, LEROBOT = 'OPENPI_PYTHON', 'LEROBOT_PYTHON'
 
 
 def link() -> tuple[str, LinkTrace]:
@@ -86,23 +86,32 @@ class Forwarder:
         writer.close()
 
 
-def openpi(python: str, trace: LinkTrace, server: float) -> dict:
-    """What openpi-client executes in `SECONDS`."""
-    side = str(HERE / 'rivals' / 'openpi_side.py')
+def rival(python: str, side: str, trace: LinkTrace, server: list[str], client: list[str]) -> dict:
+    """What a rival executes in `SECONDS`; ``server``, ``client``: options of its program."""
+    program = [python, str(HERE / 'rivals' / side)]
     port = 20000 + os.getpid() % 20000
-    serving = subprocess.Popen([python, side, 'server', str(port), str(server)], text=True,
+    serving = subprocess.Popen([*program, 'server', str(port), *server], text=True,
                                stdout=subprocess.PIPE)
     try:
-        assert serving.stdout.readline().strip() == 'serving'
+        assert serving.stdout is not None and serving.stdout.readline().strip() == 'serving'
         forwarder = Forwarder(port, trace)
-        done = subprocess.run([python, side, 'client', str(forwarder.port), str(SECONDS)],
-                              text=True, stdout=subprocess.PIPE, timeout=SECONDS + 60, check=True)
+        done = subprocess.run(
+            [*program, 'client', str(forwarder.port), str(SECONDS), *client], text=True,
+            stdout=subprocess.PIPE, timeout=SECONDS + 240, check=True)
     finally:
         serving.kill()
         serving.wait()
     said = json.loads(done.stdout.splitlines()[-1])
     return figures(said['ticks'] - said['executed'], said['ticks'], said['ages'], forwarder.bytes,
                    error=said['error'])
+
+
+def lerobot(python: str, trace: LinkTrace) -> dict:
+    """What LeRobot's client executes with its server and an ACT policy of the same size."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([python, str(HERE / 'rivals' / 'lerobot_side.py'), 'save', folder],
+                       check=True)
+        return rival(python, 'lerobot_side.py', trace, [], [folder])
 
 
 def ours(trace: LinkTrace) -> dict:
@@ -183,17 +192,21 @@ def figures(starved: int, ticks: int, ages: list[float], nbytes: int, **more) ->
 
 
 def main() -> None:
-    python = os.environ.get(OPENPI, '')
-    if not python:
-        print(f'not measured: {OPENPI} does not name a Python with openpi-client', file=sys.stderr)
+    pythons = {name: os.environ[name] for name in (OPENPI, LEROBOT) if name in os.environ}
+    if not pythons:
+        print(f'not measured: neither {OPENPI} nor {LEROBOT} names a Python', file=sys.stderr)
         return
     name, trace = link()
     server = measured(ActPolicy())
-    print(json.dumps({'bench': f'policy and openpi over {name}, no link from {AT:g} s for '
+    found = {'ours': ours(trace)}
+    if OPENPI in pythons:
+        found['openpi-client'] = rival(pythons[OPENPI], 'openpi_side.py', trace, [str(server)], [])
+    if LEROBOT in pythons:
+        found['lerobot async_inference'] = lerobot(pythons[LEROBOT], trace)
+    print(json.dumps({'bench': f'policy and rivals over {name}, no link from {AT:g} s for '
                                f'{OUTAGE:g} s', 'seconds': SECONDS, 'rate_hz': RATE,
-                      'server_inference_s': round(server, 3), 'robot_slower_by': SLOWER,
-                      'openpi-client 0.1.2': openpi(python, trace, server),
-                      'ours': ours(trace)}), flush=True)
+                      'server_inference_s': round(server, 3), 'our_robot_slower_by': SLOWER,
+                      **found}), flush=True)
 
 
 if __name__ == '__main__':
