@@ -21,7 +21,7 @@ NAME = 'rog_suite_msgs'
 # What runs the nodes; pip brings what these require.
 RUNS = ('ros-rclpy', 'ros-rmw-fastrtps-cpp', 'ros-diagnostic-msgs', 'ros-lifecycle-msgs',
         'ros-rcl-interfaces', 'ros-rosidl-generator-py', 'ros-sensor-msgs', 'ros-std-msgs',
-        'ros-std-srvs')
+        'ros-std-srvs', 'ros-trajectory-msgs')
 
 
 def messages(folder: Path) -> None:
