@@ -99,8 +99,8 @@ def serve(source: Source, host: str, port: int) -> None:
         with listener, Interruption().raised():
             print(f'http://{name}:{listener.getsockname()[1]}   (Ctrl+C ends the page)', flush=True)
             if source.live:
-                print('Whoever reaches this page can stop the fleet, save it and change its method.',
-                      flush=True)
+                print('Whoever reaches this page can stop the fleet, save it and change its '
+                      'method.', flush=True)
             server.run(sockets=[listener])
     except KeyboardInterrupt:  # the usual end; everything is closed already
         pass
