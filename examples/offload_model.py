@@ -8,7 +8,7 @@ Start it like this:
 """
 
 import torch
-from lopinfer_node import offload
+from lopinfer_node.api import ClientOptions, TablePlanner, offload
 from torch import nn
 
 torch.manual_seed(1)
@@ -16,14 +16,18 @@ model = nn.Sequential(nn.Conv2d(3, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(4)
                       nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
                       nn.Flatten(), nn.Linear(64, 10)).eval()
 image = torch.randn(1, 3, 224, 224)
+# As if this machine were a robot's, which computes 8 times more slowly; leave it out on a robot.
+robot = ClientOptions(TablePlanner(), slowdown=8)
 
-with offload(model, example=image) as shared, torch.no_grad():
+with offload(model, example=image, options=robot) as shared, torch.no_grad():
     print('alone:', 'equal' if torch.allclose(shared(image), model(image), atol=1e-5) else 'WRONG')
     if not shared.wait(60):                             # s until the server has the model
         raise SystemExit(f'not shared: {shared.reason}')
     for _ in range(20):
         result = shared(image)
     report = shared.report
-    print('shared:', 'equal' if torch.allclose(result, model(image), atol=1e-5) else 'WRONG')
-    print(f'{report.requests} requests, {report.offloaded} of them shared with the server; '
+    print('connected:', 'equal' if torch.allclose(result, model(image), atol=1e-5) else 'WRONG')
+    print(f'{report.offloaded} of {report.requests} inferences were shared with the server; '
           f'the last one took {1e3 * report.latency:.1f} ms')
+    if shared.reason:                                   # such as: this machine alone is faster
+        print(f'not shared: {shared.reason}')

@@ -2,21 +2,21 @@
 
 Try it in virtual time, beside the method to beat:
 
-    rog compare examples/my_fleet.yaml --sync bsp,own_method:Lag:4,own_method:Lag:4+fast
+    rog compare examples/my_fleet.yaml --sync bsp,own_method:Lag:20,own_method:Lag:20+local
 """
 
 from rog_core.messages import Sending
 from rog_core.methods import Method
-from rog_core.steps import Local
+from rog_core.steps import Gradient, Local
 
 
 class Lag(Method):
     """Lag:S: nobody is S exchanges ahead; a quarter of the rows, the most important ones, arrive.
 
-    An exchange is one push and one pull, after 2 local steps of SGD; with +fast after 5.
+    With +local an exchange, which is one push and one pull, comes after 2 local steps of SGD.
     """
 
-    known = ('fast',)                                  # its options
+    known = ('local',)                                 # its options
 
     def bounds(self):
         """Who may go on: within S of the slowest, now and at any later time of the run."""
@@ -28,5 +28,5 @@ class Lag(Method):
         return Sending(minimum=0.25, threshold=int(self.bound), by_importance=True)
 
     def grant(self, robot, iteration):
-        """What a robot computes next: several steps on its own model."""
-        return iteration + 1, Local(5 if 'fast' in self.options else 2)
+        """What a robot computes next: its next gradient, or several steps on its own model."""
+        return iteration + 1, Local(2) if 'local' in self.options else Gradient()

@@ -64,7 +64,7 @@ def form(text):
 def check_shown(name, text):
     """The documents show what was printed, but for numbers, which differ from run to run."""
     shown = ''.join(f'{line.rstrip()}\n' for line in text.strip().splitlines())
-    if os.environ.get('WRITE_OUTPUTS') or not (SHOWN / name).exists():  # TEMPORARY
+    if os.environ.get('WRITE_OUTPUTS'):
         (SHOWN / name).write_text(shown)
     assert form((SHOWN / name).read_text()) == form(shown)
 
@@ -87,13 +87,18 @@ def test_own_task_is_learnt_in_virtual_time(run):
     check_shown('own_task.txt', text)
 
 
+@pytest.mark.long
 def test_own_method_trains_beside_another_one(run):
-    text = done(run('-m rog_cli.main compare examples/my_fleet.yaml --sync '
-                    'bsp,own_method:Lag:4,own_method:Lag:4+fast --minutes 0.2 --seeds 1 --jobs 1'))
-    assert re.search(r'^ *own_method:Lag:4\+fast ', text, re.M), text
+    text = done(run('-m rog_cli.main compare examples/my_fleet.yaml --set link.offset=100 --set '
+                    'link.scale=0.01 --sync bsp,own_method:Lag:20,own_method:Lag:20+local '
+                    '--minutes 3 --seeds 1 --jobs 1 --out there'))
+    (bsp, lag) = (float(re.search(rf'^Accuracy(?:.*\n)+?{method} +\S+ +(\S+)', text, re.M)[1])
+                  for method in ('bsp', 'own_method:Lag:20'))
+    assert lag > bsp, text  # as the page says
     check_shown('own_method.txt', text)
 
 
+@pytest.mark.long
 def test_own_loop_trains_two_robots_with_a_server(run):
     server = run('-m rog_cli.main fleet up examples/my_fleet.yaml --only server --plain '
                  '--out there --set training.task=own_task:Digits --minutes 0.1')
@@ -105,20 +110,24 @@ def test_own_loop_trains_two_robots_with_a_server(run):
     assert 'Results in' in done(server)
 
 
+@pytest.mark.long
 def test_offload_model_shares_its_inferences(run):
     run('-m lopinfer_node.cli.main serve').wait('serving')
     text = done(run('examples/offload_model.py'))
-    assert 'alone: equal' in text and 'shared: equal' in text
-    assert int(re.search(r'(\d+) of them shared', text)[1]) > 0, text
-    check_shown('offload_model.txt', re.sub('^.INFO.*\n', '', text, flags=re.M))
+    assert re.search(r'^\d+ of 21 inferences', text, re.M), text  # 0: this machine is as fast
+    said = re.findall(r'^(?:alone:|connected:|\d+ of) .*', text, re.M)
+    assert {'alone: equal', 'connected: equal'} < {*said}
+    check_shown('offload_model.txt', '\n'.join(said))
 
 
+@pytest.mark.long
 def test_offload_program_runs_on_a_server_that_is_started_for_it(run):
     text = done(run(f'-m rrto_bridge.cli.main run -- {sys.executable} examples/offload_program.py'))
     assert '40 of 40 answers equal' in text, text
     check_shown('offload_program.txt', ''.join(re.findall('^(?:inference|CPU).*\n', text, re.M)))
 
 
+@pytest.mark.long
 def test_a_recorded_link_is_trained_over_again(run):
     text = (ROOT / 'examples/record_a_link.md').read_text()
     commands = re.findall(r'^rog (.*?)(?: +#.*)?$', text, re.M)
@@ -130,6 +139,7 @@ def test_a_recorded_link_is_trained_over_again(run):
             assert done(run(f'-m rog_cli.main {short}'))
 
 
+@pytest.mark.long
 def test_the_notebook_runs_without_ros(run, tmp_path, monkeypatch):
     monkeypatch.setenv('MPLBACKEND', 'agg')
     text = (tmp_path / 'examples/compare.ipynb').read_text()

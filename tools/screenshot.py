@@ -1,65 +1,84 @@
-"""Writes docs/images/view.png: the page of `rog view` while the outdoor demo trains.
+"""Writes docs/images/view.png and view.gif: the page of `rog view` while the outdoor demo trains.
 
-Needs chromium and chromium-driver, as the tests of the page do.
+Needs a browser: `pip install PyQt6-WebEngine`, in this Python or in that which QT_PYTHON names.
 """
 
 import contextlib
-import io
+import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from PIL import Image
-from selenium import webdriver
-from selenium.webdriver.support.wait import WebDriverWait
 
-PICTURE = Path(__file__).parent.parent / 'docs' / 'images' / 'view.png'
-SIZE = 1400, 1180     # pixels: what fits without scrolling
-SECONDS = 45          # of the run, that curves have a shape
-LIMIT = 300           # s that anything may take
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / 'docs' / 'images'
+SIZE = 1400, 1220        # pixels: what fits without scrolling
+SECONDS = 45             # of the run, that curves have a shape
+EVERY, LAST = 4, 56      # s of the run: a frame of the animation each so many, until then
+SCALE = 0.6              # of its frames
+LIMIT = 300              # s that anything may take
+QT = os.environ.get('QT_PYTHON', sys.executable)
 
 
 @contextlib.contextmanager
-def rog(*words):
-    """A `rog` command; it ends by Ctrl+C."""
-    process = subprocess.Popen([sys.executable, '-m', 'rog_cli.main', *words], text=True,
-                               stdout=subprocess.PIPE, start_new_session=True)
+def started(*command, **options):
+    """A process; it ends by Ctrl+C."""
+    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE,
+                               stdin=subprocess.PIPE, start_new_session=True, **options)
     try:
         yield process
     finally:
-        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=LIMIT)
+
+
+def rog(*words):
+    return started(sys.executable, '-m', 'rog_cli.main', *words)
+
+
+def write(frames, path):
+    """Write frames, (s of the run, picture), as an animation."""
+    small = [frame.resize([int(SCALE * side) for side in frame.size], Image.Resampling.LANCZOS)
+             .quantize(64, dither=Image.Dither.NONE) for _, frame in frames]
+    small[0].save(path, save_all=True, append_images=small[1:], duration=600, loop=0, optimize=True)
 
 
 def main():
     """Start fleet, page and browser, and look."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which('chromium')
-    for argument in ('--headless=new', '--no-sandbox', '--disable-dev-shm-usage',
-                     '--no-proxy-server', '--window-size={},{}'.format(*SIZE),
-                     '--hide-scrollbars'):
-        options.add_argument(argument)
-    service = webdriver.ChromeService(shutil.which('chromedriver'))
+    clean = {k: v for k, v in os.environ.items() if k not in ('PYTHONPATH', 'LD_LIBRARY_PATH')}
+    frames = []
     with tempfile.TemporaryDirectory() as out, \
-            rog('fleet', 'up', 'outdoor', '--plain', '--out', out), \
-            rog('view', '--port', '0') as view, webdriver.Chrome(options, service) as browser:
-        browser.get(view.stdout.readline().split()[0])
+            rog('fleet', 'up', 'outdoor', '--plain', '--out', f'{out}/run'), \
+            rog('view', '--port', '0') as view, \
+            started(QT, str(ROOT / 'testing/qt_page.py'), view.stdout.readline().split()[0],
+                    env=clean) as page:
+        def ask(line):
+            page.stdin.write(line + '\n')
+            page.stdin.flush()
+            return json.loads(page.stdout.readline())
 
-        def trained(browser):
-            at = re.search(r' (\d+) s', browser.find_element('id', 'headline').text)
-            rows = browser.find_elements('css selector', '#robots tbody tr')
-            return at and int(at[1]) >= SECONDS and len(rows) == 3
-
-        WebDriverWait(browser, LIMIT).until(trained)
-        browser.set_window_size(*SIZE)
-        taken = Image.open(io.BytesIO(browser.get_screenshot_as_png()))
-    taken.convert('RGB').quantize(128, dither=Image.Dither.NONE).save(PICTURE, optimize=True)
-    print(f'{PICTURE}: {PICTURE.stat().st_size / 1000:.0f} kB')
+        ask('resize {} {}'.format(*SIZE))
+        end, at = time.monotonic() + LIMIT, 0
+        while at < LAST and time.monotonic() < end:
+            text = ask('return (document.getElementById("headline") || {}).innerText') or ''
+            found = re.search(r' (\d+) s,', text)
+            if found and int(found[1]) >= at:
+                ask(f'picture {out}/frame.png')
+                frames.append((at, Image.open(f'{out}/frame.png').convert('RGB')))
+                at += EVERY
+            time.sleep(0.2)
+    picture = min(frames, key=lambda frame: abs(frame[0] - SECONDS))[1]
+    picture.quantize(128, dither=Image.Dither.NONE).save(IMAGES / 'view.png', optimize=True)
+    write(frames, IMAGES / 'view.gif')
+    for name in ('view.png', 'view.gif'):
+        print(f'{IMAGES / name}: {(IMAGES / name).stat().st_size / 1000:.0f} kB')
 
 
 if __name__ == '__main__':

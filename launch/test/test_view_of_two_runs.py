@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import fleet_testing
 import pytest
 import rclpy
 from fleet_testing import LIMIT, Lines, environment, eventually, free_domain
@@ -41,8 +42,9 @@ class Page:
     """A page in a browser."""
 
     def __init__(self, url):
+        program = Path(fleet_testing.__file__).with_name('qt_page.py')
         self._browser = subprocess.Popen(
-            [PYTHON, str(Path(HERE) / 'qt_page.py'), url], text=True, stdin=subprocess.PIPE,
+            [PYTHON, str(program), url], text=True, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env={k: v for k, v in os.environ.items() if k not in ('PYTHONPATH', 'LD_LIBRARY_PATH')})
 

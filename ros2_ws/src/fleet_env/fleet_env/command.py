@@ -41,7 +41,8 @@ class ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any,
                  option_string: str | None = None) -> None:
         """Print it, and end with exit code 0."""
-        parser.exit(message=f'{parser.prog} {version()}\n')
+        print(parser.prog, version())
+        parser.exit()
 
 
 def command_parser(name: str, description: str) -> CommandParser:

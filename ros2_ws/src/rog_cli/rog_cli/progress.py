@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,13 +12,15 @@ from contextlib import contextmanager
 def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
     """Yield a function to call with the finished share of the work, 0 to 1."""
     if not sys.stdout.isatty():
-        shown = 0
+        shown, began = 0, time.monotonic()
 
         def line(share: float) -> None:
             nonlocal shown
             if share * 4 >= shown + 1:
                 shown = int(share * 4)
-                print(f'{text}: {shown * 25} %', flush=True)
+                left = (time.monotonic() - began) * (1 - share) / share
+                print(f'{text}: {shown * 25} %' + f', about {left:.0f} s left' * (share < 1),
+                      flush=True)
 
         yield line
         return

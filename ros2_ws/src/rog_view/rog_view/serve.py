@@ -93,14 +93,14 @@ def serve(source: Source, host: str, port: int) -> None:
                                            timeout_graceful_shutdown=LINGER))
     # NiceGUI looks at every object there is for its server; some of PyTorch's warn when looked at.
     warnings.filterwarnings('ignore', module='nicegui')
-    with listener:
-        name = f'[{host}]' if ':' in host else host
-        print(f'http://{name}:{listener.getsockname()[1]}   (Ctrl+C ends the page)', flush=True)
-        if source.live:
-            print('Whoever reaches this page can stop the fleet, save it and change its method.',
-                  flush=True)
-        try:
-            with Interruption().raised():  # uvicorn ends in order, and raises the signal again
-                server.run(sockets=[listener])
-        except KeyboardInterrupt:  # the usual end; everything is closed already
-            pass
+    name = f'[{host}]' if ':' in host else host
+    try:
+        # Until uvicorn has its own handlers, and when it raises the signal again at the end.
+        with listener, Interruption().raised():
+            print(f'http://{name}:{listener.getsockname()[1]}   (Ctrl+C ends the page)', flush=True)
+            if source.live:
+                print('Whoever reaches this page can stop the fleet, save it and change its '
+                      'method.', flush=True)
+            server.run(sockets=[listener])
+    except KeyboardInterrupt:  # the usual end; everything is closed already
+        pass

@@ -70,9 +70,13 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass
 class ClientOptions:
-    """``planner(traced, fixed, per_share)``: tables for a server with this profile.
+    """Options of a client.
 
-    Each is used until the next one is made.
+    ``planner(traced, fixed, per_share)``: yields plan tables for a server with this profile, s per
+    operator; each is used until the next one is made. ``server``: its namespace. ``settings``: of
+    the protocol. ``link``: an emulated link; by default the real one alone. ``power``: W per state,
+    where no meter is found. ``recording``: collects the steps of every request. ``slowdown``: how
+    many times more slowly this machine computes, at least 1, to emulate a robot.
     """
 
     planner: Planner

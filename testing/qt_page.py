@@ -1,7 +1,7 @@
 """A browser for one page: `python qt_page.py URL`; each line of stdin is JavaScript to evaluate.
 
-The answer is a line of JSON. `resize WIDTH HEIGHT` sets the size of the window in pixels, and
-`picture FILE` writes what it shows. The browser is Chromium in Qt, which PyPI has.
+The answer is a line of JSON, null if it fails. `resize WIDTH HEIGHT` sets the size of the window in
+pixels, and `picture FILE` writes what it shows. The browser is Chromium in Qt, which PyPI has.
 """
 
 import json
@@ -24,16 +24,19 @@ class Lines(QObject):
     ended = pyqtSignal()
 
     def read(self):
+        """Announce every line, and the end."""
         for line in sys.stdin:
             self.came.emit(line.rstrip('\n'))
         self.ended.emit()
 
 
 def answer(value=None):
+    """Print an answer."""
     print(json.dumps(value), flush=True)
 
 
 def main():
+    """Show the page until stdin ends."""
     app = QApplication(sys.argv)
     view = QWebEngineView()
     view.resize(1400, 1300)
@@ -48,13 +51,16 @@ def main():
         elif verb == 'picture':
             answer(view.grab().save(rest))
         else:
-            view.page().runJavaScript(f'JSON.stringify((() => {{ {line} }})())',
-                                      lambda text: answer(json.loads(text or 'null')))
+            view.page().runJavaScript(
+                f'(() => {{ try {{ return JSON.stringify((() => {{ {line} }})()) }} '
+                'catch (error) { return null } })()',
+                lambda text: answer(json.loads(text or 'null')))
 
     lines = Lines()
     lines.came.connect(do)
     lines.ended.connect(app.quit)
-    threading.Thread(target=lines.read, daemon=True).start()
+    # Before it is loaded an answer may get lost.
+    view.loadFinished.connect(threading.Thread(target=lines.read, daemon=True).start)
     app.exec()
     os._exit(0)  # Chromium's own end takes seconds
 

@@ -1,0 +1,33 @@
+"""The API reference names what exists, and everything that it shows is described."""
+
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+TEXT = (Path(__file__).parent.parent / 'docs/api.rst').read_text()
+NAMED = re.findall(r'^\.\. auto(?:class|function|exception):: (\S+)\n((?: +:.*\n)*)', TEXT, re.M)
+
+
+@pytest.mark.parametrize(('name', 'options'), NAMED)
+def test_what_the_reference_shows_is_described(name, options):
+    module, _, last = name.rpartition('.')
+    found = getattr(import_module(module), last)
+    assert inspect.getdoc(found)
+    if not inspect.isclass(found) or ':members:' not in options:
+        return
+    listed = re.search(r':members: *(.*)', options)[1]
+    members = [part.strip() for part in listed.split(',')] if listed else [
+        name for name, value in vars(found).items() if not name.startswith('_')
+        and (callable(value) or isinstance(value, property))]
+    assert members and all(inspect.getdoc(getattr(found, member)) for member in members)
+
+
+def test_the_reference_has_the_public_names():
+    from lopinfer_node import __all__ as shared
+
+    names = {name.rpartition('.')[2] for name, _ in NAMED}
+    assert {*shared, 'Task', 'connect', 'RogOptimizer', 'Method', 'Codec', 'Report', 'LinkTrace',
+            'load_fleet', 'read_run', 'read_summary'} <= names
