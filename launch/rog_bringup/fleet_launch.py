@@ -11,6 +11,7 @@ from fleet_env.fleet import FleetSettings
 from fleet_env.fleet_file import find_tasks, load_fleet, with_overrides
 from fleet_env.settings import arguments as arguments_of
 from fleet_env.settings import knobs
+from fleet_ros.environment import dds_environment
 from launch.actions import DeclareLaunchArgument, LogInfo, OpaqueFunction
 from launch_ros.actions import Node
 from rog_core.method_check import check_method
@@ -77,6 +78,7 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     def node(package: str, executable: str, name: str, parameters: Any) -> Node:
         return Node(package=package, executable=executable, namespace=f'{space}/{name}',
                     parameters=typed({**parameters, 'autostart': begins}), output='screen',
+                    additional_env=dds_environment(fleet.network, robot=name != SERVER),
                     ros_arguments=enclave(context, f'{space}/{name}'), **TIMES)
 
     server = node('rog_ps', 'parameter_server', SERVER, server_parameters(fleet, out) | {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
 from xml.sax.saxutils import escape, quoteattr
 
 from fleet_env.errors import FleetFileError
@@ -18,6 +20,8 @@ ANNOUNCED_FAST = {True: 1, False: 2}
 LEASE = {True: 20, False: 150}  # s without an announcement after which a process is forgotten
 HEARTBEAT = 0.2  # s between a reliable writer's requests for missing acknowledgements
 LAST_WORDS = 0.2  # s that a writer of Cyclone waits for its last messages to be acknowledged
+MULTICAST = '239.255.0.1'  # group of DDS discovery
+_SIOCGIFADDR = 0x8915  # Linux: address of an interface
 INDICES = {True: 119, False: 32}  # highest participant index to discover: on `lo`, off it
 
 
@@ -52,16 +56,21 @@ def cyclone_profile(network: ReachConfig) -> str:
         '</Internal></Domain></CycloneDDS>')
 
 
-def fastdds_profile(network: ReachConfig, version: int = 2) -> str:
+def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False) -> str:
     """Return the XML profile of Fast DDS, whose ``version`` is 2 (Jazzy) or 3 (Kilted).
+
+    A ``robot`` announces itself to its own machine, to the peers and to whom it hears, but not to
+    all by multicast. So robots discover the server's machine and its tools, which announce
+    themselves to all, but not one another.
 
     :raises FleetFileError: the name of a peer cannot be resolved. Fast DDS would drop the whole
         profile, and the fleet would use every interface.
     """
     here = is_loopback(network)
     peers = ['127.0.0.1'] if here else [_resolved(peer) for peer in network.peer_list]
-    if peers and not here:
-        peers.append('239.255.0.1')  # with peers in its list, multicast must be in it, too
+    own = address_of(network.interface) if robot and not here else ''
+    if own or (peers and not here):
+        peers.append(own or MULTICAST)  # with peers in its list, multicast must be in it, too
     locators = ''.join(f'<locator><udpv4><address>{peer}</address></udpv4></locator>'
                        for peer in peers)
     period = 'heartbeatPeriod' if version == 2 else 'heartbeat_period'
@@ -89,6 +98,17 @@ def fastdds_profile(network: ReachConfig, version: int = 2) -> str:
         '<data_writer profile_name="fleet_writer" is_default_profile="true"><times>'
         f'<{period}><nanosec>{HEARTBEAT * 1e9:.0f}</nanosec></{period}></times></data_writer>'
         '</profiles></dds>\n')
+
+
+def address_of(interface: str) -> str:
+    """Return the IPv4 address of an interface of this machine; '' if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR,
+                                 struct.pack('256s', interface.encode()[:15]))
+        except OSError:
+            return ''
+    return socket.inet_ntoa(answer[20:24])
 
 
 def _resolved(peer: str) -> str:

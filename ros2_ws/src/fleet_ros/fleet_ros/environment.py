@@ -38,16 +38,17 @@ def domain_of(network: ReachConfig) -> int:
     return int(text)
 
 
-def dds_environment(network: ReachConfig) -> dict[str, str]:
+def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]:
     """Return the environment variables of a process in this fleet; they replace the user's.
 
+    :param robot: whether it is a robot's worker, which need not discover other robots.
     :raises FleetFileError: this machine has no such interface, or cannot resolve a peer.
     """
     known = [name for _, name in socket.if_nameindex()]
     if network.interface not in known:
         raise FleetFileError(f"network.interface is '{network.interface}', which this machine does "
                              f'not have; it has {", ".join(known)}')
-    profile = str(_kept(fastdds_profile(network, fastdds_version())))
+    profile = str(_kept(fastdds_profile(network, fastdds_version(), robot)))
     return {
         'ROS_DOMAIN_ID': str(domain_of(network)),
         # The profiles say all of it. Any other range would add to them: with Fast DDS, LOCALHOST

@@ -9,7 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .emulated_network import SUMMARY, EmulatedNetwork, without_shaping
+from fleet_env.settings import changed
+from fleet_ros.environment import dds_environment
+
+from .emulated_network import INTERFACE, SERVER, SUMMARY, EmulatedNetwork, without_shaping
 from .link_use import use_of_run
 from .processes import FleetProcesses
 
@@ -29,6 +32,12 @@ class EmulatedFleet(FleetProcesses):
     def place(self, name: str) -> AbstractContextManager[object]:
         """Return the namespace of ``server`` or of a robot."""
         return self.network.inside(name)
+
+    def reach(self, name: str) -> dict[str, str]:
+        """Return the variables of a process for DDS in its namespace."""
+        with self.place(name):
+            return dds_environment(changed(self.fleet.network, interface=INTERFACE),
+                                   robot=name != SERVER)
 
     def link_use(self) -> list[str]:
         """Print each robot's link use, and add it to air.json."""

@@ -119,11 +119,14 @@ class FleetProcesses:
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the variables of a process."""
-        fleet, _ = self._whose(name)
-        reach = {} if fleet is self else dds_environment(fleet.fleet.network)
         # One thread each: the fleet shares this machine, and its robots are small.
-        return {**os.environ, **reach, 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1',
+        return {**os.environ, **self.reach(name), 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1',
                 **launched()}
+
+    def reach(self, name: str) -> dict[str, str]:
+        """Return the variables of a process for DDS."""
+        fleet, own = self._whose(name)
+        return dds_environment(fleet.fleet.network, robot=own != 'server')
 
     def _parameters_file(self, name: str, parameters: dict[str, Any]) -> Path:
         folder = self.out / 'parameters'
