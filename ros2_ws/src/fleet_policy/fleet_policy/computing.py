@@ -41,12 +41,16 @@ class Computing:
     :param network: called with the model's inputs.
     :param where: returns where the last inference was computed.
     :param answer: called in this place's thread.
+    :param awaited: whether a request, by its number, still counts; if not, it is not computed.
+    :param most: requests that may wait.
     """
 
     def __init__(self, name: str, policy: Policy, contract: Contract, network: Network,
-                 where: Callable[[], str], answer: Callable[[Answer], None], most: int = 1) -> None:
+                 where: Callable[[], str], answer: Callable[[Answer], None],
+                 awaited: Callable[[int], bool], most: int = 1) -> None:
         self._name, self._policy, self._contract = name, policy, contract
         self._network, self._where, self._answer = network, where, answer
+        self._awaited = awaited
         self._waiting: queue.Queue[tuple[Infer, dict[str, Any]] | None] = queue.Queue(most)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f'policy {name}', daemon=True)
@@ -73,7 +77,7 @@ class Computing:
     def _run(self) -> None:
         while not self._closing.is_set():
             work = self._waiting.get()
-            if work is not None:
+            if work is not None and self._awaited(work[0].request):
                 answer = self._compute(*work)
                 if not self._closing.is_set():
                     self._answer(answer)

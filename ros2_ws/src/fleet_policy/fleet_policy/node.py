@@ -156,6 +156,7 @@ class PolicyNode(ManagedNode):
 
     def _place(self, name: str, network: Network, where: Any) -> Computing:
         place = Computing(name, self.policy, self.contract, network, where, self._on_computed,
+                          self.machine.is_awaited,
                           self.settings.in_flight if name == SERVER else 1)
         self.held.callback(place.close)
         return place

@@ -73,3 +73,15 @@ def test_what_has_ended_is_forgotten_and_the_queue_is_bounded():
     assert queue.action(5) is None and queue.action(3 * MOST + 5) is not None
     queue.forget(10 * MOST)
     assert queue.latest is None and queue.covered(0) == 0
+
+
+@examples(300)
+@given(firsts, st.integers(0, 60), st.sampled_from([0.0, 0.3]))
+def test_forgetting_changes_no_action_that_is_still_to_come(order, tick, half_life):
+    queue, whole = filled(order, half_life), filled(order, half_life)
+    queue.forget(tick)
+    for k in range(tick, 70):
+        got, want = queue.action(k), whole.action(k)
+        assert (got is None) == (want is None)
+        assert got is None or np.array_equal(got.values, want.values)
+    assert queue.covered(tick) == whole.covered(tick)
