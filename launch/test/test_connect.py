@@ -48,3 +48,11 @@ def test_replacing_the_optimizer_trains_with_the_fleet(fleet, monkeypatch):
     fleet.until(lambda: fleet.state('robot1') == 'stopped', 'the server knows that it left')
     fleet.interrupt('server')
     assert fleet.ended('server') == 0
+
+
+@pytest.mark.long
+def test_a_program_whose_model_is_not_the_servers_is_told_why_it_cannot_join(fleet, monkeypatch):
+    monkeypatch.setitem(os.environ, 'ROS_DOMAIN_ID', str(fleet.domain))
+    with connect('robot1') as connection, pytest.raises(
+            ConfigError, match='robot1 cannot join the fleet: .+'):
+        connection.optimizer(torch.nn.Linear(3, 2))

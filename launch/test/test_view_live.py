@@ -39,6 +39,13 @@ def test_without_a_server_nothing_can_be_pressed_and_the_page_says_where_it_look
         assert 'no parameter server' in refused(live, 'stop')
 
 
+def test_the_page_knows_how_much_of_the_run_is_left(fleet):
+    fleet.start_all()
+    with Live() as live:
+        fleet.until(lambda: live.view.fleet.left > 0, 'the time left is known')
+        assert live.view.fleet.left <= 60 * fleet.fleet.minutes
+
+
 def test_where_control_calls_are_off_nothing_can_be_pressed(fleet):
     fleet.start('server', **{'security.control': False})
     with seen(fleet, 'takes no control calls (security.control)') as live:
