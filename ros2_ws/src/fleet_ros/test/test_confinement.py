@@ -1,5 +1,6 @@
 """Real nodes with the environment of a fleet, in a network namespace with a second interface."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -73,13 +74,13 @@ os._exit(0)
 '''
 
 
-def in_a_network(program, network, multicast='on', **environment):
+def in_a_network(program, network, multicast='on', more=(), **environment):
     """What a Python program prints beside an interface wlan9."""
     if shutil.which('unshare') is None or shutil.which('ip') is None:
         pytest.skip('needs unshare and ip')
     done = subprocess.run(
         ['unshare', '-rn', 'sh', '-c', SETUP, 'sh', sys.executable, '-c', program,
-         network.model_dump_json()], text=True, capture_output=True, timeout=120,
+         network.model_dump_json(), *more], text=True, capture_output=True, timeout=120,
         env={**os.environ, 'MULTICAST': multicast, **environment})
     if done.returncode in (1, 77) and 'Traceback' not in done.stderr:
         pytest.skip(f'network namespaces are not allowed here: {done.stderr.strip()}')
@@ -120,3 +121,72 @@ def test_a_process_that_is_on_a_network_is_refused_another_one_with_fast_dds():
         assert 'must be those of the fleet that this process is in, got interface wlan9' in said
     else:
         assert said.strip() == 'another network'
+
+
+# A server and two robots, each in a network namespace; `wlan9` leads from one to the others.
+FLEET = '''
+import json, os, subprocess, sys
+NODE = sys.argv[2]
+
+def ip(line):
+    subprocess.run(['ip', *line.split()], check=True)
+
+ip('link add wlan8 type bridge'), ip('address add 10.8.0.1/24 dev wlan8')
+ip('link set wlan8 up multicast on')
+places, nodes = {}, {}
+for number, robot in enumerate(('robot1', 'robot2'), 2):
+    place = places[robot] = subprocess.Popen(
+        ['unshare', '-n', 'sh', '-c', 'echo; exec cat'], text=True, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE)
+    place.stdout.readline()
+    ip(f'link add to{number} type veth peer name wlan8 netns {place.pid}')
+    ip(f'link set to{number} master wlan8 up')
+    for line in (f'address add 10.8.0.{number}/24 dev wlan8', 'link set wlan8 up multicast on',
+                 'link set lo up'):
+        subprocess.run(['nsenter', '-n', '-t', str(place.pid), 'ip', *line.split()], check=True)
+
+def start(name, place, wanted):
+    inside = ['nsenter', '-n', '-t', str(places[place].pid)] if place else []
+    nodes[name] = subprocess.Popen(
+        [*inside, sys.executable, '-c', NODE, sys.argv[1], name, json.dumps(wanted)], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+start('server', '', ['robot1', 'robot2', 'driver1'])
+start('robot1', 'robot1', ['server', 'driver1'])
+start('driver1', 'robot1', ['server', 'robot1'])
+start('robot2', 'robot2', ['server'])
+seen = {name: json.loads(node.stdout.readline()) for name, node in nodes.items()}
+for process in (*nodes.values(), *places.values()):
+    process.kill()
+print(json.dumps(seen))
+'''
+MEMBER = '''
+import json, os, sys, time
+from fleet_env.fleet import ReachConfig
+from fleet_ros.dds_profiles import ANNOUNCED_FAST
+from fleet_ros.environment import dds_environment
+network, name, wanted = ReachConfig.model_validate_json(sys.argv[1]), *sys.argv[2:]
+os.environ.update(dds_environment(network, robot=name != 'server'))
+import rclpy
+rclpy.init(args=[])
+node, wanted, found = rclpy.create_node(name), {*json.loads(wanted)}, set()
+end = time.monotonic() + 60
+while not wanted <= found and time.monotonic() < end:
+    found |= {*node.get_node_names()}
+    time.sleep(0.05)
+end = time.monotonic() + 2 * ANNOUNCED_FAST[False]  # whoever announces itself does so meanwhile
+while time.monotonic() < end:
+    found |= {*node.get_node_names()}
+    time.sleep(0.05)
+print(json.dumps(sorted(found - {name})), flush=True)
+sys.stdin.read()  # the others look for this one
+'''
+
+
+@pytest.mark.long
+def test_robots_discover_the_server_and_their_own_machine_but_not_one_another():
+    if 'fastrtps' not in get_rmw_implementation_identifier():
+        pytest.skip('with Cyclone DDS all discover one another')
+    seen = json.loads(in_a_network(FLEET, ReachConfig(interface='wlan8'), more=[MEMBER]))
+    assert seen == {'server': ['driver1', 'robot1', 'robot2'], 'robot1': ['driver1', 'server'],
+                    'driver1': ['robot1', 'server'], 'robot2': ['server']}
