@@ -22,6 +22,8 @@ from .observer import Observer, batch_of
 from .policy import Policy, chunk_of, inputs_of
 from .sources import Event
 
+ROUNDING = 1e-6   # s; a message of the time of a tick comes before it
+
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
@@ -72,7 +74,7 @@ def replay(contract: Contract, policy: Policy, events: Iterable[Event], latency:
 
     for seconds, name, message in events:
         start = seconds if start is None else start
-        while tick / contract.rate < seconds - start:
+        while tick / contract.rate < seconds - start - ROUNDING:
             tick_at(tick / contract.rate)
             tick += 1
         observer.take(name, message, seconds - start)
