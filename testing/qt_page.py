@@ -59,8 +59,13 @@ def main():
     lines = Lines()
     lines.came.connect(do)
     lines.ended.connect(app.quit)
-    # Before it is loaded an answer may get lost.
-    view.loadFinished.connect(threading.Thread(target=lines.read, daemon=True).start)
+    reader = threading.Thread(target=lines.read, daemon=True)
+
+    def loaded(good):  # before it is loaded an answer may get lost
+        if reader.ident is None:
+            reader.start()
+
+    view.loadFinished.connect(loaded)
     app.exec()
     os._exit(0)  # Chromium's own end takes seconds
 
