@@ -1,6 +1,6 @@
-"""Writes docs/images/view.png: the page of `rog view` while the outdoor demo trains.
+"""Writes docs/images/view.png: the page of `rog view` during the training of the outdoor demo.
 
-Needs chromium and chromium-driver, as the tests of the page do.
+Like the tests of the page, this program needs chromium and chromium-driver.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from selenium import webdriver
 from selenium.webdriver.support.wait import WebDriverWait
 
 PICTURE = Path(__file__).parent.parent / 'docs' / 'images' / 'view.png'
-SIZE = 1400, 1180     # pixels: what fits without scrolling
-SECONDS = 45          # of the run, that curves have a shape
-LIMIT = 300           # s that anything may take
+SIZE = 1400, 1180     # width and height of the picture in pixels; the page fits without scrolling
+SECONDS = 45          # s of the run before the picture is taken, so that the curves have a shape
+LIMIT = 300           # s that each wait may take at most
 
 
 @contextlib.contextmanager
 def rog(*words):
-    """A `rog` command; it ends by Ctrl+C."""
+    """Run a `rog` command in the context; end it with SIGINT afterwards."""
     process = subprocess.Popen([sys.executable, '-m', 'rog_cli.main', *words], text=True,
                                stdout=subprocess.PIPE, start_new_session=True)
     try:
@@ -37,7 +37,7 @@ def rog(*words):
 
 
 def main():
-    """Start fleet, page and browser, and look."""
+    """Start fleet, page and browser, and save the picture."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which('chromium')
     for argument in ('--headless=new', '--no-sandbox', '--disable-dev-shm-usage',
