@@ -1,4 +1,4 @@
-"""The study of bounds: when does a method without a bound on the staleness, ASP, do harm?
+"""The study of bounds: when ASP, a method without a bound on the staleness, does harm.
 
 The computer or the link of one robot is `SLOWER` times as slow as that of the others. With the
 split ``sorted``, only this robot has the data of its classes; with ``iid``, all robots have data of

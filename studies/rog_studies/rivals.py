@@ -1,4 +1,4 @@
-"""The study of rivals: which of the methods that a user can choose today suits a fleet?
+"""The study of rivals: compares all methods that a user can choose today.
 
 The study has two tasks and three kinds of links. Tuning tries the same number of settings for every
 method (`Rival.tries`), on the published links (replay 0 of the record) and with a seed that the
