@@ -38,7 +38,8 @@ MODELS = ('mnistnet', 'lenet5')
 ROUNDS = 100             # rounds after which the study reports accuracies
 # Without momentum, because momentum would amplify the changes that error feedback sends late.
 PLAIN = {'learning_rate': 0.1, 'momentum': 0.0}
-# By layer: a codec sends at least one element of each row, so rows would limit the sparsity.
+# The granularity is the layer: a codec sends at least one element of each unit, so with rows a push
+# could not be sparse enough.
 ACCURACY = {'learning_rate': 0.01, 'momentum': MOMENTUM, 'nesterov': False, 'batch_size': 8,
             'granularity': 'layer'}
 

@@ -229,7 +229,7 @@ def _c3(bottlenecks: int) -> list[int]:
     return [1] + [1, 3] * bottlenecks + [1, 1]
 
 
-# Kernel sizes along the width, in the order of the calls.
+# Kernel sizes along the width, in the order of the calls; in `_WINDOWS` pairs (kernel, dilation).
 _RESNET = [7] + [k for n in (3, 8, 36, 3) for k in [1, 3, 1, 1] + [1, 3, 1] * (n - 1)]
 _DENSENET = [7] + [k for n in (6, 12, 24) for k in [1, 3] * n + [1]] + [1, 3] * 16
 _CONVNEXT = [4] + [7] * 3 + [2] + [7] * 3 + [2] + [7] * 27 + [2] + [7] * 3
