@@ -26,7 +26,7 @@ def run(path: Path) -> list[dict]:
 
 
 def rows(prefix: str, value: object) -> list[str]:
-    """Return the table rows of a result; nested keys are joined to ``prefix``."""
+    """Return the table rows of a result; the name of a row is ``prefix`` and the nested keys."""
     if isinstance(value, dict):
         return [row for key, item in value.items()
                 for row in rows(f'{prefix} {key}'.strip().replace('_', ' '), item)]

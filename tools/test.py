@@ -106,9 +106,9 @@ def short() -> int:
 
 
 def everything() -> int:
-    """Run all tests: with colcon those of each package that `make setup` has built, then `testing`.
+    """Run the tests of every package with colcon, as `make setup` has built it, and of `testing`.
 
-    All of them run with at most `AT_ONCE` processes at the same time.
+    At most `AT_ONCE` processes run at the same time.
     """
     for old in REPORTS.glob('*/pytest.xml'):
         old.unlink()
