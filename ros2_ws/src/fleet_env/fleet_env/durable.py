@@ -79,7 +79,7 @@ class Kept:
         return sorted(int(match[1]) for match in found if match)
 
     def path(self, number: int, suffix: str = '') -> Path:
-        """Return the path of a save's payload or, if ``suffix`` is given, of the file with it."""
+        """Return the path of a save's payload; with ``suffix``, of its file with this suffix."""
         return self.directory / f'{self.name}-{number:06d}{suffix or self.suffix}'
 
     def tidy(self) -> None:

@@ -162,7 +162,7 @@ def arguments(model: type[Settings]) -> dict[str, str]:
 
 
 def flat(settings: Settings) -> dict[str, Any]:
-    """Return the settings by their parameter names."""
+    """Return parameter name -> value of all settings."""
     return {knob.name: functools.reduce(getattr, knob.path, settings)
             for knob in knobs(type(settings))}
 

@@ -87,9 +87,9 @@ class LinkTrace:
         return cycles * carried[-1] + (carried[i] + rates[i] * (phase - times[i]))
 
     def time_to_carry(self, mbit: float) -> float:
-        """Earliest time in seconds by which ``mbit`` Mbit were carried since 0; O(log n).
+        """Return the earliest time in s by which the link has carried ``mbit`` Mbit since time 0.
 
-        Infinite when the link is dead for ever. Inverse of :meth:`carried`.
+        The time is infinite if the link is dead for ever. Inverse of :meth:`carried`; O(log n).
         """
         times, rates, ends, carried = self._lists
         per_period = carried[-1]
