@@ -33,8 +33,8 @@ _parent = 0    # process id of the parent; 0 without a launcher
 class Interruption:
     """The signals that this process has received; false as long as it has received none.
 
-    After a second signal, or if the launcher has ended, ``at_once`` is true: the process must end
-    at once.
+    ``at_once``: whether the process must end at once: after a second signal, or after a signal that
+    comes when the launcher has already ended.
     """
 
     def __init__(self) -> None:

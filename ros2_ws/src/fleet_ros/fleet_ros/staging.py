@@ -130,7 +130,7 @@ def to_device(flat: Any, device: Any) -> Any:
 
 
 def to_host(flat: Any) -> Any:
-    """Copy a contiguous tensor of one dimension to the CPU, after earlier work on it is done."""
+    """Copy a contiguous tensor of one dimension to the CPU; wait for the GPU's earlier work."""
     import torch
     if flat.device.type != 'cuda':
         return flat.cpu()
