@@ -21,7 +21,7 @@ class ChildFleet:
 
     The power of the child fleet's server is not counted.
 
-    :param name: name of the child fleet's robot entry in the parent fleet.
+    :param name: name of the child fleet as a robot of the parent fleet.
     :param server, robots: server and robots of the child fleet.
     :param config: settings of the transfers in the parent fleet.
     """

@@ -22,9 +22,9 @@ ModelOutputs = dict[str, dict[str, np.ndarray]]
 
 
 def write_model_outputs(directory: Path, shown: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-    """Write the outputs of all models; ``shown``: robot, or `SERVER` -> name -> array.
+    """Write the outputs of all models; if there are none, write no file.
 
-    If there are no arrays, write no file.
+    :param shown: name of the robot, or `SERVER` -> name of the output -> array.
     """
     arrays = {f'{who}/{name}': np.ascontiguousarray(array)
               for who, portrait in shown.items() for name, array in portrait.items()}
@@ -33,7 +33,9 @@ def write_model_outputs(directory: Path, shown: Mapping[str, Mapping[str, np.nda
 
 
 def read_model_outputs(directory: Path) -> ModelOutputs:
-    """Return robot, or `SERVER` -> name -> array; an empty dict if the run has no outputs.
+    """Return name of the robot, or `SERVER` -> name of the output -> array.
+
+    The dict is empty if the run has no outputs.
 
     :raises RecordError: the file is damaged.
     """

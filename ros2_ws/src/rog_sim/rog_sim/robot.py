@@ -119,8 +119,8 @@ class Robot:
     def evaluation_due(self, now: float) -> bool:
         """Return whether to evaluate the model now.
 
-        The fleet file gives the iterations between two evaluations. Their number is limited to
-        `EVALUATIONS`, because an hour of virtual time has very many iterations.
+        The fleet file gives the iterations between two evaluations. A robot makes at most
+        `EVALUATIONS` evaluations in a run, because an hour of virtual time has many iterations.
         """
         every = self.training.evaluate_every
         due = bool(every) and self.machine.finished - self.evaluated_at >= every \

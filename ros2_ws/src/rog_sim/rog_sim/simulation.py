@@ -75,7 +75,8 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     if out is not None and (out / records.RUN_FILE).exists():
         raise ConfigError(f'{out} already holds a run; choose another directory')
     threads, collect = torch.get_num_threads(), gc.get_threshold()
-    torch.set_num_threads(1)  # the models are small, and one thread adds in the same order always
+    # One thread always adds in the same order, and is fast enough for the small models.
+    torch.set_num_threads(1)
     # Collect garbage less often: a run makes millions of messages, without reference cycles.
     gc.set_threshold(100_000, *collect[1:])
     try:
