@@ -62,7 +62,7 @@ class ServerSettings(ManagedSettings, LinkSettings, FleetSettings):
 
 
 class RobotEntry(Computer):
-    """Settings of a robot that the server has before the robot joins."""
+    """Settings of one robot among the server's parameters; the server needs them from the start."""
 
     link: LinkConfig = LinkConfig(trace='')
 

@@ -15,7 +15,7 @@ from .seal import Signature
 
 # Distributions that can contain this package: the first in a workspace, the second from a wheel.
 PROVIDERS = ('rog_ros', 'rog_suite')
-AT_ONCE = 2   # servers whose counts of statuses differ by at most this began at the same time
+AT_ONCE = 2   # if the counts of statuses differ by at most this, both servers began together
 YOUNG = 10.0  # s after its start in which a server may still give way to another server
 FRESH = 30.0  # s for which a proved status of another server counts; clocks may differ by as much
 NAMED = 80    # most characters shown of a machine's or a method's name
@@ -38,7 +38,7 @@ def is_there(status: Any) -> bool:
 
 
 class Others:
-    """Decides whether a status proves that there is another server in our server's namespace.
+    """Decides whether a status shows that there is another server in our server's namespace.
 
     With a key, a status counts only if it is recent and signed with the key. Otherwise a stranger
     could stop our server, or keep it from starting, with a forged status or with a recorded status
@@ -56,7 +56,7 @@ class Others:
         self.refused = ''  # why the last status of another process did not count
 
     def shows(self, status: Any, now: float) -> bool:
-        """Return whether ``status`` proves another server; ``now``: seconds since 1970."""
+        """Return whether ``status`` shows another server; ``now``: seconds since 1970."""
         if status.incarnation == self._process or not is_there(status) \
                 or self._run and status.run == self._run:
             return False
