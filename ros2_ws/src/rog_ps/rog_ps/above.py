@@ -140,7 +140,7 @@ class Above:
             self.account()
 
     def account(self) -> None:
-        """Push the change since the last push, if the parent fleet's server waits for it."""
+        """Push the model's change since the last push, if the parent fleet's server awaits it."""
         change = None if self._over else self._upstream.account()
         if change is not None:
             self._save()  # must happen before the push, see `Upstream.account`

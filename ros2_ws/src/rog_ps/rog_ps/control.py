@@ -36,7 +36,8 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        # Times at which calls were made, and at which they were carried out; ns since 1970.
+        # Times of the calls that were carried out, ns since 1970: when the caller made the call
+        # and, if its clock was ahead of the server's, also when the server carried it out.
         self._done: set[int] = set()
 
     def refusal(self, made: int, now: int) -> str:

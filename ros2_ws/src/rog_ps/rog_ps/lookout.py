@@ -28,9 +28,9 @@ class Lookout:
         self._node.create_subscription(FleetStatus, 'fleet_status', self._heard.append, qos.STATUS)
 
     def close(self) -> None:
-        """Stop listening; raise `ConfigError` if there is another server.
+        """Stop listening when `SECONDS` have passed since the start, or a server is found.
 
-        This waits until `SECONDS` have passed since the start.
+        :raises ConfigError: there is another server.
         """
         executor = SingleThreadedExecutor(context=self._node.context)
         executor.add_node(self._node)

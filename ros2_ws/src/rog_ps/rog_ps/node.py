@@ -385,7 +385,7 @@ class ParameterServerNode(ManagedNode):
             if robot in self._away:
                 # The link is back: a new status tells the robot at once that it counts as away.
                 self._publish_status()
-            return  # the sender has another robot's name, or must register again
+            return  # the sender is another process with this name, or must register again
         try:
             self._peers[robot].check_status(message, member, self.machine.incarnation,
                                             self._key is not None)
@@ -520,7 +520,7 @@ class ParameterServerNode(ManagedNode):
             and not (self._above is not None and self._above.pushing)
 
     def _not_final(self) -> set[str]:
-        """Return the present robots whose last status is not in the record yet."""
+        """Return the present robots whose status `stopped` is not in the record yet."""
         if self._recorder is None:
             return set()
         present = {m.robot for m in self.machine.members.values() if m.state != AWAY}
