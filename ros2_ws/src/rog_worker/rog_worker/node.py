@@ -89,9 +89,9 @@ from .sources import Watch
 from .unsent import Keeper
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
-PATIENCE = 3  # heartbeat limits of refusals after which another robot seems to have our name
-LONGEST = 1e9  # s; a status that says that its run has lasted longer is wrong (30 years)
-LOOK = 0.1     # s between two checks of a waiting program whether it may still wait
+PATIENCE = 3  # heartbeat limits with refusals after which another robot must have our name
+LONGEST = 1e9  # s; the elapsed time in a status is wrong if it is longer (30 years)
+LOOK = 0.1     # s between two checks whether a waiting call must still wait
 
 
 class NoServerError(RogError, TimeoutError):
@@ -491,7 +491,7 @@ class WorkerNode(ManagedNode):
             self._keeper.look(self.machine, time.monotonic())
 
     def pause(self, pause: Pause) -> None:
-        """Emulate a pause; if ``pause.silent``, the robot neither sends nor receives in it."""
+        """If ``pause`` is an emulated drop-out, neither send nor receive until its end."""
         if pause.silent:
             self._silent_until = time.monotonic() + pause.seconds
 
