@@ -79,7 +79,7 @@ class Iteration(Event):
 
 @dataclass(frozen=True)
 class Evaluation(Event):
-    """The model that the robot holds was evaluated."""
+    """A model was evaluated: the model of a robot or, if ``robot`` is empty, of the server."""
 
     iteration: int = _('iterations finished')
     metric: float = _('the metric of the task, 0 to 1')
