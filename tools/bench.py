@@ -1,6 +1,6 @@
-"""`make bench`: run every bench next to the package it measures and render docs/benchmarks.md.
+"""`make bench`: run the benches of all packages, and write their results to docs/benchmarks.md.
 
-A bench prints one JSON object per line, each with `bench` (its name); nothing here judges a figure.
+A bench prints one JSON object per line; its key `bench` holds the name. No result is judged.
 """
 
 import json
@@ -26,7 +26,7 @@ def run(path: Path) -> list[dict]:
 
 
 def rows(prefix: str, value: object) -> list[str]:
-    """Flatten a result to table rows."""
+    """Return the table rows of a result; the name of a row is ``prefix`` and the nested keys."""
     if isinstance(value, dict):
         return [row for key, item in value.items()
                 for row in rows(f'{prefix} {key}'.strip().replace('_', ' '), item)]

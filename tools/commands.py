@@ -1,4 +1,4 @@
-"""Prints docs/commands.md: every command with its arguments, from the parsers that read them.
+"""Prints docs/commands.md: every command with its arguments, taken from the commands' parsers.
 
 python tools/commands.py > docs/commands.md
 """
@@ -19,7 +19,10 @@ Made by `make reference` from the parsers of the commands. `--help` after any of
 
 def leaves(parser: argparse.ArgumentParser, text: str
            ) -> Iterator[tuple[argparse.ArgumentParser, str]]:
-    """Yield every parser that has no verbs below it, and what it is for."""
+    """Yield every parser without verbs of its own, and its description.
+
+    :param text: description of ``parser``.
+    """
     below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     if not below:
         yield parser, text
@@ -30,7 +33,7 @@ def leaves(parser: argparse.ArgumentParser, text: str
 
 
 def row(action: argparse.Action) -> str:
-    """Return the line of one argument."""
+    """Return the table row of one argument."""
     value = '' if action.nargs == 0 else action.metavar or (
         '{' + ','.join(map(str, action.choices)) + '}' if action.choices
         else action.dest.upper() if action.option_strings else action.dest)
@@ -43,7 +46,7 @@ def row(action: argparse.Action) -> str:
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the text of docs/commands.md."""
     lines = [HEAD]
     for command in (rog(), lopinfer(), rrto()):
         lines.append(f'## {command.prog}\n\n{command.description}\n')

@@ -1,4 +1,4 @@
-"""Prints docs/messages.md: messages and services, from their definitions.
+"""Prints docs/messages.md: all messages and services, taken from their definitions.
 
 python tools/messages.py > docs/messages.md
 """
@@ -16,16 +16,16 @@ where none does, a number has none. Headers carry the time of the sender's clock
 
 
 def definition(path: Path) -> str:
-    """Return one heading, what the definition is for, and its fields."""
+    """Return the section of one definition: heading, description and fields."""
     above, _, below = path.read_text().partition('\n\n')
     text = ' '.join(line.removeprefix('#').strip() for line in above.splitlines())
-    # A name in angle brackets would be read as HTML.
+    # Put a name in angle brackets into backticks, because Markdown would take it for HTML.
     text = re.sub(r'(?<!`)(\S*<\w+>[\w/]*)', r'`\1`', text)
     return f'### {path.parent.parent.name}/{path.stem}\n\n{text}\n\n```\n{below.strip()}\n```\n'
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the text of docs/messages.md."""
     parts = [HEAD]
     for package in sorted((ROOT / 'ros2_ws' / 'src').glob('*_msgs')):
         parts.append(f'## {package.name}\n')

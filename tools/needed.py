@@ -1,4 +1,4 @@
-"""Says what `make setup` needs and this machine lacks; run before anything is downloaded."""
+"""Lists what `make setup` needs but this machine lacks. It runs before any download."""
 
 import importlib.util
 import os
@@ -9,11 +9,11 @@ import sysconfig
 
 from ros import is_sourced
 
-ROOM = 7_000_000_000  # B; the PyTorch of PyPI brings CUDA, and with it .venv has 6 GB
+ROOM = 7_000_000_000  # bytes of disk needed: PyPI's PyTorch contains CUDA, so .venv has 6 GB
 
 
 def lacking():
-    """Yield one line for each thing."""
+    """Yield one line for each thing that this machine lacks."""
     version = '.'.join(map(str, sys.version_info[:2]))
     other = 'Set PYTHON=, for example PYTHON=python3.12'
     if sys.version_info < (3, 10):  # noqa: UP036 (whatever python3 is here runs this)

@@ -1,10 +1,10 @@
-"""ROS 2 for the environment whose Python runs this: `make setup` calls it.
+"""Installs ROS 2 into the Python environment that runs this file. `make setup` calls it.
 
-    ros.py install DISTRIBUTION   install ROS 2's wheels and correct what they leave wrong
+    ros.py install DISTRIBUTION   install the wheels of ROS 2 and correct their paths
     ros.py build                  build the workspace into the environment with colcon
-    ros.py sourced                succeed where a ROS 2 is sourced, which is used instead
+    ros.py sourced                succeed if a ROS 2 is sourced; the suite then uses that ROS 2
 
-The environment then serves as /opt/ros/jazzy does: `source .venv/setup.bash`.
+Afterwards the environment is used like /opt/ros/jazzy: `source .venv/setup.bash`.
 """
 
 import os
@@ -20,13 +20,13 @@ PREFIX = Path(sys.prefix)
 LIBRARIES = PREFIX / 'lib'
 SITE = Path(sysconfig.get_path('purelib'))
 INDEX = PREFIX / 'share' / 'ament_index' / 'resource_index' / 'packages'
-# Folders of the machine that built the wheels, which their CMake files name.
+# Folders of the machine that built the wheels; the CMake files in the wheels name them.
 THEIRS = re.compile(r'/opt/python/cp3\d+-cp3\d+/(include/python3\.\d+|'
                     r'lib/python3\.\d+/site-packages/numpy/_core/include)')
 
 
 def is_sourced() -> bool:
-    """Return whether ROS 2 is sourced from anywhere but an environment that this made."""
+    """Return whether a ROS 2 is sourced that is not from an environment made by this file."""
     prefixes = filter(None, os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep))
     return any((Path(prefix) / 'share' / 'rclpy').is_dir()
                and not (Path(prefix) / 'pyvenv.cfg').exists() for prefix in prefixes)
@@ -40,14 +40,14 @@ def install(distribution: str) -> None:
         sys.exit(f'ROS must be one of {known}, got {distribution}')
     subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '-r', str(pins)],
                    check=True)
-    # It starts each Python of the environment a second time, to set LD_LIBRARY_PATH.
+    # This file would start each Python of the environment a second time to set LD_LIBRARY_PATH.
     (SITE / 'ros_wheels_bootstrapper.pth').unlink(missing_ok=True)
     set_run_paths()
     set_include_paths()
 
 
 def set_run_paths() -> None:
-    """Let each library find those that it needs, so that no process needs LD_LIBRARY_PATH."""
+    """Make each library find the libraries that it needs without LD_LIBRARY_PATH."""
     bundled = sorted(SITE.glob('ros_*.libs'))
     packages = [SITE / entry.name for entry in INDEX.iterdir()]
     files = defaultdict(list)
@@ -62,7 +62,7 @@ def set_run_paths() -> None:
 
 
 def set_include_paths() -> None:
-    """Replace the folders of the wheels' build machine by those of this one."""
+    """Replace the folders of the machine that built the wheels by the folders of this machine."""
     import numpy
     ours = {'include': sysconfig.get_path('include'), 'lib': numpy.get_include()}
     for path in PREFIX.glob('share/*/cmake/*.cmake'):
@@ -73,7 +73,7 @@ def set_include_paths() -> None:
 
 
 def build() -> None:
-    """Build all packages into the environment; a change of a Python file needs no new build."""
+    """Build all packages into the environment; a changed Python file takes effect without this."""
     environment = dict(os.environ)
     for name in ('AMENT_PREFIX_PATH', 'CMAKE_PREFIX_PATH'):
         others = [p for p in environment.get(name, '').split(os.pathsep) if p != str(PREFIX)]

@@ -1,4 +1,4 @@
-"""Prints docs/settings.md: every setting, from the models that declare them.
+"""Prints docs/settings.md: all settings, taken from the models that declare them.
 
 python tools/settings.py > docs/settings.md
 """
@@ -29,7 +29,10 @@ all robots.
 '''
 
 def table(title: str, text: str, found: Iterable[Knob], names: str = 'parameter') -> str:
-    """One heading and its table; ``names``: columns with the setting's names."""
+    """Return one section: heading, text and table.
+
+    ``names``: headings of the columns with the setting's names, separated by ``|``.
+    """
     columns = [names, 'value', 'default', 'what it is']
     lines = [f'\n## {title}\n', *([f'{text}\n'] if text else []),
              f'| {" | ".join(columns)} |', '|' + '---|' * (len(columns) + names.count('|'))]
@@ -41,13 +44,13 @@ def table(title: str, text: str, found: Iterable[Knob], names: str = 'parameter'
 
 
 def beside(model: type[Settings], *others: type[Settings]) -> list[Knob]:
-    """Return the settings of a model that none of the others has so."""
+    """Return the settings of ``model`` that none of the other models declares in the same way."""
     known = [knob for other in others for knob in knobs(other)]
     return [knob for knob in knobs(model) if knob not in known]
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the text of docs/settings.md."""
     robots = beside(RobotConfig, FleetSettings)
     return HEAD + ''.join([
         table('Fleets', '', knobs(FleetSettings),

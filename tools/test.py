@@ -1,6 +1,6 @@
-"""The tests: `make test`, without the long ones, or `make test-all`, everything, with colcon.
+"""Runs the tests: `make test` runs all but the long tests, `make test-all` all tests with colcon.
 
-The last line is `N passed, N failed[, N skipped]`; the exit code is 0 only if nothing failed.
+The last line is `N passed, N failed[, N skipped]`. The exit code is 0 only if nothing failed.
 """
 
 import os
@@ -13,18 +13,20 @@ ROOT = Path(__file__).parent.parent
 REPORTS = Path(sys.prefix) / 'build'  # where `make setup` has built the workspace
 BASES = ['--base-paths', 'ros2_ws/src', 'launch', 'studies']
 SHORT = ['-m', 'not long', '--hypothesis-profile=few']
-# One Python each, side by side: to start it and import PyTorch takes as long as many tests. RRTO
-# replaces PyTorch's `cuda`, so it is alone. They take about equally long; the last has the rest.
+# Each group runs in a Python process of its own, all at the same time. Fewer processes than
+# packages, because starting one and importing PyTorch takes as long as many tests. RRTO replaces
+# PyTorch's `cuda`, so it is alone. The groups take about equally long; `rest` has all other tests.
 GROUPS = {'core': ['rog_core'], 'sim': ['rog_sim', 'rog_cli', 'rog_view'],
           'lopinfer': ['lopinfer_node', 'fleet_policy'], 'rrto': ['rrto_bridge'], 'rest': []}
-# Of all tests those of these packages take longest; they begin first, so that at the end nobody
-# waits for one of them. Three at a time keep two cores busy: most tests wait for something, too.
+# The tests of these packages take longest. They begin first, so that none of them runs alone at the
+# end.
 LONGEST = ('rog_bringup', 'rog_core', 'rrto_bridge', 'rog_sim', 'testing', 'rog_cli')
+# Packages tested at the same time. Three keep two cores busy, because most tests also wait.
 AT_ONCE = 3
 
 
 def folders() -> dict[str, list[Path]]:
-    """The folders of tests of each group."""
+    """Return the test folders of each group."""
     every = sorted([*ROOT.glob('*/test'), *ROOT.glob('ros2_ws/src/*/test'), ROOT / 'testing'])
     found = {name: [f for f in every if f.parent.name in packages]
              for name, packages in GROUPS.items()}
@@ -33,13 +35,16 @@ def folders() -> dict[str, list[Path]]:
 
 
 def pytest(name: str, where: list[Path], *options: str) -> list[str]:
-    """The command of a pytest that leaves its report in `build`."""
+    """Return a pytest command that writes its report into `build`."""
     return [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
             f'--junitxml={REPORTS / name / "pytest.xml"}', *options, *map(str, where)]
 
 
 def run(commands: dict[str, list[str]], at_once: int) -> bool:
-    """Run so many at a time, print what each has said; whether all ended as they should."""
+    """Run commands, ``at_once`` at the same time, and print the output of each.
+
+    Return whether all ended with exit code 0.
+    """
     waiting, fine = list(commands), True
     running: dict[int, tuple[str, subprocess.Popen]] = {}
     while waiting or running:
@@ -59,7 +64,7 @@ def run(commands: dict[str, list[str]], at_once: int) -> bool:
 
 
 def counts(report: Path) -> tuple[int, int, int]:
-    """Passed, failed and skipped tests of a JUnit file."""
+    """Return the numbers of passed, failed and skipped tests in a JUnit file."""
     suites = list(ElementTree.parse(report).getroot().iter('testsuite'))
     total, failed, skipped = (sum(int(s.get(key) or 0) for s in suites for key in keys)
                               for keys in (('tests',), ('failures', 'errors'), ('skipped',)))
@@ -67,7 +72,7 @@ def counts(report: Path) -> tuple[int, int, int]:
 
 
 def conclude(names: list[str], fine: bool) -> int:
-    """Add up the reports; the exit code."""
+    """Print the sum of the reports; return the exit code. ``fine``: all processes ended with 0."""
     passed = failed = skipped = 0
     for name in names:
         report = REPORTS / name / 'pytest.xml'
@@ -85,25 +90,32 @@ def conclude(names: list[str], fine: bool) -> int:
 
 
 def colcon(verb: str, *arguments: str, log: str = 'log') -> list[str]:
-    """The command of a verb of colcon; two at a time need logs of their own."""
+    """Return the command of a colcon verb.
+
+    Two that run at the same time need different log folders ``log``.
+    """
     return ['colcon', '--log-level', 'error', '--log-base', log, verb, *BASES, '--merge-install',
             '--install-base', sys.prefix, '--build-base', str(REPORTS), *arguments]
 
 
 def short() -> int:
-    """The tests of all packages but the long ones, as they lie here."""
+    """Run the tests of all packages, except the long tests, from the source tree."""
     fine = run({name: pytest(name, where, *SHORT) for name, where in folders().items()},
                at_once=len(GROUPS))
     return conclude(list(GROUPS), fine)
 
 
 def everything() -> int:
-    """Test every package, as `make setup` has built it, with colcon; then the rest."""
+    """Run the tests of every package with colcon, as `make setup` has built it, and of `testing`.
+
+    At most `AT_ONCE` processes run at the same time.
+    """
     for old in REPORTS.glob('*/pytest.xml'):
         old.unlink()
     packages = [p.parent.name for p in ROOT.glob('ros2_ws/src/*/setup.py')]
     packages += ['rog_bringup', 'rog_studies']
-    # One colcon for each: a single one tests a package only after those that it depends on.
+    # One colcon process per package: a single process would test a package only after the packages
+    # on which it depends.
     commands = {name: colcon(
         'test', '--packages-select', name, '--event-handlers', 'console_cohesion+',
         '--python-testing', 'pytest', '--return-code-on-test-failure', log=f'log/{name}')
@@ -115,6 +127,6 @@ def everything() -> int:
 
 
 if __name__ == '__main__':
-    # Hundreds of processes import our packages; each would compile them anew.
+    # Hundreds of processes import our packages; without bytecode each would compile them again.
     os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
     sys.exit(everything() if '--all' in sys.argv[1:] else short())

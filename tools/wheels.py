@@ -1,7 +1,7 @@
-"""Build the suite's two wheels for machines without ROS 2, into dist/: `make wheels`.
+"""Builds the suite's two wheels for machines without ROS 2 into dist/: `make wheels`.
 
-rog_suite is pure Python. rog_suite_msgs holds the messages as this environment has built them, for
-its Python and its ROS 2, and requires the wheels of that ROS 2.
+The wheel rog_suite is pure Python. The wheel rog_suite_msgs holds the messages that were built in
+this environment, for its Python and its ROS 2, and requires the wheels of that ROS 2.
 """
 
 import re
@@ -18,14 +18,14 @@ ROOT = Path(__file__).parent.parent
 PREFIX = Path(sys.prefix)
 SITE = Path(sysconfig.get_path('purelib'))
 NAME = 'rog_suite_msgs'
-# What runs the nodes; pip brings what these require.
+# The wheels of ROS 2 that the nodes import; pip also installs the wheels that these require.
 RUNS = ('ros-rclpy', 'ros-rmw-fastrtps-cpp', 'ros-diagnostic-msgs', 'ros-lifecycle-msgs',
         'ros-rcl-interfaces', 'ros-rosidl-generator-py', 'ros-sensor-msgs', 'ros-std-msgs',
         'ros-std-srvs', 'ros-trajectory-msgs')
 
 
 def messages(folder: Path) -> None:
-    """Build the wheel of the messages from what colcon has installed here."""
+    """Build the wheel of the messages from the files that colcon has installed here."""
     version = re.search(r'^version = "(.*)"$', (ROOT / 'pyproject.toml').read_text(), re.M)[1]
     tag = next(sys_tags())
     pins = (ROOT / f'ros-{distribution()}.txt').read_text()

@@ -1,4 +1,4 @@
-"""Fleets that ROG ships, and the launch description that starts one."""
+"""The built-in fleets of ROG, and the launch descriptions of the suite."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Arguments that the launch files share: settings, which processes to start here, and DDS."""
+"""The arguments that the launch files share: settings, processes to start here, and DDS."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ ONLY = DeclareLaunchArgument('only', default_value='', description='start only t
 
 
 def declared(texts: Mapping[str, str]) -> list[DeclareLaunchArgument]:
-    """The arguments with these names and descriptions; left empty they change nothing."""
+    """Return launch arguments; ``texts``: name -> description. An empty value changes nothing."""
     return [DeclareLaunchArgument(name, default_value='', description=text)
             for name, text in texts.items()]
 
 
 def robots_and_network() -> list[DeclareLaunchArgument]:
-    """The arguments of a launch without a fleet file."""
+    """Return the launch arguments `robots`, `only` and those of the network (`ReachConfig`).
+
+    Launch files without a fleet file have them.
+    """
     return [
         DeclareLaunchArgument('robots', default_value='robot1',
                               description='names of the robots, separated by commas'),
@@ -37,17 +40,20 @@ def robots_and_network() -> list[DeclareLaunchArgument]:
 
 
 def value(context: Any, argument: str) -> str:
-    """What the argument was given, or its default."""
+    """Return the value of an argument, or its default."""
     return LaunchConfiguration(argument).perform(context).strip()
 
 
 def names(context: Any, argument: str) -> list[str]:
-    """What the argument lists, separated by commas."""
+    """Return the names that an argument lists, separated by commas."""
     return [name.strip() for name in value(context, argument).split(',') if name.strip()]
 
 
 def chosen(context: Any, robots: Sequence[str]) -> list[str]:
-    """Which of `server` and the robots start here; RuntimeError if `only` has another name."""
+    """Return which of `server` and ``robots`` the argument `only` starts here.
+
+    :raises RuntimeError: `only` contains another name.
+    """
     there, only = ['server', *robots], names(context, 'only')
     if unknown := sorted(set(only).difference(there)):
         raise RuntimeError(f"only:={value(context, 'only')} names {', '.join(unknown)}; there are "
@@ -56,25 +62,29 @@ def chosen(context: Any, robots: Sequence[str]) -> list[str]:
 
 
 def network(context: Any) -> ReachConfig:
-    """What `robots_and_network` say of DDS; SettingError if it cannot be."""
+    """Return the network settings that the arguments of `robots_and_network` give.
+
+    :raises SettingError: a value is not allowed.
+    """
     return from_flat(ReachConfig, given(context, arguments(ReachConfig)))
 
 
 def given(context: Any, names: Iterable[str]) -> dict[str, Text]:
-    """Those of the arguments that were given, not left empty."""
+    """Return name -> value of the arguments ``names`` that are not empty."""
     return {name: Text(text) for name in names if (text := value(context, name))}
 
 
 def environment(network: ReachConfig) -> list[Any]:
-    """The actions that confine DDS to this network, and say so."""
+    """Return the launch actions that confine DDS to ``network`` and print where traffic goes."""
     return [*(SetEnvironmentVariable(*item) for item in dds_environment(network).items()),
             LogInfo(msg=where_traffic_goes(network))]
 
 
 def enclave(context: Any, name: str) -> list[str]:
-    """The ROS arguments that give a node its enclave, if it is to have one.
+    """Return the ROS arguments that set a node's enclave; an empty list without `enclave`.
 
     :param name: namespace of the node, for example /robot1.
+    :raises RuntimeError: SROS 2 is not enabled.
     """
     prefix = value(context, 'enclave')
     if not prefix:
@@ -87,16 +97,19 @@ def enclave(context: Any, name: str) -> list[str]:
 
 
 def enforced(context: Any) -> list[Any]:
-    """With enclaves, the action that makes a node without valid keys fail.
+    """Return the launch action that makes a node without valid keys fail, if enclaves are used.
 
-    By default of ROS 2 it would start, and talk unprotected.
+    By default of ROS 2, such a node would start and communicate without protection.
     """
     return [SetEnvironmentVariable('ROS_SECURITY_STRATEGY', 'Enforce')] \
         if value(context, 'enclave') else []
 
 
 def typed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Parameters of a node: without its type launch reads YAML, and a name 2024 is a number."""
+    """Return node parameters with the types of texts set.
+
+    Without a type, launch reads a text as YAML, so the name ``2024`` would become a number.
+    """
     def one(value: Any) -> Any:
         if isinstance(value, str):
             return ParameterValue(value, value_type=str)
@@ -107,6 +120,9 @@ def typed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def given_parameters(model: type[Settings], texts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Parameters of a node for the settings that were given; SettingError if one cannot be."""
+    """Return the node parameters for the settings in ``texts``, name -> text.
+
+    :raises SettingError: a value is not allowed.
+    """
     values = parameters(from_flat(model, texts))
     return typed({name: values[name] for name in texts})

@@ -1,4 +1,4 @@
-"""How a launch ends: when its run is over, in seconds after any signal, and with what exit code."""
+"""The end of a launch: when the run is over or on a signal, within seconds; and its exit code."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ from launch.event_handlers import OnProcessExit, OnShutdown
 from launch.events import matches_action
 from launch.events.process import SignalProcess
 
-# Of every process that a launch file starts: how long launch waits until it sends SIGTERM, and
-# until it kills.
+# For every process that a launch file starts: seconds that launch waits before it sends SIGTERM,
+# and seconds from then until it kills the process.
 TIMES = {'sigterm_timeout': str(ORDERLY), 'sigkill_timeout': str(LAST)}
-LINGER = 15.0  # s that robots may take to end when the run is over
+LINGER = 15.0  # s that robots may take to end after the run is over
 
-# What a process that was asked to end may end with: 0, or the signal, as a shell writes it or not.
+# Exit codes of a process that ended as requested: 0, or the number of a signal, written as -number
+# (Python) or 128 + number (shell).
 _ASKED = {0, *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)}
 
 
 class Ending:
-    """Ends the launch, and lets it fail when a process of it has failed.
+    """Ends the launch when its processes have ended, and makes it fail if one of them has failed.
 
-    :param server: without it the launch ends; when it ends well, the run is over.
-    :param robots: when all of them have ended, and something failed or a run is over, it ends too.
+    :param server: process of the server; None if it does not run here. If any process has failed
+        by the time at which the server ends, the launch fails.
+    :param robots: processes of the robots.
+    :param run: whether the processes form a run. A run ends when all robots here have ended. It
+        also ends when the server has ended; robots then have `LINGER` seconds to end.
     """
 
     def __init__(self, server: Any | None, robots: Sequence[Any], run: bool) -> None:
@@ -40,7 +44,7 @@ class Ending:
         self._failed: list[str] = []
 
     def actions(self) -> list[Any]:
-        """Return what the launch description needs, before the processes."""
+        """Return the actions that must precede the processes in the launch description."""
         handlers = [OnProcessExit(target_action=process, on_exit=lambda event, context, p=process:
                                   self._on_exit(p, event, context)) for process in self._running]
         return [*(SetEnvironmentVariable(*item) for item in launched().items()),
@@ -48,7 +52,11 @@ class Ending:
                 RegisterEventHandler(OnShutdown(on_shutdown=self._on_shutdown))]
 
     def _on_shutdown(self, event: Any, context: Any) -> list[Any]:
-        """Ask the processes where launch does not: it takes a SIGINT for one that they have too."""
+        """Send SIGTERM to the processes after a SIGINT.
+
+        Launch itself sends nothing then, because it assumes that the terminal has sent the SIGINT
+        to the processes, too.
+        """
         if not event.due_to_sigint or context.noninteractive:
             return []
         return [EmitEvent(event=SignalProcess(signal_number=signal.SIGTERM,
@@ -64,7 +72,8 @@ class Ending:
             self._fail(over=not self._running)
             return []
         if process is self._server and good and self._run and self._running:
-            # They end on the server's word; one that has never heard of it does not.
+            # The server has told the robots to end. A robot that never heard of the server would
+            # go on, so the launch ends it after `LINGER`.
             return [TimerAction(period=LINGER, actions=[Shutdown(reason='the run is over')])]
         over = process is self._server or self._running in ([], [self._server])
         self._fail(over and (self._run or process is self._server))

@@ -1,4 +1,4 @@
-"""The launch description of a fleet: server, one worker per robot, all settings as arguments."""
+"""The launch description of a fleet: a server, a worker per robot, settings as arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from rog_bringup.ending import TIMES, Ending
 
 
 def fleet_launch(default_fleet: str) -> LaunchDescription:
-    """Return the launch description for a fleet, by default the one named."""
+    """Return the launch description of a fleet; ``default_fleet``: default of `fleet`."""
     arguments = [
         DeclareLaunchArgument('fleet', default_value=default_fleet,
                               description='built-in fleet (indoor, outdoor, non_iid, '
@@ -62,17 +62,18 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     fleet = with_overrides(load_fleet(value(context, 'fleet'), [FLEETS]), {
         settings[name]: text for name, text in given(context, settings).items()})
     find_tasks(fleet)
-    # The server of a fleet below is started with that fleet.
+    # A robot that is the server of a child fleet is started with that fleet, not here.
     here = chosen(context, [r.name for r in fleet.robots if not r.fleet])
     check_task(fleet.training.task, fleet.training.task_options)
-    if 'server' in here:  # robots need not have the method
+    if 'server' in here:  # only the server needs the code of the method
         check_method(fleet, fleet.capacities)
     given_out = value(context, 'out')
     out = os.path.abspath(given_out or os.path.join(
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
-    # Robots alone that are started again would not find a directory that is named by the time.
+    # Robots keep unsent rows in ``out``. If robots were started again without the server, they
+    # would not find a directory with the former time in its name, so they keep nothing then.
     kept = out if given_out or 'server' in here else ''
-    warm_up()  # compile once, not in every process at the same time
+    warm_up()  # compile here once, not in every process at the same time
     space, begins = fleet.network.namespace, value(context, 'autostart') == 'true'
 
     def node(package: str, executable: str, name: str, parameters: Any) -> Node:
@@ -90,7 +91,7 @@ def _start(context: Any, names: list[str]) -> list[Any]:
 
 
 def _misspelt(context: Any, names: list[str]) -> list[Any]:
-    """Warn of arguments that do not exist: launch itself takes any name and says nothing."""
+    """Return a warning for each argument that does not exist; launch itself accepts any name."""
     def text(given: str) -> str:
         near = difflib.get_close_matches(given, names, 1)
         return f"did you mean '{near[0]}'?" if near else '--show-args lists all'

@@ -1,4 +1,4 @@
-"""The launch description of a server and its robots, from the models of their settings."""
+"""The launch description of a server and its robots, made from the models of their settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rog_bringup.arguments import (
 )
 from rog_bringup.ending import TIMES, Ending
 
-_SHARED = ('link.', 'link_epoch')  # an emulated link is the same on both sides
+_SHARED = ('link.', 'link_epoch')  # prefixes of parameters that must be equal on both sides
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,11 @@ class Pair:
     robot_settings: type[Settings]
 
     def arguments(self, side: str) -> dict[str, str]:
-        """Parameter -> launch argument; what both sides have is `server_...` on the server."""
+        """Return parameter -> launch argument of one side, ``server`` or ``robot``.
+
+        If both sides have a parameter, the server's argument is called ``server_...``; the
+        parameters of the link have one argument for both sides.
+        """
         robots = arguments(self.robot_settings)
         if side == 'robot':
             return {name: name for name in robots}
@@ -45,7 +49,7 @@ class Pair:
 
 
 def pair_launch(pair: Pair) -> LaunchDescription:
-    """Return the launch description: one server, and a node for each of `robots`."""
+    """Return the launch description: one server, and a node for each name in `robots`."""
     texts: dict[str, str] = {}
     for side, model in (('server', pair.server_settings), ('robot', pair.robot_settings)):
         described = arguments(model)

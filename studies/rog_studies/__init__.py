@@ -1,1 +1,1 @@
-"""Repeats the measurements of papers, in virtual time; not needed on a robot."""
+"""Studies that repeat the measurements of papers in virtual time. A robot does not need them."""

@@ -1,9 +1,9 @@
-"""The study of bounds: when does a method without one, ASP, do harm.
+"""The study of bounds: when ASP, a method without a bound on the staleness, does harm.
 
-One robot of the fleet is `SLOWER` times as slow as the others, by its computer or by its link, and
-is the only one that sees its classes (``sorted``), or sees what all see (``iid``). Learning rates
-rise to where training ends to be stable. Time is the same for all methods, so that who waits makes
-fewer iterations.
+The computer or the link of one robot is `SLOWER` times as slow as that of the others. With the
+split ``sorted``, only this robot has the data of its classes; with ``iid``, all robots have data of
+all classes. The highest learning rate is near the limit at which training becomes unstable. All
+methods train for the same time, so a method that waits makes fewer iterations.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .gsgm import settled
 from .study import Case, Study, Table, with_training
 
 METHODS = ('bsp', 'ssp:4', 'asp', 'rsp:4', 'rsp:20')
-RATES = (0.005, 0.02, 0.05)     # that of the task, and up to the edge
-COUNTS = (4, 16)
-PACE = 0.4                      # s
+RATES = (0.005, 0.02, 0.05)     # learning rates, from the task's own up to nearly unstable
+COUNTS = (4, 16)                # robots of a fleet
+PACE = 0.4                      # s for one gradient
 SLOWER = 10.0
-PUSH_MBIT = 0.17                # of one whole push of DigitNet with one bit per element
+PUSH_MBIT = 0.17                # Mbit in a push of all rows of DigitNet with one bit per element
 MINUTES = 5.0
 
 
 def fleet_of(slow: str, count: int, split: str, rate: float) -> FleetConfig:
-    """Return so many robots, the last of them slow by its ``computer`` or its ``link``."""
+    """Return a fleet of ``count`` robots, the last with a slow ``computer`` or a slow ``link``."""
     training = TrainingConfig(task_options={'split': split}, learning_rate=rate, pace=PACE,
                               evaluate_every=0)
     good = LinkConfig(trace='steady')
@@ -39,7 +39,7 @@ def fleet_of(slow: str, count: int, split: str, rate: float) -> FleetConfig:
 
 
 def iterations(method: MethodResult, first: MethodResult) -> str:
-    """Return the iterations of a robot, the mean of all."""
+    """Return the mean number of iterations of a robot."""
     return spread(method.iterations, 1, 0)
 
 

@@ -1,9 +1,10 @@
-"""Compares the simulator with published figures: ROG's outdoor runs, simulated.
+"""Simulates ROG's outdoor runs and compares the results with the published figures.
 
-Every input is the authors': the record that was replayed to four robots, their seconds of
-computing, compressing and equalising per iteration, their model's bytes. Nothing is fitted but one
-number, the share of the set rate that a transfer reached, which they measured as .97 (1 to 10
-Mbit/s) to .78 (30 to 60 Mbit/s); transfers spend their time on slow links.
+All inputs are from the authors: the record that they replayed to four robots, the seconds per
+iteration for computing, compressing and equalising, and the bytes of their model. Only one number
+is fitted, `EFFICIENCY`: the share of the link's set rate that a transfer reaches. The authors
+measured .97 at 1 to 10 Mbit/s and .78 at 30 to 60 Mbit/s; transfers spend most of their time on
+slow links.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ EFFICIENCY = 0.87
 class Published:
     """A row of the table in facts.md (outdoor record, 4 workers, ConvMLP-M, first 3600 s).
 
-    Times in s per iteration; ``fixed``: compute, (de)compress and equalising sleep together.
+    Times are in seconds per iteration. ``fixed`` is the sum of the times for computing, compressing
+    and decompressing, and of the sleep that equalises the robots. ``tolerance``: largest allowed
+    relative deviation of the simulated iterations.
     """
 
     sync: str
@@ -50,7 +53,11 @@ TABLE = (Published('bsp', 186, .97 + .67 + .85, 6.5, 10.1, .15),
 
 @dataclass(frozen=True)
 class Measured:
-    """What the simulator gives for one row: iterations per seed, and mean s per iteration."""
+    """The simulator's results for one row.
+
+    ``iterations``: mean over the robots, for each seed. ``transfer``, ``stall``: mean s per
+    iteration.
+    """
 
     published: Published
     iterations: tuple[float, ...]
@@ -64,7 +71,7 @@ class Measured:
 
     @property
     def spread(self) -> float:
-        """Standard deviation over the seeds; 0 for one."""
+        """Standard deviation of the iterations over the seeds; 0 for one seed."""
         return stdev(self.iterations) if len(self.iterations) > 1 else 0.0
 
     @property
@@ -75,13 +82,14 @@ class Measured:
 
 def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: float = 60.0,
                     workers: int = 4) -> FleetConfig:
-    """Return the fleet of the published runs; its links are written into ``directory``.
+    """Return the fleet of the published runs; write the traces of its links into ``directory``.
 
-    ``seed`` of the holds; 0 gives the links that all published runs had. It is also the seed of the
-    training. Workers beyond the published four begin in the middle between those.
+    :param seed: seed of the training, and of the times for which a sample is held (`replay`). Seed
+        0 gives the links that all published runs had.
+    :param workers: 1 to 8. Workers 5 to 8 begin in the record halfway between the published starts.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    # The rate makes BSP's curve about as long as the published one, in iterations.
+    # With this learning rate BSP's curve is about as many iterations long as the published curve.
     training = TrainingConfig(pace=.92, codec_pace=.33, traffic='convmlp-m', evaluate_every=5,
                               learning_rate=2e-5)
     fleet = FleetConfig(
@@ -103,9 +111,10 @@ def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: floa
 
 def measure(record: LinkTrace, seeds: int, directory: Path, rows: Sequence[Published] = TABLE,
             **options: Any) -> list[Measured]:
-    """Run the methods of ``rows`` for an hour with each seed from 0 on, below ``directory``.
+    """Run the methods of ``rows`` for a virtual hour with the seeds 0 to ``seeds`` - 1.
 
-    :param options: those of `rog_sim.jobs.run_jobs`, whose errors these are too.
+    :param directory: directory below which the runs and their links are written.
+    :param options: parameters of `rog_sim.jobs.run_jobs`, which also describes the errors.
     """
     jobs = {row: [_job(row, record, seed, directory) for seed in range(seeds)] for row in rows}
     run_jobs([job for ours in jobs.values() for job in ours], **options)

@@ -1,10 +1,10 @@
 """The study of gradient coding: DGH-GC, Section 6, tables 3 to 5 and figures 6 to 10.
 
-Group A and group B are those of Table 2; the table lists 19 nodes in group B, the text has 20, of
-which 5 are of 3 GHz, and so has this. Capacities are clock rates over 600 MHz, links have 3 to
-5 MB/s, data is held twice (r = 2). The paper does not say how often nodes straggle. Here a third of
-the robots, drawn by the seed, are late with 3 gradients in 10, the others with 3 in 100, by
-`LATE`; that holds in all cases in which time counts.
+Groups A and B are those of Table 2. For group B, Table 2 lists 19 nodes, but the text has 20, of
+which 5 run at 3 GHz; this study uses 20. A capacity is the clock rate divided by 600 MHz. Links
+have 3 to 5 MB/s, and two robots hold each part of the data (r = 2). The paper does not say how
+often nodes are late. In the cases that measure time, a third of the robots, drawn by the seed, are
+late with 3 of 10 gradients, and the others with 3 of 100. A late gradient takes `LATE` longer.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ from .study import Case, Study, Table, with_training
 CAPACITIES = {'a': [1] * 5 + [3] * 3 + [4] * 2 + [5] * 2,
               'b': [1] * 5 + [2] * 3 + [3] * 3 + [4] * 4 + [5] * 5}
 SCHEMES = ('dgh-gc', 'gc', 'hgc', 'gcc', 'dcgc')
-PACE = 0.15              # s that 600 MHz takes for the gradient of a shard's batch
-LATE = 1.0               # s
-OFTEN, SELDOM = 0.3, 0.03
-SPARSITIES = (0.05, 0.01, 0.005, 0.002, 0.001)
-PERIODS = (100, 50, 30, 20, 10)  # rounds between two looks at who straggles, b
-GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}
+PACE = 0.15              # s that a computer of 600 MHz needs for the gradient of one shard's batch
+LATE = 1.0               # s that a late gradient takes longer
+OFTEN, SELDOM = 0.3, 0.03  # probabilities that a gradient is late
+SPARSITIES = (0.05, 0.01, 0.005, 0.002, 0.001)  # shares of the elements that a push sends
+PERIODS = (100, 50, 30, 20, 10)  # b: rounds after which `dgh-gc` groups the robots again
+GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}  # k: numbers of groups into which the robots are divided
 MODELS = ('mnistnet', 'lenet5')
-ROUNDS = 100             # that the accuracies are told after
-PLAIN = {'learning_rate': 0.1, 'momentum': 0.0}  # what feedback keeps, momentum would swing up
-# By layer: of a row no code leaves out all, so that with rows the sparsity would have a bottom.
+ROUNDS = 100             # rounds after which the study reports accuracies
+# Without momentum, because momentum would amplify the changes that error feedback sends late.
+PLAIN = {'learning_rate': 0.1, 'momentum': 0.0}
+# The granularity is the layer: a codec sends at least one element of each unit, so with rows a push
+# could not be sparse enough.
 ACCURACY = {'learning_rate': 0.01, 'momentum': MOMENTUM, 'nesterov': False, 'batch_size': 8,
             'granularity': 'layer'}
 
 
 def fleet_of(group: str, model: str, minutes: float, seed: int = 1) -> FleetConfig:
-    """Return the robots of a group, with gradients that cost nothing, without stragglers."""
+    """Return the fleet of a group, without stragglers; its gradients cost nothing (`ZeroCost`)."""
     training = TrainingConfig(
         task='rog_studies.tasks:ZeroCost', task_options={'model': model}, sync='dgh-gc',
         codec='raw', learning_rate=0.01, momentum=0.0, evaluate_every=0, pace=PACE)
@@ -58,7 +60,10 @@ def fleet_of(group: str, model: str, minutes: float, seed: int = 1) -> FleetConf
 
 
 def with_stragglers(fleet: FleetConfig) -> FleetConfig:
-    """Return the fleet with a third of its robots, drawn by its seed, late often."""
+    """Return the fleet with late gradients: a third of its robots, drawn by its seed, often late.
+
+    The probability of a late gradient is `OFTEN` for these robots, and `SELDOM` for the others.
+    """
     count = len(fleet.robots)
     often = np.random.default_rng(fleet.seed).permutation(count)[:count // 3]
     return changed(fleet, robots=tuple(
@@ -69,7 +74,7 @@ def with_stragglers(fleet: FleetConfig) -> FleetConfig:
 
 def times(group: str, model: str, methods: dict[str, tuple[str, str]], minutes: float = 1.0,
           seeds: int = 3) -> Case:
-    """Return a case in which time counts; ``methods``: label -> method and codec."""
+    """Return a case that measures time; ``methods``: label -> (method, codec)."""
     fleet = fleet_of(group, model, minutes)
     return Case({label: with_training(fleet, sync=sync, codec=codec)
                  for label, (sync, codec) in methods.items()}, seeds, with_stragglers)
@@ -77,7 +82,11 @@ def times(group: str, model: str, methods: dict[str, tuple[str, str]], minutes: 
 
 def accuracies(group: str, model: str, methods: dict[str, tuple[str, str]],
                **changes: object) -> Case:
-    """Return a case in which accuracy counts, for the time that `ROUNDS` rounds take."""
+    """Return a case that measures accuracy; a run lasts about as long as `ROUNDS` rounds.
+
+    :param methods: label -> (method, codec).
+    :param changes: other values for the training settings in `ACCURACY`.
+    """
     options = {'data': 'rog_studies.images:large_digits', 'model': model}
     found = {}
     for label, (sync, codec) in methods.items():
@@ -90,12 +99,12 @@ def accuracies(group: str, model: str, methods: dict[str, tuple[str, str]],
 
 
 def round_time(method: MethodResult, first: MethodResult) -> str:
-    """Return the time between two decodings, in s."""
+    """Return the mean time between two decodings, in s."""
     return spread(method.round_s, 1, 3)
 
 
 def speed_up(method: MethodResult, first: MethodResult) -> str:
-    """Return how many times as long as the first variant's rounds this one's take."""
+    """Return the round time of this variant divided by the round time of the first variant."""
     return f'{method.round_s.mean / first.round_s.mean:.2f}'
 
 

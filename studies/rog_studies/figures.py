@@ -1,4 +1,4 @@
-"""Figures of the studies: those of the papers of GSGM and of DGH-GC."""
+"""Figures of the studies, drawn like the figures in the papers on GSGM and DGH-GC."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def draw_study(directory: str | PathLike[str], out: str | PathLike[str] | None =
     """Draw the cases of a study and return the paths of the figures.
 
     curves-MODEL       accuracy over time, a column for each number of learners (GSGM, figures 6, 7)
-    stability-MODEL, fluctuation-MODEL  those of every method
-    times              average iteration time by scheme (DGH-GC, figure 6)
-    periods, groups    the same by b and by k (figure 7, tables 3 and 4)
-    sparsity           accuracy by sparsity (figure 8)
+    stability-MODEL    stability of every method, see `MethodResult`
+    fluctuation-MODEL  fluctuation of every method, see `MethodResult`
+    times              mean iteration time of each scheme (DGH-GC, figure 6)
+    periods, groups    mean iteration time for each b and each k (figure 7, tables 3 and 4)
+    sparsity           accuracy for each sparsity (figure 8)
     convergence        accuracy over rounds, with and without compression (figure 9)
 
-    :param out: where the figures go; default: the directory itself.
-    :raises RecordError: when there is no case, or one cannot be read.
+    :param out: directory for the figures; default: ``directory``.
+    :raises RecordError: the directory has no case, or a case cannot be read.
     """
     base = Path(directory)
     cases = {path.parent.name: read_comparison(path.parent)

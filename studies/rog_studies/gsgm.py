@@ -1,9 +1,10 @@
 """The studies of GSGM, Section V: learners that each see one corner of the data.
 
-Learning rates are the paper's way: without momentum ten times as high, and otherwise the same for
-all methods. Ours are of the averaged gradient: `ETA`, of one push as in the paper, times the number
-of learners. Learners take 1 to 2 times `PACE` for a gradient, the fast ones scattered over the
-ranks, and one gradient in ten takes `LATE` longer: without such differences nobody is ahead.
+As in the paper, all methods have the same learning rate, except that it is ten times as high
+without momentum. The paper's rate applies to one push. Ours applies to the averaged gradient, so it
+is `ETA`, the rate for one push, times the number of learners. A learner takes 1 to 2 times `PACE`
+for a gradient; fast learners are spread over the ranks. One gradient in ten takes `LATE` longer.
+Without these differences no learner would get ahead of the others.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from .study import Case, Cell, Study, Table, with_training
 
 LEARNERS = (10, 20, 30)
 PACE, LATE = 0.1, 0.1   # s
-ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # of the slowest, which is late now and then
+ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # s per round of the slowest learner, with its mean delay
 SVRG_EVERY = 20         # iterations between full gradients
-SVRG_LONGER = 4         # times as long: half of the computing is for the corrections
+SVRG_LONGER = 4         # factor on a run's duration with SVRG; corrections are half of its work
 MOMENTUM = 0.9
-ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # of one push: twice the paper's
-LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100    # of a run of gsgm, in about
-NOISY_ROUNDS = {10: 1200, 20: 600, 30: 600}  # until nothing rises any more, of gsgm
+ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # learning rates for one push: twice the paper's rates
+LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100    # a run of gsgm has at least about this many of each
+# Learners -> rounds of a run with noise; after these the accuracy of gsgm no longer rises.
+NOISY_ROUNDS = {10: 1200, 20: 600, 30: 600}
 LINK = LinkConfig(trace='steady', scale=10.0)  # 1 Gbit/s
 FADING = LinkConfig(trace='outdoor_fades', scale=0.05, offset=40.0)
 NETWORK = NetworkConfig(chunk_bytes=65000, chunk_time=0.05)
@@ -42,7 +44,7 @@ DIGITS = {'data': 'rog_studies.images:large_digits', 'split': 'sorted'}
 
 
 def learners(count: int, model: str, link: LinkConfig = LINK) -> FleetConfig:
-    """Return a fleet of so many learners that trains a model."""
+    """Return a fleet of ``count`` learners that train ``model``."""
     training = TrainingConfig(
         task='rog_tasks.classify:Classification', task_options={**DIGITS, 'model': model},
         sync='gsgm', codec='raw', granularity='layer', learning_rate=count * ETA[model],
@@ -62,7 +64,10 @@ def learners(count: int, model: str, link: LinkConfig = LINK) -> FleetConfig:
 
 
 def variants(fleet: FleetConfig, suffix: str = '') -> dict[str, FleetConfig]:
-    """Return GSGM and what the paper compares it with; `lm` is with local momentum."""
+    """Return the fleet with GSGM and with each method that the paper compares.
+
+    A label that ends in ``lm`` means local momentum. ``suffix`` is appended to every method.
+    """
     found = {f'gsgm{suffix}': with_method(fleet, f'gsgm{suffix}')}
     for sync in ('ssp:1', 'ssp:2', 'asp'):
         found[sync + suffix] = with_method(fleet, sync + suffix, momentum=0.0)
@@ -72,20 +77,23 @@ def variants(fleet: FleetConfig, suffix: str = '') -> dict[str, FleetConfig]:
 
 def with_method(fleet: FleetConfig, sync: str, momentum: float = MOMENTUM,
                 **changes: Any) -> FleetConfig:
-    """Return the fleet with a method; without momentum at ten times the learning rate."""
+    """Return the fleet with a method; without momentum, its learning rate is ten times as high."""
     rate = fleet.training.learning_rate * (1 if momentum else 10)
     return with_training(fleet, sync=sync, momentum=momentum, learning_rate=rate, **changes)
 
 
 def _long(count: int) -> dict[str, FleetConfig]:
-    """Return the steadiest for twice as long: many learners still learn after 100 rounds."""
+    """Return the three steadiest variants with runs that last twice as long.
+
+    A fleet with many learners still improves after 100 rounds.
+    """
     fleet = learners(count, 'mnistnet')
     found = variants(changed(fleet, minutes=2 * fleet.minutes))
     return {label: found[label] for label in ('gsgm', 'ssp:1 lm', 'ssp:2 lm')}
 
 
 def _noisy(count: int) -> dict[str, FleetConfig]:
-    """Return GSGM and SSP on images that leave an error, and thus gradients, for good."""
+    """Return GSGM and SSP on noisy images, on which the error and the gradients never vanish."""
     fleet = learners(count, 'mnistnet')
     options = {**fleet.training.task_options, 'data': 'rog_studies.images:noisy_digits'}
     fleet = changed(with_training(fleet, task_options=options),
@@ -101,7 +109,7 @@ def _svrg(count: int) -> dict[str, FleetConfig]:
 
 def _fading() -> dict[str, FleetConfig]:
     fleet = learners(10, 'mnistnet', FADING)
-    fleet = changed(fleet, minutes=10.0)  # most of it is waiting
+    fleet = changed(fleet, minutes=10.0)  # robots wait for most of this time
     methods = ('gsgm:4', 'gsgm', 'rsp:4', 'ssp:4')
     return {sync if sync.startswith('gsgm') else f'{sync} lm':
             with_method(fleet, sync, granularity='row') for sync in methods}
@@ -119,17 +127,20 @@ def settled(method: MethodResult, first: MethodResult) -> str:
 
 
 def accuracy_gain(method: MethodResult, first: MethodResult) -> str:
-    """Return by how many points the first variant's peak accuracy is above this one's."""
+    """Return the peak accuracy of the first variant minus that of this variant, in points."""
     return f'{100 * (first.accuracy_peak.mean - method.accuracy_peak.mean):+.2f}'
 
 
 def deviation(measure: str) -> Cell:
-    """Return what shows ``stability`` or ``fluctuation``."""
+    """Return the function that formats the measure ``stability`` or ``fluctuation``."""
     return lambda method, first: spread(getattr(method, measure), 1, 2)
 
 
 def steadier(measure: str) -> Cell:
-    """Return what shows by how much that of the first variant is better, in % of this one's."""
+    """Return the function that formats how much better the first variant is in a measure.
+
+    The difference is in percent of this variant's value; both measures are better if smaller.
+    """
     def cell(method: MethodResult, first: MethodResult) -> str:
         own, best = getattr(method, measure).mean, getattr(first, measure).mean
         return f'{100 * (own - best) / abs(own):+.1f} %'

@@ -1,4 +1,4 @@
-"""Real images that need no network, as large as the papers' networks need them."""
+"""Real images that need no download, in the size that the papers' neural networks need."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rog_tasks.image_data import ImageData
 
 
 def large_digits(channels: int = 1, seed: int = 0) -> ImageData:
-    """Return scikit-learn's handwritten digits, 8x8, with every pixel doubled: 16x16.
+    """Return scikit-learn's handwritten digits, enlarged from 8x8 to 16x16 by doubling pixels.
 
-    :param channels: copies of the image, for networks that take more than one.
-    :param seed: of what is for training and what for testing.
+    :param channels: number of channels; each holds a copy of the image.
+    :param seed: seed that divides the images into training and test data.
     """
     data = LOADERS['digits'](seed=seed)
     train, test = (images.repeat_interleave(2, 2).repeat_interleave(2, 3).repeat(1, channels, 1, 1)
@@ -23,11 +23,13 @@ def large_digits(channels: int = 1, seed: int = 0) -> ImageData:
 
 def noisy_digits(noise: float = 0.8, copies: int = 10, test_copies: int = 3, seed: int = 0
                  ) -> ImageData:
-    """Return `large_digits`, each several times, with noise that leaves an error for good.
+    """Return several noisy copies of each image of `large_digits`.
 
-    :param noise: standard deviation of the noise of a pixel.
-    :param copies: of an image that is for training; ``test_copies``: of one for testing.
-    :param seed: of what is for training and what for testing, and of the noise.
+    The noise is so strong that an error remains however long a model trains.
+
+    :param noise: standard deviation of the noise of a pixel; pixels are 0 to 1.
+    :param copies: copies of each training image; ``test_copies``: copies of each test image.
+    :param seed: seed of the noise, and of the division into training and test data.
     """
     data, generator = large_digits(seed=seed), torch.Generator().manual_seed(seed)
 

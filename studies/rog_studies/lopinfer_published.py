@@ -1,29 +1,32 @@
 """The published profiles of six models on a Jetson Xavier NX and an RTX 3080 (thesis 4.5).
 
-A CSV has one line per recorded call: its time on both machines (ms, the whole tensor), bytes, the
-calls it takes tensors from, the shape it makes, and `local_dim`, the axis along which the authors
-divide it. What the columns say and what is made of them:
+A CSV file has one line per recorded call. The line holds the time of the whole call on both
+machines (ms), the bytes of its result, the calls whose tensors it takes, the shape of its result,
+and `local_dim`, the axis along which the authors divide it. This module uses the columns so:
 
 - `excluded` calls (`dim`, shape queries, constants) make no tensor that depends on the input. They
-  are no operators; their time stays with the next one.
-- `masked` calls lie inside a block of branches, where the authors' layer partition does not cut
-  (not every such call: some they leave out of their search though one tensor passes). It is a limit
-  of their planner, not of the model, and ignored.
-- The axis is the width of the picture (of the voxel grid for AGRNav). What has none (fully
-  connected layers, KAPAO's detections after `view`, which mixes the width with the height) is not
-  divided.
-- `__setitem__` lines have no shape: such an operator makes the next version of the tensor it
-  writes to, and later readers take the latest version only.
-- Kernels are not in the file. The four torchvision models have torchvision's; KAPAO is yolov5l6,
-  its `__getitem__` of stride 2 is taken as both columns of a pair (one more than needed); AGRNav
-  has LMSCNet's (convolutions of 3, dilated 1, 2, 3 in its head; transposed ones of 6 at stride 2,
-  else as wide as the stride).
+  do not become operators; their time counts for the next operator.
+- At `masked` calls the authors' layer partition does not cut. Most of these calls lie inside a
+  block of branches; at some, only one tensor passes, and a cut would be possible. The column
+  describes a limit of the authors' planner, not of the model. This module ignores it.
+- The axis is the width of the image (for AGRNav, of the voxel grid). Operators without this axis
+  are not divided: fully connected layers, and KAPAO's detections after `view`, which mixes width
+  and height.
+- `__setitem__` lines have no shape. Such an operator makes the next version of the tensor to which
+  it writes; later calls read only the latest version.
+- Kernel sizes are not in the file. The four torchvision models have the kernels of torchvision.
+  KAPAO is yolov5l6; its `__getitem__` of stride 2 counts as reading both columns of a pair, one
+  more than it needs. AGRNav has the kernels of LMSCNet: convolutions of size 3, with dilation 1, 2
+  and 3 in its head; transposed convolutions of size 6 at stride 2, else as wide as the stride.
 
-One time per operator says nothing about shares. It is divided with one constant per machine, the
-seconds in which PyTorch launches an operator. The processor launches ahead of the GPU, so operator
-i ends at F[i] = max(F[i-1], i * launch) + time[i]. Then fixed = launch for each, and the rest,
-F[i] - i * launch, made monotone by its minimum over all later operators, is what a share scales:
-both add up to the run at share 1, and a network that waits for launches gains nothing from less.
+The file has only the time of a whole operator, not the time of a share of it. Therefore this module
+splits the time into a fixed part and a part that is proportional to the share, with one constant
+per machine: the seconds that PyTorch needs to launch an operator. The processor launches operators
+ahead of the GPU, so operator i ends at F[i] = max(F[i-1], i * launch) + time[i]. The fixed part of
+each operator is ``launch``. The remaining time up to operator i is F[i] - i * launch, reduced to
+its minimum over i and all later operators, so that it never decreases. At share 1 both parts
+add up to the duration of the run. A network that waits for launches gains nothing from a smaller
+share.
 """
 
 from __future__ import annotations
@@ -41,12 +44,14 @@ from lopinfer_node.model.footprint import Footprint
 from lopinfer_node.model.graph import Graph, Kind, Node
 from lopinfer_node.planning.profile import Profile
 
-# 170 us reproduce the published device-only means of all six models (VGG 86.9 ms for 87, ConvNeXt
-# 207 for 198, ResNet 87.5 for 87, DenseNet 73 for 75, KAPAO 389 for 397, AGRNav 774 for 782) where
-# the sums of the file do not (ResNet 65, DenseNet 55), and leave ResNet152 no gain from half of the
-# columns: 87.4 ms (measured: 90 for 85).
+# Seconds per launch. With 170 us the computed device-only latency is close to the published mean
+# of all six models (computed / published, ms: VGG 86.9 / 87, ConvNeXt 207 / 198, ResNet 87.5 / 87,
+# DenseNet 73 / 75, KAPAO 389 / 397, AGRNav 774 / 782). The sum of the times in the file is not
+# (ResNet 65, DenseNet 55). Also, ResNet152 gains nothing from computing half of the columns: 87.4
+# ms (the authors measured 90 ms for half, 85 ms for all).
 DEVICE_LAUNCH = 170e-6
-# The largest for which the server's sums stay as published: 14.5 ms for ResNet's 514 operators.
+# Seconds per launch: the largest value that leaves the sums of the server's times as published,
+# 14.5 ms for the 514 operators of ResNet.
 SERVER_LAUNCH = 28e-6
 MACHINES = ('Jetson Xavier NX', 'RTX 3080')
 _COLUMNS = ('op_name', 'device_ms', 'server_ms', 'out_bytes', 'input_from', 'out_shape0',
@@ -54,7 +59,7 @@ _COLUMNS = ('op_name', 'device_ms', 'server_ms', 'out_bytes', 'input_from', 'out
 
 
 class Published(NamedTuple):
-    """A model of the thesis: its graph, and what it costs on the robot and on the server."""
+    """A model of the thesis: its graph, and its profiles on the robot and on the server."""
 
     graph: Graph
     device: Profile
@@ -63,7 +68,10 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True)
 class _Row:
-    """One line of a file that is kept; `inputs` are kept lines."""
+    """One line of the published file that becomes a node of the graph.
+
+    ``inputs``: numbers of the lines whose tensors this line takes; they become nodes, too.
+    """
 
     line: int
     op: str
@@ -81,11 +89,11 @@ def load(path: str | Path, device_launch: float = DEVICE_LAUNCH,
          server_launch: float = SERVER_LAUNCH, pictures: bool = False) -> Published:
     """Read one published profile, e.g. VGG19_BN.csv.
 
-    :param device_launch: seconds in which the robot's processor launches one operator.
-    :param server_launch: the same on the server.
-    :param pictures: the model takes bytes and makes its own float32 of them, see
-        `lopinfer_node.model.pictures`; the published inputs are float32.
-    :raises ProfileError: an unknown model, or a file that is not as published; names the line.
+    :param device_launch: seconds that the robot's processor needs to launch one operator.
+    :param server_launch: seconds that the server's processor needs to launch one operator.
+    :param pictures: whether the model takes images as bytes and converts them to float32 itself,
+        see `lopinfer_node.model.pictures`. The published inputs are float32.
+    :raises ProfileError: the model is unknown, or the file is not as published.
     """
     path = Path(path)
     if path.stem not in _WINDOWS:
@@ -111,15 +119,19 @@ def load(path: str | Path, device_launch: float = DEVICE_LAUNCH,
 
 def split(times: np.ndarray, launched: np.ndarray, launch: float, kept: np.ndarray
           ) -> tuple[np.ndarray, np.ndarray]:
-    """Divide times of whole operators into fixed and per share, as this module says.
+    """Split the times of whole operators into a fixed part and a part per share.
+
+    The text at the top of this module explains the method.
 
     :param times: (lines,) seconds.
     :param launched: (lines,) bool, which lines launch an operator.
-    :param kept: (nodes,) lines that are nodes of the graph; the last line is one.
+    :param launch: seconds per launch.
+    :param kept: (nodes,) numbers of the lines that are nodes of the graph; includes the last line.
     :returns: fixed and per_share, (nodes,) seconds.
     """
     issued = np.cumsum(launched) * launch
-    # max(F[i-1], issued[i]) + times[i], unrolled: the latest start of a run without a gap.
+    # F[i] = max(F[i-1], issued[i]) + times[i] without a loop: the GPU runs without a gap since the
+    # line j that maximises issued[j] - before[j].
     before = np.concatenate([[0.0], np.cumsum(times)[:-1]])
     ends = np.maximum.accumulate(issued - before) + before + times
     scaled = np.minimum.accumulate((ends - issued)[::-1])[::-1]
@@ -138,15 +150,15 @@ def _lines(path: Path) -> list[dict[str, str]]:
 
 
 def _rows(lines: list[dict[str, str]]) -> list[_Row]:
-    """Keep operators; resolve excluded inputs and versions of tensors that are written to."""
+    """Return the lines that are not excluded; their inputs are the latest versions of tensors."""
     rows: dict[int, _Row] = {}
-    written: dict[int, int] = {}      # a __setitem__ line -> the line of the tensor it writes to
+    written: dict[int, int] = {}      # __setitem__ line -> line of the tensor to which it writes
     for line, r in enumerate(lines):
         if r['excluded'] == 'True':
             continue
         sources = [int(s) for s in r['input_from'].split('|') if s]
         sources = [s for s in sources if s in rows]
-        latest: dict[int, int] = {}   # a tensor -> its latest version that is read here
+        latest: dict[int, int] = {}   # line of a tensor -> line of its latest version read here
         for source in sources:
             root = written.get(source, source)
             latest[root] = max(source, latest.get(root, source))
@@ -156,7 +168,7 @@ def _rows(lines: list[dict[str, str]]) -> list[_Row]:
             shape, axis, itemsize = target.shape, target.axis, target.itemsize
         else:
             shape = tuple(int(n) for n in r['out_shape0'].split('x'))
-            # Below four dimensions an axis is no longer the width of the picture.
+            # In a tensor of fewer than four dimensions this axis is not the width of the image.
             axis = int(r['local_dim']) if r['local_dim'] != 'None' and len(shape) > 3 else None
             itemsize = int(r['out_bytes']) // int(np.prod(shape))
         rows[line] = _Row(line, r['op_name'], tuple(sorted(latest.values())), shape, axis, itemsize)
@@ -181,7 +193,10 @@ def _nodes(rows: list[_Row], model: str) -> Iterator[Node]:
 
 
 def _footprint(row: _Row, source: _Row, window: tuple[int, int] | None) -> Footprint:
-    """Columns of `source` that columns of `row` need; `window` is kernel and dilation."""
+    """Return which columns of ``source`` the columns of ``row`` need.
+
+    :param window: (kernel, dilation); None for an operator without a window.
+    """
     outputs, extent = row.extent, source.extent
     if row.axis is None or source.axis is None:
         return footprint.whole(outputs, extent)
@@ -210,11 +225,11 @@ def _plain(*kernels: int) -> list[tuple[int, int]]:
 
 
 def _c3(bottlenecks: int) -> list[int]:
-    """YOLOv5's C3 block in the order of its forward pass."""
+    """Return the kernel sizes of a C3 block of YOLOv5, in the order of its forward pass."""
     return [1] + [1, 3] * bottlenecks + [1, 1]
 
 
-# Kernel and dilation along the width, in the order of the calls.
+# Kernel sizes along the width, in the order of the calls; in `_WINDOWS` pairs (kernel, dilation).
 _RESNET = [7] + [k for n in (3, 8, 36, 3) for k in [1, 3, 1, 1] + [1, 3, 1] * (n - 1)]
 _DENSENET = [7] + [k for n in (6, 12, 24) for k in [1, 3] * n + [1]] + [1, 3] * 16
 _CONVNEXT = [4] + [7] * 3 + [2] + [7] * 3 + [2] + [7] * 27 + [2] + [7] * 3
@@ -232,7 +247,7 @@ _WINDOWS: dict[str, dict[str, list[tuple[int, int]]]] = {
                'conv3d': [(3, 1), (3, 1), (3, 1), (3, 2), (3, 2), (3, 3), (3, 3), (3, 1)]}}
 MODELS = tuple(_WINDOWS)
 
-# Mean latency in ms: device-only, server-only, best layer partition, LOPInfer.
+# Published mean latency in ms: robot alone, server alone, best layer partition, LOPInfer.
 LATENCIES = {
     'indoors': {
         'VGG19_BN': (87, 89, 76, 61), 'ConvNeXt_Large': (198, 96, 92, 90),

@@ -1,11 +1,13 @@
-"""The links of ROG's published outdoor runs: how their authors played a record to four robots.
+"""The links of ROG's published outdoor runs: how the authors replayed a record to four robots.
 
-Each sample of the record is set on the robot's card; with probability 1/2 it is then held for 10 to
-90 s; then the record's own step passes (scripts/replay_bandwidth.py of hku-systems/ROG, and the
-Stop lines in the logs of its runs). So an hour of a run is about 140 samples from one place of the
-record, and links are slow to change. The draws depend on the worker alone: all published runs of
-one worker have the same link, sample by sample, which seed 0 and `PUBLISHED_STARTS` give again.
-Time shares and means of the four workers (a zero counts as 59 Mbit/s; std over seeds in brackets):
+The authors' script sets each sample of the record as the rate of the robot's network card. With
+probability 1/2 it then holds the sample for 10 to 90 s. Then the record's own step passes (sources:
+scripts/replay_bandwidth.py of hku-systems/ROG, and the Stop lines in the logs of its runs). So an
+hour of a run uses about 140 successive samples of the record, and the rates change slowly. The
+random draws depend only on the worker: a worker has the same link, sample by sample, in all
+published runs. Seed 0 with `PUBLISHED_STARTS` reproduces these links. The table gives the share of
+the time with a rate below 5 or 10 Mbit/s, and the mean rate, of the four workers (a sample of 0
+counts as 59 Mbit/s; standard deviation over seeds in brackets):
 
                                   below 5    below 10   some of 4 below 10   mean, Mbit/s
     logs, first hour, every run   .34        .40        .96                  57.0
@@ -38,15 +40,17 @@ def replay(record: LinkTrace, worker: int, seed: int, duration: float, factor: f
            zero_as: float = 59.0, start: int | None = None, overhead: float = 0.0) -> LinkTrace:
     """Return the link that ``worker`` sees for ``duration`` seconds when ``record`` is replayed.
 
-    :param worker: 1, 2, ...
-    :param seed: of the holds; 0 gives those of the published runs for workers 1 to 4.
-    :param factor: on every rate.
-    :param hold_low, hold_high: whole seconds, both included, that a sample is held for.
-    :param zero_as: Mbit/s, not multiplied by ``factor``: what a sample of 0 becomes. With us 0 is
-        no link, but the authors' shaper took it as no limit, and 59 is what their cards reached.
-    :param start: sample of the record to begin with; by default at ``worker``/6 of it.
+    :param worker: number of the worker, from 1.
+    :param seed: seed that draws the holds; 0 gives the holds of the published runs for workers 1
+        to 4.
+    :param factor: factor on every rate.
+    :param hold_probability: probability that a sample is held.
+    :param hold_low, hold_high: shortest and longest hold in whole seconds, both included.
+    :param zero_as: rate in Mbit/s that replaces a sample of 0, not multiplied by ``factor``. In our
+        traces 0 means no link. The authors' shaper applied no limit, and their cards reached 59.
+    :param start: index of the first sample; by default ``worker``/6 of the record's length.
     :param overhead: seconds that setting a sample takes, in addition to the record's step.
-    :raises TraceError: when a parameter makes no sense.
+    :raises TraceError: a parameter is out of range, or the record has fewer than 3 samples.
     """
     if worker < 1 or not (duration > 0 and math.isfinite(duration)) or (start or 0) < 0:
         raise TraceError(f'worker is {worker}, start {start}, duration {duration} s; worker must '
@@ -56,11 +60,11 @@ def replay(record: LinkTrace, worker: int, seed: int, duration: float, factor: f
                          f'to {hold_high} s, overhead is {overhead} s; all at least 0, in order')
     if len(record) < 3:
         raise TraceError(f'the record has {len(record)} samples; a replay needs at least 3')
-    draw = random.Random(1000 * seed + worker + 2)  # theirs: random.seed(worker + 2)
+    draw = random.Random(1000 * seed + worker + 2)  # the authors use random.seed(worker + 2)
     steps = [later - earlier for earlier, later in
              zip(record.times.tolist(), record.times.tolist()[1:], strict=False)]
     rates = record.rates.tolist()
-    last = len(record) - 2                          # they never play the last two samples
+    last = len(record) - 2                          # the authors never play the last two samples
     index = min(int(len(record) / 6 * worker) if start is None else start, last - 1)
     times, played, now = [], [], 0.0
     while now < duration:

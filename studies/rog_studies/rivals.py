@@ -1,27 +1,36 @@
-"""The study of rivals: which method for my fleet, among all that a user could choose today.
+"""The study of rivals: compares all methods that a user can choose today.
 
-Two tasks, three kinds of links, and every method with its settings tuned by the same budget:
-`Rival.tries`, as many for each, on the published links (replay 0 of the record) and with a seed
-that is not in the tables. The settings that come out are used on all links.
+The study has two tasks and three kinds of links. Tuning tries the same number of settings for every
+method (`Rival.tries`), on the published links (replay 0 of the record) and with a seed that the
+tables do not use. The study then uses the best settings of a method on all links.
 
 ``rivals.json``:
 
     schema  rog-rivals/1
-    quick   whether it is the small version
-    budget  what tuning may cost each method: tries, minutes (virtual), seed
-    tuned   task -> method -> chosen, the settings; tried, a list of settings and their score, the
-            mean accuracy in the second half of the run (0 where it diverged)
-    cases   task -> links -> robots, duration_s, seeds, times (s, of accuracy_0 to accuracy_2),
-            targets (accuracies 0 to 1, of target_0_s, target_0_j to target_2_j), and methods:
-            method -> measure -> values, one for each seed (null: never, or not measured), mean,
-            low and high, the ends of the 95 % interval of the mean by Student's t (null with
-            fewer than two numbers), of the values that are numbers
+    quick   whether this is the small version of the study
+    budget  budget of the tuning, the same for each method: tries, minutes (virtual) and seed
+    tuned   task -> method -> chosen (the best settings) and tried (a list: settings and their
+            score, which is the mean accuracy in the second half of the run; 0 if it diverged)
+    cases   task -> links -> an object with the keys
+            robots, duration_s, seeds
+            times    times of accuracy_0 to accuracy_2, s
+            targets  accuracies, 0 to 1, to which target_0_s to target_2_j refer
+            methods  method -> measure -> values, mean, low, high
 
-Measures are those of `rog_sim.comparison.MethodResult` named in `MEASURES`; sent_bytes, what a
-robot pushed in the run, B (pulls begin with the whole model, for all methods alike); diverged, 0
-or 1; accuracy_K, target_K_s and target_K_j as above; of_bsp and of_best, the time to the second
-target as a share of that of BSP with one bit, and of the fastest rival, with the same seed. An
-accuracy is the mean of the last `WINDOW` measurements, of one minute.
+``values`` has one number for each seed, or null for an event that never happened or a quantity that
+was not measured. ``mean``, ``low`` and ``high`` use only the numbers: the mean, and the ends of its
+95 % interval by Student's t (null with fewer than two numbers). The measures are:
+
+    those in `MEASURES`  explained by `rog_sim.comparison.MethodResult`
+    sent_bytes           bytes that a robot pushed in the run. Pulls do not count, because the first
+                         pull carries the whole model with every method.
+    diverged             0 or 1
+    accuracy_K           accuracy at time K: the mean of the last `WINDOW` measurements, which
+                         cover one minute
+    target_K_s           time until the accuracy first reached target K, s
+    target_K_j           energy of a robot until then, J
+    of_bsp, of_best      target_1_s divided by target_1_s of `BASE`, and of the fastest rival, with
+                         the same seed
 """
 
 from __future__ import annotations
@@ -54,19 +63,20 @@ from .study import Case, Study, run_study, with_training
 SCHEMA = 'rog-rivals/1'
 RIVALS_FILE = 'rivals.json'
 MEASURES = ('iterations', 'stall_share', 'energy_j', 'accuracy_settled')
-TRIES = 4                       # of every method
-SEED = 1000                     # of tuning; the tables have 1, 2, ...
-BASE = 'bsp'                    # whose time the others' are a share of
-OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')
-LONGEST = 1440.0                # minutes of a run
-EVALUATE_S = 15.0               # between measurements of the server's model
-WINDOW = 4                      # of them make an accuracy; the best of many alone would be luck
-OUTER = '+rate=0.7+momentum=0.5'  # published: .7 and .9, of short runs .3 to .5
+TRIES = 4                       # settings that tuning tries for every method
+SEED = 1000                     # seed of the tuning; the tables use the seeds 1, 2, ...
+BASE = 'bsp'                    # method by whose time `of_bsp` divides
+OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')  # not among the rivals of `of_best`
+LONGEST = 1440.0                # longest duration of a run, min
+EVALUATE_S = 15.0               # s between measurements of the server's model
+WINDOW = 4                      # measurements in a mean; the best single measurement would be luck
+# The outer step of DiLoCo. Published: rate .7 and momentum .9; for short runs momentum .3 to .5.
+OUTER = '+rate=0.7+momentum=0.5'
 
 
 @dataclass(frozen=True)
 class Rival:
-    """A method, and settings of `TrainingConfig` that are tried for it; all have as many."""
+    """A method, and the settings of `TrainingConfig` that tuning tries: `TRIES` for each method."""
 
     name: str
     tries: tuple[dict[str, Any], ...]
@@ -74,10 +84,10 @@ class Rival:
 
 @dataclass(frozen=True)
 class Trained:
-    """A task with its settings of `TrainingConfig`, and what its tables say.
+    """A task with its settings of `TrainingConfig`, and the values for its tables.
 
-    ``targets``: three accuracies. ``rates``: learning rates that are tried, rising.
-    ``server_every``: see `Study`.
+    ``targets``: three accuracies, 0 to 1. ``rates``: learning rates to try, ascending.
+    ``server_every``: see `Study`. ``codec``: codec of all methods that do not name their own.
     """
 
     settings: dict[str, Any]
@@ -89,44 +99,45 @@ class Trained:
 
 @dataclass(frozen=True)
 class Plan:
-    """How large the study is: tasks, seeds by links, minutes of virtual time, rivals.
+    """The size of the study.
 
-    ``cases``: pairs of a task and links; none: all.
+    ``seeds``: kind of links -> number of seeds. ``minutes``: virtual duration of a run.
+    ``cases``: pairs (task, kind of links) to run; empty: all.
     """
 
     tasks: dict[str, Trained]
     seeds: dict[str, int]
     minutes: float
     quick: bool = False
-    methods: tuple[str, ...] = ()  # of `rivals_of`; none: all
-    tuning: float = 0.25        # share of ``minutes`` that a try has
+    methods: tuple[str, ...] = ()  # names of the rivals to run; empty: all of `rivals_of`
+    tuning: float = 0.25        # duration of a try, as a share of ``minutes``
     cases: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def times(self) -> list[float]:
-        """When accuracies are told, s: after 10, 30 and 60 minutes of an hour."""
+        """Times in s at which the tables give accuracies: 10, 30 and 60 min of a run of 60 min."""
         return [60 * self.minutes * share for share in (1 / 6, 1 / 2, 1)]
 
     @property
     def runs(self) -> int:
-        """How many runs it has, those of tuning among them."""
+        """Number of runs of the study, including the runs of the tuning."""
         return sum(len(self.rivals(name)) * (TRIES + sum(self.seeds_of(name).values()))
                    for name in self.tasks)
 
     def seeds_of(self, name: str) -> dict[str, int]:
-        """Return the seeds by links of a task."""
+        """Return the number of seeds for each kind of links on which the task runs."""
         return {links: count for links, count in self.seeds.items()
                 if not self.cases or (name, links) in self.cases}
 
     def rivals(self, name: str) -> list[Rival]:
-        """Return the methods of a task, with what is tried for them."""
+        """Return the rivals that run on a task."""
         return [rival for rival in rivals_of(self.tasks[name])
                 if rival.name in (self.methods or (rival.name,))]
 
     def only(self, prefixes: Sequence[str]) -> Plan:
         """Return the plan with the cases ``task-links`` that begin with one of ``prefixes``.
 
-        :raises ConfigError: for one that no case begins with.
+        :raises ConfigError: no case begins with one of the prefixes.
         """
         if not prefixes:
             return self
@@ -143,7 +154,7 @@ class Plan:
 
 
 def rivals_of(task: Trained) -> list[Rival]:
-    """Return every method of the tables, with what is tried for it."""
+    """Return every method of the tables, with the settings to try on ``task``."""
     lowest, low, middle, high = task.rates
 
     def rates(sync: str, codec: str = task.codec) -> tuple[dict[str, Any], ...]:
@@ -172,25 +183,28 @@ def cifar10(root: Path) -> Trained:
     """Return CRUDA on CIFAR-10, whose archives are in ``root``."""
     options = {'data': 'image_folder', 'data_options': {'root': str(root.absolute()), 'size': 32},
                'model': 'convmlp', 'pretrain_epochs': 6, 'pretrain_seed': 0, 'test_limit': 500}
-    # A batch of 8 and not the published 24: an hour of four robots has up to 15,000 gradients.
-    # It begins at 54 %; nearly every method passes 55 % within 15 s, the first measurement.
+    # The batch size is 8 instead of the published 24, because an hour with four robots has up to
+    # 15,000 gradients. The accuracy starts at 54 %. Nearly every method exceeds 55 % at the first
+    # measurement, after 15 s, so the targets are higher.
     return Trained({'task': 'rog_tasks.cruda:Cruda', 'task_options': options, 'batch_size': 8},
                    (0.6, 0.65, 0.7), (0.0001, 0.0003, 0.001, 0.003))
 
 
 DIGITS = Trained({'task': 'rog_tasks.cruda:Cruda'}, (0.8, 0.9, 0.95),
                  (0.00015, 0.0005, 0.0015, 0.0045))
-# The metric is the depth of the server's map: 40, 20 and 10 cm of error.
+# The metric measures the depth error of the server's map. The targets mean 40, 20 and 10 cm.
 CRIMP = Trained({'task': 'rog_tasks.crimp:Crimp'}, (0.6, 0.8, 0.9),
                 (0.01, 0.03, 0.1, 0.3), codec='ternary:0.05')
 
 
 def plan_of(data: Path | None, quick: bool, minutes: float | None = None,
             seeds: int | None = None, methods: Sequence[str] = ()) -> Plan:
-    """Return the whole study, or the small one; ``minutes``, ``seeds`` and ``methods`` change it.
+    """Return the plan of the full study or, with ``quick``, of the small study.
 
-    :raises ConfigError: when the whole one has no data, and for minutes that cannot be and a method
-        that is not in it.
+    :param data: directory that holds ``cifar10``; the small study does not need it.
+    :param minutes, seeds, methods: values that replace those of the plan.
+    :raises ConfigError: the full study has no data, ``minutes`` is out of range, a method is
+        unknown, or ``methods`` lacks `BASE`.
     """
     if minutes is not None and not 0 < minutes <= LONGEST:
         raise ConfigError(f'--minutes is {minutes:g}; a run has more than 0 and at most '
@@ -215,9 +229,9 @@ def plan_of(data: Path | None, quick: bool, minutes: float | None = None,
 
 
 def records_of(data: Path | None) -> dict[str, LinkTrace]:
-    """Return the records that the links are played from; generated ones without ``data``.
+    """Return kind of links -> record to replay; without ``data`` the records are generated.
 
-    :raises TraceError: when one cannot be read.
+    :raises TraceError: a record cannot be read.
     """
     if data is None:
         outdoors, indoors = (link_trace(LinkConfig(trace=name)) for name in ('outdoor', 'indoor'))
@@ -229,10 +243,12 @@ def records_of(data: Path | None) -> dict[str, LinkTrace]:
 
 
 def linked(fleet: FleetConfig, links: str, record: LinkTrace, place: Path) -> FleetConfig:
-    """Return the fleet with links that its seed draws from a record; files go to ``place``.
+    """Return the fleet with links that follow a record; its seed decides from where.
 
-    Outdoor records are replayed as in the published runs, by holding samples; that of indoors goes
-    on as recorded, each robot and each seed from another second on.
+    Outdoor records are replayed as in the published runs, by holding samples. The indoor record is
+    replayed as it was recorded; each robot and each seed starts at another second of it.
+
+    :param place: directory for the traces of the links.
     """
     if links != 'indoors':
         seed = 0 if fleet.seed == SEED else fleet.seed
@@ -250,10 +266,12 @@ def linked(fleet: FleetConfig, links: str, record: LinkTrace, place: Path) -> Fl
 
 def study_of(name: str, plan: Plan, chosen: Mapping[str, dict[str, Any]],
              records: Mapping[str, LinkTrace], place: Path) -> Study:
-    """Return the study of one task that fills its tables.
+    """Return the study whose results fill the tables of one task.
 
-    :param chosen: the settings of every method.
-    :param place: directory for the files of the links.
+    :param name: name of the task in ``plan``.
+    :param chosen: method -> its tuned settings.
+    :param records: kind of links -> record to replay.
+    :param place: directory for the traces of the links.
     """
     task = plan.tasks[name]
     fleet = changed(_fleet(task, plan.minutes, records, place), seed=1)
@@ -265,7 +283,10 @@ def study_of(name: str, plan: Plan, chosen: Mapping[str, dict[str, Any]],
 
 
 def tuning_of(name: str, plan: Plan, records: Mapping[str, LinkTrace], place: Path) -> Study:
-    """Return the study that tunes one task: a case for each method, with a variant for each try."""
+    """Return the study that tunes the methods on one task.
+
+    It has a case for each method, with a variant for each try. `study_of` explains the parameters.
+    """
     task = plan.tasks[name]
     fleet = changed(_fleet(task, plan.tuning * plan.minutes, records, place), seed=SEED)
     prepare = partial(linked, links='published', record=records['published'], place=place)
@@ -284,13 +305,14 @@ def _fleet(task: Trained, minutes: float, records: Mapping[str, LinkTrace], plac
 
 def run_rivals(plan: Plan, records: Mapping[str, LinkTrace], out: Path, **options: Any
                ) -> dict[str, Any]:
-    """Tune every method, fill the tables, write ``rivals.json`` and ``rivals.md`` into ``out``.
+    """Tune every method, run the study, and write ``rivals.json`` and ``rivals.md`` into ``out``.
 
-    Return what ``rivals.json`` holds. The runs of a task are in a directory of its name: those of
-    tuning in ``tuning``, the others by links.
+    The runs of a task go to a directory with the task's name. In it, the runs of the tuning go to
+    ``tuning``, and the other runs to one directory for each kind of links.
 
-    :param options: ``workers``, ``progress``, ``resume`` and ``cluster`` of `run_study`, whose
-        errors these are too.
+    :param options: ``workers``, ``progress``, ``resume`` and ``cluster`` of `run_study`, which
+        also describes the errors.
+    :returns: the content of ``rivals.json``.
     """
     out.mkdir(parents=True, exist_ok=True)
     _keep_records(records, out)
@@ -315,9 +337,9 @@ def run_rivals(plan: Plan, records: Mapping[str, LinkTrace], out: Path, **option
 
 
 def _keep_records(records: Mapping[str, LinkTrace], out: Path) -> None:
-    """Write what the links are played from into ``out``, where runs of other records may be.
+    """Write the records into ``out``, if they are not there yet.
 
-    :raises ConfigError: when there are: a table would mix them.
+    :raises ConfigError: ``out`` already holds other records, so a table would mix runs on both.
     """
     place = out / 'records'
     place.mkdir(exist_ok=True)
@@ -359,7 +381,7 @@ def _case(jobs: list[Job], task: Trained, times: list[float]) -> dict[str, Any]:
 
 
 def _measures(run: Run, targets: Sequence[float], times: Sequence[float]) -> dict[str, float]:
-    """Return the numbers of one run, as ``rivals.json`` has them."""
+    """Return the measures of one run that ``rivals.json`` holds, except of_bsp and of_best."""
     known, robots = run.measures(targets[1], 0), run.summary.robots.values()
     reached = run.reached(targets)
     return {**{name: known[name] for name in MEASURES},
@@ -375,7 +397,10 @@ def _least(values: Iterable[float]) -> float:
 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:
-    """Return mean and 95 % interval of the mean, by Student's t, of those that are numbers."""
+    """Return the values, their mean, and the mean's 95 % interval by Student's t.
+
+    Mean and interval ignore values that are not finite.
+    """
     known = np.array([value for value in values if math.isfinite(value)])
     mean = float(known.mean()) if known.size else math.nan
     half = math.nan
@@ -385,7 +410,7 @@ def interval(values: Sequence[float]) -> dict[str, Any]:
 
 
 def tables(data: Mapping[str, Any]) -> list[tuple[str, list[Row]]]:
-    """Return title and rows of every table of what `run_rivals` returns."""
+    """Return title and rows of every table; ``data``: the result of `run_rivals`."""
     out = []
     for name, cases in data['cases'].items():
         for links, case in cases.items():
@@ -441,7 +466,10 @@ def _cell(method: Mapping[str, Any], name: str, scale: float = 1.0) -> str:
 
 
 def _text(found: Mapping[str, Any], scale: float = 1.0, digits: int | None = None) -> str:
-    """Return mean ± half of the interval, and of how many seeds if not of all."""
+    """Return a measure as mean ± half of its interval.
+
+    If some seeds have no value, the text also says how many have one.
+    """
     known = sum(map(math.isfinite, found['values']))
     half = Spread(found['mean'], found['high'] - found['mean'])
     return spread(half, scale, digits) + (

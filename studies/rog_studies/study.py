@@ -1,12 +1,12 @@
 """Studies repeat the measurements of a paper in virtual time.
 
-A study has cases, and a case variants of one fleet that are put side by side: it is a comparison
-(`rog_sim.comparison`) of its own, in a directory of its own, which `rog plot` draws. ``study.json``
-holds them all:
+A study consists of cases. A case compares variants of one fleet: it gives a comparison
+(`rog_sim.comparison`) in a directory of its own, which `rog plot` draws. ``study.json`` holds all
+comparisons:
 
     schema  rog-study/1
     study   name of the study
-    cases   name of the case -> its comparison.json
+    cases   name of the case -> content of its comparison.json
 
 ``study.md`` holds the tables of the study, which `Table` describes.
 """
@@ -38,9 +38,11 @@ Cell = Callable[[MethodResult, MethodResult], str]
 
 @dataclass(frozen=True)
 class Case:
-    """Variants by label, the one that the others are compared with first; ``seeds`` of each.
+    """Variants of a fleet to compare.
 
-    ``prepare``: makes of a fleet with its seed the one that is run.
+    ``variants``: label -> fleet; tables compare each variant with the first. ``seeds``: number of
+    seeds of each variant. ``prepare``: function that completes a fleet after its seed is set,
+    before the run.
     """
 
     variants: dict[str, FleetConfig]
@@ -50,9 +52,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Table:
-    """A row for each case whose name begins with ``cases``, a column for each variant.
+    """A table with a row for each case whose name begins with ``cases``, a column per variant.
 
-    ``cell``: what stands there, of a variant and of the first one of its case.
+    ``cell``: function that returns the text of a cell from the results of a variant and of the
+    first variant of the same case.
     """
 
     title: str
@@ -71,9 +74,9 @@ class Study:
     server_every: float
 
     def only(self, prefixes: list[str]) -> Study:
-        """Return the study with the cases alone whose name begins with one of ``prefixes``.
+        """Return the study with only the cases whose names begin with one of ``prefixes``.
 
-        :raises ConfigError: for one that no case begins with.
+        :raises ConfigError: no case begins with one of the prefixes.
         """
         for prefix in prefixes:
             if not any(name.startswith(prefix) for name in self.cases):
@@ -84,23 +87,28 @@ class Study:
         return dataclasses.replace(self, cases=cases)
 
     def jobs(self, out: Path, seeds: int | None = None) -> dict[str, list[Job]]:
-        """Return the runs by case; ``seeds``: of each variant, default as the case says."""
+        """Return name of the case -> its runs.
+
+        :param seeds: number of seeds of each variant; default: ``Case.seeds``.
+        """
         return {name: [dataclasses.replace(job, fleet=case.prepare(job.fleet)) for job in
                        jobs_of(case.variants, seeds or case.seeds, out / name)]
                 for name, case in self.cases.items()}
 
 
 def with_training(fleet: FleetConfig, **changes: Any) -> FleetConfig:
-    """Return the fleet with other settings of its training."""
+    """Return the fleet with changed training settings."""
     return changed(fleet, training=changes)
 
 
 def run_study(study: Study, out: Path, seeds: int | None = None, workers: int | None = None,
               progress: RunDone | None = None, resume: bool = False,
               cluster: str | None = None) -> dict[str, Comparison]:
-    """Run a study, write ``study.json`` and ``study.md`` into ``out``, return case -> comparison.
+    """Run a study, and write ``study.json`` and ``study.md`` into ``out``.
 
-    The parameters that are not of `Study.jobs` are those of `run_jobs`; so are the errors.
+    `Study.jobs` describes ``seeds``; `run_jobs` describes the other parameters and the errors.
+
+    :returns: name of the case -> its comparison.
     """
     jobs = study.jobs(out, seeds)
     named = [dataclasses.replace(job, label=f'{name}: {job.label}')
@@ -122,7 +130,7 @@ def text_tables(study: Study, comparisons: Mapping[str, Comparison]) -> str:
 
 
 def tables(study: Study, comparisons: Mapping[str, Comparison]) -> list[tuple[str, list[Row]]]:
-    """Return title and rows of every table for which there are cases."""
+    """Return title and rows of every table that has at least one row."""
     out = []
     for table in study.tables:
         cases = {name: c for name, c in comparisons.items() if name.startswith(table.cases)}
@@ -139,8 +147,8 @@ def tables(study: Study, comparisons: Mapping[str, Comparison]) -> list[tuple[st
 
 def _simulate(fleet: FleetConfig, out: Path, progress: Callable[[float], None],
               server_every: float) -> Summary:
-    from rog_sim.simulation import simulate  # brings in torch, which the parent does without
+    from rog_sim.simulation import simulate  # imports PyTorch, which the parent process avoids
 
-    # The papers know no robot that the others do not wait for.
+    # The server must retire no robot: in the papers a method always waits for slow robots.
     patient = changed(fleet, server={'patience': math.inf})
     return simulate(patient, out, progress, server_every)

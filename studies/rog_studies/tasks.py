@@ -1,4 +1,4 @@
-"""Tasks whose gradients cost next to nothing, for runs in which only time and traffic count."""
+"""Tasks whose gradients cost almost nothing, for runs that measure only time and traffic."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 
 class ZeroCost(Task):
-    """Trains a known model on half the square of its parameters: the gradient is the parameters.
+    """Trains a known model with a loss whose gradient is equal to the parameters.
 
-    :param model: a key of :data:`rog_tasks.models.MODELS`, whose rows travel.
-    :param seed: of the parameters.
+    :param seed: seed of the initial parameters.
+    :param model: key of :data:`rog_tasks.models.MODELS`; the rows of this model are transferred.
     """
 
     def __init__(self, seed: int = 0, model: str = 'mnistnet') -> None:
@@ -25,13 +25,13 @@ class ZeroCost(Task):
         self._seed, self._model = seed, model
 
     def model(self) -> nn.Module:
-        """Return a new model; the global random state is left as it was."""
+        """Return a new model; PyTorch's global random state stays unchanged."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             return MODELS[self._model]()
 
     def batches(self, rank: int, world: int) -> Iterator[None]:
-        """Yield nothing, without end."""
+        """Yield None forever, because the loss needs no data."""
         return repeat(None)
 
     def loss(self, model: nn.Module, batch: None) -> Tensor:
@@ -45,17 +45,17 @@ class ZeroCost(Task):
 
 
 class Noise(Task):
-    """Trains ``rows`` rows of 512 elements on noise: every batch is the gradient that it gives.
+    """Trains a model on noise; the gradient is proportional to the batch.
 
-    :param rows: rows of the model.
-    :param seed: of the noise.
+    :param seed: seed of the noise.
+    :param rows: rows of the model, of 512 elements each.
     """
 
     def __init__(self, seed: int = 0, rows: int = 168) -> None:
         self._seed, self._rows = seed, rows
 
     def model(self) -> nn.Module:
-        """Return a linear layer without bias, all zero."""
+        """Return a linear layer without bias whose weights are all 0."""
         model = nn.Linear(512, self._rows, bias=False)
         nn.init.zeros_(model.weight)
         return model
@@ -67,7 +67,7 @@ class Noise(Task):
             yield torch.randn(self._rows, 512, generator=generator)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Return the mean product of model and batch, whose gradient follows the batch."""
+        """Return the mean of weights times batch; its gradient is proportional to the batch."""
         return (next(model.parameters()) * batch).mean()
 
     def evaluate(self, model: nn.Module) -> float:

@@ -1,4 +1,4 @@
-"""`rog calibrate`: the published outdoor runs in virtual time, beside the published figures."""
+"""`rog calibrate`: simulate the published outdoor runs, and compare with the published figures."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from rog_core.errors import ConfigError
 from rog_studies.catalogue import STUDIES
 from rog_studies.study import run_study, text_tables
 
-RIVALS = 'rivals'  # its runs depend on what tuning finds, so that it is no `Study`
+RIVALS = 'rivals'  # not in `STUDIES`, because its runs depend on the results of its tuning
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:

@@ -1,1 +1,1 @@
-"""Settings and surroundings of a fleet: fleet files, links, power, run records. No ROS."""
+"""Fleet files, settings, emulated links, power and run records. This package needs no ROS."""

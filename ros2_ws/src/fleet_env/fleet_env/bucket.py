@@ -1,4 +1,4 @@
-"""A link that follows a trace, as a first-in first-out server of bytes. Sans-I/O."""
+"""A link that follows a trace; it carries packets first in, first out. Sans-I/O."""
 
 import math
 
@@ -24,7 +24,7 @@ class TokenBucket:
         self.start = start
         self._now = -math.inf
         self._departure = -math.inf
-        # Mbit that the link will have carried, counted from `start`, when it falls idle.
+        # Mbit that the link has carried since `start` when the last packet has left.
         self._busy_until = -math.inf
 
     def offer(self, nbytes: int, now: float) -> float:

@@ -31,7 +31,7 @@ class Channel:
         only its two directions share.
     :param start: time, on the caller's clock in seconds, at which the traces begin. A time before
         ``start``, or before the latest time given, counts as the later of the two.
-    :param max_items: a flow in which so many items wait drops further ones.
+    :param max_items: number of waiting items at which a flow drops further items.
     """
 
     def __init__(self, traces: Mapping[str, LinkTrace], shared: bool = True, start: float = 0.0,
@@ -42,8 +42,8 @@ class Channel:
         self._flows = {(flow.robot, flow.uplink): (flow, index)
                        for index, air in enumerate(self._airs)
                        for pair in air.flows for flow in pair}
-        self._then = list(self._airs)            # each air as it will be at its next departure
-        self._due = [_NEVER for _ in self._airs]
+        self._then = list(self._airs)            # copy of each air, as it is at its next departure
+        self._due = [_NEVER for _ in self._airs]  # time of each air's next departure
         self._soonest = _NEVER
         self._left: list[tuple[str, bool, Any]] = []
         self._left_at = _NEVER
@@ -133,18 +133,19 @@ class _Air:
     def __init__(self, traces: Mapping[str, LinkTrace], start: float):
         n = len(traces)
         self.time = start
-        self.used = 0.0               # air time that a flow active since the start has had
+        self.used = 0.0               # air time of a flow that has been active since the start
         self.active = 0               # flows with something to send and a link
         self.flows = [tuple(_Flow(name, uplink, index) for uplink in (True, False))
                       for index, name in enumerate(traces)]
         self.paths = [_Path(trace, start) for trace in traces.values()]
         self.busy = [0] * n           # flows with something to send
         self.rate = [0.0] * n         # Mbit/s, where a flow is busy
-        self.served = [0.0] * n       # Mbit per flow, at air time `since`, since the robot is busy
+        # Mbit that each flow has carried since the robot became busy, up to the air time `since`.
+        self.served = [0.0] * n
         self.since = [0.0] * n
         self.finish = [_NEVER] * n    # air time at which the robot's next item leaves
         self.change = [_NEVER] * n    # time at which the rate of a busy robot changes
-        self.place = [(0, -1, -_NEVER)] * n  # sample, cycle and its end, where the robot was last
+        self.place = [(0, -1, -_NEVER)] * n  # latest place in the robot's trace, see `_Path`
 
     def copy(self) -> '_Air':
         """Return a copy that shares the flows and their queues."""
@@ -174,7 +175,10 @@ class _Air:
         return max(self.time + (soonest - self.used) * self.active, self.time)
 
     def begin(self, flow: _Flow, now: float) -> None:
-        """Start a flow that was empty with its first item; no item may leave before ``now``."""
+        """Start to send the first item of a flow that was empty.
+
+        No item of any flow may be due to leave before ``now``.
+        """
         while (change := min(self.change)) <= now:
             self.step(change)
         self._advance(max(now, self.time))
@@ -191,7 +195,10 @@ class _Air:
         self._aim(i)
 
     def depart(self, now: float) -> _Flow | None:
-        """Remove the item that leaves at ``now`` from its flow; return the flow."""
+        """Remove the item that leaves at ``now`` from its flow; return the flow.
+
+        Return None if no item leaves by then.
+        """
         if self.leaves() > now:
             return None
         soonest = min(self.finish)
@@ -243,7 +250,10 @@ class _Air:
 
 
 class _Path:
-    """The samples of a trace, equal neighbours joined; a place is (sample, cycle, its end)."""
+    """The samples of a trace; neighbours with equal rates are joined.
+
+    A place in the trace is (index of the sample, cycle, time at which this sample ends).
+    """
 
     def __init__(self, trace: LinkTrace, start: float):
         rates, times = trace.rates.tolist(), trace.times.tolist()
@@ -254,12 +264,12 @@ class _Path:
         self.start, self.period = start, trace.period
 
     def find(self, now: float, hint: tuple[int, int, float]) -> tuple[int, int, float]:
-        """Return the place at time ``now``, from ``hint`` on."""
+        """Return the place at time ``now``; ``hint``: an earlier place."""
         if hint[1] >= 0 and now < hint[2]:
             return hint
         cycles, phase = divmod(now - self.start, self.period)
         place = self._place(bisect_right(self.times, phase) - 1, int(cycles))
-        while place[2] <= now:  # rounding
+        while place[2] <= now:  # can happen because of rounding
             place = self.after(place)
         return place
 

@@ -9,7 +9,8 @@ from importlib.metadata import distributions
 from itertools import chain
 from typing import Any, NoReturn
 
-PROVIDERS = ('fleet_env', 'rog_suite')  # distributions that this package is in: workspace, wheel
+# Distributions that can contain this package: the first in a workspace, the second from a wheel.
+PROVIDERS = ('fleet_env', 'rog_suite')
 _CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<known>.*)\)")
 
 
@@ -20,10 +21,10 @@ def version() -> str:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that answers a mistyped verb or choice with the nearest one."""
+    """A parser that suggests the most similar verb or choice for a mistyped one."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the message with the nearest choice, and end with exit code 2."""
+        """Print the message with the most similar choice, and end with exit code 2."""
         if found := _CHOICE.search(message):
             known = [word.strip(" '") for word in found['known'].split(',')]
             if near := difflib.get_close_matches(found['given'], known, 1):
@@ -40,7 +41,7 @@ class ShowVersion(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any,
                  option_string: str | None = None) -> None:
-        """Print it, and end with exit code 0."""
+        """Print name and version, and end with exit code 0."""
         print(parser.prog, version())
         parser.exit()
 

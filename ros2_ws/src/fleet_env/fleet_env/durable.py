@@ -1,9 +1,10 @@
-"""Saves that survive a crash, a full disk and a flipped bit: each has a digest.
+"""Saves that survive a crash and a full disk; a digest shows whether a save is damaged.
 
-A *save* is a pair: ``NAME-000012.safetensors``, or whatever the payload's suffix is, and
-``NAME-000012.json``, whose digest covers both. Both are written to a temporary file, flushed to the
-disk and renamed, the JSON last: a payload without its JSON file is no save. The module imports only
-the standard library, so that a process detects damage before it imports anything else.
+A *save* is a pair of files: the payload, for example ``NAME-000012.safetensors``, and
+``NAME-000012.json``, whose digest covers both. Each is written to a temporary file, flushed to the
+disk and renamed. The JSON file is the last, so a payload without its JSON file does not count as a
+save. The module imports only the standard library, so that a process can detect damage before it
+imports anything else.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ from typing import Any, NamedTuple
 
 from fleet_env.errors import DurableError
 
-_PROBE = 1 << 16  # bytes that must fit on the disk at the start
+_PROBE = 1 << 16  # bytes that `Kept.probe` writes as a test
 
 
 def hold(path: Path, who: str) -> int:
     """Lock a directory by a file in it, until this process ends or closes the returned handle.
 
     :param who: role of this process for the error message, such as ``parameter server``.
-    :raises DurableError: another process holds it, or it cannot be written.
+    :param path: the lock file in this directory.
+    :raises DurableError: another process has locked the directory, or it cannot be written.
     """
     directory = path.parent
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a lock that forks do not share
+            # Child processes do not inherit this kind of lock.
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
             raise DurableError(f'another {who} that is still running writes to {directory}; stop '
@@ -44,7 +47,7 @@ def hold(path: Path, who: str) -> int:
 
 
 class Save(NamedTuple):
-    """An undamaged save; ``path`` is that of the payload."""
+    """An undamaged save; ``path`` is the path of the payload."""
 
     path: Path
     payload: bytes
@@ -76,7 +79,7 @@ class Kept:
         return sorted(int(match[1]) for match in found if match)
 
     def path(self, number: int, suffix: str = '') -> Path:
-        """Return the path of a save's payload, or of its file with ``suffix``."""
+        """Return the path of a save's payload; with ``suffix``, of its file with this suffix."""
         return self.directory / f'{self.name}-{number:06d}{suffix or self.suffix}'
 
     def tidy(self) -> None:
@@ -111,7 +114,8 @@ class Kept:
         there = self.numbers()
         number = there[-1] + 1 if there else 1
         path = self.path(number)
-        meta = {**json.loads(json.dumps(meta)), 'payload': _digest(payload)}  # as it comes back
+        # The digest covers the values as a reader will get them from JSON.
+        meta = {**json.loads(json.dumps(meta)), 'payload': _digest(payload)}
         text = json.dumps({**meta, 'digest': _digest(_text(meta))}, indent=1)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -123,7 +127,8 @@ class Kept:
                 raise
             self._flush_directory()
             oldest = [*there, number][-self.keep:][0]
-            for suffix in ('.json', self.suffix):  # a process killed in between leaves a payload
+            # JSON first: if the process is killed in between, only a payload is left over.
+            for suffix in ('.json', self.suffix):
                 for old in self._numbers_of(suffix):
                     if old < oldest:
                         self.path(old, suffix).unlink()

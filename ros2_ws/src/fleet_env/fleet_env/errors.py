@@ -20,7 +20,10 @@ class FleetEnvError(ValueError):
 
 
 def why_unread(error: Exception, path: str | os.PathLike[str]) -> str:
-    """Return in words why the file ``path`` cannot be read, and where a missing one was sought."""
+    """Return a text that says why the file ``path`` cannot be read.
+
+    If the file does not exist, the text names the folder in which it should be.
+    """
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     if isinstance(error, FileNotFoundError):

@@ -252,7 +252,7 @@ class FleetConfig(FleetSettings):
     def robot(self, name: str) -> RobotConfig:
         """Return the robot called ``name``.
 
-        :raises KeyError: names the robots that there are.
+        :raises KeyError: no robot has this name; the message lists the robots.
         """
         for robot in self.robots:
             if robot.name == name:
@@ -274,7 +274,10 @@ class FleetConfig(FleetSettings):
         return above.rank + self.rank(name), above.world or above.rank + len(self.robots)
 
     def robot_defaults(self, index: int, name: str) -> RobotConfig:
-        """Return the settings of robot ``index``, called ``name``, when its entry sets nothing."""
+        """Return the settings that a robot has if its entry sets nothing.
+
+        :param index: rank of the robot in this fleet.
+        """
         return RobotConfig(
             name=name, link=changed(self.link, offset=self.link.offset * index),
             pace=self.training.pace, power=self.power, codec_pace=self.training.codec_pace,

@@ -30,9 +30,10 @@ def load_fleet(name_or_path: str | PathLike[str],
                search_path: Iterable[str | PathLike[str]] = ()) -> FleetConfig:
     """Load a fleet by name (``indoor``) or by path (anything with a slash or ending in .yaml).
 
-    :param search_path: directories that hold ``<name>.yaml``; those in the environment variable
-        ROG_FLEET_PATH come first.
-    :raises FleetFileError: names file, line and key; for an unknown name it lists the known ones.
+    :param search_path: directories that hold ``<name>.yaml``; the directories in the environment
+        variable ROG_FLEET_PATH come first.
+    :raises FleetFileError: the file is invalid (the message names file, line and key), or no fleet
+        has this name (the message lists the known names).
     """
     text = os.fspath(name_or_path)
     if text.endswith(('.yaml', '.yml')) or os.sep in text:
@@ -56,7 +57,7 @@ def known_fleets(search_path: Iterable[str | PathLike[str]] = ()) -> dict[str, P
 
 
 def read_fleet(path: str | PathLike[str]) -> FleetConfig:
-    """Read one fleet file; a relative trace path is taken from the file's directory."""
+    """Read one fleet file; relative paths in it start at the file's directory."""
     file = os.fspath(path)
     try:
         text = Path(file).read_text(encoding='utf-8')
@@ -67,11 +68,12 @@ def read_fleet(path: str | PathLike[str]) -> FleetConfig:
 
 
 def with_overrides(fleet: FleetConfig, overrides: Mapping[str, Any]) -> FleetConfig:
-    """Return ``fleet`` with dotted settings changed, checked like those of a file.
+    """Return a copy of ``fleet`` with changed settings, checked like the settings of a file.
 
-    :param overrides: for example ``{'training.sync': 'bsp', 'robots.robot2.pace': '0.5'}``; text
-        is accepted for numbers and booleans, and a robot is named, not counted.
-    :raises FleetFileError: names the setting; ``fleet`` itself never changes.
+    :param overrides: dotted name -> value, for example
+        ``{'training.sync': 'bsp', 'robots.robot2.pace': '0.5'}``. A robot is given by its name, not
+        by its index. Numbers and booleans may be text.
+    :raises FleetFileError: a setting is invalid; the message names it.
     """
     document = _Document(fleet.to_dict(), fleet.file)
     for setting, value in overrides.items():
@@ -109,9 +111,9 @@ def explained_fleet(fleet: FleetConfig) -> str:
 
 
 def child_fleets(fleet: FleetConfig) -> dict[str, FleetConfig]:
-    """Return the child fleets, whose servers are robots of this fleet, by these robots' names.
+    """Return name of a robot -> the child fleet whose server is this robot.
 
-    Duration and seed are those of the parent fleet.
+    Duration and seed of a child fleet are those of the parent fleet.
 
     :raises FleetFileError: a file cannot be read, names another robot of the parent, has child
         fleets of its own, or gives its robots the same data as another fleet's.
@@ -142,7 +144,7 @@ def child_fleets(fleet: FleetConfig) -> dict[str, FleetConfig]:
 def link_trace(link: LinkConfig) -> LinkTrace:
     """Return the trace that ``link`` follows: constant, read or generated; shifted and scaled.
 
-    :raises TraceError: names file and line, or says that the link has neither trace nor rate.
+    :raises TraceError: the trace cannot be read, or the link has neither trace nor rate.
     """
     if link.rate:
         trace = LinkTrace([0.0], [link.rate])
@@ -154,9 +156,10 @@ def link_trace(link: LinkConfig) -> LinkTrace:
 
 
 def find_tasks(fleet: FleetConfig) -> None:
-    """Let this process and its children import tasks from the fleet file's or working directory.
+    """Let this process and its child processes import tasks from two further directories.
 
-    In this process installed modules have precedence.
+    These are the directory of the fleet file and the working directory. In this process, installed
+    modules have precedence.
     """
     for folder in dict.fromkeys((os.path.dirname(os.path.abspath(fleet.file)), os.getcwd())):
         if folder not in sys.path:
@@ -172,7 +175,7 @@ _Path = tuple[str | int, ...]
 class _Document:
     """The content of a fleet file, and the line of each key.
 
-    :param lines: keys from the top -> line; the top has none.
+    :param lines: path of keys from the top of the file -> line; None if the lines are not known.
     """
 
     def __init__(self, data: Any, file: str, lines: Mapping[_Path, int] | None = None) -> None:
@@ -195,7 +198,7 @@ class _Document:
                 path.append(index)
                 node = node[index]
             elif isinstance(node, dict):
-                path.append(part)  # an unknown key is refused with all others
+                path.append(part)  # `fleet` refuses unknown keys later
                 node = node.setdefault(part, {})
             else:
                 raise FleetFileError(f'the setting above {part!r} holds no keys', where)

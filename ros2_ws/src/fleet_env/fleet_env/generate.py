@@ -1,10 +1,11 @@
 """Generated link traces whose statistics match published ones.
 
-A trace is a rank transform (Gaussian copula) of two processes: a slow one (where the robot is:
-behind a tree or not) and a fast one (multipath, rate adaptation), the fast one weaker where the
-slow one is low. Both are synthesised from their power spectrum with random phases, so that the
-trace has no seam where it repeats. Ranks are mapped through the quantiles of a recorded link, so
-the distribution of the rates is the recorded one for every seed.
+A trace is a rank transform (Gaussian copula) of the sum of two processes. The slow process stands
+for the position of the robot, for example behind a tree. The fast process stands for multipath and
+rate adaptation; it is weaker where the slow process is low. Both are synthesised from their power
+spectrum with random phases, so the end of the trace joins its start without a jump. Ranks are
+mapped through the quantiles of a recorded link, so for every seed the rates have the recorded
+distribution.
 """
 
 from dataclasses import dataclass
@@ -44,12 +45,13 @@ class LinkProfile:
 
 _OUTDOOR = (0, 0, .82, 2.06, 4.25, 4.94, 9.71, 43.0, 90.8, 133.3, 189.0, 212.7, 256.6, 355.7)
 
-# Quantiles: the indoor record of LOPInfer and the outdoor record of ROG (facts.md, Links). The
-# published indoor mean, 93 Mbit/s, is that of another record than the quantiles (85): 91 lies
-# within 10 % of both. Times: fitted to the published change intervals (20 % every .4 s, 40 % every
-# 1.2 s) and to the autocorrelation at .5 s and 10 s: .78/.58 indoors, .93/.90 outdoors. With 38 %
-# of the time below 10 Mbit/s, .90 at 10 s means fades that go on for a minute or two. In ROG's own
-# outdoor record it is .11 and a fade lasts 4.9 s, 25 s at most: that is `outdoor_fades`.
+# Quantiles: from the indoor record of LOPInfer and the outdoor record of ROG (facts.md, Links). The
+# indoor quantiles have the mean 85 Mbit/s; the published mean, 93 Mbit/s, is from another record.
+# The mean here, 91, is within 10 % of both. Times: fitted to the published change intervals (20 %
+# every .4 s, 40 % every 1.2 s) and to the autocorrelation at .5 s and at 10 s (.78 and .58 indoors,
+# .93 and .90 outdoors). An autocorrelation of .90 at 10 s, with 38 % of the time below 10 Mbit/s,
+# means fades of one or two minutes. In ROG's own outdoor record the autocorrelation at 10 s is .11,
+# and a fade lasts 4.9 s on average and at most 25 s; `outdoor_fades` is fitted to these values.
 PROFILES: dict[str, LinkProfile] = {
     'indoor': LinkProfile(
         mean=91.0, quantiles=(6.4, 7.5, 12.0, 17.1, 61.7, 67.3, 73.4, 83.7, 92.0, 106.8, 135.0,
@@ -65,7 +67,7 @@ PROFILES: dict[str, LinkProfile] = {
     'edge': LinkProfile(
         mean=32.0, quantiles=tuple(24 + 16 * share for share in _SHARES),
         slow_share=.9, slow_time=10.0, fast_time=.1, calm=1.0),
-    # A wire, for what the link has no part in.
+    # A cable, for runs in which the link must not matter.
     'steady': LinkProfile(
         mean=100.0, quantiles=(100.0,) * len(_SHARES),
         slow_share=.9, slow_time=10.0, fast_time=.1, calm=1.0),
@@ -77,8 +79,8 @@ def generate(profile: str | LinkProfile, seed: int = SEED, duration: float = DUR
     """Generate a trace of ``duration`` seconds in steps of ``step`` seconds.
 
     :param profile: a key of :data:`PROFILES`, or a profile.
-    :raises TraceError: for an unknown name, a negative seed, a duration of fewer than 100 steps,
-        or of more than fit in memory.
+    :raises TraceError: the name is unknown, the seed is negative, or the duration has fewer than
+        100 steps or more than `MOST_SAMPLES`.
     """
     if isinstance(profile, str):
         if profile not in PROFILES:
@@ -104,7 +106,10 @@ def generate(profile: str | LinkProfile, seed: int = SEED, duration: float = DUR
 
 
 def _process(rng: np.random.Generator, n: int, step: float, time: float) -> np.ndarray:
-    """Return a periodic Gaussian process (n,), mean 0, variance 1, that forgets in ``time`` s."""
+    """Return a periodic Gaussian process (n,) of mean 0 and variance 1.
+
+    :param time: time constant of its autocorrelation, s.
+    """
     frequency = np.fft.rfftfreq(n, step)
     amplitude = 1 / (1 + (2 * np.pi * frequency * time) ** 2)
     amplitude[0] = 0
@@ -113,7 +118,7 @@ def _process(rng: np.random.Generator, n: int, step: float, time: float) -> np.n
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """Share of the samples that lie below each of ``values`` (n,), strictly inside 0 to 1."""
+    """Return for each of ``values`` (n,) the share of values below it, strictly between 0 and 1."""
     ranks = np.empty(len(values))
     ranks[np.argsort(values, kind='stable')] = np.arange(len(values))
     return (ranks + 0.5) / len(values)

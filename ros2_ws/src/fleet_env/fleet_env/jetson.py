@@ -1,4 +1,7 @@
-"""Measured power where jetson-stats (``jtop``) is installed; the state model everywhere else."""
+"""An energy meter: it measures power with jetson-stats (``jtop``) where this is installed.
+
+Elsewhere the meter computes the power from the robot's state (`fleet_env.power`).
+"""
 
 import logging
 from types import TracebackType
@@ -12,9 +15,11 @@ _log = logging.getLogger(__name__)
 class JetsonEnergyMeter(EnergyMeter):
     """An :class:`EnergyMeter` with the measured power of the board, read from a running ``jtop``.
 
-    :param jtop: an open ``jtop.jtop`` client, or anything whose ``power['tot']['power']`` is mW.
+    :param jtop: an open ``jtop.jtop`` client, or any object whose ``power['tot']['power']`` is the
+        power in mW.
 
-    Every call reads the power and applies it since the previous call: call at least once a second.
+    Every call of a method reads the power, and applies it to the whole time since the previous
+    call. So a method must be called at least once a second.
     """
 
     def __init__(self, jtop: Any, now: float, state: str = 'stalled'):
@@ -37,7 +42,10 @@ class JetsonEnergyMeter(EnergyMeter):
 
 
 def open_meter(model: PowerModel, now: float, state: str = 'stalled') -> EnergyMeter:
-    """Return a meter of the board's power if jetson-stats runs here, else one of ``model``."""
+    """Return a meter that measures the board's power if jetson-stats runs here.
+
+    Otherwise return a meter that uses ``model``.
+    """
     try:
         from jtop import jtop
     except ImportError:

@@ -23,11 +23,11 @@ class PowerModel(Settings):
 
 
 class EnergyMeter:
-    """Integrates changes of state into seconds and joules.
+    """Computes from the changes of state the seconds in each state, and the energy.
 
     :param model: power per state.
-    :param now: time of the start, seconds on the caller's clock; time may not go back (an earlier
-        time than the last counts as the last).
+    :param now: time of the start, seconds on the caller's clock. A later call with an earlier time
+        than the latest one counts as a call at the latest time.
     :param state: state at the start.
     """
 

@@ -18,7 +18,7 @@ from fleet_env.channel import Channel
 from fleet_env.errors import SettingError
 from fleet_env.trace import LinkTrace
 
-AT_BASE = 1000.0  # Mbit/s, of a link whose trace has not begun
+AT_BASE = 1000.0  # Mbit/s, rate of a link before its trace begins
 QUEUE = 1000  # frames that may wait for the air in one direction, as in Linux (txqueuelen)
 
 
@@ -29,7 +29,7 @@ class Conditions:
     :raises SettingError: a time is negative or not finite, or a probability is not within 0 to 1.
     """
 
-    linked: bool = True      # False: out of range; all frames are lost, also those that wait
+    linked: bool = True      # False: out of range; all frames are lost, also the waiting frames
     delay: float = 0.0       # s, added to every frame
     jitter: float = 0.0      # s, largest random addition to the delay; frames keep their order
     loss: float = 0.0        # probability that a frame is lost after it has used its air time
@@ -52,7 +52,7 @@ class Conditions:
 
 @dataclass
 class Counters:
-    """One direction of a robot's link since the start."""
+    """Counters of one direction of a robot's link since the creation of the radio."""
 
     frames: int = 0         # frames that arrived
     bytes: int = 0          # bytes that the air has carried
@@ -69,8 +69,8 @@ class Radio:
 
     :param traces: robot -> rate of its link, Mbit/s; at rate 0 every frame sent is lost.
     :param conditions: robot -> its conditions at the start; default: a perfect link.
-    :param shared: all robots share the air.
-    :param seed: of losses, jitter, duplicates and reordering.
+    :param shared: whether all robots share the air time of one channel.
+    :param seed: seed of losses, jitter, duplicates and reordering.
     """
 
     def __init__(self, traces: Mapping[str, LinkTrace],
@@ -84,14 +84,14 @@ class Radio:
         self._random = random.Random(seed)
         flows = [(name, uplink) for name in traces for uplink in (True, False)]
         self._counters = {flow: Counters() for flow in flows}
-        self._since = dict.fromkeys(flows, math.inf)   # when the flow began to be busy
-        self._last = dict.fromkeys(flows, -math.inf)   # when its last ordinary frame comes out
+        self._since = dict.fromkeys(flows, math.inf)   # when the flow became busy; infinity: idle
+        self._last = dict.fromkeys(flows, -math.inf)   # arrival of its last frame in order
         self._periods: list[tuple[str, bool, float, float]] = []
         self._out: list[tuple[float, int, str, bool, bytes]] = []
         self._order = itertools.count()
 
     def begin(self, now: float) -> None:
-        """Start the traces; all frames on the air arrive at once."""
+        """Start the traces; all frames that wait or are on the air leave it now."""
         if self._start < math.inf:
             return
         while (left := self._channel.deadline) < math.inf:
@@ -101,7 +101,7 @@ class Radio:
         self._channel = Channel(self._traces, self._shared, now, QUEUE)
 
     def take(self, robot: str, uplink: bool, frame: bytes, now: float) -> None:
-        """Send a frame over a robot's link, ``uplink`` or towards the robot."""
+        """Send a frame over a robot's link; ``uplink``: whether the robot is the sender."""
         self._run(now)
         flow = robot, uplink
         linked = self.conditions[robot].linked and self._channel.rate_at(robot, now) > 0
@@ -126,9 +126,10 @@ class Radio:
         return min(self._channel.deadline, self._out[0][0] if self._out else math.inf)
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return per robot the counters of both directions and the capacity of its own link.
+        """Return for each robot the counters of both directions, and the capacity of its own link.
 
-        Amounts count from the start, `capacity_mbit` from `begin`: Mbit, bytes, frames, seconds.
+        The counters start with the creation of the radio, `capacity_mbit` starts with the call of
+        `begin`. Units are Mbit, bytes, frames and seconds.
         """
         self._run(now)
         report: dict[str, Any] = {}
@@ -143,7 +144,7 @@ class Radio:
 
     @property
     def start(self) -> float:
-        """Time at which the traces have begun; infinity: they have not."""
+        """Time at which the traces began; infinity before the call of `begin`."""
         return self._start
 
     def periods(self) -> list[tuple[str, bool, float, float]]:

@@ -6,10 +6,10 @@
     t       seconds since the run began
     robot   name of the robot; empty for the fleet or the server
 
-and the fields of the class of that name below, whose metadata gives unit and meaning. A number that
-is unknown is NaN in Python and ``null`` in the file. Every line is appended by one write, so that
-several processes may write to one file. The schema's version is :data:`SCHEMA`; a reader refuses
-another. :mod:`fleet_env.summary` describes ``summary.json``.
+and the fields of the class that its kind names (below). The metadata of a field gives its unit and
+meaning. An unknown number is NaN in Python and ``null`` in the file. Every line is appended by one
+write, so that several processes may write to one file. The schema's version is :data:`SCHEMA`; a
+reader refuses any other version. :mod:`fleet_env.summary` describes ``summary.json``.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ class Iteration(Event):
 
 @dataclass(frozen=True)
 class Evaluation(Event):
-    """The model that the robot holds was evaluated."""
+    """A model was evaluated: the model of a robot or, if ``robot`` is empty, of the server."""
 
     iteration: int = _('iterations finished')
     metric: float = _('the metric of the task, 0 to 1')
@@ -89,7 +89,7 @@ class Evaluation(Event):
 
 @dataclass(frozen=True)
 class Status(Event):
-    """A state was entered, or a report is due."""
+    """A robot or the server has entered a state, or reports regularly."""
 
     state: str = _('joining, computing, pushing, waiting, pulling, away, stopped')
     power: float = _('electrical power', 'W', default=_NAN)
@@ -118,11 +118,11 @@ EVENTS: dict[str, type[Event]] = {kind.__name__.lower(): kind for kind in (
 
 
 class RunWriter:
-    """Appends events to ``run.jsonl`` in ``directory``, which is made if need be.
+    """Appends events to ``run.jsonl`` in ``directory``; creates the directory if necessary.
 
     If somebody removes the file during the run, the writer creates it again with its full content.
 
-    :raises RecordError: when the file cannot be opened.
+    :raises RecordError: the file cannot be opened.
     """
 
     def __init__(self, directory: str | PathLike[str]):
@@ -135,9 +135,11 @@ class RunWriter:
                               str(self.path)) from error
 
     def write(self, event: Event) -> None:
-        """Append ``event`` as one line, by one write; remove a line that the disk cuts off.
+        """Append ``event`` as one line, by one write.
 
-        :raises RecordError: when the disk is full, or fails.
+        If the disk takes only a part of the line, remove this part again.
+
+        :raises RecordError: the disk is full or fails, or another file has replaced the record.
         """
         fields = {key: _to_json(value) for key, value in dataclasses.asdict(event).items()}
         line = {'kind': type(event).__name__.lower(), **fields}
@@ -154,8 +156,8 @@ class RunWriter:
     def close(self) -> None:
         """Close the file. The writer buffers nothing, so a missing call loses nothing.
 
-        :raises RecordError: another file has taken the place of the record; the message names the
-            directory beside the run's to which the record was moved.
+        :raises RecordError: another file has replaced the record. The record was then moved to a
+            directory beside the run's directory; the message names its new path.
         """
         if self._file < 0:
             return
@@ -228,8 +230,8 @@ def read_run(directory: str | PathLike[str], damaged: list[RecordError] | None =
     A last line without newline is skipped, because its writer was interrupted.
 
     :param damaged: list to which the errors of damaged lines are appended; the lines are skipped.
-    :raises RecordError: the file cannot be read; without ``damaged``, also for the first damaged
-        line, with file and line.
+    :raises RecordError: the file cannot be read, or ``damaged`` is not given and a line is damaged;
+        the message names file and line.
     """
     path = Path(directory) / RUN_FILE
     try:
@@ -260,7 +262,8 @@ def parse_fields(cls: type, data: Any, file: str, line: int = 0, skip: tuple[str
         -> dict[str, Any]:
     """Check the JSON object ``data`` against the dataclass ``cls`` and return its fields.
 
-    :raises RecordError: names the field that is missing, unknown or of the wrong type.
+    :param skip: fields that are neither checked nor returned.
+    :raises RecordError: a field is missing, unknown or of the wrong type; the message names it.
     """
     if not isinstance(data, dict):
         raise RecordError(f'{cls.__name__} must be an object', file, line)

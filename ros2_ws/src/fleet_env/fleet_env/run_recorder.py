@@ -1,4 +1,4 @@
-"""Writes run records from the reports of the robots, for nodes and simulator alike."""
+"""Writes run records from the reports of the robots, on robots and in virtual time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from os import PathLike
 from fleet_env import records
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
 
-# Counters of a status since the start of the robot's process, and their names in the records.
+# Counter in a robot's status, which starts with the robot's process -> its name in the records.
 _COUNTERS = {'compute_time': 'compute_s', 'communicate_time': 'communicate_s',
              'stall_time': 'stall_s', 'bytes_sent': 'bytes_sent',
              'bytes_received': 'bytes_received', 'energy': 'energy_j'}
@@ -53,8 +53,8 @@ class _Robot:
     """The state of one robot that the recorder keeps."""
 
     life: str = ''                                       # identity of its present process
-    present: Counter = field(default_factory=Counter)    # counted in its present life
-    former: Counter = field(default_factory=Counter)     # counted in its former lives
+    present: Counter = field(default_factory=Counter)    # counters of its present process
+    former: Counter = field(default_factory=Counter)     # sums over its former processes
     iteration: int = 0
     evaluated_at: int = 0
     accuracy: float = math.nan
@@ -86,10 +86,10 @@ class _Robot:
 class Recorder:
     """Write run.jsonl during a run and summary.json at its end. ``t`` is in seconds.
 
-    :param directory: directory of the two files; None: write nothing, :meth:`stop` still returns
+    :param directory: directory of the two files. None: write nothing; :meth:`stop` still returns
         the outcome.
     :param former: events of the same run before a restart of the server; the summary covers them.
-    :raises RecordError: a file cannot be written; every method may raise it.
+    :raises RecordError: a file cannot be written; every method may raise this error.
     """
 
     def __init__(self, directory: str | PathLike[str] | None, start: records.Start,
@@ -135,7 +135,7 @@ class Recorder:
             self._write(records.Evaluation(0.0, '', 0, metric, phase))
 
     def server(self, t: float, iteration: int, metric: float) -> None:
-        """Record the metric of the server's model, ``iteration`` being the fastest robot's."""
+        """Record the metric of the server's model; ``iteration``: that of the fastest robot."""
         self._write(records.Evaluation(t, '', iteration, metric))
 
     def status(self, t: float, message: RobotReport) -> None:
@@ -175,12 +175,12 @@ class Recorder:
                                    message.energy, life))
 
     def fault(self, t: float, robot: str, what: str, detail: str) -> None:
-        """Record that something went wrong and the run goes on."""
+        """Record a fault after which the run goes on."""
         self._faults[what] += 1
         self._write(records.Fault(t, robot, what, detail))
 
     def stop(self, t: float, reason: str) -> Summary:
-        """End the record; return what summary.json holds."""
+        """End the record; return the content of summary.json."""
         robots = {}
         for name, robot in sorted(self._robots.items()):
             self._write(records.Stop(t, name, reason, robot.iteration))

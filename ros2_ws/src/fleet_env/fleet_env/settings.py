@@ -1,7 +1,7 @@
 """Settings: one line of a pydantic model declares type, default, unit, bounds and description.
 
-pydantic checks types and bounds. This module turns its errors into texts that name the place and
-the allowed values, and lists all settings (`knobs`) for fleet files, ROS parameters, launch
+pydantic checks types and bounds. This module turns its errors into texts that name the setting and
+the allowed values. It also lists all settings (`knobs`) for fleet files, ROS parameters, launch
 arguments and the documentation.
 """
 
@@ -19,23 +19,23 @@ from pydantic.fields import FieldInfo
 
 from fleet_env.errors import SettingError
 
-# YAML 1.1, which fleet files are written in, reads 1e-3 as text.
+# Matches numbers like 1e-3, which YAML 1.1, the format of fleet files, reads as text.
 _EXPONENT = re.compile(r'[-+]?[\d.]+[eE][-+]?\d+')
 _BOUNDS = {'ge': 'at least', 'gt': 'greater than', 'le': 'at most', 'lt': 'less than'}
 _KINDS = {str: 'text', bool: 'true or false', int: 'a whole number', float: 'a number',
           dict: 'a mapping of keys to values', tuple: 'a list'}
 _Path = tuple[str | int, ...]
-_WITHOUT_PREFIX = ('training', 'network')  # sections whose settings go by their own names
+_WITHOUT_PREFIX = ('training', 'network')  # sections that parameter names leave out
 
 
 def setting(default: Any, description: str, unit: str = '', *, form: str = '', empty: bool = False,
             live: bool = False, **checks: Any) -> Any:
-    """Declare a setting; with the default ``...`` a value is required.
+    """Declare a setting; the default ``...`` means that a value is required.
 
     :param form: example or description of a value, for settings with a ``pattern``.
     :param empty: whether an empty text is allowed.
     :param live: whether the ROS parameter may be changed while the node runs.
-    :param checks: those of :func:`pydantic.Field`: ``ge``, ``gt``, ``le``, ``lt``, ``pattern``.
+    :param checks: arguments of :func:`pydantic.Field`: ``ge``, ``gt``, ``le``, ``lt``, ``pattern``.
     """
     return Field(default, description=description, **checks, json_schema_extra={
         'unit': unit, 'form': form, 'empty': empty, 'live': live})
@@ -56,7 +56,7 @@ class Settings(BaseModel):
         field = cls.model_fields[info.field_name or '']
         kind = typing.get_origin(field.annotation) or field.annotation
         if value is None and (kind is dict or isinstance(field.default, Settings)):
-            value = {}  # a key with nothing behind it
+            value = {}  # a key without a value
         if isinstance(value, dict):
             if isinstance(field.default, Settings):  # an omitted key keeps the section's default
                 return {**dict(field.default), **value}
@@ -88,9 +88,9 @@ S = TypeVar('S', bound=Settings)
 class Knob(NamedTuple):
     """One setting.
 
-    :param path: its keys from the top of the model.
+    :param path: keys from the top of the model to the setting.
     :param kind: str, bool, int, float, dict or tuple.
-    :param bounds: of ``ge``, ``gt``, ``le``, ``lt``.
+    :param bounds: those of ``ge``, ``gt``, ``le`` and ``lt`` that the setting has -> their values.
     :param allowed: description of the allowed values, with the unit.
     :param live: whether the ROS parameter may be changed while the node runs.
     """
@@ -135,7 +135,7 @@ def knobs(model: type[Settings], path: tuple[str, ...] = (), default: Settings |
         value = getattr(default, key) if default is not None else field.default
         if isinstance(value, Settings):
             yield from knobs(type(value), (*path, key), value)
-        elif field.description:  # what has none is no setting
+        elif field.description:  # a field without a description is not a setting
             yield _knob((*path, key), field, value)
 
 
@@ -162,16 +162,17 @@ def arguments(model: type[Settings]) -> dict[str, str]:
 
 
 def flat(settings: Settings) -> dict[str, Any]:
-    """Return the settings by their parameter names."""
+    """Return parameter name -> value of all settings."""
     return {knob.name: functools.reduce(getattr, knob.path, settings)
             for knob in knobs(type(settings))}
 
 
 def from_flat(model: type[S], values: Mapping[str, Any], prefix: str = '') -> S:
-    """Return the model with these values by parameter name; the inverse of `flat`.
+    """Return the settings with these values; the inverse of `flat`.
 
+    :param values: parameter name -> value; other names are ignored.
     :param prefix: text before the parameter's name in an error message.
-    :raises SettingError: names the parameter.
+    :raises SettingError: a value is invalid; the message names the parameter.
     """
     tree: dict[str, Any] = {}
     for knob in knobs(model):
@@ -184,9 +185,10 @@ def from_flat(model: type[S], values: Mapping[str, Any], prefix: str = '') -> S:
 
 
 def changed(settings: S, **changes: Any) -> S:
-    """Return a checked copy of the settings with these changes; a dict changes part of a section.
+    """Return a checked copy of the settings with these changes.
 
-    :raises SettingError: names the setting.
+    :param changes: key -> value; for a section, a dict changes only the keys that it contains.
+    :raises SettingError: a value is invalid; the message names the setting.
     """
     values = dict(settings)
     for key, value in changes.items():
@@ -202,10 +204,12 @@ def dotted(path: _Path) -> str:
 
 def checked(model: type[S], values: Mapping[str, Any],
             name: Callable[[_Path], str] = dotted) -> S:
-    """Return the model with these values by key, sections as dicts.
+    """Return the settings with these values.
 
+    :param values: key -> value; a section is a dict.
     :param name: function that formats keys for an error message.
-    :raises SettingError: describes the first error and the allowed values; ``path`` holds the keys.
+    :raises SettingError: a value is invalid. The message describes the first error and the allowed
+        values; the attribute ``path`` holds the keys.
     """
     try:
         return model.model_validate(dict(values))
@@ -221,7 +225,7 @@ def _sentence(model: type[Settings], error: Any, name: str) -> str:
     for key in error['loc']:
         if field is not None:
             if not (isinstance(field.annotation, type) and issubclass(field.annotation, Settings)):
-                break  # the rest of the place lies within the value
+                break  # the remaining keys of `loc` point into the value of this setting
             owner = field.annotation
         field = owner.model_fields.get(key)
     value, kind = error['input'], error['type']

@@ -1,4 +1,4 @@
-"""An emulated link at the sender: a token bucket delays messages. Real robots do not use it."""
+"""An emulated link: a token bucket delays messages at the sender. A real link does not need it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from fleet_env.trace import LinkTrace
 
 
 class ShapedLink:
-    """First-in first-out link that follows a trace, plus a fixed delay; no trace: unlimited rate.
+    """First-in first-out link that follows a trace and adds a fixed delay.
 
-    ``latency`` in seconds. ``epoch``: wall-clock time at which the trace begins, the same in every
-    process of a fleet, so that both directions of a link fade together.
+    :param trace: rate over time; None: unlimited.
+    :param latency: delay in seconds.
+    :param epoch: wall-clock time at which the trace begins. It is the same in every process of a
+        fleet, so that both directions of a link fade together. 0: the trace begins now.
     """
 
     def __init__(self, trace: LinkTrace | None = None, latency: float = 0.0,
                  epoch: float = 0.0) -> None:
         self.latency = latency
-        self.start = time.monotonic() - (time.time() - epoch if epoch else 0.0)  # of the trace
+        # Monotonic time at which the trace begins.
+        self.start = time.monotonic() - (time.time() - epoch if epoch else 0.0)
         self._trace = trace
         self._bucket = TokenBucket(trace, self.start) if trace is not None else None
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -51,8 +54,8 @@ class ShapedLink:
              ) -> None:
         """Call ``publish`` once the link has carried ``nbytes``.
 
-        ``lossy``: a dead link drops the message, as a radio does. Otherwise the message waits, as
-        in a reliable connection.
+        :param lossy: True: a dead link drops the message, as a radio does. False: the message
+            waits, as in a reliable connection.
         """
         if lossy and self.is_dead(now):
             return

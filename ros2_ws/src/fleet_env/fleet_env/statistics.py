@@ -37,7 +37,7 @@ def describe(trace: LinkTrace, step: float = 0.1,
              lags: tuple[float, ...] = (0.5, 10.0)) -> TraceStatistics:
     """Measure one period of ``trace``, sampled every ``step`` seconds.
 
-    Change intervals and spells depend on the step: compare traces at the same one.
+    Change intervals and spells depend on ``step``, so compare traces only at the same step.
 
     :raises TraceError: the trace is so long that its times can hardly be seconds.
     """

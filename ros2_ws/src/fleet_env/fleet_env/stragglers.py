@@ -1,4 +1,4 @@
-"""Emulate robots that are late or drop out, with the probabilities of the fleet file."""
+"""Emulates robots that are late or drop out, with the probabilities in the fleet file."""
 
 from dataclasses import dataclass
 
@@ -17,10 +17,10 @@ class Pause:
 
 
 class Stragglers:
-    """The pauses of one robot, the same for the same seed and rank.
+    """Draws the pauses of one robot; the same seed and rank give the same pauses.
 
-    :param seed: the fleet's.
-    :param rank: the robot's.
+    :param seed: seed of the fleet.
+    :param rank: rank of the robot.
     """
 
     def __init__(self, config: StragglerConfig, seed: int, rank: int):

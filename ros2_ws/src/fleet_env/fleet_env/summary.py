@@ -7,10 +7,10 @@
     fleet        name of the fleet
     duration_s   duration of the training, s
     robots       robot name -> the fields of RobotSummary
-    notes        anything else that is worth keeping; free form: reason of the end, and faults,
-                 short name -> number of events in run.jsonl
+    notes        further information in free form: reason (why the run ended), and faults (short
+                 name -> number of such events in run.jsonl)
 
-Keys are sorted and nothing depends on the wall clock: equal outcomes are equal files.
+Keys are sorted and nothing depends on the wall clock, so equal outcomes give equal files.
 """
 
 import dataclasses
@@ -97,7 +97,8 @@ def write_summary(directory: str | PathLike[str], summary: Summary) -> Path:
 def read_summary(directory: str | PathLike[str]) -> Summary:
     """Read ``summary.json`` of a run.
 
-    :raises RecordError: names the file, and the field that is missing, unknown or wrong.
+    :raises RecordError: the file cannot be read, or a field is missing, unknown or wrong; the
+        message names file and field.
     """
     path = Path(directory) / SUMMARY_FILE
     try:
@@ -132,7 +133,7 @@ def _number(value: float | None) -> float:
 
 
 def finite(value: Any) -> Any:
-    """Return ``value`` with every float that JSON lacks (NaN, infinite) as None."""
+    """Return ``value`` with None in place of each float that JSON lacks (NaN, infinite)."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -14,19 +14,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from fleet_env.errors import TraceError, why_unread
 
-MOST_SAMPLES = 10_000_000  # that fit in memory; eleven days at a tenth of a second
+MOST_SAMPLES = 10_000_000  # most samples that fit in memory: eleven days of samples of 0.1 s
 
 Floats = NDArray[np.float64]
 
 
 class LinkTrace:
-    """Rate of a link, piecewise constant, cyclic with ``period``.
+    """Rate of a link over time: piecewise constant, repeated after ``period``.
 
-    :param times: (n,) seconds, strictly increasing; made to start at 0.
+    :param times: (n,) seconds, strictly increasing; all are shifted so that the first is 0.
     :param rates: (n,) Mbit/s, finite and at least 0; 0 means no link.
     :param period: seconds after which the trace repeats; by default the last sample lasts as long
         as the one before it (1 s for a single sample).
-    :raises TraceError: when samples are missing, not finite, negative or out of order.
+    :raises TraceError: samples are missing, not finite, negative or out of order.
     """
 
     def __init__(self, times: ArrayLike, rates: ArrayLike, period: float | None = None):
@@ -75,7 +75,7 @@ class LinkTrace:
         return self.rates[np.searchsorted(self.times, phase, side='right') - 1]
 
     def rate(self, t: float) -> float:
-        """Rate at the one time ``t`` seconds, Mbit/s; :meth:`rate_at` for a single scalar, fast."""
+        """Rate at time ``t`` in s, Mbit/s; for one time this is faster than :meth:`rate_at`."""
         times, rates, _, _ = self._lists
         return rates[bisect_right(times, t % self.period) - 1]
 
@@ -87,9 +87,9 @@ class LinkTrace:
         return cycles * carried[-1] + (carried[i] + rates[i] * (phase - times[i]))
 
     def time_to_carry(self, mbit: float) -> float:
-        """Earliest time in seconds by which ``mbit`` Mbit were carried since 0; O(log n).
+        """Return the earliest time in s by which the link has carried ``mbit`` Mbit since time 0.
 
-        Infinite when the link is dead for ever. Inverse of :meth:`carried`.
+        The time is infinite if the link is dead for ever. Inverse of :meth:`carried`; O(log n).
         """
         times, rates, ends, carried = self._lists
         per_period = carried[-1]
@@ -130,12 +130,13 @@ class LinkTrace:
 def read_trace(path: str | PathLike[str]) -> LinkTrace:
     """Read a trace file of ``seconds Mbit/s`` lines.
 
-    :raises TraceError: names the file and the line: unreadable, empty, not two numbers, not
-        finite, negative, not in order of time.
+    :raises TraceError: the file is unreadable or empty; or a line does not hold two finite numbers,
+        has a negative rate, or is not in order of time. The message names file and line.
     """
     name = fspath(path)
     try:
-        text = Path(path).read_text(encoding='utf-8-sig')  # some editors begin with a mark
+        # This encoding skips the byte order mark with which some editors begin a file.
+        text = Path(path).read_text(encoding='utf-8-sig')
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f'cannot be read: {why_unread(error, name)}', name) from error
     times: list[float] = []
@@ -155,7 +156,7 @@ def read_trace(path: str | PathLike[str]) -> LinkTrace:
 
 
 def format_trace(trace: LinkTrace, comment: str = '') -> str:
-    """Return the text of a file that :func:`read_trace` reads; ``comment`` goes on top."""
+    """Return the text of a trace file; the lines of ``comment`` are at its top."""
     lines = [f'# {line}' for line in comment.splitlines()]
     lines += [f'{t!r} {rate!r}' for t, rate in
               zip(trace.times.tolist(), trace.rates.tolist(), strict=True)]
@@ -163,9 +164,9 @@ def format_trace(trace: LinkTrace, comment: str = '') -> str:
 
 
 def write_trace(path: str | PathLike[str], trace: LinkTrace, comment: str = '') -> None:
-    """Write ``trace`` so that :func:`read_trace` gives it back; ``comment`` goes on top.
+    """Write a trace file, which :func:`read_trace` reads; the lines of ``comment`` are at its top.
 
-    :raises TraceError: when the file cannot be written.
+    :raises TraceError: the file cannot be written.
     """
     try:
         Path(path).write_text(format_trace(trace, comment), encoding='utf-8')

@@ -18,8 +18,8 @@ class TraceRecorder:
     A step without a transfer keeps the rate of the step before. A transfer of 0 bytes means a dead
     link.
 
-    :param step: seconds that one sample of the trace lasts.
-    :raises TraceError: when ``step`` is not a positive time.
+    :param step: duration of one sample of the trace, s.
+    :raises TraceError: ``step`` is not a positive time.
     """
 
     def __init__(self, step: float = 0.5):
@@ -31,9 +31,10 @@ class TraceRecorder:
     def add(self, begin: float, end: float, nbytes: float) -> None:
         """Add a transfer of ``nbytes`` bytes from ``begin`` to ``end``, seconds on any clock.
 
-        Transfers may come in any order and overlap. One that took no time is ignored.
+        Transfers may come in any order and overlap. A transfer that took no time is ignored.
 
-        :raises TraceError: when it ends before it begins, or a value is negative or not finite.
+        :raises TraceError: the transfer ends before it begins, or a value is negative or not
+            finite.
         """
         if not (math.isfinite(begin) and math.isfinite(end) and begin <= end
                 and math.isfinite(nbytes) and nbytes >= 0):
@@ -45,7 +46,7 @@ class TraceRecorder:
     def trace(self) -> LinkTrace:
         """Return the trace recorded so far; it starts with the first transfer.
 
-        :raises TraceError: when there was none.
+        :raises TraceError: no transfer was added, or the trace would have more than `MOST_SAMPLES`.
         """
         if not self._transfers:
             raise TraceError('nothing was recorded: no transfer took any time')
@@ -53,7 +54,7 @@ class TraceRecorder:
         edges, where = np.unique(np.concatenate((begins, ends)), return_inverse=True)
         first, last = where[:len(begins)], where[len(begins):]
         spans = np.diff(edges)
-        # Between two edges: Mbit/s of all transfers that are under way, and how many these are.
+        # Changes at each edge: of the total Mbit/s of all transfers under way, and of their number.
         speed, count = np.zeros(len(edges)), np.zeros(len(edges))
         for values, total in ((mbit / (ends - begins), speed), (np.ones(len(mbit)), count)):
             np.add.at(total, first, values)
@@ -74,12 +75,13 @@ class TraceRecorder:
 
 
 def parse_iw(text: str) -> dict[str, float]:
-    """Return station -> its tx bitrate in Mbit/s from ``iw dev X link`` or ``... station dump``.
+    """Return station -> its tx bitrate in Mbit/s.
 
     The result is empty without a connection. A station that has received nothing yet has NaN. The
     bitrate is the coding rate of the card; programs get half to two thirds of it.
 
-    :raises TraceError: when the text is neither.
+    :param text: output of ``iw dev X link`` or ``iw dev X station dump``.
+    :raises TraceError: the text is not the output of one of these commands.
     """
     rates: dict[str, float] = {}
     station = ''

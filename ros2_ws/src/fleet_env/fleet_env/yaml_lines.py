@@ -1,4 +1,4 @@
-"""Read a YAML file together with the line of each of its keys, for messages that name the line."""
+"""Reads a YAML file and the line number of each key, so that error messages can name the line."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import yaml
 from fleet_env.errors import FleetFileError, SettingError
 
 Path = tuple[str | int, ...]
-Lines = dict[Path, int]   # keys from the top -> line; the top is ()
+Lines = dict[Path, int]   # path of keys from the top of the file -> line; () is the top itself
 
-_MOST = 100_000  # values in a file: with aliases (*name) a few lines can stand for billions
+_MOST = 100_000  # most values in a file: with aliases (*name) a few lines can stand for billions
 
 
 def parse(text: str, file: str, needs: str = '', error: type[SettingError] = FleetFileError
           ) -> tuple[Any, Lines]:
     """Return the content of a YAML file and the line of each key.
 
-    :param needs: what a file must hold, for the message about an empty one.
-    :raises SettingError: of the class ``error``; names file and line.
+    :param needs: text for the error message about an empty file: what the file must contain.
+    :param error: class of the error to raise.
+    :raises SettingError: the text is empty, or is not valid YAML, or a key occurs twice; the
+        message names file and line.
     """
     return _Reader(file, error).read(text, needs)
 
@@ -69,6 +71,7 @@ class _Reader:
             return [self._plain(item, (*path, index)) for index, item in enumerate(node.value)]
         try:
             return yaml.constructor.SafeConstructor().construct_object(node)
-        except Exception as error:  # PyYAML raises anything for a tag that does not fit: !!bool 7
+        # PyYAML raises errors of many classes if a value does not fit its tag, as in !!bool 7.
+        except Exception as error:
             raise self._error(f'{node.value!r} cannot be read as {node.tag.rpartition(":")[2]}: '
                               f'{error}', self._file, line) from error

@@ -1,7 +1,7 @@
-"""One-shot deadlines.
+"""Deadlines that ring once.
 
-ROS timers are periodic. The state machines need deadlines that change with every event, every few
-milliseconds.
+ROS timers are periodic. The state machines need deadlines that change with every event, which can
+be every few milliseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rclpy.node import Node
 
 
 class Alarm:
-    """Call ``callback`` at the time last set (monotonic seconds).
+    """Calls ``callback`` once at the time that was last set (monotonic seconds).
 
     With a ``node`` the callback runs in its executor, otherwise in the alarm's own thread. Beside a
     program that computes in Python, each further thread waits half a millisecond or more to run.
@@ -36,7 +36,7 @@ class Alarm:
                 self._at = at
                 self._changed.notify()
             else:
-                self._at = at  # the thread wakes at the former time and looks again
+                self._at = at  # the thread wakes at the former time, then waits for this one
 
     def close(self) -> None:
         """Stop the alarm. Do not hold a lock that the callback waits for."""

@@ -14,15 +14,17 @@ LOOPBACK = 'lo'
 DATAGRAM = 1400  # B; IP fragments a larger datagram, and one lost fragment loses the datagram
 RECEIVE_BUFFER = 10_000_000  # B; the kernel gives no more than net.core.rmem_max
 ANNOUNCED = 5    # s between announcements of a process of Cyclone
-# The same for Fast DDS, on `lo` and off it. Fast DDS answers an announcement at most once. If the
-# answer is lost, two processes meet only at the next announcement, so it announces more often.
+# True: the fleet uses `lo`; False: another interface.
+# Seconds between announcements of a process of Fast DDS. Fast DDS answers an announcement at most
+# once. If the answer is lost, two processes meet only at the next announcement, so Fast DDS has to
+# announce more often than Cyclone.
 ANNOUNCED_FAST = {True: 1, False: 2}
 LEASE = {True: 20, False: 150}  # s without an announcement after which a process is forgotten
 HEARTBEAT = 0.2  # s between a reliable writer's requests for missing acknowledgements
 LAST_WORDS = 0.2  # s that a writer of Cyclone waits for its last messages to be acknowledged
 MULTICAST = '239.255.0.1'  # group of DDS discovery
 _SIOCGIFADDR = 0x8915  # Linux: address of an interface
-INDICES = {True: 119, False: 32}  # highest participant index to discover: on `lo`, off it
+INDICES = {True: 119, False: 32}  # highest participant index to discover
 
 
 def is_loopback(network: ReachConfig) -> bool:

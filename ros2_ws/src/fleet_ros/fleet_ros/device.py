@@ -1,4 +1,4 @@
-"""Select the PyTorch device of a setting, and limit the memory of a process on it."""
+"""Selects the PyTorch device that a setting names, and limits a process's memory on it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fleet_env.errors import SettingError
 
 
 def torch_device(name: str) -> Any:
-    """Return the device called ``name``; 'auto' is cuda where there is one, else the CPU.
+    """Return the device called ``name``; 'auto' means a CUDA device if there is one, else the CPU.
 
     :raises SettingError: this machine has no such device.
     """
-    import torch  # a node that computes has it; this package does without
+    import torch  # not at the top: only nodes that compute have PyTorch installed
 
     if name == 'auto':
         name = 'cuda' if torch.cuda.is_available() else 'cpu'
@@ -26,13 +26,13 @@ def torch_device(name: str) -> Any:
 
 
 def warm_up(device: Any) -> None:
-    """Make PyTorch start its threads and load its libraries before memory is counted."""
+    """Make PyTorch start its threads and load its libraries, before `limit_memory` is called."""
     import torch
 
     image = torch.ones(1, 8, 64, 64, device=device)
     torch.nn.functional.conv2d(image, torch.ones(8, 8, 3, 3, device=device))
     image.view(64, 512) @ image.view(512, 64)
-    image * image   # on `meta` this loads 40 MiB of Python
+    image * image   # on the device `meta` this loads 40 MiB of Python modules
 
 
 def limit_memory(device: Any, nbytes: int) -> None:

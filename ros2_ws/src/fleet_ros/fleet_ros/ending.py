@@ -1,7 +1,7 @@
-"""End processes: signals, a launcher that has ended, and threads that cannot be interrupted.
+"""The end of processes: by signals, with their launcher, and despite threads that compute.
 
-A launcher sends its processes `SIGINT` or `SIGTERM`. After `ORDERLY` seconds it sends the signal
-again, and the processes end at once. After `LAST` more seconds it kills them.
+A launcher sends its processes `SIGINT` or `SIGTERM`. After `ORDERLY` seconds it sends a second
+signal, and the processes end at once. After `LAST` more seconds it kills them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,24 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ORDERLY = 2.5  # s for an orderly end
+ORDERLY = 2.5  # s that a process has for an orderly end after the first signal
 LAST = 1.5     # s between the second signal and the kill
-LAUNCHER = 'FLEET_LAUNCHER'  # variable with the process id of the launcher
+LAUNCHER = 'FLEET_LAUNCHER'  # environment variable with the process id of the launcher
 
-_SAME = 0.5    # s in which a signal that comes again is the same: Ctrl+C reaches a process from the
-#                terminal, and once more from `ros2 launch`
+# Seconds within which a repeated signal does not count as a second one: after Ctrl+C a process
+# receives SIGINT from the terminal and again from `ros2 launch`.
+_SAME = 0.5
 _BOUND = 5     # s after which the kernel ends a process that should have ended at once
 _PR_SET_PDEATHSIG = 1
-_parent = 0    # process id of the parent, when there is a launcher
+_parent = 0    # process id of the parent; 0 without a launcher
 
 
 class Interruption:
-    """The signals received: none (false), one, or a second one, which means end `at_once`."""
+    """The signals that this process has received; false as long as it has received none.
+
+    ``at_once``: whether the process must end at once: after a second signal, or after a signal that
+    comes when the launcher has already ended.
+    """
 
     def __init__(self) -> None:
         self.number = 0
@@ -47,7 +52,7 @@ class Interruption:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt in this context on a signal, also on one received before."""
+        """Raise KeyboardInterrupt in this context on a signal, also for an earlier signal."""
         self._raises = True
         try:
             if self:
@@ -65,7 +70,7 @@ class Interruption:
         if alone or now - self._first.setdefault(number, now) > _SAME:
             self.at_once = True
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(_BOUND)  # whatever still hangs then
+            signal.alarm(_BOUND)  # ends the process even if it hangs
         if self._raises:
             raise KeyboardInterrupt
 
@@ -75,8 +80,9 @@ def ended_by_signals() -> Iterator[None]:
     """Let a signal end a program of the user at once and quietly, wherever it waits.
 
     In this context SIGINT raises KeyboardInterrupt and SIGTERM raises SystemExit, so that the
-    program can leave in order. Handlers that the program has set itself stay. If it does not catch
-    the KeyboardInterrupt, Python ends by SIGINT as usual, but without a traceback.
+    program can end in an orderly way. Signal handlers that the program has set itself stay. If the
+    program does not catch the KeyboardInterrupt, Python ends by SIGINT as usual, but without a
+    traceback.
     """
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -107,7 +113,10 @@ def _hide_interrupts() -> None:
 
 
 def launched() -> dict[str, str]:
-    """Return the variable that makes child processes end with this one, even after kill -9."""
+    """Return the environment variable that makes child processes end when this process ends.
+
+    They end even if this process is killed (kill -9); they must call `end_with_launcher`.
+    """
     return {LAUNCHER: str(os.getpid())}
 
 
@@ -124,13 +133,15 @@ def end_with_launcher() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Arrange that the kernel kills this process when ``parent`` ends; Linux only.
+    """Arrange that the kernel kills this process when its parent ends; Linux only.
 
-    More exactly: when the thread of the parent that started this process ends.
+    More exactly, the kernel kills it when the thread of the parent that started it ends.
+
+    :param parent: process id of the parent.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it ended before
+        os._exit(1)  # the parent ended before the call of prctl
 
 
 def _launcher_is_gone() -> bool:
@@ -159,8 +170,8 @@ def _silence() -> None:
 def ignore_signals() -> None:
     """Ignore all signals while the process ends.
 
-    At exit Python restores the default handlers before libraries are torn down. A Ctrl+C in between
-    would turn a clean end into a death by signal.
+    At exit Python restores the default handlers, and then tears down libraries. A Ctrl+C during
+    this time would kill the process, although it has ended without error.
     """
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
@@ -168,13 +179,13 @@ def ignore_signals() -> None:
 
 
 def leave_at_exit(code: int) -> None:
-    """End this process as soon as its program ends, without tearing down imported libraries.
+    """Arrange that this process ends with ``code`` without tearing down imported libraries.
 
     Tearing down PyTorch takes longer than a fleet may take to end. Also, the interpreter unwinds a
     thread that still computes. This aborts the process if the thread's stack has C++ frames:
     "terminate called without an active exception".
     """
-    atexit.register(_leave, code)  # comes before everything that was registered earlier
+    atexit.register(_leave, code)  # runs before all functions that were registered earlier
 
 
 def _leave(code: int) -> None:

@@ -1,7 +1,8 @@
-"""Turn the network settings of a fleet into environment variables for DDS.
+"""Turns the network settings of a fleet into environment variables for DDS.
 
-The result is the same for Fast DDS and Cyclone DDS, and independent of the user's environment. For
-example, setup.bash of ROS 2 exports a discovery range that would let a fleet leave this machine.
+The fleet then behaves the same with Fast DDS and Cyclone DDS, whatever the user's environment
+contains. For example, setup.bash of ROS 2 exports a discovery range with which the traffic of a
+fleet would leave this machine.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from fleet_env.fleet import ReachConfig
 
 from .dds_profiles import LOOPBACK, cyclone_profile, fastdds_profile, is_loopback
 
-LAST_DOMAIN = 232  # the ports of a higher one do not exist
-# The variables in which Fast DDS looks for its profile: version 2 in the first, 3 in both, where
-# the first makes each process print a warning.
+LAST_DOMAIN = 232  # highest DDS domain; a higher domain would need port numbers above 65535
+# The environment variables that name the profile of Fast DDS. Version 2 reads the first. Version 3
+# reads both, but each process prints a warning if the first is set.
 FASTDDS_FILES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 
@@ -39,7 +40,7 @@ def domain_of(network: ReachConfig) -> int:
 
 
 def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]:
-    """Return the environment variables of a process in this fleet; they replace the user's.
+    """Return the environment variables of a process in this fleet, which replace the user's.
 
     :param robot: whether it is a robot's worker, which need not discover other robots.
     :raises FleetFileError: this machine has no such interface, or cannot resolve a peer.
@@ -51,20 +52,20 @@ def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]
     profile = str(_kept(fastdds_profile(network, fastdds_version(), robot)))
     return {
         'ROS_DOMAIN_ID': str(domain_of(network)),
-        # The profiles say all of it. Any other range would add to them: with Fast DDS, LOCALHOST
-        # opens sockets on every interface.
+        # The profiles define the whole discovery. Any other range would change it: with LOCALHOST,
+        # Fast DDS opens sockets on every interface.
         'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SYSTEM_DEFAULT',
-        'ROS_LOCALHOST_ONLY': '',  # where it is 1 it wins over the range
+        'ROS_LOCALHOST_ONLY': '',  # the value 1 would override the range
         'ROS_STATIC_PEERS': '',
         'CYCLONEDDS_URI': cyclone_profile(network),
         **dict.fromkeys(FASTDDS_FILES, ''), fastdds_file(): profile,
-        'SKIP_DEFAULT_XML_FILE': '1',      # a profile in the working directory would be merged
+        'SKIP_DEFAULT_XML_FILE': '1',      # else Fast DDS merges a profile in the working directory
         'ROS_DISCOVERY_SERVER': '', 'RMW_FASTRTPS_USE_QOS_FROM_XML': '',
         'RMW_FASTRTPS_PUBLICATION_MODE': ''}
 
 
 def ros_home() -> Path:
-    """Return the folder of ROS 2 in this user's home, also where HOME is not set."""
+    """Return the folder of ROS 2 in the user's home directory, even if HOME is not set."""
     return Path(os.environ.get('ROS_HOME') or Path.home() / '.ros')
 
 

@@ -1,4 +1,4 @@
-"""Check whether DDS may talk beyond this machine, and require a key for such a fleet."""
+"""Checks whether DDS can reach other machines, and requires a key for such a fleet."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ _INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([
 
 
 def leaves_machine(environment: Mapping[str, str]) -> bool:
-    """Return whether these variables let DDS reach, or be reached from, other machines.
+    """Return whether DDS can reach other machines, or be reached from them.
 
-    If the variables do not decide, the result is True.
+    The result is True if the environment variables do not exclude it.
     """
     rmw = environment.get('RMW_IMPLEMENTATION') or get_rmw_implementation_identifier()
     reach = environment.get('ROS_AUTOMATIC_DISCOVERY_RANGE', '').strip().upper()
     local_only = environment.get('ROS_LOCALHOST_ONLY', '').strip() == '1'
     if 'fastrtps' in rmw:
-        # With LOCALHOST it announces itself to this machine alone, but listens on all interfaces.
+        # With LOCALHOST, Fast DDS announces itself only to this machine, but listens on all
+        # interfaces.
         return reach != 'OFF' and (local_only or reach != 'SYSTEM_DEFAULT' or not all(
             map(_is_loopback, _fastdds_interfaces(environment) or ['any'])))
     if local_only or reach in ('LOCALHOST', 'OFF'):
@@ -73,10 +74,11 @@ def _is_loopback(interface: str) -> bool:
 
 
 def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise an error if the fleet leaves this machine without a key and without consent.
+    """Raise an error if a fleet without a key could reach other machines without consent.
 
-    :param key: the setting ``security.key``; ``is_open``: ``security.open``.
-    :raises SettingError: the fleet would leave this machine without a key.
+    :param key: the setting ``security.key``.
+    :param is_open: the setting ``security.open``, the user's consent.
+    :raises SettingError: the fleet has no key and no consent, but could reach other machines.
     """
     if not key and not is_open and leaves_machine(environment):
         raise SettingError(
@@ -89,15 +91,16 @@ def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.env
 def look_before(name: str, namespace: str, arguments: Sequence[str] | None = None) -> None:
     """Call `require_key` with the parameters of a node before the node joins the network.
 
-    Only a node can read its parameters. So a temporary node reads them, confined to this machine
-    and in another DDS domain. It runs in a process of its own, because Fast DDS reads its profile
-    once.
+    Only a node can read its parameters. So a temporary node reads them. It is confined to this
+    machine and to another DDS domain. It runs in a process of its own, because Fast DDS reads its
+    profile only once per process.
 
-    :param name, namespace: of the real node.
-    :param arguments: of the process, by default sys.argv.
+    :param name, namespace: name and namespace of the real node.
+    :param arguments: arguments of the process; default: sys.argv.
+    :raises SettingError: see `require_key`.
     """
     if not leaves_machine(os.environ) or os.environ.get('ROS_SECURITY_ENABLE', '') == 'true':
-        return  # with SROS 2 it may not join another domain; the real node looks by itself
+        return  # with SROS 2 no node may join the other domain; the real node checks itself
     given = sys.argv if arguments is None else arguments
     if (found := _aside(name, namespace, given)) is not None:
         require_key(*found)
@@ -121,7 +124,7 @@ def _declared(name: str, namespace: str, arguments: Sequence[str]) -> tuple[str,
 def _aside(name: str, namespace: str, arguments: Sequence[str]) -> Any:
     """Call `_declared` in another process; return its result, or None if it fails.
 
-    The process is a new one: a child that is forked while threads of DDS run may hang.
+    The process is not forked, because a process that is forked while threads of DDS run may hang.
     """
     try:
         done = subprocess.run([sys.executable, '-m', __name__, name, namespace, *arguments],
@@ -132,15 +135,17 @@ def _aside(name: str, namespace: str, arguments: Sequence[str]) -> Any:
 
 
 _LIMIT = 60.0  # s that reading the parameters may take
-_ASIDE = 101  # the highest domain whose ports Linux does not give to others
+# DDS domain of the temporary node: the highest domain whose ports Linux does not assign to other
+# programs by itself.
+_ASIDE = 101
 
 
 @contextmanager
 def reaching(network: ReachConfig) -> Iterator[None]:
-    """Apply these network settings to every domain that is joined inside the context.
+    """Apply these network settings to every DDS domain that the process joins in this context.
 
-    :raises SettingError: if this process is on another network already, and Fast DDS, which reads
-        its profile once per process, would use that one.
+    :raises SettingError: this process already uses other network settings with Fast DDS, which
+        reads its profile only once per process.
     """
     former, wanted = dict(os.environ), dds_environment(network)
     if rclpy.ok() and 'fastrtps' in get_rmw_implementation_identifier() \

@@ -1,4 +1,4 @@
-"""The emulated link of a node: its parameters, the same for ROG, LOPInfer and RRTO."""
+"""The emulated link of a node. Its parameters are the same for ROG, LOPInfer and RRTO."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fleet_env.shaped import ShapedLink
 
 
 class LinkSettings(Settings):
-    """A link without trace, rate and latency is the real one."""
+    """Settings of a node's link; without trace, rate and latency nothing is emulated."""
 
     link: LinkConfig = LinkConfig(trace='')
     link_epoch: float = setting(0.0, 'wall-clock time at which the trace of an emulated link '
@@ -18,6 +18,6 @@ class LinkSettings(Settings):
     def shaped_link(self) -> ShapedLink:
         """Return the link that these settings describe.
 
-        :raises TraceError: for a trace that can't be read.
+        :raises TraceError: the trace cannot be read.
         """
         return ShapedLink.from_config(self.link, self.link_epoch)

@@ -1,7 +1,7 @@
 """Managed nodes: they start themselves, or a lifecycle manager drives them (REP-2002).
 
-Each node implements its transitions. This module holds the common part: `autostart`, errors of the
-user, and the release of everything that a node has made.
+Each node implements its own transitions. This module holds the common part: `autostart`, errors
+that are the user's fault, and the release of everything that a node has made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from .parameters import declare_early, declared
 from .process import is_users
 from .services import bound_parameters
 
-STAYS = 2.0  # s in which a node that was shut down still says so: Nav2's manager waits no longer
+# Seconds for which a node still exists after its shutdown, so that a lifecycle manager can ask for
+# its state. The manager of Nav2 waits at most this long for the answer.
+STAYS = 2.0
 SUCCESS, FAILURE, ERROR = (TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE,
                            TransitionCallbackReturn.ERROR)
 _KINDS = {'publisher': 'publishers', 'subscription': 'subscriptions', 'client': 'clients',
@@ -35,17 +37,17 @@ class ManagedSettings(Settings):
 
 
 class ManagedNode(LifecycleNodeMixin, Node):
-    """A node whose life cycle others can drive.
+    """A node whose life cycle a lifecycle manager can drive.
 
-    A subclass overrides `configure`, `activate`, `deactivate`, `cleanup` and `shutdown`. An error
-    of the user fails the transition, and the node keeps its state. Any other error releases
-    everything, and the node is then unconfigured. With ``autostart`` the constructor configures and
-    activates the node, and raises any error.
+    A subclass overrides `configure`, `activate`, `deactivate`, `cleanup` and `shutdown`. If one of
+    them raises an error that is the user's fault, the transition fails and the node keeps its
+    state. After any other error the node releases everything and is unconfigured. With
+    ``autostart`` the constructor configures and activates the node, and raises any error.
 
-    ``packages``: packages whose errors are faults of the user, see `process.run`. ``held``: stack
-    that releases what `configure` made; topics, services and timers are freed automatically.
-    ``configured``, ``active``: state of the node. ``done``: the process may end, after
-    ``stays_until`` or on a signal.
+    ``packages``: packages whose errors are the user's fault, see `process.run`. ``held``: stack of
+    functions that release what `configure` has made; topics, services and timers are released
+    automatically. ``configured``, ``active``: state of the node. ``done``: whether the process may
+    end; it then ends at ``stays_until`` (monotonic seconds) or on a signal.
     """
 
     packages: ClassVar[Collection[str]] = ()
@@ -65,25 +67,28 @@ class ManagedNode(LifecycleNodeMixin, Node):
             self._bring_up()
 
     def is_drivable(self) -> bool:
-        """Return whether others may drive a node that has started itself."""
+        """Return whether a lifecycle manager may drive the node if it has started itself."""
         return True
 
-    # -- what a node does ---
+    # -- to be overridden ---
 
     def configure(self) -> None:
-        """Make everything that the node needs; do not start to work yet."""
+        """Make everything that the node needs, but do not start to work yet."""
 
     def activate(self) -> None:
-        """Begin to work, or go on."""
+        """Begin to work, or continue after a pause."""
 
     def deactivate(self) -> None:
-        """Pause in order."""
+        """Pause the work in an orderly way."""
 
     def cleanup(self) -> None:
-        """Prepare the release; an error of the user here keeps the node as it is."""
+        """Do what must happen before the node releases everything that `configure` has made.
+
+        If this raises an error that is the user's fault, the node releases nothing.
+        """
 
     def shutdown(self) -> None:
-        """End in order; set ``done`` to end the process."""
+        """End the work in an orderly way; set ``done`` when the process may end."""
         self.done = True
 
     # -- transitions ---
@@ -96,7 +101,10 @@ class ManagedNode(LifecycleNodeMixin, Node):
         self._begins = False
 
     def _refuse_wrong_transitions(self) -> None:
-        """Make the node refuse a transition that its state does not allow; rclpy would end it."""
+        """Make the node refuse a transition that its state does not allow.
+
+        Without this, rclpy raises an error that ends the node.
+        """
         for service in self.services:
             if service.srv_name.endswith('/change_state'):
                 service.callback = self._guarded(service.callback)
@@ -105,7 +113,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
         def guarded(request: Any, response: Any) -> Any:
             try:
                 return change(request, response)
-            except RuntimeError as error:  # RCLError, which has no public name
+            except RuntimeError as error:  # rclpy's RCLError, which has no public name
                 self.get_logger().warning(f'refused a transition: {error}')
                 response.success = False
                 return response
@@ -118,7 +126,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
             return SUCCESS
         except Exception as error:
             users, self._failure = is_users(error, self.packages), error
-            if not self._begins:  # else the constructor raises it
+            if not self._begins:  # else the constructor raises the error
                 self.get_logger().error(f'{what} failed: {error}' if users else
                                         f'{what} failed: {traceback.format_exc()}')
             return FAILURE if users else ERROR
@@ -150,7 +158,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
         return self._released() if result == SUCCESS else result
 
     def on_shutdown(self, state: Any) -> TransitionCallbackReturn:
-        """End in order, and stay for a while, because a manager asks for the state afterwards."""
+        """Shut down; an unconfigured node stays for `STAYS` seconds, so that it can be queried."""
         if not self.configured:
             self.stays_until = time.monotonic() + STAYS
         return self._carry_out('shutdown', self.shutdown)
@@ -159,7 +167,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
         """Release everything; the node can be configured again."""
         return self._released()
 
-    # -- what the node has ---
+    # -- release ---
 
     def _released(self, result: TransitionCallbackReturn = SUCCESS) -> TransitionCallbackReturn:
         """Release what `configure` made; return `result`, or ERROR if the release fails."""

@@ -1,4 +1,4 @@
-"""Detect nodes whose middleware cannot call each other's services."""
+"""Detects nodes that cannot call each other's services, because their middleware differs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ _OURS = {'rmw_fastrtps_cpp': 'Fast DDS', 'rmw_fastrtps_dynamic_cpp': 'Fast DDS',
 
 
 def other_middleware(node: Node, service: str) -> str:
-    """Return a message if all servers of a service use another middleware than ``node``.
+    """Return an error message if all servers of a service use another middleware than ``node``.
 
-    ``service``: full name. Topics work between vendors of DDS, services do not. The message is
-    empty if no difference is known.
+    Topics work between DDS implementations of different vendors, but services do not. The message
+    is empty if no difference is known.
+
+    :param service: full name of the service.
     """
     theirs = {_VENDORS.get(tuple(info.endpoint_gid[:2]), '')
               for info in node.get_publishers_info_by_topic(f'rr{service}Reply', no_mangle=True)}

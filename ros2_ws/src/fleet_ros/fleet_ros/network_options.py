@@ -1,4 +1,4 @@
-"""Command-line options that say where traffic goes, for commands without a fleet file."""
+"""Command-line options for the network, for commands without a fleet file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from .environment import dds_environment, where_traffic_goes
 
 
 def add_network_options(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
-    """Add --interface, --domain-id, --peers and --namespace, except those of ``without``."""
+    """Add --interface, --domain-id, --peers and --namespace.
+
+    :param without: names of settings whose options are not added.
+    """
     group = parser.add_argument_group('network')
     for knob in knobs(ReachConfig):
         if knob.name not in without:
@@ -24,9 +27,9 @@ def add_network_options(parser: argparse.ArgumentParser, without: Collection[str
 
 
 def chosen_network(options: argparse.Namespace) -> ReachConfig:
-    """Return the network settings of the options.
+    """Return the network settings that the options give.
 
-    :raises SettingError: names the option.
+    :raises SettingError: a value is invalid; the message names the option.
     """
     given = {knob.name: getattr(options, f'network.{knob.name}', None)
              for knob in knobs(ReachConfig)}
@@ -35,12 +38,12 @@ def chosen_network(options: argparse.Namespace) -> ReachConfig:
 
 
 def join_network(options: argparse.Namespace, quiet: bool = False) -> ReachConfig:
-    """Make this process and its children use the network of the options.
+    """Make this process and its child processes use the network that the options give.
 
-    The function prints the network on stderr; if ``quiet``, only when traffic leaves this machine.
+    Print where traffic goes on stderr; if ``quiet``, only when traffic leaves this machine.
 
-    :raises SettingError: names the option.
-    :raises FleetFileError: when this machine has no such interface.
+    :raises SettingError: a value is invalid; the message names the option.
+    :raises FleetFileError: this machine has no such interface, or cannot resolve a peer.
     """
     network = chosen_network(options)
     os.environ.update(dds_environment(network))

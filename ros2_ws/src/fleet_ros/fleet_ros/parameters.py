@@ -28,7 +28,7 @@ def declared(model: type[Settings]) -> Iterator[Knob]:
 
 
 def declare(node: Node, model: type[S], prefix: str = '') -> S:
-    """Declare the missing parameters on a node, and return the values of all as ``model``.
+    """Declare the parameters that the node lacks; return the values of all as a ``model``.
 
     :param prefix: prefix of every parameter's name.
     """
@@ -37,10 +37,10 @@ def declare(node: Node, model: type[S], prefix: str = '') -> S:
 
 
 def parameters(settings: Settings) -> dict[str, Any]:
-    """Return the parameters with which a node has these settings."""
+    """Return name -> value of the parameters that give a node these settings."""
     values = flat(settings)
     found = {knob.name: _to_ros(values[knob.name]) for knob in declared(type(settings))}
-    # A list without elements has no type, so it cannot be passed; it is the default of its own.
+    # An empty list has no type, so it cannot be passed. It is the default of a list anyway.
     return {name: value for name, value in found.items() if value != []}
 
 
@@ -51,14 +51,14 @@ def _to_ros(value: Any) -> Any:
 
 
 def declare_early(node: Node, model: type[Settings], *names: str) -> dict[str, Any]:
-    """Declare only the parameters ``names`` that the model has, and return their values."""
+    """Declare only those of the parameters ``names`` that ``model`` has; return their values."""
     return {knob.name: _declare(node, knob.name, knob) for knob in declared(model)
             if knob.name in names}
 
 
 def _declare(node: Node, name: str, knob: Knob) -> Any:
     default = _to_ros(knob.default)
-    if node.has_parameter(name):  # early, or when the node was configured before
+    if node.has_parameter(name):  # declared by `declare_early` or by an earlier configuration
         given = node.get_parameter_or(name).value
     else:
         given = node.declare_parameter(name, Parameter.Type.STRING_ARRAY if default == []
@@ -72,7 +72,10 @@ def _declare(node: Node, name: str, knob: Knob) -> Any:
 
 
 def _descriptor(name: str, knob: Knob) -> ParameterDescriptor:
-    """Return the descriptor that `ros2 param describe` shows; it gives other limits as text."""
+    """Return the descriptor that `ros2 param describe` shows.
+
+    Its text describes all limits, also those that its range cannot express.
+    """
     bounds = knob.bounds
     low, high = bounds.get('ge', bounds.get('gt')), bounds.get('le', bounds.get('lt'))
     descriptor = ParameterDescriptor(

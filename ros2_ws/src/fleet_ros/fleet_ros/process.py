@@ -1,4 +1,4 @@
-"""Run one node as a process: signals, executor, errors of the user, exit code."""
+"""Runs one node as a process: signals, executor, errors that are the user's fault, exit code."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         before: Callable[[Sequence[str] | None], None] = lambda arguments: None) -> int:
     """Build a node, serve it, and return the exit code of the process.
 
-    ``before`` is called with the arguments before the process joins DDS, and may raise an error.
+    An error whose class is from ``packages``, rclpy, fleet_ros or fleet_env is the user's fault; it
+    is printed as one line, without a traceback.
 
-    ``build`` imports slow packages (PyTorch), so that Ctrl+C works cleanly during the imports. An
-    error of ``packages`` or rclpy is a fault of the user and is printed as one line. Without
-    ``arguments`` the process ends when this function returns.
+    :param build: makes the node. Slow packages (PyTorch) should be imported in this function, so
+        that Ctrl+C works during the imports.
+    :param serve: serves the node until its end; returns the exit code.
+    :param arguments: arguments of the process. None: sys.argv; the process then ends soon after
+        this function returns, without tearing down libraries (`leave_at_exit`).
+    :param before: called with ``arguments`` before the process joins DDS; may raise an error.
     """
     code = _run(build, serve, arguments, packages, before)
     if arguments is None:
@@ -43,16 +47,16 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
     interruption = Interruption()
     try:
         with interruption.raised():
-            domain_of(ReachConfig())  # refuses one that does not exist
+            domain_of(ReachConfig())  # raises an error if ROS_DOMAIN_ID is not a domain
             before(arguments)
-        # Signals are left to us, so that Ctrl+C can end a run in order.
+        # rclpy must not handle signals, so that a run can end in an orderly way after Ctrl+C.
         rclpy.init(args=None if arguments is None else list(arguments),
                    signal_handler_options=SignalHandlerOptions.NO)
         with interruption.raised():
             node = build()
     except KeyboardInterrupt:
-        return _end(0)  # before the run: nothing to clean up
-    except SystemExit as error:  # of a task or model: it would look like success
+        return _end(0)  # the run has not begun, so there is nothing to clean up
+    except SystemExit as error:  # raised by a task or model; exit code 0 would look like success
         return _end(fail(f'the task or model called sys.exit({error.code}) while it was loaded; it '
                          'must not end the process'))
     except Exception as error:
@@ -70,8 +74,11 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
 
 
 def is_users(error: Exception, packages: Collection[str]) -> bool:
-    """Return whether an error is a fault of the user: of rclpy, fleet_* or ``packages``."""
-    # rclpy has no common base for what is wrong with arguments, names, parameters or the domain.
+    """Return whether an error is the user's fault.
+
+    It is, if its class is from rclpy, fleet_ros, fleet_env or one of ``packages``.
+    """
+    # rclpy has no common base class for errors in arguments, names, parameters and the domain.
     return type(error).__module__.partition('.')[0] in {'rclpy', 'fleet_ros', 'fleet_env',
                                                         *packages}
 
@@ -91,7 +98,7 @@ def _end(code: int) -> int:
 
 def spin_until(node: Node, done: Callable[[], bool], interruption: Interruption,
                interrupt: Callable[[], None] = lambda: None) -> None:
-    """Spin until ``done``; the first signal calls ``interrupt``, the second ends the loop."""
+    """Spin until ``done()``; call ``interrupt`` after the first signal, stop at the second."""
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     handled = False

@@ -1,4 +1,4 @@
-"""QoS profiles of the whole suite; each part has more in its own `qos`."""
+"""QoS profiles of the whole suite; packages define further profiles in their own `qos`."""
 
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
@@ -7,8 +7,9 @@ STATUS = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                     reliability=ReliabilityPolicy.RELIABLE,
                     durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
-# A subscription to statuses that come again and again: the next one replaces one that was lost. No
-# writer asks it for acknowledgements, which took as much of a robot's link as the statuses.
+# For subscriptions to statuses that are sent regularly, so that the next status replaces a lost
+# one. It is best effort, because a reliable subscription must send acknowledgements, which used as
+# much of a robot's link as the statuses.
 HEARTBEAT = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                        reliability=ReliabilityPolicy.BEST_EFFORT,
                        durability=DurabilityPolicy.VOLATILE)

@@ -1,8 +1,8 @@
 """A subscription that keeps up with chunks of rows.
 
-An executor of rclpy handles one message per iteration. Most time goes into the iterations, each of
-which collects every entity of the nodes (bench/bench_receiving.py). The events executor of
-`rclpy.experimental` is cheaper, but has no guard conditions, which the alarms need.
+An executor of rclpy handles one message of a subscription per iteration. An iteration costs more
+time than the message, because it collects every entity of the nodes (bench/bench_receiving.py). The
+events executor of `rclpy.experimental` is cheaper, but lacks guard conditions, which alarms need.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from rclpy.subscription import Subscription
 
 def subscribe(node: Node, kind: Any, topic: str, callback: Callable[[Any], None],
               profile: QoSProfile) -> Subscription:
-    """Create a subscription that passes on all arrived messages each time it wakes.
+    """Create a subscription that passes on all waiting messages each time it wakes.
 
-    It passes on at most ``profile.depth`` messages, so that the node's other callbacks can run.
+    Each time it passes on at most ``profile.depth`` messages, so that the node's other callbacks
+    can run.
     """
     def on_message(message: Any) -> None:
         callback(message)
@@ -28,7 +29,7 @@ def subscribe(node: Node, kind: Any, topic: str, callback: Callable[[Any], None]
             try:
                 with subscription.handle:
                     taken = subscription.handle.take_message(kind, False)
-            except InvalidHandle:  # the callback has destroyed it
+            except InvalidHandle:  # the callback has destroyed the subscription
                 return
             if taken is None:
                 return

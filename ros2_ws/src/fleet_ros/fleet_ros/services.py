@@ -1,8 +1,8 @@
-"""Services that rclpy gives every node: which are offered, and what their calls may cost.
+"""Limits the parameter services, which rclpy gives every node, and the cost of their calls.
 
-rclpy answers calls on the thread that also handles heartbeats and rows, so a call that takes
-seconds holds up the fleet for as long. Also, an exception in a callback ends the node, and the
-callbacks of rclpy raise one if a call has a value that is none.
+rclpy answers calls on the thread that also handles heartbeats and rows. So a call that takes
+seconds delays the fleet for as long. Also, an exception in a callback ends the node, and rclpy's
+own callbacks raise an exception if a call contains an invalid value.
 """
 
 from __future__ import annotations
@@ -16,41 +16,46 @@ from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-STEADY = Clock(clock_type=ClockType.STEADY_TIME)  # heartbeats go on whatever time a network tells
-MOST = 1000    # names, prefixes or parameters in a call; no node of ours has as many parameters
-AT_ONCE = 2.0  # s of work for calls that nobody has proved
-SHARE = 10     # and afterwards this part of the time
+# A clock that messages from the network cannot change, so that heartbeats go on.
+STEADY = Clock(clock_type=ClockType.STEADY_TIME)
+MOST = 1000    # most names, prefixes or parameters in a call; our nodes have fewer parameters
+AT_ONCE = 2.0  # s of work that calls without proof of their sender may cost at once
+SHARE = 10     # after `AT_ONCE`, such calls may use 1/SHARE of the time
 SETTERS = ('set_parameters', 'set_parameters_atomically')
 PARAMETER_SERVICES = ('describe_parameters', 'get_parameters', 'get_parameter_types',
                       'list_parameters', *SETTERS)
 
 
 class Allowance:
-    """What calls that nobody has proved may cost: `AT_ONCE` seconds, then 1/`SHARE` of the time."""
+    """The processor time that calls without proof of their sender may use.
+
+    It is `AT_ONCE` seconds at once, and afterwards 1/`SHARE` of the time.
+    """
 
     def __init__(self) -> None:
-        self._spent, self._at = 0.0, 0.0  # seconds, and the time of that
+        # Seconds of work that count as used, and the time at which this number was computed.
+        self._spent, self._at = 0.0, 0.0
 
     def left(self, now: float) -> float:
-        """Return the seconds of work that are left; ``now``: any monotonic clock, s."""
+        """Return the seconds of work that are left; ``now``: time on any monotonic clock, s."""
         return AT_ONCE - max(self._spent - (now - self._at) / SHARE, 0.0)
 
     def spend(self, seconds: float, now: float) -> None:
-        """Count the work for a call."""
+        """Count ``seconds`` of work for a call."""
         self._spent, self._at = AT_ONCE - self.left(now) + seconds, now
 
 
 def close_parameters(node: Node) -> None:
-    """Offer no parameter services: their calls carry no proof."""
+    """Remove the parameter services of a node, because their calls do not prove their sender."""
     _destroy(node, PARAMETER_SERVICES)
 
 
 def bound_parameters(node: Node, writable: bool, allowance: Allowance | None = None) -> None:
-    """Bound what calls of a node's parameter services cost, and let none of them end the node.
+    """Limit the cost of calls to a node's parameter services, and let no call end the node.
 
-    :param writable: whether a parameter can be changed while the node runs; if none can, the
-        services that change parameters are not offered.
-    :param allowance: of these calls together; by default a new one.
+    :param writable: whether any parameter can be changed while the node runs. If not, remove the
+        services that change parameters.
+    :param allowance: time that all these calls share; default: a new allowance.
     """
     if not writable:
         _destroy(node, SETTERS)
@@ -73,7 +78,10 @@ def _destroy(node: Node, names: tuple[str, ...]) -> None:
 
 def _bounded(node: Node, answer: Callable[[Any, Any], Any], allowance: Allowance
              ) -> Callable[[Any, Any], Any]:
-    """Return the callback of a service that answers a call with nothing where it costs too much."""
+    """Return a service callback like ``answer``, with an empty response to a call that is refused.
+
+    It refuses a call that is too large or invalid, or that comes when the allowance is used up.
+    """
     def refused(response: Any, reason: str) -> Any:
         node.get_logger().warning(f'refused a call of a parameter service: {reason}',
                                   throttle_duration_sec=5.0)
@@ -89,7 +97,8 @@ def _bounded(node: Node, answer: Callable[[Any, Any], Any], allowance: Allowance
         began = time.thread_time()
         try:
             return answer(request, response)
-        except Exception as error:  # of rclpy, which has no base for them: a type that is none
+        # rclpy has no common base class for errors about invalid values, such as a wrong type.
+        except Exception as error:
             return refused(type(response)(), f'{type(error).__name__}: {str(error)[:200]!r}')
         finally:
             allowance.spend(time.thread_time() - began, time.monotonic())

@@ -1,4 +1,4 @@
-"""Run a node's callbacks on a separate thread beside the program."""
+"""Runs a node's callbacks on a separate thread, next to the program."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rclpy.node import Node
 
 @contextmanager
 def until_shut_down(context: Context) -> Iterator[None]:
-    """Leave the block quietly when the context is shut down while an executor spins in it."""
+    """Leave the block without an error if ``context`` is shut down while an executor spins."""
     try:
         yield
-    # RCLError, a RuntimeError, if the shutdown comes while the executor uses the context.
+    # RuntimeError includes rclpy's RCLError: the shutdown came while the executor used the context.
     except (ExternalShutdownException, RuntimeError):
         if context.ok():
             raise
@@ -33,11 +33,11 @@ class Spinning:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, after the running callback has ended. Call this before the node is destroyed.
+        """Stop the thread after the running callback has ended.
 
-        Do not call this from a callback.
+        Call this before the node is destroyed, and not from a callback.
         """
-        # rclpy's shutdown destroys objects that a spin in another thread waits on.
+        # Shut down on the spinning thread: rclpy's shutdown destroys objects on which it waits.
         self._executor.create_task(self._executor.shutdown)
         self._thread.join()
         self._executor.shutdown()

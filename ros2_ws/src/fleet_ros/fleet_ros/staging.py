@@ -1,8 +1,8 @@
-"""Copies between the host and a GPU, through a few page-locked buffers.
+"""Copies data between the host and a GPU through a few page-locked buffers.
 
-An asynchronous copy needs page-locked memory, which should be small. So all copies pass in parts
-through a ring of buffers that is locked once. No GPU has run `Cuda` yet; the tests of `Staging` use
-another `Copies`.
+An asynchronous copy needs page-locked memory, of which a process should use little. So all data is
+copied in parts through a ring of buffers, which are page-locked once. No GPU has run `Cuda` yet;
+the tests of `Staging` use another `Copies`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Protocol
 
 BUFFERS = 4
-SIZE = 4 << 20   # bytes of each
+SIZE = 4 << 20   # bytes of each buffer
 
 
 class Event(Protocol):
@@ -27,29 +27,30 @@ class Event(Protocol):
 
 
 class Copies(Protocol):
-    """The interface of a device for staging. Tensors are flat and of bytes."""
+    """The operations of a device that `Staging` needs. All tensors are flat and hold bytes."""
 
     def locked(self, size: int) -> Any:
-        """Page-locked memory of the host."""
+        """Return ``size`` bytes of page-locked memory of the host."""
 
     def empty(self, size: int) -> Any:
-        """Memory of the device."""
+        """Return ``size`` bytes of memory of the device."""
 
     def copy(self, target: Any, source: Any) -> Event:
-        """Copy when what was asked of the device before is done; the event: it is copied."""
+        """Queue a copy behind all earlier work of the device; return the event of its end."""
 
 
 class Staging:
-    """A ring of buffers; threads take turns."""
+    """Copies data through a ring of buffers. Threads take turns."""
 
     def __init__(self, copies: Copies, buffers: int = BUFFERS, size: int = SIZE) -> None:
         self._copies, self._size = copies, size
         self._lock = threading.Lock()
         self._free = deque(copies.locked(size) for _ in range(buffers))
-        self._under_way: deque[tuple[Any, Event]] = deque()   # in the order in which they end
+        # Uploads that may still run: (buffer, end of the copy), in the order in which they end.
+        self._under_way: deque[tuple[Any, Event]] = deque()
 
     def upload(self, data: Any) -> Any:
-        """Return a copy of the bytes on the device, valid for later operations of the device."""
+        """Return a copy of the bytes on the device; later operations of the device may use it."""
         made = self._copies.empty(len(data))
         with self._lock:
             for at in range(0, len(data), self._size):
@@ -61,7 +62,7 @@ class Staging:
         return made
 
     def download(self, data: Any, target: Any) -> Any:
-        """Copy bytes of the device to `target`, memory of the host; return `target`."""
+        """Copy bytes of the device to ``target``, memory of the host; return ``target``."""
         parts: deque[tuple[int, int, Any, Event]] = deque()
         with self._lock:
             for at in range(0, len(data), self._size):
@@ -77,12 +78,12 @@ class Staging:
 
     def _arrive(self, part: tuple[int, int, Any, Event], target: Any) -> None:
         at, count, buffer, event = part
-        event.synchronize()   # of this copy; what is queued behind it goes on
+        event.synchronize()   # waits only for this copy, not for later work of the device
         target[at:at + count].copy_(buffer[:count])
         self._free.append(buffer)
 
     def _buffer(self) -> Any:
-        """Return a buffer that no copy uses; wait for the oldest if there is none."""
+        """Return a buffer that no copy uses; if there is none, wait for the oldest upload."""
         while self._under_way and (not self._free or self._under_way[0][1].query()):
             buffer, event = self._under_way.popleft()
             event.synchronize()
@@ -97,17 +98,17 @@ class Cuda:
         self._device = device
 
     def locked(self, size: int) -> Any:
-        """Page-locked memory of the host."""
+        """Return ``size`` bytes of page-locked memory of the host."""
         import torch
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def empty(self, size: int) -> Any:
-        """Memory of the device."""
+        """Return ``size`` bytes of memory of the device."""
         import torch
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def copy(self, target: Any, source: Any) -> Event:
-        """Copy when what was asked of the device before is done; the event: it is copied."""
+        """Queue a copy behind all earlier work of the device; return the event of its end."""
         import torch
         target.copy_(source, non_blocking=True)
         event = torch.cuda.Event()
@@ -121,7 +122,7 @@ def _staging(device: Any) -> Staging:
 
 
 def to_device(flat: Any, device: Any) -> Any:
-    """Copy a contiguous tensor of one dimension to a device, for a GPU asynchronously."""
+    """Copy a contiguous tensor of one dimension to a device; to a GPU, asynchronously."""
     import torch
     if device.type != 'cuda':
         return flat.to(device)

@@ -1,8 +1,9 @@
-"""The parent fleet: runs the worker of this server there, in a DDS domain of its own.
+"""Connects this server to its parent fleet, in which this fleet takes part as a robot.
 
-The worker is the node of a robot (`rog_worker`), on a thread of its own. Like a robot and its
-training, the worker and the server exchange only orders and changes of the model. But neither
-waits for the other: the server's own thread carries out an order when it comes.
+This module runs a worker in the parent fleet, which can use another DDS domain. The worker is a
+robot's node (`rog_worker`) on its own thread. Worker and server exchange only orders and changes of
+the model, as a robot's node and its training thread do. But neither waits for the other: the
+server's thread carries out an order when the order arrives.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ from rog_worker.node import WorkerNode
 
 
 class FleetWorker(WorkerNode):
-    """The worker that represents a fleet. ``ordered``: called at each order, and at the end.
+    """The worker that represents this fleet in its parent fleet.
 
-    ``order``: the last one; None: none yet, or the parent fleet's run is over, see ``ended``.
-    ``closing``: whether the parent fleet's server ends the run, and waits for the last changes.
+    ``order``: the last order; None: there is none yet, or the parent fleet's run is over.
+    ``ended``: whether the parent fleet's run is over. ``closing``: whether the parent fleet's
+    server is ending the run, and waits for the last changes.
+
+    :param ordered: called when an order arrives, and when ``ended`` or ``closing`` becomes true.
     """
 
     def __init__(self, settings: ServerSettings, context: Context, ordered: Callable[[], None]
@@ -49,12 +53,12 @@ class FleetWorker(WorkerNode):
         self.ended = self.closing = False
 
     def begin(self, machine: WorkerMachine) -> None:
-        """Register with the parent fleet's server; call this from any thread."""
+        """Register with the parent fleet's server. Any thread may call this."""
         self.machine = machine
         self._started.trigger()
 
     def hand_up(self, change: Array) -> None:
-        """Give the machine the change that the last order asked for; call this from any thread."""
+        """Push the change of the model for which the last order asked. Any thread may call this."""
         self._computed = change, AS_IT_IS
         self._ready.trigger()
 
@@ -71,9 +75,10 @@ class FleetWorker(WorkerNode):
 
 
 class Above:
-    """Connects a server's node with the parent fleet; all calls come from the server's thread.
+    """Connects a server's node with the parent fleet. Only the server's thread may call it.
 
-    ``base``: see `Upstream`. ``save``: writes a checkpoint.
+    :param base: see `Upstream`.
+    :param save: function that writes a checkpoint.
     """
 
     def __init__(self, node: Any, base: np.ndarray | None, save: Callable[[], None]) -> None:
@@ -85,7 +90,7 @@ class Above:
                               'fleet: change upstream.domain_id or upstream.namespace')
         self.name = f'{above.namespace}/{above.robot}'
         self._save, self._log = save, node.get_logger()
-        self._robots: dict[str, tuple[float, float]] = {}  # their last losses and accuracies
+        self._robots: dict[str, tuple[float, float]] = {}  # robot -> its last (loss, accuracy)
         self._taken: Compute | None = None                 # the last order that was carried out
         self._context = Context()
         ordered = node.create_guard_condition(self.go_on)
@@ -99,10 +104,10 @@ class Above:
                                   None if base is None else from_host(base, server.master))
         self._spinning: Spinning | None = None
         self._over = False
-        ordered.trigger()  # the worker begins when the server does: see `go_on`
+        ordered.trigger()  # calls `go_on` when the server's node spins; this starts the worker
 
     def go_on(self) -> None:
-        """Carry out the worker's order, or the end of the parent fleet's run."""
+        """Carry out the worker's order, or react to the end of the parent fleet's run."""
         worker, order = self._worker, self._worker.order
         if self._over:
             return
@@ -130,19 +135,19 @@ class Above:
             self.account()
 
     def look(self) -> None:
-        """Push the change if the fleet has made the iterations that its parent asks for."""
+        """Push the change if this fleet has made the iterations that the parent fleet requires."""
         if self._upstream.due:
             self.account()
 
     def account(self) -> None:
-        """Push the change since the last account, if the parent fleet's server waits for it."""
+        """Push the model's change since the last push, if the parent fleet's server awaits it."""
         change = None if self._over else self._upstream.account()
         if change is not None:
-            self._save()  # first, see `Upstream.account`
+            self._save()  # must happen before the push, see `Upstream.account`
             self._worker.hand_up(change)
 
     def note(self, robot: str, loss: float, accuracy: float) -> None:
-        """Note a robot's loss and accuracy; the worker reports the means of the fleet."""
+        """Note a robot's loss and accuracy; the worker reports the means over the robots."""
         self._robots[robot] = loss, accuracy
         losses, accuracies = zip(*self._robots.values(), strict=True)
         worker, machine = self._worker, self._worker.machine

@@ -1,4 +1,4 @@
-"""Checkpoints: model and state of the method, as a save of `fleet_env.durable`."""
+"""Writes and reads checkpoints: saves (`fleet_env.durable`) of the model and the method's state."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 SCHEMA = 'rog-checkpoint/3'
-BASE = 'rog/upstream'   # name of the array of a child fleet, see `rog_core.upstream`
-TAKEN = 'rog/taken/'    # prefix of each robot's array of `rog_core.server.taken.Taken`
+BASE = 'rog/upstream'   # name of the array ``base`` of a child fleet, see `rog_core.upstream`
+TAKEN = 'rog/taken/'    # prefix of the name of a robot's array, see `rog_core.server.taken.Taken`
 UPDATE = 'rog/update/'  # prefix of the names of the method's arrays
-DIVERGED = 1000.0       # times the norm of the last checkpoint: a larger model has diverged
-NAMED = 100             # most saves with a name given by a user
-OPEN = 16               # the same in a fleet without a key
+DIVERGED = 1000.0       # a model whose norm grew by this factor since the last save has diverged
+NAMED = 100             # most checkpoints with a name given by a user
+OPEN = 16               # most checkpoints with a name given by a user in a fleet without a key
 
 
 class CheckpointError(RogError):
-    """A checkpoint cannot be written or read; the text says which and why."""
+    """A checkpoint cannot be written or read; the message names the checkpoint and the reason."""
 
 
 def named(out: Path, name: str, most: int = NAMED) -> Path:
-    """Return the directory of a save that the user calls ``name``; it lies below ``out``."""
+    """Return the directory, below ``out``, of a checkpoint to which the user gives a name.
+
+    :param most: most checkpoints with a name.
+    :raises CheckpointError: the name is not allowed, or there are ``most`` such checkpoints.
+    """
     if not re.fullmatch(r'[A-Za-z0-9][\w.-]{0,63}', name, re.ASCII):
         raise CheckpointError(f"'{name[:80]}' cannot be the name of a checkpoint: letters, digits, "
                               'dot, dash, underscore')
@@ -54,15 +58,21 @@ def _receipt_from_json(entry: list) -> tuple[int, Receipt]:
 
 
 class Writer:
-    """Writes a run's checkpoints; ``norm``: of the model in the last good one, 0: unknown."""
+    """Writes a run's checkpoints.
+
+    ``norm``: norm of the model in the last checkpoint; 0: unknown.
+    """
 
     def __init__(self, partition: RowPartition, norm: float = 0.0) -> None:
         self.partition, self.norm = partition, norm
 
     def write(self, store: Kept, master: np.ndarray, state: ServerState, elapsed: float) -> Path:
-        """Write a checkpoint and return its path; a `CheckpointError` leaves the former ones.
+        """Write a checkpoint and return its path.
 
-        Refuse to write a diverged model: its checkpoint would replace a good one.
+        Refuse to write a diverged model, because its checkpoint would replace a good one.
+
+        :param elapsed: seconds of training.
+        :raises CheckpointError: nothing was written; the former checkpoints are unchanged.
         """
         norm = float(np.linalg.norm(master.astype(np.float64)))
         if not all(np.isfinite(values).all() for values in (master, *state.update.values())):
@@ -80,9 +90,9 @@ def write(store: Kept, partition: RowPartition, master: np.ndarray, state: Serve
           elapsed: float) -> Path:
     """Write a checkpoint and return the path of its tensors.
 
-    Every parameter is a tensor of its own name, so any safetensors reader can load the model.
-    Arrays of the method are tensors 'rog/update/NAME', each as long as the whole model;
-    'rog/taken/ROBOT' has one number per segment.
+    Every parameter of the model is a tensor with the parameter's name, so any safetensors reader
+    can load the model. The arrays of the method are tensors 'rog/update/NAME', each as long as the
+    whole model. A tensor 'rog/taken/ROBOT' has one number per segment.
     """
     sizes = np.cumsum([p.size for p in partition.parameters])[:-1]
     tensors = {p.name: part.reshape(p.shape)
@@ -103,7 +113,10 @@ def write(store: Kept, partition: RowPartition, master: np.ndarray, state: Serve
 
 
 def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState, float]:
-    """Read master rows, server state and elapsed seconds of a run of the same model."""
+    """Return master rows, server state and elapsed seconds from a checkpoint.
+
+    :raises CheckpointError: the checkpoint is of another model or schema, or is damaged.
+    """
     path, meta = found.path, found.meta
     try:
         if meta['schema'] != SCHEMA:
@@ -120,7 +133,8 @@ def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState,
         state = ServerState(int(meta['iteration']), parse(meta['sync']).text, updated_at,
                             pushes, dict(meta['policy']), update, tensors.get(BASE),
                             {n: _taken_of(tensors[TAKEN + n], entry, partition)
-                             for n, entry in meta.get('taken', {}).items()})  # 0.2.0 has none
+                             # Checkpoints of version 0.2.0 have no 'taken'.
+                             for n, entry in meta.get('taken', {}).items()})
         master = _master(partition, tensors)
         _check('rog/updated_at', updated_at, (partition.rows,), np.int64)
         for name, held in [*((UPDATE + n, h) for n, h in update.items()),

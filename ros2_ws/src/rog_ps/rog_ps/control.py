@@ -1,4 +1,4 @@
-"""Control of a run from outside: services and parameters, and the reasons to refuse a call."""
+"""Control of a run by services and parameters, and the reasons why the server refuses a call."""
 
 from __future__ import annotations
 
@@ -22,23 +22,30 @@ if TYPE_CHECKING:
     from .node import ParameterServerNode
 
 
-REPEATED = 64       # answers that are kept for calls that come again
-REMEMBERED = 10_000  # times of calls
+REPEATED = 64       # most answers that are kept for calls that arrive again
+REMEMBERED = 10_000  # most times of calls that are kept
 
 
 class Calls:
     """Recognises repeated calls by the time at which their caller made them.
 
-    The latest time is at most that of the server's own clock. So a caller whose clock is ahead does
-    not make the calls of others look old, and neither do clocks that were all ahead and were then
-    set back. Calls with a later time are remembered one by one.
+    A call counts only if it is later than the latest call that was carried out. A time in the
+    future of the server's clock does not count as this latest time; such calls are remembered one
+    by one. So a caller whose clock is ahead does not make the calls of others look old. Neither do
+    clocks that were all ahead and were then set back.
     """
 
     def __init__(self) -> None:
-        self._done: set[int] = set()  # when calls were made, and carried out; ns since 1970
+        # Times of the calls that were carried out, ns since 1970: when the caller made the call
+        # and, if its clock was ahead of the server's, also when the server carried it out.
+        self._done: set[int] = set()
 
     def refusal(self, made: int, now: int) -> str:
-        """Return why a call is refused, empty if it counts; times in ns since 1970."""
+        """Return why a call is refused; an empty text means that it counts.
+
+        :param made: time at which the caller made the call, ns since 1970.
+        :param now: present time of the server's clock, ns since 1970.
+        """
         if made in self._done:
             return 'this call was carried out already'
         latest = max((time for time in self._done if time <= now), default=0)
@@ -55,14 +62,14 @@ class Calls:
 class Control:
     """The services that control the server's node.
 
-    ``key``: of the fleet; if there is one, a call must prove that its caller has it.
+    :param key: key of the fleet; with a key, a call must prove that its caller has it.
     """
 
     def __init__(self, node: ParameterServerNode, key: Key | None) -> None:
         self._node = node
         self._key = key and key.control()
         self._seal = self._key and derived(self._key, 'answer')
-        # Tag of a call that was carried out -> whether it worked, and the answer; newest last.
+        # Tag of a call that was carried out -> (whether it succeeded, its answer); newest last.
         self._answered: OrderedDict[bytes, tuple[bool, str]] = OrderedDict()
         self._calls, self._allowance = Calls(), Allowance()
         self._changing = False     # whether the node itself changes its parameters
@@ -73,7 +80,7 @@ class Control:
         node.held.callback(node.remove_on_set_parameters_callback, self._on_set_parameters)
 
     def _unproved(self, request: Any) -> str:
-        """Return why a call is not proved by the key of the fleet; empty if it is."""
+        """Return why a call does not prove that its caller has the fleet key; empty: it does."""
         if self._key is None:
             return ''
         try:
@@ -83,9 +90,10 @@ class Control:
         return ''
 
     def _refusal(self, request: Any = None) -> str:
-        """Return why a call is refused that is proved; empty if it is carried out.
+        """Return why a proved call is refused; an empty text means that it is carried out.
 
-        ``request``: of one of our services; None: parameters, which cannot carry a tag.
+        :param request: request of one of our services; None: a call that sets parameters, which
+            cannot carry a tag.
         """
         if not self._node.settings.security.control:
             return 'this fleet takes no control calls (security.control)'
@@ -101,11 +109,14 @@ class Control:
         return self._calls.refusal(request.time, time.time_ns())
 
     def _carry_out(self, request: Any, response: Any, what: Callable[[], str]) -> Any:
-        """Answer a call; ``what`` does what it asks for and returns the answer.
+        """Answer a call of a service.
 
-        With a key the answer is proved, and names the call by its tag. One to a call that is not
-        proved itself is not: whoever repeats the tag of somebody else's call in it could pass the
-        answer on. A call that comes again gets the answer that it got before.
+        With a key, the answer is proved, and it names the call by the tag of the call. The answer
+        to an unproved call is not proved: otherwise a stranger could copy the tag of another
+        caller's call into his call, and pass the answer on to that caller. A call that arrives
+        again receives the same answer again.
+
+        :param what: function that carries out the call and returns the text of the answer.
         """
         unproved, tag = self._unproved(request), bytes(request.tag)
         if not unproved and tag in self._answered:

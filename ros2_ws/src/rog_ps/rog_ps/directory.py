@@ -1,4 +1,4 @@
-"""Checks and locks the out directory. Imports nothing that takes long."""
+"""Checks and locks the out directory. The module imports only modules that load fast."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import NamedTuple
 from fleet_env.durable import Kept, hold
 from fleet_env.errors import DurableError
 
-FORMER = 'checkpoint.safetensors'  # of versions whose checkpoints had no digest
-SERVED = 'server.json'             # identity of the run, and how often its server was started
+FORMER = 'checkpoint.safetensors'  # checkpoint of earlier versions, which wrote no digest
+SERVED = 'server.json'             # file with the run's identity and the number of server starts
 
 
 def kept(directory: Path, keep: int = 1) -> Kept:
-    """Return the checkpoints in a directory."""
+    """Return the store of the checkpoints in a directory; ``keep``: number of newest to keep."""
     return Kept(directory, 'checkpoint', '.safetensors', keep)
 
 
 def check_directory(out: Path, resume: bool) -> None:
-    """Refuse an ``out`` directory that cannot be written or resumed; needs no model.
+    """Check that the directory ``out`` can be written and, with ``resume``, be resumed.
 
-    :raises DurableError: says what is wrong.
+    :raises DurableError: it cannot be written or resumed; the message says why.
     """
     store = kept(out)
     store.probe()
@@ -34,14 +34,18 @@ def check_directory(out: Path, resume: bool) -> None:
 
 
 class Claim(NamedTuple):
-    """A run, served by this process; ``start``: counts the processes that have served it."""
+    """A run that this process serves.
+
+    ``run``: identity of the run. ``start``: number of this process among the server processes that
+    have served the run, from 1.
+    """
 
     run: int
     start: int
 
 
 def run_in(out: Path) -> int:
-    """Return the identity of the run in a directory; 0: there is none."""
+    """Return the identity of the run in a directory; 0 if there is no run."""
     try:
         return _served((out / SERVED).read_bytes()).run
     except OSError:
@@ -49,13 +53,14 @@ def run_in(out: Path) -> int:
 
 
 def claim(out: Path | None, resume: bool, held: ExitStack) -> Claim:
-    """Lock a directory until ``held`` is closed, and count this start of its run.
+    """Lock a directory until ``held`` is closed, and count this start of the run's server.
 
-    The lock also ends with the process, however it ends. So a server that claims a run knows, and
-    tells the robots, that every former server of the run is gone. Without a directory each process
-    is a new run.
+    The lock ends with the process, in whatever way the process ends. So a server that holds the
+    lock knows that every former server of the run is gone, and it tells the robots so.
 
-    :raises DurableError: another process has locked it, or it cannot be written.
+    :param out: directory of the run; None: return a new run.
+    :param resume: whether to continue the run in the directory.
+    :raises DurableError: another process has locked the directory, or it cannot be written.
     """
     new = Claim(secrets.randbits(63) | 1, 1)
     if out is None:
@@ -66,7 +71,8 @@ def claim(out: Path | None, resume: bool, held: ExitStack) -> Claim:
         former = _served(os.read(handle, 1024))
         taken = Claim(former.run, former.start + 1) if resume and former.run else new
         text = json.dumps({'run': f'{taken.run:016x}', 'start': f'{taken.start:08d}'}).encode()
-        os.pwrite(handle, text, 0)  # as long as the former text, so that it is never half written
+        # The new text is as long as the former text, so the file is never half written.
+        os.pwrite(handle, text, 0)
         os.ftruncate(handle, len(text))
         os.fsync(handle)
     except OSError as error:
@@ -80,5 +86,5 @@ def _served(data: bytes) -> Claim:
         run, start = int(found['run'], 16), int(found['start'])
     except (ValueError, KeyError, TypeError):
         run = start = 0
-    # A new or damaged file counts as that of a new run.
+    # A new or damaged file means a new run.
     return Claim(run, start) if 0 < run < 2**64 and 0 < start < 2**32 - 1 else Claim(0, 0)

@@ -1,4 +1,4 @@
-"""Looks for another parameter server in the same namespace, before ours is built."""
+"""Looks for another parameter server in the same namespace, before this server is built."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rog_ros import qos
 from rog_ros.parameters import SERVER
 from rog_ros.servers import Others, refusal
 
-SECONDS = 2.0  # time to find a server on this network, even if an announcement is lost
-_LEAST = 0.3   # s at least to read what has arrived during the imports
+SECONDS = 2.0  # s that are enough to find another server, even if one announcement is lost
+_LEAST = 0.3   # s that are at least spent to read the messages that arrived during the imports
 
 
 class Lookout:
-    """Listens in the namespace of our future server; ``others``: which statuses count."""
+    """Listens in the namespace of the future server; ``others`` decides which statuses count."""
 
     def __init__(self, others: Others) -> None:
         self._others = others
@@ -28,7 +28,10 @@ class Lookout:
         self._node.create_subscription(FleetStatus, 'fleet_status', self._heard.append, qos.STATUS)
 
     def close(self) -> None:
-        """Stop listening; raise `ConfigError` if a server was found."""
+        """Stop listening when `SECONDS` have passed since the start, or a server is found.
+
+        :raises ConfigError: there is another server.
+        """
         executor = SingleThreadedExecutor(context=self._node.context)
         executor.add_node(self._node)
         until = max(self._until, time.monotonic() + _LEAST)

@@ -20,13 +20,13 @@ from .lookout import Lookout
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the node until its time is over or it is stopped; the exit code is 0 for a clean end."""
+    """Run the node until the run is over or is stopped; return 0 if it ended without error."""
     return run(_build, _serve, args, ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps'),
                lambda given: look_before('parameter_server', f'/{SERVER}', given))
 
 
 def _build() -> Any:
-    # Begin before the imports, which take as long as DDS needs to find others.
+    # Start to listen before the imports, because these take as long as DDS needs to find a server.
     lookout = Lookout(_look_at_settings())
     import torch
     from rog_core.warm_up import warm_up
@@ -36,12 +36,15 @@ def _build() -> Any:
     lookout.close()
     torch.set_num_threads(1)
     node = ParameterServerNode()
-    warm_up()  # compiling while robots wait for an answer would look like a dead server
+    warm_up()  # compile now: later, waiting robots would take the server for dead
     return node
 
 
 def _look_at_settings() -> Others:
-    """Refuse a full disk, a damaged checkpoint or key before the imports, which take seconds."""
+    """Raise an error for a full disk, a damaged checkpoint or a damaged key.
+
+    This happens before the imports, which take seconds.
+    """
     node = Node('parameter_server', namespace=f'/{SERVER}', start_parameter_services=False,
                 enable_rosout=False)
     try:
@@ -58,7 +61,7 @@ def _look_at_settings() -> Others:
 
 def _serve(node: Any, interruption: Interruption) -> int:
     spin_until(node, lambda: node.done, interruption, node.interrupt)
-    node.finish()  # in case the user did not wait for the robots
+    node.finish()  # needed if the user ended the node before the robots were ready
     return fail(node.error) if node.error else 0
 
 

@@ -60,18 +60,20 @@ if TYPE_CHECKING:
     from .above import Above
 
 
-OPEN = 32  # robots that may join without a key or a list: rclpy slows down with each one's topics
+# Most robots in a fleet that has neither a key nor a list of robots. The topics of each robot slow
+# rclpy down, so strangers must not be able to add many.
+OPEN = 32
 
 
 class ParameterServerNode(ManagedNode):
     """Carries out the actions of the server machine; writes records and checkpoints.
 
-    While it is not active it grants nothing, and says so in its statuses: robots wait for it.
+    While the node is not active, it grants no iteration. Its statuses say so, and robots wait.
     """
 
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps')
-    error = ''              # why it ended, if not cleanly
-    _had_run = False        # configured again, it continues from its own checkpoint
+    error = ''              # why the node ended; empty: without error
+    _had_run = False        # whether a new configuration continues from the node's own checkpoint
 
     def __init__(self, **options: Any) -> None:
         super().__init__('parameter_server', ServerSettings, namespace=f'/{SERVER}', **options)
@@ -81,7 +83,7 @@ class ParameterServerNode(ManagedNode):
         return is_drivable(self, ServerSettings)
 
     def configure(self) -> None:
-        """Load the task, make the machine and declare topics; grant nothing yet."""
+        """Load the task, make the state machine and the topics; grant no iteration yet."""
         self.held.callback(self._forget)
         self.settings = settings = declare(self, ServerSettings)
         if self._had_run:
@@ -102,26 +104,27 @@ class ParameterServerNode(ManagedNode):
         self._born = time.monotonic()
         self.out = Path(settings.out) if settings.out else None
         self._refuse_former_run()
-        # `main` has checked them before the imports that take long.
+        # `main` has checked this directory before the slow imports.
         self._checkpoints = self.out and kept(self.out)
         self._incomplete = False   # whether a part of the records could not be written
-        self._unsaved = ''         # why the last checkpoint was not written
-        self._peers: dict[str, Peer] = {}
-        self._emulated: list[ShapedLink] = []  # their emulated links
-        self.dropped: Counter[str] = Counter()  # messages refused, by robot
+        self._unsaved = ''         # why the last checkpoint was not written; empty: it was
+        self._peers: dict[str, Peer] = {}       # by name of the robot
+        self._emulated: list[ShapedLink] = []   # links of the peers that are emulated
+        self.dropped: Counter[str] = Counter()  # sender -> number of refused messages
         self._awake = time.monotonic()     # when this process last did something
         self._began: float | None = None   # when the first robot joined
-        self._elapsed_before = 0.0         # before restarts of the server
-        self._finish_by = math.inf
-        self._away: set[str] = set()
-        self._paused: set[str] = set()     # robots that have left for a while
-        self._paused_at = time.monotonic()    # time of the pause; infinity: not paused
+        self._elapsed_before = 0.0         # s of training before the last restart of the server
+        self._finish_by = math.inf         # when to end without the robots' last evaluations
+        self._away: set[str] = set()       # robots that are reported as away
+        self._paused: set[str] = set()     # robots that have left the fleet for a pause
+        self._paused_at = time.monotonic()    # when the run was paused; infinity: not paused
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
-        self._base: np.ndarray | None = None  # of a checkpoint, see `rog_core.upstream`
-        self._above: Above | None = None      # the parent fleet
+        self._base: np.ndarray | None = None  # from a checkpoint, see `rog_core.upstream`
+        self._above: Above | None = None      # connection to the parent fleet
         self.machine = self._build_machine()
         self.machine.paused = True
-        self.set_parameters([Parameter('sync', value=str(self.machine.method))])  # a checkpoint's
+        # The method can come from a checkpoint.
+        self.set_parameters([Parameter('sync', value=str(self.machine.method))])
         self._claim = claim(self.out, settings.resume, self.held)
         self._others = Others(self._signature, self._claim.run,
                               process_of(self.machine.incarnation))
@@ -135,7 +138,8 @@ class ParameterServerNode(ManagedNode):
         self._alarm = Alarm(self._on_time, self)
         self.held.callback(self._alarm.close)
         if settings.upstream.robot:
-            from .above import Above  # here, as it imports all that a robot's node needs
+            # Import this only here, because it imports all modules of a robot's node.
+            from .above import Above
 
             self._above = Above(self, self._base, self._save_or_say if self.out else lambda: None)
             self.held.callback(self._above.close)
@@ -146,7 +150,7 @@ class ParameterServerNode(ManagedNode):
         self._heartbeat()
 
     def activate(self) -> None:
-        """Let the robots continue. A pause does not count as time of the training."""
+        """Let the robots train. The time of a pause does not count as time of training."""
         now = time.monotonic()
         if self._began is not None:
             self._began += now - max(self._began, self._paused_at)
@@ -155,7 +159,7 @@ class ParameterServerNode(ManagedNode):
         self._publish_status()
 
     def deactivate(self) -> None:
-        """Grant nothing more; raise `ConfigError` if the run is ending."""
+        """Stop granting iterations; raise `ConfigError` if the run is ending."""
         if self.machine.stopping:
             raise ConfigError('the run is ending')
         now = self._paused_at = time.monotonic()
@@ -163,7 +167,7 @@ class ParameterServerNode(ManagedNode):
         self._publish_status()
 
     def cleanup(self) -> None:
-        """Write the last checkpoint and the outcome; robots register with the next server."""
+        """Write the last checkpoint and the records; robots will register with the next server."""
         self._write_outcome()
         self._had_run = self.out is not None
 
@@ -173,7 +177,7 @@ class ParameterServerNode(ManagedNode):
             vars(self).pop(name, None)
 
     def shutdown(self) -> None:
-        """End the run cleanly."""
+        """End the run in an orderly way."""
         if self.configured:
             self.request_stop('shut down')
         else:
@@ -213,7 +217,8 @@ class ParameterServerNode(ManagedNode):
             partition, on_device(master, str(torch_device(settings.server.device))),
             secrets.randbits(63), ServerConfig.of(settings, self._capacities))
         if state is not None:
-            check_named(state.sync, machine.aggregation.team)  # another than that of the settings
+            # The method of the checkpoint can differ from the method in the settings.
+            check_named(state.sync, machine.aggregation.team)
             machine.load_state(state)
             self._base = state.base
         self._writer = checkpoint.Writer(partition, float(np.linalg.norm(master)))
@@ -244,7 +249,7 @@ class ParameterServerNode(ManagedNode):
             shaped = ShapedLink() if link is None else ShapedLink.from_config(
                 link, self.settings.link_epoch)
             if not self.settings.link_epoch:
-                shaped.hold()  # until the training begins
+                shaped.hold()  # no delay until the training begins
                 if self.elapsed:
                     shaped.begin(time.monotonic() - self.elapsed)
             self._peers[robot] = Peer(self, robot, shaped)
@@ -301,10 +306,11 @@ class ParameterServerNode(ManagedNode):
                       bytes(request.tag))
 
     def _refused_unproved(self, robot: str, error: SealError, response: Any) -> Any:
-        """Refuse a registration that is not made with the key of its robot.
+        """Refuse a registration that is not proved with the key of its robot.
 
-        The refusal is not proved, either: it would name the tag of the request, which may be that
-        of an honest one, and whoever has heard that one could pass the refusal on to its robot.
+        The answer is not proved, either. A proved answer would name the tag of the request. A
+        stranger could copy this tag from the request of an honest robot, and then pass the refusal
+        on to this robot.
         """
         response.accepted = False
         response.reason = (f'the registration of {robot} is not proved: {error}. '
@@ -313,12 +319,12 @@ class ParameterServerNode(ManagedNode):
         return response
 
     def _note_refusal(self, robot: str, reason: str) -> None:
-        # Names that nobody has proved or accepted are not kept.
+        # Count names that are neither proved nor accepted together, so that they take no memory.
         self.dropped[robot if robot in self._peers else 'unknown robots'] += 1
         self.get_logger().warning(f'refused {robot}: {reason}', throttle_duration_sec=5.0)
 
     def _unlisted(self, robot: str) -> RegisterResponse | None:
-        """Return why a robot of this name cannot take part."""
+        """Return the refusal for a robot whose name cannot take part; None: it can."""
         if self._links and robot not in self._links:
             return RegisterResponse(False, f"'{robot}' is not in the fleet file; it lists "
                                     f"{', '.join(self._links)}")
@@ -330,7 +336,11 @@ class ParameterServerNode(ManagedNode):
         return None
 
     def _untimely(self, request: Any, robot: str) -> RegisterResponse | None:
-        """Return why a registration is refused that is proved, but was not made for now."""
+        """Return the refusal for a proved registration that is out of date; None: it is not.
+
+        It is out of date if it is for another server process, or if another process of the robot
+        has replaced the one that made it.
+        """
         member = self.machine.members.get(robot)
         if request.server != process_of(self.machine.incarnation):
             return RegisterResponse(False, 'the registration is not for this server process', True,
@@ -352,7 +362,7 @@ class ParameterServerNode(ManagedNode):
         sender = None if member is None else member.sender
         actions = receive(self.machine, message, self.get_logger(), robot, keys)
         times = self.machine.clipped[robot]
-        if times != clipped and times.bit_count() == 1:  # the 1st, 2nd, 4th, 8th and so on
+        if times != clipped and times.bit_count() == 1:  # log the 1st, 2nd, 4th, 8th ... time
             self.get_logger().warning(f'a push of {robot} counts only in part, {times} until now: '
                                       f'its norm is above {self.settings.server.clip:g} times the '
                                       'median of the robots (server.clip)')
@@ -365,13 +375,17 @@ class ParameterServerNode(ManagedNode):
         self.act(actions)
 
     def on_status(self, robot: str, message: Any) -> None:
-        """Handle a robot's status: a heartbeat, which is recorded and may say that it stops."""
+        """Handle a status message of a robot.
+
+        It counts as a heartbeat, goes to the record, and may say that the robot pauses or stops.
+        """
         now, member = time.monotonic(), self.machine.members.get(robot)
         if member is None or message.robot != robot or member.state == AWAY \
                 or message.incarnation != process_of(member.incarnation):
             if robot in self._away:
-                self._publish_status()  # its link is back: let it know at once that it is away
-            return  # another robot of this name, or one that must register again
+                # The link is back: a new status tells the robot at once that it counts as away.
+                self._publish_status()
+            return  # the sender is another process with this name, or must register again
         try:
             self._peers[robot].check_status(message, member, self.machine.incarnation,
                                             self._key is not None)
@@ -401,7 +415,7 @@ class ParameterServerNode(ManagedNode):
                                f'{robot} is back from its pause')
 
     def _on_other(self, message: Any) -> None:
-        """Handle the status of a server in the same namespace, which may be our own."""
+        """Handle a status of a server in the same namespace, which can be this server itself."""
         others, mine = self._others, (self.elapsed, self._reports.count,
                                       process_of(self.machine.incarnation))
         if self.done:
@@ -428,7 +442,10 @@ class ParameterServerNode(ManagedNode):
         self.act(self.machine.on_time(now))
 
     def _excuse(self, now: float) -> None:
-        """If this process was held up, do not count that time as silence: heartbeats are unread."""
+        """If this process was held up, do not count this time as silence of the robots.
+
+        Their heartbeats have arrived, but are not read yet.
+        """
         if now - self._awake > self.settings.heartbeat.period + self.settings.heartbeat.limit / 2:
             self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')
             self.machine.on_held_up(now - self._awake, now)
@@ -453,7 +470,7 @@ class ParameterServerNode(ManagedNode):
     # -- actions ---
 
     def act(self, actions: list[Action]) -> None:
-        """Carry out what the machine has decided."""
+        """Carry out actions of the state machine."""
         now = time.monotonic()
         self._excuse(now)
         for action in actions:
@@ -464,7 +481,7 @@ class ParameterServerNode(ManagedNode):
                 self._fault(action.robot, action.what, action.detail)
                 self._publish_status()
             elif isinstance(action, Stop):
-                # The robots' last statuses end the record.
+                # The record ends with the last statuses of the robots, so wait for them.
                 if math.isinf(self._finish_by) and (late := self._not_final()):
                     self.get_logger().info('waiting until the final model is evaluated by '
                                            f'{", ".join(sorted(late))}')
@@ -476,7 +493,7 @@ class ParameterServerNode(ManagedNode):
         self._alarm.set(min([self.machine.deadline, *(link.deadline for link in self._emulated)]))
 
     def request_stop(self, reason: str) -> None:
-        """End the run cleanly: send all robots the final model, then close the records."""
+        """End the run in an orderly way: send the final model to all robots, close the records."""
         if self.machine.stopping:
             return
         self.reason = reason
@@ -492,7 +509,10 @@ class ParameterServerNode(ManagedNode):
             self.request_stop('interrupted')
 
     def _await_final(self, now: float) -> None:
-        """Wait for the evaluations of the final model from now on, at most until `stop_by`."""
+        """Wait for the robots' evaluations of the final model.
+
+        Wait for at most two heartbeat limits from ``now``, and not longer than `Limits.stop_by`.
+        """
         self._finish_by = min(now + 2 * self.settings.heartbeat.limit, self.machine.limits.stop_by)
 
     def _all_final(self) -> bool:
@@ -500,14 +520,14 @@ class ParameterServerNode(ManagedNode):
             and not (self._above is not None and self._above.pushing)
 
     def _not_final(self) -> set[str]:
-        """Return the present robots whose accuracy of the final model is not recorded yet."""
+        """Return the present robots whose status `stopped` is not in the record yet."""
         if self._recorder is None:
             return set()
         present = {m.robot for m in self.machine.members.values() if m.state != AWAY}
         return present - self._paused - self._recorder.final_statuses()
 
     def finish(self) -> None:
-        """Write the last checkpoint and the outcome; the run is over."""
+        """End the run: write the last checkpoint and the summary."""
         if not self.done:
             self.done = True
             self._write_outcome()
@@ -541,7 +561,7 @@ class ParameterServerNode(ManagedNode):
         self._record(lambda recorder: recorder.fault(self.elapsed, robot, what, detail))
 
     def _record(self, write: Callable[[Recorder], None]) -> None:
-        """Write to the records, if any. A full disk stops the records, not the training."""
+        """Write to the records, if there are any. A full disk does not stop the training."""
         if self._recorder is None or self.done:
             return
         try:
@@ -553,7 +573,11 @@ class ParameterServerNode(ManagedNode):
     # -- checkpoints ---
 
     def save(self, name: str = '') -> Path:
-        """Write a checkpoint and return its path; ``name``: keep it apart from the run's own."""
+        """Write a checkpoint and return its path.
+
+        :param name: name given by a user: the checkpoint then goes to a directory of its own and is
+            not replaced by the run's checkpoints. Empty: a checkpoint of the run.
+        """
         if self.out is None:
             raise checkpoint.CheckpointError('the server has no out directory')
         keep = self.settings.server.keep
@@ -566,7 +590,7 @@ class ParameterServerNode(ManagedNode):
         return self._writer.write(store, to_host(machine.master), state, self.elapsed)
 
     def _save_or_say(self) -> None:
-        """Write the run's checkpoint; log when that fails, and when it works again."""
+        """Write a checkpoint of the run; log it if this fails, and if it works again."""
         try:
             self.save()
         except checkpoint.CheckpointError as error:

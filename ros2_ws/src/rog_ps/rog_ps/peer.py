@@ -1,4 +1,4 @@
-"""The server's side of one robot: topics, the emulated link, and the check of its statuses."""
+"""One robot as the server sees it: its topics, emulated link, and the check of its statuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Peer:
-    """Topics of one robot, and the emulated link towards it."""
+    """The topics of one robot, and the emulated link to it."""
 
     def __init__(self, node: ParameterServerNode, robot: str, link: ShapedLink) -> None:
         self.link = link
@@ -32,11 +32,12 @@ class Peer:
             Ack: node.create_publisher(RowAck, base + 'push_ack', qos.CHUNK),
             End: node.create_publisher(TransferEnd, base + 'pull_end', qos.CONTROL)}
         self.receipts = node.create_publisher(TransferReceipt, base + 'push_receipt', qos.CONTROL)
-        self.session: Session | None = None  # if the fleet has a key, and the robot has registered
-        self.count = 0             # of its last status in this session
-        self._noted = 0, 0         # iteration and evaluation of its last recorded status
-        self._changes = [0, 0]     # how often each of them was another one
-        self.lives: set[int] = set()  # its processes that have registered with the fleet's key
+        # None: the fleet has no key, or the robot has not registered yet.
+        self.session: Session | None = None
+        self.count = 0             # count of the robot's last status in this session
+        self._noted = 0, 0         # iteration and evaluation of the robot's last recorded status
+        self._changes = [0, 0]     # how often each of these two numbers has changed
+        self.lives: set[int] = set()  # incarnations that have registered with the robot's key
         for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
                                      (TransferEnd, 'push_end', qos.CONTROL),
                                      (TransferReceipt, 'pull_receipt', qos.CONTROL)):
@@ -51,10 +52,11 @@ class Peer:
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
     def is_recorded(self, message: Any, member: Member) -> bool:
-        """Whether a status that was checked goes to the record, where it may take a line.
+        """Return whether a checked status goes to the record, where it may take a line.
 
-        A robot finishes an iteration, and evaluates, at most once for each transfer to it. What
-        says more often that it has done so is not from it, and would fill the disk.
+        A robot finishes at most one iteration, and evaluates at most once, for each pull. If
+        statuses report more iterations or evaluations, they are not from the robot; recorded, they
+        would fill the disk.
         """
         changed = [now != then for now, then in zip(
             (message.iteration, message.evaluated_at), self._noted, strict=True)]
@@ -67,9 +69,10 @@ class Peer:
         return True
 
     def check_status(self, message: Any, member: Member, server: int, keyed: bool) -> None:
-        """Raise `RemoteProtocolError` for a status that cannot be of this member.
+        """Raise `RemoteProtocolError` for a status that cannot be from this member.
 
-        ``server``: incarnation of the server's machine. ``keyed``: whether the fleet has a key.
+        :param server: incarnation of the server's state machine.
+        :param keyed: whether the fleet has a key.
         """
         if keyed:
             if self.session is None:
@@ -80,9 +83,10 @@ class Peer:
             self.count = message.count
         if message.state not in (STARVED, EVALUATING, *WORKER.rows):
             raise RemoteProtocolError(f"it says that the robot is '{message.state}'")
-        if message.iteration > member.granted > 0:  # records take a line for each iteration
+        if message.iteration > member.granted > 0:  # false iterations would fill the record
             raise RemoteProtocolError(f'it must have finished at most iteration {member.granted}, '
                                       f'which was granted, got {message.iteration}')
-        # Anyone can read and repeat the other fields, and such a status takes the robot out.
+        # A status with one of these states takes the robot out of the fleet. Anyone can read and
+        # repeat its other fields, so it must also carry the secret session.
         if message.state in (PAUSED, STOPPED) and message.session != member.incarnation ^ server:
             raise RemoteProtocolError('it says that the robot stops, but not its secret session')

@@ -1,4 +1,4 @@
-"""What the server's node publishes: the fleet's status, and its part of /diagnostics."""
+"""Publishes the fleet's status, and the server's part of /diagnostics."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rog_ros.servers import this_process, this_version
 
 from .directory import Claim
 
-ASK_EVERY = 10.0  # seconds between two queries for publishers
-STATES = {'pulling': 'training', 'draining': 'training'}  # names of states in RobotStatus
+ASK_EVERY = 10.0  # least seconds between two queries for publishers
+STATES = {'pulling': 'training', 'draining': 'training'}  # member's state -> name in RobotStatus
 
 
 class Reports:
@@ -33,8 +33,9 @@ class Reports:
         self._node, self._claim, self._signature = node, claim, signature
         self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
-        self.count = 0                       # statuses published
-        # Of the last query for publishers: its time, messages refused until then, and the answer.
+        self.count = 0                       # number of published statuses
+        # The last query for publishers: its time, number of messages refused until then, and its
+        # answer (topic -> publishers).
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
 
     def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str]) -> None:
@@ -71,10 +72,12 @@ class Reports:
 
     def diagnose(self, machine: ServerMachine, unsaved: str, above: str, dropped: Counter[str],
                  bases: Mapping[str, str]) -> None:
-        """Publish health: robots that are away, and messages that were refused.
+        """Publish the health of the fleet: robots that are away, and refused messages.
 
-        ``unsaved``: why there is no checkpoint. ``above``: name and state in the parent fleet.
-        ``dropped``: messages refused, by sender. ``bases``: of the robots' topics.
+        :param unsaved: why the last checkpoint was not written; empty: it was written.
+        :param above: name and state of this fleet in the parent fleet; empty: it has none.
+        :param dropped: sender -> number of refused messages.
+        :param bases: robot -> beginning of its topic names.
         """
         away = [m.robot for m in machine.members.values() if m.state == AWAY]
         status = DiagnosticStatus(
@@ -103,10 +106,11 @@ class Reports:
         self._diagnostics.publish(message)
 
     def _who_publishes(self, dropped: Counter[str], bases: Mapping[str, str]) -> dict[str, str]:
-        """Return the publishers of each status topic with refused messages that has several.
+        """Return topic -> its publishers, for status topics of robots whose messages were refused.
 
-        rclpy does not tell which publisher has sent a message, so all are named. The query takes a
-        while, so it runs only now and then.
+        Topics with a single publisher are left out. rclpy does not say which publisher has sent a
+        message, so the result names all. The query takes long, so it runs at most every `ASK_EVERY`
+        seconds, and only after further refusals.
         """
         now, total = time.monotonic(), dropped.total()
         asked, former, found = self._asked

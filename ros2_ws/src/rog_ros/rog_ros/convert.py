@@ -1,4 +1,4 @@
-"""Converts rog_msgs messages to the values of `rog_core.protocol.messages`, and back."""
+"""Converts messages of rog_msgs to values of `rog_core.protocol.messages`, and back."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from rog_msgs.srv import Register
 
 from .seal import Side, sealed
 
-MAX_PARAMETERS = 1 << 16  # of a registration
-MAX_NAME = 256            # characters of a name in it
-LONGEST = 200             # characters of a method's name; a robot's statuses repeat it
+MAX_PARAMETERS = 1 << 16  # most parameters of the model in a registration
+MAX_NAME = 256            # most characters of a name in a registration
+LONGEST = 200             # most characters kept of a method's name, which robots' statuses repeat
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
-STATUS_BYTES = 300  # of a robot's status, which is its heartbeat, on the air
+STATUS_BYTES = 300  # bytes on the air of a robot's status, which is its heartbeat
 
 
 def _octets(data: Any) -> array.array:
@@ -59,7 +59,7 @@ def _identity(transfer: TransferId) -> dict[str, int]:
 
 
 def to_ros(message: Chunk | Ack | End | Receipt, key: Side | None = None) -> Any:
-    """Return the rog_msgs message of a value of rog_core, sealed if there is a key."""
+    """Return the message of rog_msgs for a value of rog_core; with a key, it carries a tag."""
     identity = _identity(message.transfer)
     if isinstance(message, Chunk):
         return RowChunk(**identity, sequence=message.sequence, codec=message.codec,
@@ -89,7 +89,10 @@ def _tag(key: Side | None, message: Chunk | Ack) -> array.array:
 
 
 def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
-    """Return the value of rog_core of a message; `RemoteProtocolError` for an unknown kind."""
+    """Return the value of rog_core that a message of rog_msgs holds.
+
+    :raises RemoteProtocolError: the kind of the transfer or its step is unknown.
+    """
     transfer = _transfer(message)
     if isinstance(message, RowChunk):
         return Chunk(transfer, message.sequence, message.codec, message.segments,
@@ -108,7 +111,7 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
 
 
 def payload_bytes(message: Chunk | Ack | End | Receipt | RegisterRequest) -> int:
-    """Return the bytes of a message on the air, without those that DDS and UDP add."""
+    """Return the bytes of a message on the air, without the bytes that DDS and UDP add."""
     if isinstance(message, RegisterRequest):
         return STATUS_BYTES + sum(16 + len(name) for name, _ in message.parameters)
     if isinstance(message, Chunk):
@@ -131,7 +134,10 @@ def request_to_ros(request: RegisterRequest) -> Any:
 
 
 def request_from_ros(request: Any) -> RegisterRequest:
-    """Return the registration that a service request holds; `RemoteProtocolError` if malformed."""
+    """Return the registration that a service request holds.
+
+    :raises RemoteProtocolError: the request is malformed.
+    """
     if len(request.names) > MAX_PARAMETERS:
         raise RemoteProtocolError(f'registration must name at most {MAX_PARAMETERS} parameters, '
                                   f'got {len(request.names)}')
@@ -161,7 +167,7 @@ def _receipt(message: Any) -> Receipt | None:
 
 
 def response_to_ros(response: RegisterResponse, message: Any) -> Any:
-    """Fill the service response of a registration."""
+    """Copy the answer to a registration into the service response ``message``; return it."""
     message.accepted, message.reason = response.accepted, response.reason
     message.retry, message.incarnation = response.retry, response.incarnation
     message.iteration, message.attempt = response.iteration, response.attempt
@@ -173,7 +179,7 @@ def response_to_ros(response: RegisterResponse, message: Any) -> Any:
 
 
 def response_from_ros(message: Any) -> RegisterResponse:
-    """Return the answer that a service response holds."""
+    """Return the answer to a registration that a service response holds."""
     return RegisterResponse(message.accepted, message.reason, message.retry, message.incarnation,
                             message.iteration, message.attempt, shown(message.sync, LONGEST),
                             _receipt(message.push), message.over,

@@ -1,4 +1,4 @@
-"""Parameters of the two nodes: settings of the fleet file, and those that only a node has."""
+"""Parameters of the two nodes: settings of the fleet file, and settings that only a node has."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ELSEWHERE = ('channel', 'codec_pace', 'traffic', *ReachConfig.model_fields)
 
 
 SERVER = 'rog'  # name of the parameter server's namespace, which no robot may have
-NAME = 64       # characters of a robot's name: with its topics it must fit the 247 of ROS 2
+NAME = 64       # most characters of a robot's name; ROS 2 limits a whole topic name to 247
 
 
 class WorkerSettings(ManagedSettings, LinkSettings, Computer, FleetSettings):
@@ -45,7 +45,7 @@ class WorkerSettings(ManagedSettings, LinkSettings, Computer, FleetSettings):
 
 
 class ServerSettings(ManagedSettings, LinkSettings, FleetSettings):
-    """Settings of the parameter-server node; `declare_robots` adds those of each robot."""
+    """Settings of the parameter-server node; `declare_robots` adds parameters for each robot."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
         *_ELSEWHERE, 'device', 'learning_rate', 'nesterov', 'weight_decay', 'batch_size',
@@ -62,15 +62,16 @@ class ServerSettings(ManagedSettings, LinkSettings, FleetSettings):
 
 
 class RobotEntry(Computer):
-    """What the server knows of a robot before it joins."""
+    """Settings of one robot among the server's parameters; the server needs them from the start."""
 
     link: LinkConfig = LinkConfig(trace='')
 
 
 def is_drivable(node: Node, model: type[ManagedSettings]) -> bool:
-    """Whether anyone may change the state of a node.
+    """Return whether anyone may change the lifecycle state of a node.
 
-    This is a control call without a tag: refused if the fleet has a key, or accepts no such calls.
+    Such a change is a control call without a proof of its sender. So it is refused if the fleet has
+    a key, or if it accepts no control calls (`security.control`).
     """
     found = declare_early(node, model, 'security.key', 'security.control')
     return not found['security.key'] and found.get('security.control', True)
@@ -112,10 +113,10 @@ def _sections(fleet: FleetConfig) -> dict[str, Any]:
 
 
 def declare_robots(node: Node, names: tuple[str, ...]) -> dict[str, RobotEntry]:
-    """Declare the parameters of each robot at the server; return name -> their values.
+    """Declare the parameters of each robot on the server's node; return robot -> their values.
 
     :raises ConfigError: a name is invalid, or given twice.
-    :raises SettingError: a value is invalid; the text names the parameter.
+    :raises SettingError: a value is invalid; the message names the parameter.
     :raises TraceError: a trace cannot be read.
     """
     robots: dict[str, RobotEntry] = {}
@@ -125,17 +126,20 @@ def declare_robots(node: Node, names: tuple[str, ...]) -> dict[str, RobotEntry]:
                               'own name')
         robots[name] = entry = declare(node, RobotEntry, f'{name}.')
         if entry.link.emulate and (entry.link.trace or entry.link.rate):
-            link_trace(entry.link)  # raises if it cannot be read
+            link_trace(entry.link)  # raises TraceError if the trace cannot be read
     return robots
 
 
 def fleet_namespace(server: str) -> str:
-    """Return the common prefix of the namespaces of server and robots: '/blue' of '/blue/rog'."""
+    """Return the namespace of a fleet from that of its server: '/blue' from '/blue/rog'."""
     return server.rstrip('/').rpartition('/')[0]
 
 
 def robot_name(name: Any) -> str:
-    """Return ``name`` if it can be a robot's name, which becomes part of topic names."""
+    """Return ``name`` if it can be a robot's name, which becomes part of topic names.
+
+    :raises ConfigError: the name is not allowed.
+    """
     if not (isinstance(name, str) and re.fullmatch(r'[A-Za-z]\w*(/[A-Za-z]\w*)*', name, re.ASCII)
             and '__' not in name):
         raise ConfigError(f"'{name}' cannot be the name of a robot; it becomes its namespace: "

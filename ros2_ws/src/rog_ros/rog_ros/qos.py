@@ -1,16 +1,17 @@
-"""QoS profiles, named once. Publishers and subscriptions of a topic use the same."""
+"""QoS profiles. The publishers and subscriptions of a topic use the same profile from here."""
 
 from fleet_ros.qos import HEARTBEAT, STATUS
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
 __all__ = ['CHUNK', 'CONTROL', 'DIAGNOSTICS', 'HEARTBEAT', 'STATUS']
 
-# Row chunks and their acknowledgements: the protocol itself repeats what is lost, and nothing may
-# queue up behind a dead link. Deep enough for a burst that arrives while a callback runs.
+# Row chunks and their acknowledgements. They are best effort, because the protocol itself repeats
+# lost chunks, and no message may queue up behind a dead link. The queue is deep enough for a burst
+# that arrives while a callback runs.
 CHUNK = QoSProfile(depth=512, history=HistoryPolicy.KEEP_LAST,
                    reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE)
 
-# Ends and receipts of transfers: few, and a peer waits for each.
+# Ends and receipts of transfers. They are reliable, because they are few and a peer waits for each.
 CONTROL = QoSProfile(depth=16, history=HistoryPolicy.KEEP_LAST,
                      reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 

@@ -1,4 +1,4 @@
-"""Passes messages of a topic to the state machine, and writes log lines about transfers."""
+"""Passes messages of transfers to the state machine, and makes log lines about transfers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from .seal import Side
 
 def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, peer: str,
             keys: tuple[int, Side] | None = None) -> list[Action] | None:
-    """Pass a transfer's message to the machine; return its actions, or None if it was refused.
+    """Pass a message of a transfer to the state machine; return the machine's actions.
 
-    ``peer``: the sender, a robot's name or `the server`. ``keys``: number of the session, and the
-    keys of its tags; None: the fleet has no key. A refusal is logged, except for messages from
-    before a restart, which are expected.
+    Return None if the message was refused; this is logged. A message from before a restart is
+    expected, so it is dropped without a log line, and the result is an empty list.
+
+    :param peer: sender of the message: a robot's name, or ``the server``.
+    :param keys: number of the session, and the keys with which the peer makes its tags; None: the
+        fleet has no key.
     """
     try:
         value = from_ros(message)
@@ -42,19 +45,20 @@ def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, p
 
 
 def checksum_of(transfer: TransferId, rows: Array) -> str:
-    """Return the line that both sides log when a transfer to a robot is closed.
+    """Return the line that robot and server log at the end of a pull (`training.checksums`).
 
-    It holds a checksum of the ``rows`` that the robot then has: its own, or the mirror at the
-    server (`training.checksums`).
+    The line holds a checksum of the rows of the robot, which must be equal on both sides.
+
+    :param rows: at the robot, its own rows; at the server, the mirror of the robot.
     """
     name = f'{transfer.incarnation:x}/{transfer.kind}/{transfer.iteration}/{transfer.attempt}'
     return f'checksum of {name}: {zlib.crc32(to_host(rows).tobytes()):08x}'
 
 
 def push_line(push: Sender, now: float) -> str:
-    """Return the line that a robot logs when the receipt of a push has come (`training.pushes`).
+    """Return the line that a robot logs when it has the receipt of a push (`training.pushes`).
 
-    Its times are of the machine's clock.
+    The times in the line are monotonic seconds of the machine's clock.
     """
     return (f'push {push.transfer.iteration} from {push.started:.5f} to {now:.5f} s, end sent at '
             f'{push.closed:.5f} s, {push.bytes_sent} bytes')

@@ -1,20 +1,23 @@
-"""The fleet key: which messages it proves, and how.
+"""The fleet key: it proves who has sent a message. It does not hide the content.
 
-A fleet key is 32 random bytes. Each robot's own key is derived from it, so that a lost robot does
-not reveal the key of another. When a robot registers, both sides derive two session keys from the
-robot's key and the random numbers of the two processes, so messages of one session are invalid in
-another. Every message carries a tag of 16 bytes over its typed fields, the same for every
-implementation of DDS: keyed BLAKE2b (RFC 7693, `hashlib`); for large chunks GMAC, which is
-AES-256-GCM without encryption (NIST SP 800-38D, package `cryptography`), as processors have
-instructions for it. Its nonce is the number of the chunk, which no other chunk has with the same
-key. The key proves who has sent a message; it hides nothing.
+A fleet key is 32 random bytes. Each robot has its own key, which is derived from the fleet key, so
+that a stolen robot does not reveal the key of another robot. When a robot registers, both sides
+derive two session keys from the robot's key and the random numbers of the two processes. So
+messages of one session are invalid in another session.
 
-A fleet status is for all, also for robots that have not registered with this process, so it is
-signed: Ed25519 (RFC 8032). A robot's key file holds the public half, which cannot sign.
+Every message except the fleet status carries a tag of 16 bytes. The tag is computed over the typed
+fields of the message, so it is the same for every implementation of DDS. It is a keyed BLAKE2b hash
+(RFC 7693, `hashlib`). For large chunks it is a GMAC, which is AES-256-GCM without encryption (NIST
+SP 800-38D, package `cryptography`), because processors have instructions for it. The nonce of the
+GMAC is the number of the chunk, which is never used twice with the same key.
 
-Within a session a repeated message does no harm: transfers are numbered, chunks count once, and
-statuses carry a counter. A registration names the server process that it is meant for, which
-accepts each worker process once; control calls carry the time.
+All robots read the statuses of the fleet, also robots that have not registered yet. So these
+statuses are signed with Ed25519 (RFC 8032). A robot's key file holds the public key, which can
+check signatures but cannot sign.
+
+A repeated message does no harm within a session: transfers are numbered, a chunk counts only once,
+and statuses carry a counter. A registration names the server process for which it is meant, and the
+server accepts each worker process only once. Control calls carry their time.
 """
 
 from __future__ import annotations
@@ -39,18 +42,18 @@ from rog_core.server.admission import MEMBERS
 
 TAG = 16       # bytes of a tag
 SECRET = 32    # bytes of a key
-LARGE = 4096   # bytes of a chunk from which GMAC is faster than BLAKE2b
+LARGE = 4096   # bytes of a chunk from which on GMAC is faster than BLAKE2b
 MAGIC = 'rog-key-1'
 
 
 class SealError(RemoteProtocolError):
-    """A message without the tag that the fleet's key gives it; nothing of it was applied."""
+    """A message carries no valid tag; no part of it was applied."""
 
 
 # -- keys ------------------------------------------------------------------------------------------
 
 def derived(secret: bytes, *parts: str | int) -> bytes:
-    """Return the key derived with these words and 64-bit numbers, in this order."""
+    """Return the key that is derived from ``secret`` with these texts and 64-bit numbers."""
     text = b''.join(_length(p.encode()) if isinstance(p, str) else b'#' + p.to_bytes(8, 'little')
                     for p in parts)
     return hashlib.blake2b(text, key=secret, digest_size=SECRET, person=b'rog key').digest()
@@ -61,15 +64,16 @@ def _length(data: bytes) -> bytes:
 
 
 def process_of(incarnation: int) -> int:
-    """Return a public number of a process, which does not reveal its secret incarnation."""
+    """Return the public number of a process; it does not reveal the secret incarnation."""
     digest = hashlib.blake2b(incarnation.to_bytes(8, 'little'), digest_size=8, person=b'rog life')
     return int.from_bytes(digest.digest(), 'little')
 
 
 class Key(NamedTuple):
-    """A key file's content. ``robot``: whose key it is; empty: the fleet's.
+    """The content of a key file.
 
-    ``public``: 32 bytes that check the server's signatures; empty in the fleet's, which signs.
+    ``robot``: name of the robot that the key belongs to; empty: it is the fleet key. ``public``: 32
+    bytes that check the signatures of the server; empty in the fleet key, which can sign.
     """
 
     secret: bytes
@@ -77,7 +81,7 @@ class Key(NamedTuple):
     public: bytes = b''
 
     def of(self, robot: str) -> Key:
-        """Return the key of one robot, from its own or from the fleet's."""
+        """Return the key of a robot; this key must be the fleet key or the key of this robot."""
         if self.robot not in ('', robot):
             raise ConfigError(f"this is the key of '{self.robot}', not of '{robot}'; write its own "
                               f'with rog key FILE --robot {robot}')
@@ -85,7 +89,7 @@ class Key(NamedTuple):
                                            Signature(self).public)
 
     def control(self) -> bytes:
-        """Return the key of control calls, which only the fleet's key gives."""
+        """Return the key of control calls, which only the fleet key can derive."""
         if self.robot:
             raise ConfigError(f"this is the key of '{self.robot}'; this needs the fleet's own")
         return derived(self.secret, 'control')
@@ -102,7 +106,7 @@ def new_key() -> Key:
 
 
 def write_key(path: Path, key: Key) -> None:
-    """Write a new file that only its owner can read; never replace an existing file."""
+    """Write a new key file that only its owner can read; never replace an existing file."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -114,7 +118,10 @@ def write_key(path: Path, key: Key) -> None:
 
 
 def read_key(path: str | Path) -> Key:
-    """Read a key file; `ConfigError` says what is wrong with it."""
+    """Read a key file.
+
+    :raises ConfigError: the file cannot be read, others can read it, or it is not a key.
+    """
     try:
         with open(path, encoding='ascii') as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -136,10 +143,13 @@ def read_key(path: str | Path) -> Key:
     return key
 
 
-# -- what is proved --------------------------------------------------------------------------------
+# -- tags and signatures ---------------------------------------------------------------------------
 
 def canonical(message: Any) -> bytes:
-    """Return the bytes of all fields of a ROS message but ``tag``, whoever made its class."""
+    """Return the bytes of all fields of a ROS message except ``tag``.
+
+    They do not depend on the ROS 2 or the DDS that made the message.
+    """
     kind: Any = type(message)
     return b''.join([part(message) for part in _parts(kind)])
 
@@ -150,7 +160,7 @@ _SCALARS = {'boolean': '?', 'float': 'f', 'double': 'd', 'octet': 'B'} | {
 
 @lru_cache(maxsize=64)
 def _parts(kind: Any) -> list[Callable[[Any], bytes]]:
-    """Return functions that give the bytes of the fields of a message, in their order."""
+    """Return functions that return the bytes of a message's name and fields, in this order."""
     name = _length(kind.__name__.encode())
     parts: list[Callable[[Any], bytes]] = [lambda message: name]
     run: list[tuple[str, str]] = []
@@ -190,15 +200,19 @@ def _part(get: Callable[[Any], Any], idl: str) -> Callable[[Any], bytes]:
     return lambda m: struct.pack('<I', len(get(m))) + b''.join(map(one, get(m)))
 
 
-# The numbers under the tag of a chunk and of an acknowledgement. The first 12 bytes of a chunk's,
-# padding included, are its nonce: they number it within a session and direction.
+# These pack the numbers over which the tags of a chunk and of an acknowledgement are computed. The
+# first 12 bytes of a chunk, padding included, are its nonce: no other chunk of the same session and
+# direction has the same 12 bytes.
 _CHUNK = struct.Struct('<IIBxxxBHQII').pack
 _NONCE = slice(12)
 _ACK = struct.Struct('<3sIBQIIQ').pack
 
 
 def _cryptography() -> tuple[Any, Any, Any]:
-    """Return what we use of the package `cryptography`, which only a fleet with a key needs."""
+    """Return AESGCM, ed25519 and InvalidSignature of the package `cryptography`.
+
+    Only a fleet with a key needs this package, so it is imported here.
+    """
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -211,7 +225,7 @@ def _cryptography() -> tuple[Any, Any, Any]:
 
 
 class Side:
-    """The keys with which one side of a session seals what it sends."""
+    """The keys with which one side of a session makes the tags of its messages."""
 
     def __init__(self, key: bytes) -> None:
         self._begin = hashlib.blake2b(key=derived(key, 'messages'), digest_size=TAG).copy
@@ -219,10 +233,10 @@ class Side:
         self._gmac = aead(derived(key, 'chunks')).encrypt
 
     def tag_of(self, message: Any, value: Any = None) -> bytes:
-        """Return the tag of a message of ROS, or of a `Chunk` or an `Ack`.
+        """Return the tag of a ROS message, of a `Chunk` or of an `Ack`.
 
-        ``value``: the message converted to a `Chunk` or an `Ack`, if known. These are many, and
-        reading a field of a ROS message costs more than one of a value.
+        :param value: the `Chunk` or `Ack` that the ROS message holds, if it is known. Its fields
+            are faster to read than those of the ROS message, and there are many such messages.
         """
         content = message if value is None else value
         kind = type(content)
@@ -244,25 +258,27 @@ class Side:
         return digest.digest()
 
     def check(self, message: Any, value: Any = None) -> None:
-        """Raise `SealError` unless a message has the tag that the keys give it; see `tag_of`."""
+        """Raise `SealError` unless the message carries the tag that `tag_of` returns for it."""
         _check(message, self.tag_of(message, value))
 
 
 def tag_of(key: bytes, message: Any, more: bytes = b'') -> bytes:
-    """Return the tag of a message outside a session; ``more``: bytes that the tag also proves."""
+    """Return the tag of a message outside a session; ``more``: bytes that the tag also covers."""
     return hashlib.blake2b(canonical(message) + more, key=key, digest_size=TAG).digest()
 
 
 def check(key: bytes, message: Any, more: bytes = b'') -> None:
-    """Raise `SealError` unless the message has the tag that the key gives it."""
+    """Raise `SealError` unless the message carries the tag that `tag_of` returns for it."""
     _check(message, tag_of(key, message, more))
 
 
 def only_proved(future: Any, proves: Callable[[Any], bool]) -> None:
-    """Let only an answer that ``proves`` accepts complete a call.
+    """Change the future of a service call so that only a proved answer completes it.
 
-    Anyone can offer a service of the same name, and its answer may arrive first. ROS 2 passes on
-    all answers to a call as long as its future is pending.
+    Anyone can offer a service of the same name, and its answer may arrive first. As long as the
+    future is pending, ROS 2 passes on all answers to the call.
+
+    :param proves: function that returns whether an answer is proved.
     """
     complete = future.set_result
 
@@ -281,7 +297,7 @@ def _check(message: Any, tag: bytes) -> None:
 
 
 class Signature:
-    """Signs and checks the statuses of a fleet's server; a robot's ``key`` can only check."""
+    """Signs and checks the statuses of a fleet's server; with a robot's key it can only check."""
 
     def __init__(self, key: Key) -> None:
         _, ed25519, self._invalid = _cryptography()
@@ -300,8 +316,9 @@ class Signature:
         status.tag = array.array('B', self._private.sign(canonical(status)))
 
     def proves(self, status: Any) -> bool:
-        """Whether a server with the fleet's key has sent this status, at whatever time."""
-        if len(status.robots) > MEMBERS:  # a check takes longer for a longer status
+        """Return whether a server with the fleet key has signed this status, now or earlier."""
+        # The time of a check grows with the length of the status, so refuse a very long one.
+        if len(status.robots) > MEMBERS:
             return False
         try:
             self._verify(bytes(status.tag), canonical(status))
@@ -311,7 +328,12 @@ class Signature:
 
 
 class Session:
-    """The keys of both sides of a session; ``session``: its number, which transfers carry."""
+    """The keys of both sides of a session.
+
+    ``session``: number of the session, which its transfers carry.
+
+    :param worker, server: incarnations of the two processes.
+    """
 
     def __init__(self, key: Key, worker: int, server: int) -> None:
         self.session = worker ^ server
@@ -320,7 +342,7 @@ class Session:
 
 
 def sealed(key: Side | bytes | None, message: Any, more: bytes = b'') -> Any:
-    """Return the message with its tag; without a key, as it is."""
+    """Put the tag that ``key`` makes into the message, and return it; without a key do nothing."""
     if key is not None:
         tag = key.tag_of(message) if isinstance(key, Side) else tag_of(key, message, more)
         message.tag = array.array('B', tag)

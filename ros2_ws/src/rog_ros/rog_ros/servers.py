@@ -1,4 +1,4 @@
-"""Two parameter servers in one namespace: which one ends, and to which a robot listens."""
+"""Decides which of two parameter servers in one namespace ends, and to which a robot listens."""
 
 from __future__ import annotations
 
@@ -13,39 +13,42 @@ from rog_core.errors import shown
 
 from .seal import Signature
 
-PROVIDERS = ('rog_ros', 'rog_suite')  # distributions that this package is in: workspace, wheel
-AT_ONCE = 2   # largest difference in statuses of servers that have begun at the same time
-YOUNG = 10.0  # s in which a server that meets another one may still give way
-FRESH = 30.0  # s for which a proved status of another server counts; clocks may differ by that
-NAMED = 80    # characters that are shown of a machine's or a method's name
+# Distributions that can contain this package: the first in a workspace, the second from a wheel.
+PROVIDERS = ('rog_ros', 'rog_suite')
+AT_ONCE = 2   # if the counts of statuses differ by at most this, both servers began together
+YOUNG = 10.0  # s after its start in which a server may still give way to another server
+FRESH = 30.0  # s for which a proved status of another server counts; clocks may differ by as much
+NAMED = 80    # most characters shown of a machine's or a method's name
 
 
 def this_process() -> str:
-    """Return the machine and the process, as statuses name it."""
+    """Return the text that names this machine and this process in statuses."""
     return f'{platform.node()}, process {os.getpid()}'
 
 
 def this_version() -> str:
-    """Return the version of this software, as statuses name it."""
+    """Return the version of this software for statuses."""
     found = next(chain.from_iterable(distributions(name=name) for name in PROVIDERS), None)
     return 'unknown' if found is None else found.version
 
 
 def is_there(status: Any) -> bool:
-    """Whether the server that sent this status still serves."""
+    """Return whether the server was still serving when it sent this status."""
     return status.state != 'stopped'
 
 
 class Others:
-    """Decides whether a status shows another server in the namespace of our own.
+    """Decides whether a status shows that there is another server in our server's namespace.
 
-    With a key, only a recent status that the key proves counts. Otherwise a stranger could keep a
-    server from starting, or end it, with a forged status, or a recorded one of a former server.
+    With a key, a status counts only if it is recent and signed with the key. Otherwise a stranger
+    could stop our server, or keep it from starting, with a forged status or with a recorded status
+    of a former server.
 
-    :param signature: of the fleet's key; None: it has none.
-    :param run: the run that our server resumes; 0: a new one. A status of this run does not count:
-        its former server is dead, or still holds the lock of the directory, which then refuses us.
-    :param process: public number of our process, if it publishes statuses.
+    :param signature: signature of the fleet key; None: the fleet has no key.
+    :param run: identity of the run that our server resumes; 0: a new run. A status of this run does
+        not count: either its former server is dead, or it still holds the lock of the directory,
+        and then our server fails to lock it.
+    :param process: public number of our own process; 0: it publishes no statuses.
     """
 
     def __init__(self, signature: Signature | None, run: int = 0, process: int = 0) -> None:
@@ -53,7 +56,7 @@ class Others:
         self.refused = ''  # why the last status of another process did not count
 
     def shows(self, status: Any, now: float) -> bool:
-        """Whether another server is there; ``now``: time since 1970, s."""
+        """Return whether ``status`` shows another server; ``now``: seconds since 1970."""
         if status.incarnation == self._process or not is_there(status) \
                 or self._run and status.run == self._run:
             return False
@@ -70,7 +73,11 @@ class Others:
 
 
 def refusal(status: Any, place: str) -> str:
-    """Return why a server does not start beside the one that sent this status."""
+    """Return the error message of a server that does not start because of another server.
+
+    :param status: status of the other server.
+    :param place: namespace of both servers.
+    """
     robots = ', '.join(robot.robot for robot in status.robots) or 'no robot yet'
     return (f'there is a parameter server at {place} already: {shown(status.host, NAMED)}, '
             f'{shown(status.sync, NAMED)}, with {shown(robots)}, for {status.elapsed:.0f} s. Stop '
@@ -78,11 +85,14 @@ def refusal(status: Any, place: str) -> str:
 
 
 def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
-    """Whether our server ends because of another: the younger one does, if younger than `YOUNG`.
+    """Return whether our server ends because there is another server.
 
-    :param mine: elapsed time of its run, s, the count of its last status, and its incarnation.
-    :param other: the other's status, which may be a moment old.
-    :param age: s since it was started.
+    The server that has trained for a shorter time ends, but only within `YOUNG` seconds after its
+    start.
+
+    :param mine: of our server: elapsed time of its run in s, count of its last status, incarnation.
+    :param other: status of the other server, which may be a moment old.
+    :param age: seconds since the start of our server.
     """
     elapsed, count, incarnation = mine
     if age >= YOUNG or not is_there(other):
@@ -95,14 +105,15 @@ def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
 
 
 class Order:
-    """Decides which proved statuses of other servers are new; the rest are recordings.
+    """Decides whether a proved status of another server is new, or an old status that is repeated.
 
-    The order is that of the count within a process, of the start within a run, else of the servers'
-    clocks. The robot's clock plays no part.
+    Of two statuses of the same process, the one with the higher count is newer. Of two processes of
+    the same run, the one with the higher start is newer. Otherwise the times of the servers' clocks
+    decide. The robot's own clock is not used.
 
-    :param limit: s without a new status after which a status of another process counts, whatever
-        its time: a server may have moved to a machine whose clock is behind. The answer to a
-        registration then proves which process is there.
+    :param limit: seconds without a new status after which a status of any other process counts,
+        whatever its time, because a server may have moved to a machine whose clock is behind. The
+        answer to the registration then proves which process is there.
     """
 
     def __init__(self, limit: float) -> None:
@@ -111,7 +122,7 @@ class Order:
         self._newest: Any = None
 
     def is_new(self, status: Any, now: float) -> bool:
-        """Whether a proved status counts; ``now`` in s, any monotonic clock."""
+        """Return whether a proved status is new; ``now``: time on any monotonic clock, s."""
         if self._newest is not None and not self._follows(status, self._newest, now):
             return False
         self._newest, self._heard = status, now
@@ -131,9 +142,9 @@ def _made(status: Any) -> tuple[int, int]:
 
 
 class Loyalty:
-    """Keeps a robot with the server that has accepted it, as long as this server is heard.
+    """Keeps a robot with the server that has accepted it, as long as the robot hears this server.
 
-    :param limit: s of silence after which the server counts as gone.
+    :param limit: seconds of silence after which the server counts as gone.
     """
 
     def __init__(self, limit: float) -> None:
@@ -142,19 +153,23 @@ class Loyalty:
         self._place = (0, 0)  # run and start of the server that has accepted the robot
 
     def listens(self, own: bool, now: float) -> bool:
-        """Whether a message counts; ``own``: it is from the server that has accepted the robot."""
+        """Return whether a message counts.
+
+        :param own: whether the message is from the server that has accepted the robot.
+        """
         if own:
             self._heard = now
         return own or now - self._heard > self._limit
 
     def note(self, own: bool, status: Any) -> None:
-        """Note a status that is proved with the fleet's key; ``own``: see `listens`.
+        """Note a status that is proved with the fleet key; ``own``: see `listens`.
 
-        A status from a later start of our server's run says that ours is dead, since a server holds
-        a lock on the run's directory as long as it lives. So the robot need not wait for silence.
-        Never call this without a proof: anyone can read run and start, and could lead the robot
-        away from a healthy server. That is why a fleet without a key waits. DDS does not help: it
-        notices only after 30 s that the writer of a killed server is gone.
+        A server holds a lock on the run's directory as long as it lives. So a status from a later
+        start of the same run proves that the robot's server is dead, and the robot need not wait
+        until ``limit`` has passed. Never call this without a proof: anyone can read run and start,
+        and could lead the robot away from a healthy server. Therefore a fleet without a key always
+        waits for the silence. DDS itself would not help: it notices only after 30 s that the writer
+        of a killed server is gone.
         """
         run, start = status.run, status.start
         if own:

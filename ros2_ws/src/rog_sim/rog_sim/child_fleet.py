@@ -1,4 +1,4 @@
-"""A child fleet in virtual time: a robot of its parent fleet, see `Upstream`."""
+"""A child fleet in virtual time; it is a robot of its parent fleet, see `Upstream`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from .robot import Robot, on_the_air
 
 
 class ChildFleet:
-    """A child fleet with the interface of a robot, for the simulation of the parent fleet.
+    """A child fleet with the interface of a `Robot`, for the simulation of the parent fleet.
 
-    ``server``, ``robots``: those of the child fleet. The server counts as drawing no power.
+    The power of the child fleet's server is not counted.
+
+    :param name: name of the child fleet as a robot of the parent fleet.
+    :param server, robots: server and robots of the child fleet.
+    :param config: settings of the transfers in the parent fleet.
     """
 
     silent_until = 0.0  # it never drops out
@@ -36,12 +40,12 @@ class ChildFleet:
         self._upstream.go_on(order)
 
     def account(self, now: float) -> list[Action]:
-        """Return the worker's actions once its fleet has worked long enough, else none."""
+        """Return the actions of the fleet's worker if its next push is due, else an empty list."""
         return step_above(self._upstream, now)
 
     @property
     def loss(self) -> float:
-        """Return the mean loss of the robots."""
+        """Return the mean loss of the robots; NaN if no robot has one."""
         return self._mean('loss')
 
     def _mean(self, name: str) -> float:
@@ -50,14 +54,14 @@ class ChildFleet:
         return float(np.mean(known)) if known else math.nan
 
     def report(self, now: float, link_rate: float, state: str = '') -> RobotReport:
-        """Return the status of the fleet; the robots give accuracy and its iteration."""
+        """Return the status of the fleet; its accuracy is the mean of the robots' accuracies."""
         accuracy = self._mean('accuracy')
         return RobotReport(self.name, self.machine.incarnation, loss=self.loss, accuracy=accuracy,
                            evaluated_at=0 if math.isnan(accuracy) else self.machine.finished,
                            link_rate=link_rate, **on_the_air(self.machine, now, state))
 
     def before(self, message: Any) -> None:
-        """Do nothing, because no gradient is computed on this model."""
+        """Do nothing, because no process computes a gradient on this model."""
 
     def settle(self, now: float) -> None:
         """Do nothing, because the server's energy is not counted."""

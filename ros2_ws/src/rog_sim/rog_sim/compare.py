@@ -1,4 +1,4 @@
-"""Compare methods, or other variants of a fleet, on the same links and seeds."""
+"""Compares methods, or other variants of a fleet, on the same links and seeds."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
             cluster: str | None = None, run: Callable[[Job], None] | None = None) -> Comparison:
     """Run every method with every seed and write ``comparison.json`` into ``out``.
 
-    A run goes to ``out/<method>/seed<k>``; its seeds are those from ``fleet.seed`` on.
+    The files of a run go to ``out/<method>/seed<k>``. The first seed is ``fleet.seed``.
 
-    :param methods: for example ``['bsp', 'rsp:4']``; all are checked before anything runs.
+    :param methods: for example ``['bsp', 'rsp:4']``; all are checked before the first run.
     :param seeds: number of seeds, at least 1.
-    :param target: accuracy, 0 to 1, see `compare_runs`, also for ``times`` in s.
-    :param run: function that does one run, in place of virtual time; runs take turns.
+    :param target: accuracy, 0 to 1, see `compare_runs`.
+    :param times: times in s, see `compare_runs`.
+    :param run: function that does one run instead of virtual time; the runs then take turns.
     :raises ConfigError: a method is unknown. `run_jobs` describes the other errors and parameters.
     """
     for method in methods:
@@ -44,10 +45,11 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
 
 
 def jobs_of(variants: Mapping[str, FleetConfig], seeds: int, out: Path) -> list[Job]:
-    """Return the runs of every variant, by its label, with every seed.
+    """Return a run for each variant and each seed.
 
-    :raises ConfigError: for a method that is unknown or does not fit its fleet, or two labels that
-        would share a directory.
+    :param variants: label -> fleet; the first seed is the seed of the fleet.
+    :raises ConfigError: a method is unknown or does not fit its fleet, or two labels would have the
+        same directory.
     """
     if seeds < 1 or not variants:
         raise ConfigError('at least 1 method and 1 seed are needed, got '
@@ -74,5 +76,5 @@ def collect(jobs: Sequence[Job], out: Path, target: float | None = None,
 
 
 def directory_name(label: str) -> str:
-    """Return the name of the directory of a label: ``rsp:4`` is ``rsp-4``."""
+    """Return the name of the directory for a label, for example ``rsp-4`` for ``rsp:4``."""
     return re.sub(r'[^\w.-]', '_', label.replace(':', '-'))

@@ -5,13 +5,14 @@
     robots       number of robots
     duration_s   duration of each training, s
     seeds        seeds of the runs
-    target       accuracy, 0 to 1, that times and energies to a target refer to
-    times        moments of accuracy_at, s
-    rounds       iterations of accuracy_after: those that every run has made
-    methods      one entry per method, in the order asked for: the fields of MethodResult
+    target       accuracy, 0 to 1, to which target_s and target_j refer
+    times        times to which accuracy_at refers, s
+    rounds       iterations to which accuracy_after refers; every run has made so many
+    methods      one entry per method, in the requested order: the fields of MethodResult
 
-Every number of a method is ``{"mean": ..., "std": ...}`` over the seeds; the standard deviation is
-that of a sample, ``null`` for one seed. ``null`` is also what never happened or was not measured.
+Every number of a method is ``{"mean": ..., "std": ...}`` over the seeds. ``std`` is the sample
+standard deviation; it is ``null`` for one seed. ``null`` also stands for an event that never
+happened, or for a quantity that was not measured.
 """
 
 from __future__ import annotations
@@ -112,10 +113,10 @@ def compare_runs(runs: Mapping[str, Sequence[Run]], base: Path, target: float | 
                  times: Sequence[float] | None = None) -> Comparison:
     """Condense the ``runs`` of each method, all of the same fleet, into a comparison.
 
-    :param base: directory that the paths of the runs are relative to.
-    :param target: accuracy, 0 to 1, for the times and energies to a target. Default: the lowest
-        final accuracy of all runs.
-    :param times: times in s at which accuracies are given; default: half of the duration.
+    :param base: directory at which the relative paths of the runs start.
+    :param target: accuracy, 0 to 1, for target_s and target_j. Default: the lowest final accuracy
+        of all runs.
+    :param times: times in s for accuracy_at; default: half of the duration.
     """
     every = [run for group in runs.values() for run in group]
     first = every[0].summary

@@ -1,8 +1,8 @@
-"""Run many jobs in parallel: in processes of this machine (joblib), or on a Dask cluster.
+"""Runs many jobs in parallel: in processes of this machine (joblib), or on a Dask cluster.
 
-Runs share nothing and `simulate` computes in one thread, so that the outcome
-depends neither on the number of workers nor on the order in which they finish. A run on a cluster
-receives its links as values and returns the content of its files, so it needs no shared disk.
+Runs share nothing, and `simulate` computes in one thread. So the outcome depends neither on the
+number of workers nor on the order in which the runs finish. A run on a cluster receives the content
+of its link traces and returns the content of its files, so it needs no shared disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from joblib.externals.loky.backend import resource_tracker as loky_tracker
 from rog_core.errors import ConfigError, RogError
 
 FLEET_FILE = 'fleet.yaml'
-ANSWER_S = 10.0  # s for a Dask scheduler to answer, and to have a worker
+ANSWER_S = 10.0  # s within which a Dask scheduler must answer, and then must have a worker
 Simulate = Callable[..., Summary]
 RunDone = Callable[[str, int], None]
 Results = Generator[tuple[int, dict[str, bytes]], None, None]  # results of `_run`
@@ -55,7 +55,8 @@ class Job:
         """Return whether the directory holds this run, complete and with the same settings."""
         try:
             read_summary(self.directory)
-            # Not as text: a version with one more setting would repeat many hours of runs.
+            # Compare the parsed settings, not the text of the file. Otherwise a new version of the
+            # software with one more setting would repeat many hours of runs.
             kept = read_fleet(self.directory / FLEET_FILE)
             return dump_fleet(kept) == dump_fleet(self.fleet)
         except (OSError, ValueError):
@@ -72,9 +73,9 @@ class Job:
 def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone | None = None,
              resume: bool = False, simulate: Simulate | None = None,
              cluster: str | None = None) -> None:
-    """Run all due jobs. A failed run, or Ctrl+C, ends the others.
+    """Run all jobs that are not complete yet. A failed run, or Ctrl+C, ends the other runs.
 
-    Finished runs stay on disk.
+    The files of finished runs stay on disk.
 
     :param workers: runs at a time on this machine; default: one per core.
     :param progress: called with label and seed of each finished run, including earlier ones.
@@ -98,9 +99,10 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
     count = min(workers or os.cpu_count() or 1, len(due))
     with TemporaryDirectory(prefix='rog-runs-') as scratch, \
             _on_cluster(cluster) if cluster else _here(count) as results_of:
-        for job in due:  # now: fail before hours of computing
+        for job in due:  # if this fails, it should fail now, not after hours of computing
             job.directory.mkdir(parents=True, exist_ok=True)
-        # A killed run leaves temporary files, which are removed here; a cluster cancels runs.
+        # On this machine unfinished runs are killed; the context removes their temporary files. A
+        # cluster cancels unfinished runs, and they remove their own files.
         places = None if cluster else (scratch, os.getpid())
         calls = [(index, job.label, job.fleet, links[index], simulate, places)
                  for index, job in enumerate(due)]
@@ -112,9 +114,11 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
 
 def run_in_turn(jobs: Sequence[Job], run: Callable[[Job], None], progress: RunDone | None = None,
                 resume: bool = False) -> None:
-    """Do all due jobs one after another by ``run``, which writes the files of the job.
+    """Run all jobs that are not complete yet, one after another.
 
-    The other parameters, and errors, are those of `run_jobs`.
+    `run_jobs` describes the other parameters and the errors.
+
+    :param run: function that runs a job and writes its files.
     """
     due = _due(jobs, resume)
     for job in jobs:
@@ -126,7 +130,7 @@ def run_in_turn(jobs: Sequence[Job], run: Callable[[Job], None], progress: RunDo
 
 
 def _due(jobs: Sequence[Job], resume: bool) -> list[Job]:
-    """Return the jobs that must run, their directories empty."""
+    """Return the jobs that must run; remove the files of interrupted runs of these jobs."""
     due = []
     for job in jobs:
         there = next(p for p in (job.directory, *job.directory.absolute().parents) if p.exists())
@@ -146,7 +150,7 @@ def _due(jobs: Sequence[Job], resume: bool) -> list[Job]:
 
 
 def _links(fleet: FleetConfig) -> dict[str, bytes]:
-    """Return the contents of the files that the links of a fleet follow, by path."""
+    """Return path -> content of each trace file that a link of the fleet follows."""
     paths = {link.trace for link in (fleet.link, *(robot.link for robot in fleet.robots))}
     for path in paths - set(PROFILES):
         read_trace(path)
@@ -156,18 +160,19 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 @contextmanager
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
     """Yield a function that calls `_run` in processes of this machine; end them afterwards."""
-    # Pre-dispatch no more calls than the workers' queue holds: loky 3.6 raises KeyError in a thread
-    # when it ends while calls wait in front of that queue.
+    # Dispatch no more calls in advance than the workers' queue holds. Otherwise, when loky 3.6 ends
+    # while calls wait for a place in this queue, one of its threads raises KeyError.
     parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch=2 * workers,
                         batch_size=1)
     for tracker in (loky_tracker, resource_tracker):
-        tracker.ensure_running()  # each unblocks SIGINT in this thread when it starts
+        # Start it before SIGINT is blocked, because its start unblocks SIGINT in this thread.
+        tracker.ensure_running()
 
     def results_of(calls: list[Any]) -> Results:
         with _interrupts_blocked():
             results = parallel(delayed(_run)(*call) for call in calls)
         with warnings.catch_warnings(), closing(results):
-            warnings.simplefilter('ignore')  # of abandoned results
+            warnings.simplefilter('ignore')  # joblib warns if results are not read to their end
             yield from results
 
     try:
@@ -206,7 +211,7 @@ def _on_cluster(address: str) -> Iterator[Callable[[list[Any]], Results]]:
 
 
 def _reported(results: Results) -> Results:
-    """Yield results; raise `RunError` if a worker or the cluster breaks."""
+    """Yield the results; raise `RunError` if a worker process or the cluster fails."""
     try:
         yield from results
     except BrokenProcessPool as error:
@@ -216,15 +221,16 @@ def _reported(results: Results) -> Results:
         raise RunError('the Dask scheduler has ended; finished runs are kept') from error
     except RogError:
         raise
-    except Exception as error:  # Dask's: a run kills its worker, or cannot be unpickled there
+    except Exception as error:  # errors of Dask: a run killed its worker, or cannot be unpickled
         raise RunError(f'a run failed: {error!r}') from error
 
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT in processes started in this context; the parent ends them.
+    """Block SIGINT in the processes that this context starts; the parent process ends them.
 
-    A process inherits the signal mask of its starting thread. In the parent SIGINT is only delayed.
+    A new process inherits the signal mask of the thread that starts it. In the parent process
+    SIGINT is only delayed.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -237,8 +243,8 @@ class _GivenUp(Exception):
     """The client no longer waits for the result of this run."""
 
 
-# `simulate` sets how many threads PyTorch has in its process, so that the threads of a Dask worker
-# must take turns.
+# The threads of a Dask worker take turns with this lock, because `simulate` sets the number of
+# PyTorch's threads for the whole process.
 _turn = threading.Lock()
 
 
@@ -246,8 +252,9 @@ def _run(index: int, label: str, fleet: FleetConfig, links: dict[str, bytes],
          simulate: Simulate | None, places: tuple[str, int] | None) -> tuple[int, dict[str, bytes]]:
     """Run one job in a worker; return its index and its files.
 
-    :param links: path -> content of a link trace, used instead of the file.
-    :param places: directory for temporary files, and the waiting process if it is on this machine.
+    :param links: path -> content of a link trace, which replaces the file.
+    :param places: on this machine, directory for temporary files and id of the process that waits
+        for the result; None on a cluster.
     """
     scratch, check = (places[0], _parent_lives(places[1])) if places else (None, _still_wanted())
     with _turn, TemporaryDirectory(prefix='rog-run-', dir=scratch) as directory:
@@ -272,13 +279,13 @@ def _run(index: int, label: str, fleet: FleetConfig, links: dict[str, bytes],
 
 
 def _simulate(*arguments: Any) -> Summary:
-    from .simulation import simulate  # brings in torch, which the parent does without
+    from .simulation import simulate  # imports PyTorch, which the parent process avoids
 
     return simulate(*arguments)
 
 
 def _parent_lives(parent: int) -> Callable[[float], None]:
-    """Return a callback that ends this worker process when its parent has ended."""
+    """Return a callback that ends this worker process if its parent process has ended."""
     def check(share: float) -> None:
         if parent not in (os.getpid(), os.getppid()):
             os._exit(1)
@@ -286,7 +293,7 @@ def _parent_lives(parent: int) -> Callable[[float], None]:
 
 
 def _still_wanted() -> Callable[[float], None]:
-    """Return a callback that ends this run when it was cancelled or its client has ended."""
+    """Return a callback that ends this run if it was cancelled or if its client has ended."""
     from distributed import get_worker
 
     worker = get_worker()

@@ -1,7 +1,7 @@
-"""Read the records of one run: accuracy and energy over time, and the numbers of a table.
+"""Reads the records of one run: accuracy and energy over time, and the numbers for tables.
 
-Accuracy is that of the server's model if the run measured it, as the studies do. Otherwise it is
-the mean of each robot's last evaluation. Energy is the mean over the robots.
+The accuracy is that of the server's model if the run measured it, as the runs of studies do.
+Otherwise it is the mean over the robots' last evaluations. Energy is the mean over the robots.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ Series = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Run:
-    """One run, read back.
+    """The records of one run.
 
-    ``energy``: robot -> (time s, energy J), each of shape [n], both rising from 0. ``server``:
-    (t, iteration, metric) of shape [3, n] of the server's model; n is 0 where it was not measured.
+    ``rows_total``: number of rows of the model. ``energy``: robot -> (times s, energies J), each of
+    shape [n] and ascending from 0. ``server``: evaluations of the server's model, (t, iteration,
+    metric) of shape [3, n]; n is 0 if it was not measured.
     """
 
     directory: Path
@@ -52,22 +53,28 @@ class Run:
         return replace(self, server=np.vstack([self.server[:2, window - 1:], means]))
 
     def accuracy(self, times: ArrayLike) -> Series:
-        """Return the mean accuracy at ``times`` [n] in s; NaN before every robot has one."""
+        """Return the mean accuracy at ``times`` [n] in s; NaN until every robot has an accuracy."""
         return self._accuracy(0, times)
 
     def accuracy_after(self, iterations: ArrayLike) -> Series:
-        """Return the mean accuracy after ``iterations`` [n] of each robot; NaN before any."""
+        """Return the mean accuracy after ``iterations`` [n] of each robot.
+
+        It is NaN until every robot has an accuracy.
+        """
         return self._accuracy(1, iterations)
 
     def reached(self, levels: ArrayLike) -> Series:
-        """Return when the mean accuracy first was at least ``levels`` [n], in s; NaN: never."""
+        """Return the times in s at which the mean accuracy first was at least ``levels`` [n].
+
+        NaN means never.
+        """
         times = np.unique(np.concatenate([[0.0], *(e[0] for e in self._evaluations())]))
         best = np.maximum.accumulate(np.nan_to_num(self.accuracy(times), nan=-np.inf))
         first = np.searchsorted(best, np.asarray(levels), 'left')
         return np.append(times, np.nan)[first]
 
     def energy_at(self, times: ArrayLike) -> Series:
-        """Return the mean energy of a robot until ``times`` [n], in J; NaN where a time is NaN."""
+        """Return the mean energy of a robot up to ``times`` [n], in J; NaN if a time is NaN."""
         at = np.asarray(times, dtype=np.float64)
         return np.mean([np.interp(at, *series) for series in self.energy.values()], axis=0)
 
@@ -82,7 +89,11 @@ class Run:
         return self.summary.notes.get('reason') == 'diverged'
 
     def measures(self, target: float, rounds: int) -> dict[str, float]:
-        """Return the numbers that a comparison holds of one run; `MethodResult` explains them."""
+        """Return the numbers of this run for a comparison; `MethodResult` explains them.
+
+        :param target: accuracy to which target_s and target_j refer.
+        :param rounds: iterations to which accuracy_after refers.
+        """
         robots = list(self.summary.robots.values())
         iterations = sum(r.iterations for r in robots)
         each = max(iterations, 1)
@@ -140,10 +151,10 @@ class Run:
 def read_run_measures(directory: str | PathLike[str]) -> Run:
     """Read ``summary.json`` and ``run.jsonl`` of a run.
 
-    Energy over time is taken from the robots' status events; between them, and in a run that has
-    none, it is drawn evenly.
+    Energy over time comes from the robots' status events. Between two events, and in a run without
+    such events, the power counts as constant.
 
-    :raises RecordError: names the file, and what is wrong with it.
+    :raises RecordError: a file cannot be read or is damaged, or the run has no robots.
     """
     summary, events = read_summary(directory), read_run(directory)
     if not summary.robots:
@@ -166,7 +177,8 @@ def read_run_measures(directory: str | PathLike[str]) -> Run:
         table = np.array([(0.0, 0.0), *inside, (summary.duration_s, robot.energy_j)])
         energy[name] = (table[:, 0], np.maximum.accumulate(table[:, 1]))
     return Run(Path(directory), summary, rows_total, energy,
-               measured.T if len(server) > 1 else np.empty((3, 0)))  # one: before the training
+               # A single evaluation is the one before the training.
+               measured.T if len(server) > 1 else np.empty((3, 0)))
 
 
 def _log_deviation(values: Series) -> float:

@@ -1,6 +1,6 @@
-"""The outputs of the final models that figures show, such as a map; saved beside a run's records.
+"""Saves outputs of the final models for figures, such as a map, next to the records of a run.
 
-`rog_tasks.task.Task.portrait` makes them.
+`rog_tasks.task.Task.portrait` makes these outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ ModelOutputs = dict[str, dict[str, np.ndarray]]
 
 
 def write_model_outputs(directory: Path, shown: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-    """Write the arrays of each robot (robot -> name -> array); without arrays write no file."""
+    """Write the outputs of all models; if there are none, write no file.
+
+    :param shown: name of the robot, or `SERVER` -> name of the output -> array.
+    """
     arrays = {f'{who}/{name}': np.ascontiguousarray(array)
               for who, portrait in shown.items() for name, array in portrait.items()}
     if arrays:
@@ -30,7 +33,9 @@ def write_model_outputs(directory: Path, shown: Mapping[str, Mapping[str, np.nda
 
 
 def read_model_outputs(directory: Path) -> ModelOutputs:
-    """Return the arrays of each robot; empty if the run has none.
+    """Return name of the robot, or `SERVER` -> name of the output -> array.
+
+    The dict is empty if the run has no outputs.
 
     :raises RecordError: the file is damaged.
     """

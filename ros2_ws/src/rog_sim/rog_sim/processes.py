@@ -1,9 +1,9 @@
 """Processes that compute gradients in parallel with the event loop.
 
-Threads of Python would take turns with the loop. So the processes are forked when the run begins:
-they inherit task, data and each robot's place in the data, and share the memory of models and
-gradients with the loop (`rog_core.model.flat.FlatModel`). Where forking is not possible, a thread
-does the same work.
+Threads of Python would take turns with the loop, so this module uses processes. They are forked
+when the run begins. They inherit the task, its data, and each robot's position in the data. They
+share the memory of models and gradients with the loop (`rog_core.model.flat.FlatModel`). If forking
+is not possible, a thread does the same work.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-_work: list[Callable[..., Any]] = []  # inherited by the processes
+_work: list[Callable[..., Any]] = []  # functions that the forked processes inherit
 
 
 class GradientProcesses:
-    """Call ``work[k]`` in other processes; all calls of one k run in the same process, in order."""
+    """Calls ``work[k]`` in other processes; all calls with one k run in one process, in order."""
 
     def __init__(self, work: list[Callable[..., Any]]) -> None:
         self._work = work
@@ -32,7 +32,7 @@ class GradientProcesses:
             _work[:] = work
             context = multiprocessing.get_context('fork')
             self._pools = [ProcessPoolExecutor(1, context, _prepare) for _ in range(count)]
-            for pool in self._pools:  # forks now, while `_work` is that of this run
+            for pool in self._pools:  # the first call forks, so make it while `_work` is filled
                 pool.submit(os.getpid).result()
             _work.clear()
             self._call: Callable[..., Any] = _call
@@ -41,7 +41,7 @@ class GradientProcesses:
             self._call = lambda k, *arguments: self._work[k](*arguments)
 
     def submit(self, k: int, *arguments: Any) -> Future:
-        """Start a call of ``work[k]``."""
+        """Start a call of ``work[k]`` with these arguments; return the future of its result."""
         return self._pools[k % len(self._pools)].submit(self._call, k, *arguments)
 
     def __enter__(self) -> GradientProcesses:
@@ -53,13 +53,14 @@ class GradientProcesses:
 
 
 def _may_fork() -> bool:
-    # PyTorch with a GPU has threads, which do not survive a fork; a daemon may have no children.
+    # With a GPU PyTorch has threads, which do not survive a fork. A daemonic process may not start
+    # child processes.
     return hasattr(os, 'fork') and not torch.cuda.is_available() \
         and not multiprocessing.current_process().daemon
 
 
 def _prepare() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

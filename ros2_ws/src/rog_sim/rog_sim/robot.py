@@ -1,4 +1,4 @@
-"""One robot of the virtual-time fleet: its machine, its model, its data, its energy."""
+"""One robot of a fleet in virtual time: its state machine, model, data and energy."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from rog_tasks.task import Task, measure
 
 from .processes import GradientProcesses
 
-EVALUATIONS = 40  # most evaluations of a robot in a run
+EVALUATIONS = 40  # largest number of evaluations of a robot in a run
 
 
 class Robot:
-    """Compute real gradients; the fleet file gives their duration in virtual time."""
+    """A robot that computes real gradients; the fleet file gives their duration in virtual time."""
 
     def __init__(self, config: RobotConfig, fleet: FleetConfig, task: Task,
                  model: torch.nn.Module, traffic: float, incarnation: int) -> None:
         training = fleet.training
         self.name, self.training, self.task, self.model = config.name, training, task, model
-        self.place = 0  # among the robots whose gradients are computed in the same processes
+        self.place = 0  # index of this robot's function in `GradientProcesses`
         rank, world = fleet.share(config.name)
         self._pace, self._codec_pace = config.pace / config.capacity, config.codec_pace
         if self._pace + self._codec_pace <= 0:
@@ -48,7 +48,7 @@ class Robot:
         assert self._learner.source is not None
         self._source, self._sgd = self._learner.source, SgdConfig.of(fleet)
         self._stragglers = Stragglers(config.stragglers, fleet.seed, rank)
-        self.silent_until = 0.0  # until then it has dropped out and sends nothing
+        self.silent_until = 0.0  # s; until this time the robot has dropped out and sends nothing
         self._meter = EnergyMeter(config.power, 0.0)
         self.loss = self.accuracy = math.nan
         self.evaluated_at = 0
@@ -57,12 +57,15 @@ class Robot:
         self._evaluating = 0  # iteration of the evaluation that is under way; 0: none
 
     def start(self, processes: GradientProcesses, order: Compute, evaluate: bool) -> None:
-        """Start to compute a gradient on the present model and, if asked, to evaluate the model."""
+        """Start to compute a gradient on the present model; if ``evaluate``, also evaluate it."""
         self._evaluating = self.machine.finished if evaluate else 0
         self._job = processes.submit(self.place, order, self.store.anchor, bool(self._evaluating))
 
     def compute_time(self, order: Compute, now: float) -> float:
-        """Return how long this robot takes to compute the gradient, in virtual seconds."""
+        """Return the virtual seconds that this robot takes to compute the gradient.
+
+        The time includes a pause if the robot is a straggler (`Stragglers`).
+        """
         pause = self._stragglers.next()
         if pause.silent:
             self.silent_until = now + pause.seconds
@@ -70,7 +73,7 @@ class Robot:
         return batches * self._pace + self._codec_pace + pause.seconds
 
     def finish(self) -> None:
-        """Wait for the running gradient computation; the model must not change before it ends."""
+        """Wait for the running gradient computation; until its end the model must not change."""
         if self._job is not None:
             job, self._job = self._job, None
             self.loss, accuracy = job.result()
@@ -78,17 +81,22 @@ class Robot:
                 self.accuracy, self.evaluated_at = accuracy, self._evaluating
 
     def before(self, message: Any) -> None:
-        """Wait for a running gradient computation before rows change the model."""
+        """Wait for the running gradient computation if ``message`` changes the model."""
         if self._job is not None and isinstance(message, Chunk) \
                 and self.store.model is self.store.weights:
             self.finish()
 
     def work(self, order: Compute | None, anchor: Any, evaluate: bool, portrait: bool = False
              ) -> Any:
-        """Evaluate the model, if asked, then compute a gradient, if any; return loss and accuracy.
+        """Evaluate the model, then compute a gradient; return (loss, accuracy).
 
-        This method runs in another process, which shares only the model and the gradient.
-        Therefore the anchor (SVRG) is an argument. ``portrait``: return the task's outputs instead.
+        This method runs in another process, which shares only the model and the gradient with the
+        event loop.
+
+        :param order: gradient to compute; None: no gradient, and the loss is NaN.
+        :param anchor: the anchor of SVRG, which the other process does not share.
+        :param evaluate: whether to evaluate the model; if not, the accuracy is NaN.
+        :param portrait: whether to do nothing but return the task's outputs for figures.
         """
         if portrait:
             return self.task.portrait(self.model)
@@ -98,9 +106,9 @@ class Robot:
                 return math.nan, accuracy
             self.store.anchor = anchor
             loss = self._source.compute(order, self._sgd)
-        except SystemExit as error:  # else the run would end as if requested
+        except SystemExit as error:  # else the run would end as if the user had ended it
             raise TaskError(f'the task called sys.exit({error})') from error
-        self._learner.gradient()  # raises if it is not finite
+        self._learner.gradient()  # raises an error if the gradient is not finite
         return loss, accuracy
 
     def computed(self, now: float) -> list[Action]:
@@ -109,9 +117,10 @@ class Robot:
         return self.machine.on_gradient(self._source.result, self._sgd, now)
 
     def evaluation_due(self, now: float) -> bool:
-        """Return whether to evaluate: as the fleet file says, but at most `EVALUATIONS` times.
+        """Return whether to evaluate the model now.
 
-        An hour of virtual time has too many iterations to evaluate after every tenth one.
+        The fleet file gives the iterations between two evaluations. A robot makes at most
+        `EVALUATIONS` evaluations in a run, because an hour of virtual time has many iterations.
         """
         every = self.training.evaluate_every
         due = bool(every) and self.machine.finished - self.evaluated_at >= every \
@@ -121,12 +130,12 @@ class Robot:
         return due
 
     def evaluate(self, processes: GradientProcesses, finished: int) -> None:
-        """Evaluate the robot's present model."""
+        """Evaluate the robot's present model, after ``finished`` iterations."""
         _, self.accuracy = processes.submit(self.place, None, None, True).result()
         self.evaluated_at = finished
 
     def portrait(self, processes: GradientProcesses) -> Mapping[str, np.ndarray]:
-        """Return the task's outputs for figures, from the process that trains this robot."""
+        """Return the task's outputs for figures; the process that trains this robot makes them."""
         return processes.submit(self.place, None, None, False, True).result()
 
     def settle(self, now: float) -> None:
@@ -143,7 +152,10 @@ class Robot:
 
 
 def on_the_air(machine: WorkerMachine, now: float, state: str = '') -> dict[str, Any]:
-    """Return a worker's report, with bytes scaled to the published model (`traffic`)."""
+    """Return a worker's report, with its bytes scaled to the model that `traffic` names.
+
+    :param state: state in place of that of the machine; empty: the machine's.
+    """
     known = asdict(machine.report(now))
     known['state'] = state or known['state']
     for name in ('bytes_sent', 'bytes_received'):

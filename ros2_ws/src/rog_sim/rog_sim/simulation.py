@@ -1,9 +1,10 @@
-"""The virtual-time fleet: the machines of `rog_core` in a discrete-event loop.
+"""A fleet in virtual time: the state machines of `rog_core` in a discrete-event loop.
 
-The state machines are the same as on the robots. Gradients are real; the fleet file gives their
+The state machines are the same as on the robots. Gradients are real. The fleet file gives their
 duration, the rates of the links and the power. Equal seeds give equal files. At time 0 every robot
-holds the model and starts its first gradient. The run ends after its minutes, without the exchange
-of the final model that ends a real run.
+already holds the model and starts to compute its first gradient. The run ends after the `minutes`
+of the fleet file. A real run ends with an exchange of the final model; a run in virtual time does
+not.
 """
 
 from __future__ import annotations
@@ -56,25 +57,28 @@ from .robot import Robot
 from .traffic import traffic_factor
 
 Progress = Callable[[float], None]
-DATAGRAM = 1300  # bytes of a message in one datagram; a longer one is sent in several
+DATAGRAM = 1300  # most bytes of a message in one datagram; a longer message needs several
 
 
 def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None,
              server_every: float = 0.0) -> Summary:
     """Run the fleet for its minutes, in virtual time, and return the outcome.
 
-    :param out: directory for run.jsonl and summary.json; None writes nothing.
+    :param out: directory for run.jsonl and summary.json; None: write nothing.
     :param progress: called with the share of the run that is done, 0 to 1.
-    :param server_every: seconds between evaluations of the server's model; 0: the robots' models
-        are evaluated instead. Training that diverges then ends the run, and ``notes`` says so.
+    :param server_every: seconds between evaluations of the server's model; 0: evaluate the robots'
+        models instead. If it is not 0 and the training diverges, the run ends, and ``notes`` in
+        the summary says so.
     :raises ConfigError: virtual time cannot run this fleet file.
-    :raises GradientError: the training diverges.
+    :raises GradientError: the training diverges, and ``server_every`` is 0.
     """
     if out is not None and (out / records.RUN_FILE).exists():
         raise ConfigError(f'{out} already holds a run; choose another directory')
     threads, collect = torch.get_num_threads(), gc.get_threshold()
-    torch.set_num_threads(1)  # the models are small; sums in one order are the same everywhere
-    gc.set_threshold(100_000, *collect[1:])  # millions of messages, without reference cycles
+    # One thread always adds in the same order, and is fast enough for the small models.
+    torch.set_num_threads(1)
+    # Collect garbage less often: a run makes millions of messages, without reference cycles.
+    gc.set_threshold(100_000, *collect[1:])
     try:
         return Simulation(fleet, out, server_every).run(progress or (lambda done: None))
     finally:
@@ -92,8 +96,9 @@ def _refuse_live(task: Task) -> None:
 class Simulation:
     """One run of a fleet in virtual time, with its child fleets.
 
-    ``above``: callback after each action of this fleet's server, for the parent fleet.
-    ``model_above``: initial rows and weights of the parent fleet, so that they are trained once.
+    :param above: callback of the parent fleet, called after the actions of this fleet's server.
+    :param model_above: rows and initial weights of the parent fleet, which a child fleet also uses,
+        so that the task prepares (pre-trains) them only once.
     """
 
     def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0,
@@ -124,7 +129,7 @@ class Simulation:
         model.eval()
         clean, before = measure_clean(task, model), measure(task, model)
         lives = np.random.default_rng(fleet.seed).integers(1 << 63, size=1 + len(fleet.robots))
-        self._task, self._model = task, model  # to evaluate the model of the server
+        self._task, self._model = task, model  # for the evaluation of the server's model
         master = flatten(model)
         self.server = ServerMachine(
             partition, master.copy(), int(lives[0]),
@@ -145,7 +150,7 @@ class Simulation:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._alarms: dict[Any, float] = {}
-        self._processes: GradientProcesses  # in which the robots compute their gradients
+        self._processes: GradientProcesses  # they compute the gradients of the robots
         self._recorder = Recorder(out, records.Start(
             0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots)))
         self._recorder.baseline(clean, before)
@@ -161,7 +166,7 @@ class Simulation:
         return Robot(config, self.fleet, task, model, self._traffic, life)
 
     def _worked(self, name: str) -> Callable[[float], None]:
-        """Return the callback of child fleet ``name`` after an action of its server."""
+        """Return the function that child fleet ``name`` calls after the actions of its server."""
         def worked(now: float) -> None:
             if actions := self.robots[name].account(now):
                 self.now = now
@@ -207,7 +212,7 @@ class Simulation:
             self._at(self._server_every, self._measure_server)
 
     def _loop(self, fleets: list[Simulation]) -> None:
-        """Step the fleet with the earliest next event until all fleets have ended."""
+        """Process the events of all fleets in order of time, up to the end of the run."""
         while True:
             times = [fleet.next_event for fleet in fleets]
             soonest = min(times)
@@ -256,7 +261,7 @@ class Simulation:
         return self._recorder.stop(self.end, reason)
 
     def _save_model_outputs(self, out: Path) -> None:
-        """Write the outputs of the final models that figures show, if the task has any."""
+        """Write the outputs of the final models for figures, if the task makes any."""
         unflatten(self._model, self.server.master)
         shown = {SERVER: self._task.portrait(self._model), **{
             robot.name: robot.portrait(self._processes) for robot in self.real_robots}}
@@ -273,13 +278,13 @@ class Simulation:
         heapq.heappush(self._queue, (self.now + delay, next(self._count), call))
 
     def _set_alarm(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
-        """Call ``ring`` at ``deadline`` at the latest; it must tolerate additional calls."""
+        """Call ``ring`` at ``deadline``; earlier and additional calls of ``ring`` are possible."""
         if deadline < self._alarms.get(who, math.inf):
             self._alarms[who] = deadline
             self._at(max(deadline - self.now, 0.0), lambda: self._ring(who, deadline, ring))
 
     def _ring(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
-        if self._alarms.get(who) == deadline:  # else an earlier alarm has replaced it
+        if self._alarms.get(who) == deadline:  # else an earlier alarm has replaced this alarm
             del self._alarms[who]
             ring()
 
@@ -297,7 +302,8 @@ class Simulation:
                 self._act(robot, machine.on_server_status(server.incarnation, known, self.now))
         self._unheard = {name for name in self.robots if not self._heard(name)}
         if not self._patient:
-            self._server_time()  # who waits for whom decides how long each may pause
+            # The deadlines of the patience depend on which robots wait, which may have changed.
+            self._server_time()
         away = {m.robot for m in server.members.values() if m.state == 'away'}
         for name in sorted(away ^ self._away):
             what = 'peer_lost' if name in away else 'rejoined'
@@ -309,7 +315,10 @@ class Simulation:
     # -- actions ---
 
     def _serve(self, actions: Iterable[Action], robot: str = '') -> None:
-        """Carry out actions of the server; ``robot``: sender of the message that caused them."""
+        """Carry out actions of the server.
+
+        :param robot: sender of the message that caused the actions; empty: no message did.
+        """
         touched = {robot} if robot else set()
         for action in actions:
             if isinstance(action, Send):
@@ -344,7 +353,8 @@ class Simulation:
         self._report(robot)
         if isinstance(robot, ChildFleet):
             robot.go_on(order)
-            self._at(0.0, lambda: self._act(robot, robot.account(self.now)))  # if it is due already
+            # The next push may be due already.
+            self._at(0.0, lambda: self._act(robot, robot.account(self.now)))
             return
         robot.start(self._processes, order,
                     not self._server_every and robot.evaluation_due(self.now))
@@ -365,9 +375,10 @@ class Simulation:
             and self.now >= self.robots[name].silent_until
 
     def _send(self, name: str, uplink: bool, message: Any) -> None:
-        """Send a message: rows use the channel; other messages, which are small, only the latency.
+        """Send a message.
 
-        If `channel.header` is set, all messages use the channel.
+        Chunks use the channel. Other messages are small and need only the latency of the link. If
+        `channel.header` is set, all messages use the channel.
         """
         if self.now > 0.0 and (self._header or isinstance(message, Chunk)):
             self._queue_up(name, uplink, message)
@@ -375,9 +386,9 @@ class Simulation:
             self._over_the_air(name, lambda: self._deliver(name, uplink, message))
 
     def _queue_up(self, name: str, uplink: bool, message: Any) -> None:
-        """Queue a message at the channel; drop it without a link.
+        """Queue a message for the channel; drop it if the robot has no link.
 
-        Also drop a chunk while a copy of it still waits.
+        Also drop a chunk if a copy of it still waits.
         """
         if not self._heard(name):
             return
@@ -392,7 +403,10 @@ class Simulation:
         self.channel.offer(name, uplink, nbytes, message, self.now)
 
     def _over_the_air(self, name: str, deliver: Callable[[], None]) -> None:
-        """Deliver after the latency; at time 0 at once. After time 0 a dead link loses it."""
+        """Call ``deliver`` after the latency, or at once at time 0.
+
+        After time 0, a dead link loses the message.
+        """
         if self.now == 0.0:
             self._at(0.0, deliver)
         elif self._heard(name):
@@ -411,7 +425,7 @@ class Simulation:
                 robot.before(message)
                 self._act(robot, handler(robot.machine, message)(message, self.now))
         except StaleMessageError:
-            pass  # from before a restart; nodes drop it, too
+            pass  # the message is from before a restart; the nodes drop such messages, too
 
     def _register(self, robot: Any, request: RegisterRequest) -> None:
         def ask() -> None:

@@ -1,4 +1,4 @@
-"""A comparison as tables: aligned text for a terminal, Markdown for documents."""
+"""Formats a comparison as tables: aligned text for a terminal, Markdown for documents."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def markdown_tables(comparison: Comparison) -> str:
 
 
 def spread(value: Spread, scale: float = 1.0, digits: int | None = None) -> str:
-    """Return ``x ± y`` of ``value`` times ``scale``; ``-`` where there is none.
+    """Return mean ± standard deviation of ``value``, both times ``scale``; ``-`` without a mean.
 
-    :param digits: digits after the point; default: as many as show three of the mean.
+    :param digits: digits after the decimal point; default: up to three, so that the mean has three
+        significant digits.
     """
     mean, std = value.mean * scale, value.std * scale
     if not math.isfinite(mean):
@@ -82,7 +83,7 @@ def _moment(seconds: float) -> str:
 
 
 def aligned(rows: list[Row]) -> str:
-    """Return rows, the first the heading, in columns of spaces."""
+    """Return the rows as text with aligned columns; the first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ['  '.join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in
                                                    zip(row[1:], widths[1:], strict=True))])
@@ -91,6 +92,6 @@ def aligned(rows: list[Row]) -> str:
 
 
 def markdown(rows: list[Row]) -> str:
-    """Return rows, the first the heading, as a Markdown table."""
+    """Return the rows as a Markdown table; the first row is the heading."""
     rule = ['---', *['---:'] * (len(rows[0]) - 1)]
     return ''.join(f'| {" | ".join(row)} |\n' for row in [rows[0], rule, *rows[1:]])

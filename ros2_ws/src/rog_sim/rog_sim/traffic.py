@@ -1,4 +1,4 @@
-"""Published models whose traffic a small model can imitate."""
+"""Published models whose traffic a small model can imitate (setting `training.traffic`)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from rog_core.model.partition import RowPartition
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """``rows`` by the published row rule; ``push_bytes``: one whole push in one-bit code, B."""
+    """Size of a published model.
+
+    ``rows``: number of rows by the published rule. ``push_bytes``: bytes of a push of all rows with
+    one bit per element.
+    """
 
     rows: int
     push_bytes: int
 
 
-# ConvMLP-M, 16.95 M elements: 2,118,750 bytes of bits and the least metadata that the authors'
-# artifact ever needed for a push (facts.md).
+# ConvMLP-M has 16.95 million elements. Its push has 2,118,750 bytes of bits, plus the smallest
+# amount of metadata that a push of the authors' artifact needed (facts.md).
 MODELS = {'convmlp-m': PublishedModel(33307, 2123965)}
 
 
 def traffic_factor(name: str, partition: RowPartition) -> float:
-    """Return the bytes on the air for each byte of the small model's rows; 1 without a name.
+    """Return how many bytes on the air each byte of the small model's rows stands for.
 
-    The factor is the ratio of the models' sizes. It does not depend on the codec, so a smaller code
-    also uses less air time. Raises `ConfigError` for an unknown model.
+    The factor is the ratio of the two models' sizes. It does not depend on the codec, so a codec
+    with fewer bytes also uses less air time.
+
+    :param name: name of the published model; empty: the factor is 1.
+    :raises ConfigError: the published model is unknown.
     """
     if not name:
         return 1.0

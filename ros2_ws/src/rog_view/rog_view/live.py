@@ -1,4 +1,4 @@
-"""Listen to a fleet on a separate thread; a page gets the last statuses without waiting."""
+"""Listens to a fleet on a separate thread, so that a page has the last statuses without waiting."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rog_ros.seal import Key
 from .source import View, view_of
 
 STEP = 0.5      # s between two views
-ANSWER = 10.0   # s that the server has to answer a call
-AGAIN = 5.0     # s until it is asked again whether it takes control calls
+ANSWER = 10.0   # s within which the server must answer a call
+AGAIN = 5.0     # s after which a server that has not answered the parameter call is asked again
 CONTROL, MINUTES = 'security.control', 'minutes'
 
 
 class Live:
     """The fleet in this DDS domain and namespace.
 
-    :param key: the fleet's, if it has one.
+    :param key: key of the fleet, if it has one.
     """
 
     live = True
@@ -37,8 +37,10 @@ class Live:
         self._controls = Controls(self._monitor, key)
         self._parameters = self._monitor.node.create_client(
             GetParameters, f'{namespace}/{SERVER}/parameter_server/get_parameters')
-        self._question: Any = None  # whether control calls are taken: the future of the answer,
-        self._whom, self._since = 0, 0.0  # the server process that is asked, and when it was
+        # Future of the server's answer to the call for its parameters `CONTROL` and `MINUTES`.
+        self._question: Any = None
+        # Incarnation of the server process that was called, and the time of the call.
+        self._whom, self._since = 0, 0.0
         self.view = self._look()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._listen, name='rog_view', daemon=True)
@@ -50,9 +52,9 @@ class Live:
             self.view = self._look()
 
     def _inquire(self) -> None:
-        """Ask each new server process for `CONTROL` and `MINUTES`, until it answers.
+        """Ask each new server process for its parameters `CONTROL` and `MINUTES`, until it answers.
 
-        A server whose time for such calls is used up answers with nothing, and is asked again.
+        A server that has used up its time for such calls gives an empty answer; it is asked again.
         """
         fleet, now = self._monitor.fleet, time.monotonic()
         if fleet is None or not self._parameters.service_is_ready():
@@ -81,7 +83,7 @@ class Live:
         return view_of(state, now, where, notice, silent or self._unable())
 
     def _minutes(self) -> float:
-        """Return the duration of the run, min; 0 while the server has not said it."""
+        """Return the duration of the run in minutes; 0 until the server has answered."""
         answer = self._question
         if answer is None or not answer.done() or self._whom != self._monitor.fleet.incarnation:
             return 0.0
@@ -95,7 +97,8 @@ class Live:
             return 'the run is over' if fleet.state == 'stopped' else 'the run is ending'
         if len(fleet.tag) and self._key is None:
             return 'this fleet has a key: start rog view with --key FILE'
-        if len(fleet.tag):  # it has no parameters, and gives the reason if it refuses a call
+        # A server with a key has no parameter services. If it refuses a call, it says why.
+        if len(fleet.tag):
             return ''
         if not self._parameters.service_is_ready():
             return f'this fleet takes no control calls ({CONTROL})'
@@ -108,7 +111,7 @@ class Live:
         return ''
 
     async def ask(self, service: str, **values: str) -> str:
-        """Call a control service and return its answer; `ControlError` if it is refused."""
+        """Call a control service and return its answer; raise `ControlError` if it is refused."""
         if reason := self.view.unable:
             raise ControlError(reason)
         future = self._controls.call(service, **values)
@@ -126,5 +129,5 @@ class Live:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self._ended.set()
-        self._thread.join(10 * STEP)  # it is in a callback at most
+        self._thread.join(10 * STEP)  # the thread ends after its present step
         self._monitor.__exit__(kind, error, trace)

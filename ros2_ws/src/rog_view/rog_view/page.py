@@ -1,4 +1,4 @@
-"""The page: its content and its style.
+"""The page of `rog view`: its content and its style.
 
 Names and texts come from the network. The page passes them only to elements that show plain text:
 labels, table cells and the canvas of a chart. It never passes them to an element that accepts HTML.
@@ -16,15 +16,15 @@ from rog_cli.fleet_state import COLUMNS, CURVES, SILENT, Robot
 
 from .source import Source, View
 
-REFRESH = 1.0  # s
-# Hue of each state; what is red or violet wants attention.
+REFRESH = 1.0  # s between two updates of the page
+# State -> CSS class with its colour; red (bad) and violet (odd) states need attention.
 LOOKS = {'computing': 'good', 'training': 'good', 'pushing': 'busy', 'pulling': 'busy',
          'waiting': 'late', 'retired': 'odd', 'away': 'bad', 'paused': 'over',
          'starved': 'odd', 'stopped': 'over'}
-# Of the robots, in the order of their names; those of the figures of `rog plot`.
+# Colours of the robots in the order of their names, the same as in the figures of `rog plot`.
 COLORS = ['#1f77b4', '#ff7f0e', '#2ca02c', '#d62728', '#9467bd', '#8c564b', '#e377c2', '#7f7f7f',
           '#bcbd22', '#17becf']
-LEGENDS = 16  # robots that a legend has room for
+LEGENDS = 16  # most robots for which a legend has room
 TITLES = {'iter': 'iteration', 'acc': 'accuracy', 'stale': 'staleness', 'pushed': 'pushed',
           'compute': 'computing', 'comm': 'communicating', 'stall': 'waiting'}
 MTA = ('Minimum: the share of the rows that every transfer must carry. MTA time: how long the '
@@ -60,7 +60,7 @@ body { background: #f5f6f8; color: #1c2430; }
 
 
 def build(source: Source) -> None:
-    """Build the page of this source for one browser, and keep it up to date."""
+    """Build the page of ``source`` in one browser, and keep it up to date."""
     ui.add_css(CSS)
     page = Page(source)
     page.show()
@@ -93,7 +93,7 @@ class Page:
             self._events = ui.label().classes('text events').props('id=events')
 
     def show(self) -> None:
-        """Show the present view."""
+        """Show the present view of the source."""
         view = self._source.view
         fleet = view.fleet
         self._state.set_text(fleet.state or 'no fleet')
@@ -199,7 +199,7 @@ def _chart(title: str) -> ui.echart:
             'grid': {'left': 44, 'right': 16, 'top': 40, 'bottom': 40},
             'legend': {'top': 0, 'left': '45%', 'right': 0, 'type': 'scroll', 'icon': 'roundRect',
                        'itemHeight': 4},
-            'tooltip': {'trigger': 'axis', 'renderMode': 'richText'},  # no HTML
+            'tooltip': {'trigger': 'axis', 'renderMode': 'richText'},  # richText is not HTML
             'textStyle': {'fontFamily': 'Roboto, sans-serif'},
             'xAxis': {'type': 'value', 'name': 's', 'nameLocation': 'middle', 'nameGap': 24},
             'yAxis': {'type': 'value', 'scale': title.startswith('accuracy')},

@@ -1,4 +1,4 @@
-"""A recorded run: its directory, or a rosbag2 recording of its statuses."""
+"""Reads a recorded run: the directory of a run, or a rosbag2 recording of its statuses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .source import view_of
 
 
 class Recorded:
-    """The run at a path, read once.
+    """The recorded run at a path. It is read once.
 
-    :param namespace: of the fleet, for a recording that holds several.
-    :raises RecordError: when it cannot be read.
+    :param namespace: namespace of the fleet, for a recording with several fleets.
+    :raises RecordError: the run cannot be read.
     """
 
     live = False
@@ -31,12 +31,15 @@ class Recorded:
                               else state_of_run(path)), str(path))
 
     async def ask(self, service: str, **values: str) -> str:
-        """Refuse."""
+        """Raise `ControlError`, because nobody can control a recorded run."""
         raise ControlError('this is a recording')
 
 
 def state_of_run(directory: Path) -> tuple[FleetState, float]:
-    """Return the state from the directory of a run, also of an unfinished one, and its time."""
+    """Return the last state of a run, and its time in seconds since the start of the run.
+
+    :param directory: directory of the run, which may be unfinished.
+    """
     events = read_run(directory)
     summary = read_summary(directory) if (directory / SUMMARY_FILE).exists() else None
     start = next((e for e in events if isinstance(e, Start)), None)
@@ -45,7 +48,7 @@ def state_of_run(directory: Path) -> tuple[FleetState, float]:
               'robots': [RobotStatus(robot=name, state='training') for name in names]}
     state, reports = FleetState(), {name: RobotReport(name) for name in names}
     state.on_fleet(FleetStatus(state='training', **fields), 0.0)
-    state.events.clear()  # that they have joined was not recorded
+    state.events.clear()  # `on_fleet` has added events about robots that join; none was recorded
     for event in events:
         if isinstance(event, Fault):
             state.events.append(Event(event.t, shown(event.robot, NAME),

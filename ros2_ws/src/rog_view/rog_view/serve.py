@@ -23,18 +23,19 @@ from .source import Source
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
-LINGER = 1  # s that open connections have when the server ends
-PATIENCE = 30  # s that a browser on a bad link, or a machine that is busy, may be silent
-# A browser loads nothing for this page from anywhere else, whatever is in it.
+LINGER = 1  # s after which the ending server closes connections that are still open
+PATIENCE = 30  # s of silence after which a browser counts as gone; it may have a bad link
+# With this policy the browser loads nothing from other servers, whatever the page contains.
 POLICY = ("default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
           "connect-src 'self' ws: wss:; frame-ancestors 'none'; form-action 'none'")
 
 
 class Guard:
-    """Reject requests from pages of other sites in the same browser.
+    """Rejects requests that pages of other sites send from the user's browser.
 
-    Such a page can name this server by a name of its own (DNS rebinding), or open a WebSocket to
-    it. So the request must name an address, or this machine, and come from a page of this server.
+    Such a page can reach this server under a host name of its own (DNS rebinding), or open a
+    WebSocket to it. Therefore the host of a request must be an IP address or a name of this
+    machine, and its origin must be a page of this server.
     """
 
     def __init__(self, app: Any) -> None:
@@ -43,7 +44,7 @@ class Guard:
         self._names = {'localhost', name, f'{name}.local'}
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it."""
+        """Pass a request to the application, or reject it."""
         if scope['type'] not in ('http', 'websocket'):
             await self.app(scope, receive, send)
         elif self._is_ours(Headers(scope=scope)):
@@ -75,7 +76,7 @@ def _with_policy(send: Send) -> Send:
 
 
 def serve(source: Source, host: str, port: int) -> None:
-    """Serve the page of this source until Ctrl+C or SIGTERM.
+    """Serve the page of ``source`` until Ctrl+C or SIGTERM.
 
     :raises SettingError: the server cannot listen at this address.
     """
@@ -91,16 +92,18 @@ def serve(source: Source, host: str, port: int) -> None:
                 show_welcome_message=False, reconnect_timeout=PATIENCE)
     server = uvicorn.Server(uvicorn.Config(app, log_level='warning',
                                            timeout_graceful_shutdown=LINGER))
-    # NiceGUI looks at every object there is for its server; some of PyTorch's warn when looked at.
+    # NiceGUI inspects every object of the process to find its server, and some objects of PyTorch
+    # emit a warning when they are inspected.
     warnings.filterwarnings('ignore', module='nicegui')
     name = f'[{host}]' if ':' in host else host
     try:
-        # Until uvicorn has its own handlers, and when it raises the signal again at the end.
+        # A signal may come before uvicorn has its own handlers. At the end uvicorn raises the
+        # signal again.
         with listener, Interruption().raised():
             print(f'http://{name}:{listener.getsockname()[1]}   (Ctrl+C ends the page)', flush=True)
             if source.live:
                 print('Whoever reaches this page can stop the fleet, save it and change its '
                       'method.', flush=True)
             server.run(sockets=[listener])
-    except KeyboardInterrupt:  # the usual end; everything is closed already
+    except KeyboardInterrupt:  # the usual end; uvicorn has closed everything already
         pass

@@ -1,4 +1,4 @@
-"""The content of a page, from a live fleet or a recording."""
+"""The content of a page, and the interface of its source: a live fleet or a recording."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ Points = list[tuple[float, float]]
 class View:
     """The content of a page at one moment; immutable.
 
-    ``curves``: name as in `rog_cli.fleet_state.CURVES` -> robot -> points. ``notice``: message at
-    the top. ``unable``: why the buttons are disabled; empty if they are enabled.
+    ``curves``: name as in `rog_cli.fleet_state.CURVES` -> robot -> points (time s, value).
+    ``notice``: message at the top of the page. ``unable``: reason why the buttons are disabled;
+    empty if they are enabled.
     """
 
     title: str
@@ -27,14 +28,14 @@ class View:
 
 
 def view_of(state: FleetState, now: float, title: str, notice: str = '', unable: str = '') -> View:
-    """Return the view of this state."""
+    """Return the view of ``state`` at time ``now``, in s on the clock of the state's messages."""
     curves = {name: {robot: list(curve.points) for robot, curve in robots.items()}
               for name, robots in state.curves.items()}
     return View(title, state.shown(now), curves, tuple(state.events), notice, unable)
 
 
 class Source(Protocol):
-    """The source of a page's views. ``live``: the fleet runs and can be controlled."""
+    """The source of a page's views. ``live``: whether it is a running fleet, not a recording."""
 
     live: bool
 
@@ -43,4 +44,4 @@ class Source(Protocol):
         """Return the present view without waiting."""
 
     async def ask(self, service: str, **values: str) -> str:
-        """Call a control service and return its answer; `ControlError` if it is refused."""
+        """Call a control service and return its answer; raise `ControlError` if it is refused."""

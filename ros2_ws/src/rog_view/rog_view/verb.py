@@ -1,4 +1,4 @@
-"""`rog view`: a page in the browser with a live fleet, or with a run or a recording of one."""
+"""`rog view`: a page in the browser that shows a live fleet, the directory of a run, or a bag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Use ROG in your own training loop: replace the optimizer."""
+"""Use ROG in your own training loop, by replacing its optimizer."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ class Connection:
 
     def __init__(self, robot: str) -> None:
         self.node = WorkerNode(namespace=robot, parameter_overrides=[
-            Parameter('autostart', value=True)])  # the program needs its settings now
+            Parameter('autostart', value=True)])  # configures at once: the program needs settings
         self._spinning = Spinning(self.node)
 
     def optimizer(self, model: torch.nn.Module, **options: Any) -> RogOptimizer:
-        """Return the optimizer that trains ``model`` with the fleet; waits for the server.
+        """Wait for the server; return the optimizer that trains ``model`` with the fleet.
 
-        ``options``: ``data``, see `RogOptimizer`; and settings of the training that replace the
-        node's parameters: lr, momentum, weight_decay, nesterov, granularity, codec.
-
-        :raises NoServerError: no server has accepted this robot within the time limit of `connect`.
+        :param options: ``data``, see `RogOptimizer`; and training settings that replace the node's
+            parameters: lr, momentum, weight_decay, nesterov, granularity, codec.
+        :raises NoServerError: no server has accepted this robot within `connect`'s ``timeout``.
         :raises ConfigError: a setting is not allowed, or the server refuses this robot or model.
         """
         node, data = self.node, options.pop('data', None)
@@ -52,12 +51,12 @@ class Connection:
         return made
 
     def report(self, loss: float = math.nan, accuracy: float = math.nan) -> None:
-        """Report loss and accuracy; a value that is left out keeps its last report.
+        """Report loss and accuracy; an omitted value keeps its last report.
 
-        The next status carries them to `rog status` and to the records of the run.
+        The next status carries the values to `rog status` and to the records of the run.
 
-        :param loss: of the last batch.
-        :param accuracy: of the present model, 0 to 1.
+        :param loss: loss of the last batch.
+        :param accuracy: accuracy of the present model, 0 to 1.
         :raises ConfigError: the accuracy is not from 0 to 1.
         """
         node, loss, accuracy = self.node, float(loss), float(accuracy)
@@ -78,14 +77,15 @@ class Connection:
 
 @contextmanager
 def connect(robot: str, timeout: float | None = None) -> Iterator[Connection]:
-    """Join the fleet of this DDS domain as ``robot``; initialise rclpy if needed.
+    """Join the fleet of this DDS domain as ``robot``; initialise rclpy if the program has not.
 
-    While rclpy is initialised here, Ctrl+C raises KeyboardInterrupt and SIGTERM raises SystemExit
-    wherever the program waits; the robot then leaves the fleet in order, and no traceback is
-    printed. A program that has initialised rclpy itself keeps its handling of signals: when it
-    shuts rclpy down, waits end and the optimizer is `stopped`.
+    If this function initialises rclpy, it also handles signals: Ctrl+C raises KeyboardInterrupt and
+    SIGTERM raises SystemExit, wherever the program waits. The robot then leaves the fleet in an
+    orderly way, and no traceback is printed. If the program has initialised rclpy itself, it
+    keeps its own handling of signals. When it shuts rclpy down, waiting calls return and the
+    optimizer is `stopped`.
 
-    :param timeout: s for which `Connection.optimizer` waits for a server; None: for ever.
+    :param timeout: seconds for which `Connection.optimizer` waits for a server; None: for ever.
     :raises ConfigError: ``timeout`` is not a time.
     :raises SettingError: the fleet would leave this machine without a key.
     """

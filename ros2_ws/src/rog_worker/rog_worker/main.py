@@ -12,11 +12,11 @@ from fleet_ros.ending import Interruption
 from fleet_ros.exposure import look_before
 from fleet_ros.process import fail, run, spin_until
 
-LINGER = 1.0  # s at the end to repeat the last receipt, or to finish a gradient
+LINGER = 1.0  # s for which an ending process still repeats its last receipt or ends a gradient
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the node until the run is over; the exit code is 0 for a clean end."""
+    """Run the node until the run is over; return 0 if it ended without error."""
     return run(_build, _serve, args, ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker'),
                lambda given: look_before('worker', '/', given))
 
@@ -29,7 +29,7 @@ def _build() -> Any:
 
     torch.set_num_threads(1)
     node = RobotNode()
-    warm_up()  # now: once the robot has joined, compiling would hold up its heartbeat
+    warm_up()  # compile now: after the robot has joined, compiling would delay its heartbeat
     return node
 
 
@@ -42,7 +42,7 @@ def _serve(node: Any, interruption: Interruption) -> int:
         node.shutdown()
 
     def ended() -> bool:
-        if node.done and not asked:  # not by a signal
+        if node.done and not asked:  # the node was shut down by a call, not by a signal
             interrupt()
         return node.has_trained or time.monotonic() >= leave_at
 

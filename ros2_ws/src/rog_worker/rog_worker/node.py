@@ -1,8 +1,8 @@
 """Worker node: the ROS 2 shell around `rog_core.WorkerMachine`.
 
 One thread runs the ROS executor: messages, timers, heartbeats and the state machine. Another thread
-computes gradients (`rog_worker.training`). They exchange gradients and orders in `join` and
-`exchange`, and wait for each other nowhere else.
+computes gradients (`rog_worker.training`). The two threads exchange gradients and orders in `join`
+and `exchange`, and wait for each other only there.
 """
 
 from __future__ import annotations
@@ -89,25 +89,25 @@ from .sources import Watch
 from .unsent import Keeper
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
-PATIENCE = 3  # heartbeat limits after which a name counts as taken by another robot
-LONGEST = 1e9  # s that a run may have lasted; 30 years
-LOOK = 0.1     # s between two looks of a waiting program at whether it may still wait
+PATIENCE = 3  # heartbeat limits with refusals after which another robot must have our name
+LONGEST = 1e9  # s; the elapsed time in a status is wrong if it is longer (30 years)
+LOOK = 0.1     # s between two checks whether a waiting call must still wait
 
 
 class NoServerError(RogError, TimeoutError):
-    """No parameter server has accepted this robot in time."""
+    """No parameter server has accepted this robot within the time limit."""
 
 
 class WorkerNode(ManagedNode):
     """Carries out the actions of the worker machine; a `Link` of `rog_core.worker.optimizer`.
 
-    While it is not active the robot is not in the fleet, and keeps what it has not pushed.
+    While the node is not active, the robot is not in the fleet and keeps its pending rows.
     """
 
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker')
     machine: WorkerMachine | None = None
-    error = ''  # why the run ended, if not cleanly
-    patience = math.inf  # s that `join` waits for a server to accept this robot
+    error = ''  # why the run ended; empty: without error
+    patience = math.inf  # s for which `join` waits until a server accepts this robot
 
     def __init__(self, **options: Any) -> None:
         super().__init__('worker', WorkerSettings, **options)
@@ -126,35 +126,36 @@ class WorkerNode(ManagedNode):
         self._signature = self._key and Signature(self._key)
         if self._key is not None:
             close_parameters(self)
-        self._session: Session | None = None  # if there is a key, and the server has accepted it
-        self._counts = 0, 0                   # of the last statuses: our own, and our server's
-        self._process = 0                     # the server's, as its statuses say
+        # None: the fleet has no key, or the server has not accepted this robot yet.
+        self._session: Session | None = None
+        self._counts = 0, 0                   # counts of the last statuses: our own, the server's
+        self._process = 0                     # public number of the server's process
         self.incarnation = secrets.randbits(63)
         self.machine, self.error = None, ''
-        self.loss = math.nan  # of the last batch
-        self.evaluation = 0, math.nan  # iteration and accuracy, by the training's thread
-        self._dropped = 0                     # messages refused
+        self.loss = math.nan                  # loss of the last batch
+        self.evaluation = 0, math.nan         # iteration, accuracy; set by the training thread
+        self._dropped = 0                     # number of refused messages
         self._silent_until = 0.0              # end of an emulated drop-out
         self._server_heard = time.monotonic()
-        self._status_waits = False            # for the emulated link
+        self._status_waits = False            # whether a status waits for the emulated link
         self._loyalty = Loyalty(self.settings.heartbeat.limit)
         self._order = Order(self.settings.heartbeat.limit)
-        self._watch: Watch | None = None      # of the robot's cameras and recordings
+        self._watch: Watch | None = None      # watches the robot's cameras and recordings
         self._keeper = Keeper(self.settings.out, self.robot, self.settings.training.save_every,
                               self.get_logger())
         self.held.callback(self._keeper.close)
         self._is_over = False
-        self._has_ended = False  # its last status was sent
-        self._request: Any = None
+        self._has_ended = False               # whether the last status was sent
+        self._request: Any = None             # future of the latest registration
         self._refused_since = math.inf
-        self._reminder = Reminder()           # that there is no server
-        self._turn = threading.Event()        # the training thread may go on
+        self._reminder = Reminder()           # for the message that there is no server
+        self._turn = threading.Event()        # set: the training thread may continue
         self._granted: Compute | None = None
-        self._began = False                   # it has been granted an iteration
-        self._computed: tuple[Array, SgdConfig] | None = None  # for the machine
+        self._began = False                   # whether an iteration was granted
+        self._computed: tuple[Array, SgdConfig] | None = None  # gradient for the state machine
         self._link = self.settings.shaped_link()
         if not self.settings.link_epoch:
-            self._link.hold()                 # until the training begins
+            self._link.hold()                 # no delay until the training begins
         self._meter = open_meter(self.settings.power, time.monotonic())
         server = self.settings.server_namespace
         self._out: dict[type, Any] = {
@@ -180,12 +181,12 @@ class WorkerNode(ManagedNode):
         self.create_timer(1.0, self._diagnose, clock=STEADY)
 
     def activate(self) -> None:
-        """Rejoin the fleet; a robot without a machine yet registers when it has one."""
+        """Rejoin the fleet after a pause; at the first activation, `join` registers the robot."""
         if self.machine is not None and self.machine.state == PAUSED:
             self._act(self.machine.resume(time.monotonic()))
 
     def deactivate(self) -> None:
-        """Leave the fleet, which then does not wait for the robot; keep what was not pushed."""
+        """Leave the fleet for a pause, so that it does not wait; keep the pending rows."""
         machine = self.machine
         if machine is not None and machine.state not in (PAUSED, STOPPED):
             machine.pause(time.monotonic())
@@ -200,7 +201,7 @@ class WorkerNode(ManagedNode):
         self.machine = self._watch = None
 
     def shutdown(self) -> None:
-        """Leave the fleet for good; the process ends."""
+        """Leave the fleet for good, and let the process end."""
         if self.configured:
             self.leave()
         super().shutdown()
@@ -213,12 +214,12 @@ class WorkerNode(ManagedNode):
                               'one, for example --ros-args -r __ns:=/robot1')
         return robot_name(name)
 
-    # -- the training thread's side (rog_core.worker.optimizer.Link) ---
+    # -- called by the training thread (rog_core.worker.optimizer.Link) ---
 
     def join(self, machine: WorkerMachine) -> Compute | None:
-        """Register and wait for the first order; None: the run ended before it.
+        """Register, wait for the first order, and return it; None: the run ended before.
 
-        Raises `NoServerError` if no server has accepted the robot within ``patience`` seconds.
+        :raises NoServerError: no server has accepted the robot within ``patience`` seconds.
         """
         self._keeper.give(machine)
         self.machine = machine
@@ -226,14 +227,14 @@ class WorkerNode(ManagedNode):
         return self._wait(time.monotonic() + self.patience)
 
     def exchange(self, gradient: Array, sgd: SgdConfig) -> Compute | None:
-        """Push, pull, and wait for the next order; None: the run is over."""
+        """Push a gradient, pull, wait for the next order, and return it; None: the run is over."""
         self._computed = gradient, sgd
         self._ready.trigger()
         return self._wait()
 
     def _wait(self, limit: float = math.inf) -> Compute | None:
         while not self._turn.wait(LOOK):
-            if not self.context.ok():  # rclpy was shut down, and nothing can arrive any more
+            if not self.context.ok():  # rclpy was shut down, so no message can arrive
                 return None
             if time.monotonic() >= limit and self.machine and not self.machine.server:
                 raise NoServerError(f'no parameter server has accepted {self.robot} within '
@@ -255,9 +256,9 @@ class WorkerNode(ManagedNode):
                 self._keeper.finish(self.machine)
 
     def watch(self, sources: Sequence[Source]) -> None:
-        """Feed sources from their topics and report them, until the run is over."""
+        """Feed data sources from their topics, and report their state, until the run is over."""
         self._watch = Watch(self, sources)
-        if self._is_over:  # the user has ended it before
+        if self._is_over:  # the user has ended the run already
             self._close_sources()
 
     def _close_sources(self) -> None:
@@ -265,7 +266,7 @@ class WorkerNode(ManagedNode):
             self._watch.close()
 
     def leave(self, error: str = '') -> None:
-        """End now, at the user's request or after an error; tell the server."""
+        """Leave the fleet now, at the user's request or because of ``error``; tell the server."""
         self.error = self.error or error
         if self.machine is not None:
             self.machine.leave(time.monotonic())
@@ -314,7 +315,7 @@ class WorkerNode(ManagedNode):
 
     def _on_fleet(self, message: Any) -> None:
         now = time.monotonic()
-        if self._silent or self._link.is_dead(now):  # dead in both directions
+        if self._silent or self._link.is_dead(now):  # an emulated link is dead in both directions
             return
         ours = self.machine is not None and message.incarnation == process_of(self.machine.server)
         if self._signature is not None and not self._is_proved(message, ours):
@@ -332,21 +333,23 @@ class WorkerNode(ManagedNode):
         if self.machine is None:
             return
         if silent > CONTACT * self.settings.heartbeat.period:
-            self.report()  # so that the server knows it at once, too
+            self.report()  # tells the server at once that the link is back
             self._act(self.machine.on_contact(now))
         mine = next((r for r in message.robots if r.robot == self.robot), None)
         known = mine is not None and mine.state not in ('away', PAUSED, STOPPED)
         self._act(self.machine.on_server_status(self.machine.server if ours else 0, known, now))
 
     def _is_proved(self, message: Any, ours: bool) -> bool:
-        """Whether a status is of a server with the fleet's key; ``ours``: it names our server.
+        """Return whether a status is from a server with the fleet key, and is new.
 
-        In a fleet with a key no other status ever counts: neither to find a server, nor to tell
-        whether it lives and knows this robot.
+        In a fleet with a key no other status counts: neither to find a server, nor to decide
+        whether the server is alive and knows this robot.
+
+        :param ours: whether the status names the server that has accepted this robot.
         """
         assert self._signature is not None
         if ours and message.count <= self._counts[1]:
-            return False  # a repetition
+            return False  # the status is a repetition
         if not self._signature.proves(message):
             self._dropped += 1
             self.get_logger().warning('dropped a status of the parameter server: it is not signed '
@@ -368,14 +371,14 @@ class WorkerNode(ManagedNode):
     def _on_registered(self, future: Any) -> None:
         if future is not self._request or self.machine is None or self._silent \
                 or self._link.is_dead(time.monotonic()):
-            return  # the answer to an earlier request, or a lost one (emulated)
+            return  # the answer is to an earlier request, or the emulated link loses it
         if future.exception() is not None:
             self.get_logger().warning(f'registration failed: {future.exception()}; trying again')
             return
         now = time.monotonic()
         try:
             self._on_answer(response_from_ros(future.result()), now)
-        except RemoteProtocolError as error:  # the machine asks again
+        except RemoteProtocolError as error:  # the machine will register again
             self._dropped += 1
             self.get_logger().warning(f'dropped an answer to the registration: {error}',
                                       throttle_duration_sec=5.0)
@@ -384,16 +387,17 @@ class WorkerNode(ManagedNode):
         assert self.machine is not None
         if response.accepted and self.machine is not None and not self._is_of_ours(
                 response.incarnation == self.machine.server, now):
-            return  # a second server was quicker; the machine asks again
+            return  # another server has answered faster; the machine will register again
         if response.accepted:
             self._refused_since = math.inf
         elif response.incarnation and self._key is not None:
-            self._process = response.incarnation  # we have asked a server that is gone
+            self._process = response.incarnation  # the request was for a server that is gone
         else:
             self.get_logger().warning(f'the server refuses: {shown(response.reason)}',
                                       throttle_duration_sec=5.0)
             self._refused_since = min(self._refused_since, now)
-            # The server drops a former process of ours after the limit; else it is another robot.
+            # After the heartbeat limit the server drops a former process of this robot. If it still
+            # refuses, another robot has the same name.
             if now - self._refused_since > PATIENCE * self.settings.heartbeat.limit:
                 self.leave(shown(response.reason, 600))
                 return
@@ -401,11 +405,11 @@ class WorkerNode(ManagedNode):
             former, self._session = self._session, Session(self._key, self.incarnation,
                                                            response.incarnation)
             if former is None or former.session != self._session.session:
-                self._counts = self._counts[0], 0  # another process of the server counts anew
+                self._counts = self._counts[0], 0  # another server process starts its count at 0
         self._act(self.machine.on_register_response(response, now))
 
     def _is_answer(self, message: Any, asked: bytes) -> bool:
-        """Whether an answer is proved by our key; ``asked``: tag of the request."""
+        """Return whether an answer is proved with our key; ``asked``: tag of the request."""
         assert self._key is not None
         try:
             check(derived(self._key.secret, 'answer'), message, asked)
@@ -432,7 +436,7 @@ class WorkerNode(ManagedNode):
                     self.get_logger().info(checksum_of(action.message.transfer,
                                                        self.machine.accumulator.weights))
             elif isinstance(action, Compute):
-                if not self._began:  # energy counts as times do, from the first grant on
+                if not self._began:  # energy and times count from the first grant on
                     self._began = True
                     self._meter.restart(now)
                 self._grant(action)
@@ -487,7 +491,7 @@ class WorkerNode(ManagedNode):
             self._keeper.look(self.machine, time.monotonic())
 
     def pause(self, pause: Pause) -> None:
-        """Emulate a late robot, or one that has dropped out: it neither sends nor receives."""
+        """If ``pause`` is an emulated drop-out, neither send nor receive until its end."""
         if pause.silent:
             self._silent_until = time.monotonic() + pause.seconds
 
@@ -496,13 +500,17 @@ class WorkerNode(ManagedNode):
         return time.monotonic() < self._silent_until
 
     def report(self, state: str = '') -> None:
-        """Publish the status; as it is also the heartbeat, it travels over the link like data."""
+        """Publish the status. It is also the heartbeat, so the emulated link delays it like data.
+
+        :param state: state of a last status, `PAUSED` or `STOPPED`; empty: the present state.
+        """
         now = time.monotonic()
         self._has_ended = self._has_ended or state == STOPPED
-        if state:  # the last status: the process may end before its turn comes
+        if state:  # send a last status without delay, because the process may end soon
             if not self._link.is_dead(now):
                 self._publish_status(state)
-        elif not self._status_waits:  # else one waits, and is filled in when it is sent
+        # A status that already waits takes the present values when it is sent, so one is enough.
+        elif not self._status_waits:
             self._status_waits = not self._link.is_dead(now)
             self._link.send(STATUS_BYTES, self._publish_status, now, lossy=True)
             self._alarm.set(min(self._link.deadline,
@@ -539,7 +547,7 @@ class WorkerNode(ManagedNode):
         return machine.state
 
     def _diagnose(self) -> None:
-        """Publish health for users and monitors: link, staleness, power, cameras (REP-107)."""
+        """Publish diagnostics (REP-107) about link, staleness, power and cameras."""
         found = [] if self._watch is None else self._watch.look()
         if self.machine is not None:
             found.append(self._training_health(self.machine))

@@ -1,4 +1,4 @@
-"""Feeds a task's sources from the topics of this robot, and reports their state."""
+"""Feeds the data sources of a task from the topics of this robot, and reports their state."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ LEVELS = {'ok': DiagnosticStatus.OK, 'warn': DiagnosticStatus.WARN, 'error': Dia
 
 
 class Watch:
-    """The sources of a robot; `look` is called once a second, by the thread that spins the node.
+    """The data sources of a robot. The thread that spins the node calls `look` once a second.
 
-    The type of a topic is known only when someone publishes it; then `look` subscribes to it.
+    The type of a topic is known only when somebody publishes it. Therefore `look` subscribes to a
+    topic when the topic has appeared.
     """
 
     def __init__(self, node: Node, sources: Sequence[Source]) -> None:
@@ -30,7 +31,7 @@ class Watch:
 
     @property
     def starved(self) -> bool:
-        """Whether a source gave nothing to train on when it was last looked at."""
+        """Whether a source gave no data for training at the last call of `look`."""
         return 'error' in self._levels.values()
 
     def close(self) -> None:
@@ -59,13 +60,13 @@ class Watch:
 
     def _subscribe(self, source: CameraSource, topic: str, types: dict[str, Any],
                    callback: Callable[[Any], None], there: dict[str, list[str]]) -> str:
-        """Subscribe to a topic; return why it cannot be done yet, or ''."""
+        """Subscribe to a topic; return why this is not possible yet, or an empty text."""
         if not topic or (source, topic) in self._subscribed:
             return ''
         name = self._node.resolve_topic_name(topic)
         known = [kind for kind in there.get(name, ()) if kind in types]
         if known:
-            # Best effort fits every writer.
+            # A best-effort subscription receives from every publisher, reliable or not.
             self._node.create_subscription(types[known[0]], topic, callback,
                                            qos_profile_sensor_data)
             self._subscribed.add((source, topic))
@@ -77,12 +78,13 @@ class Watch:
         return f'{found}; topics of {" or ".join(types)}: {", ".join(others[:10]) or "none"}'
 
     def _say(self, report: Report) -> None:
-        """Log a change of a source's level, once."""
+        """Log a change of a source's level, only once per change."""
         before = self._levels.get(report.name, 'ok')
         self._levels[report.name] = report.level
         if report.level != before:
             log, line = self._node.get_logger(), f'{report.name}: {report.message}'
-            if report.level == 'ok':  # rclpy refuses a second severity from the same call
+            # Three calls, because rclpy allows only one severity for each call in the code.
+            if report.level == 'ok':
                 log.info(line)
             elif report.level == 'warn':
                 log.warning(line)

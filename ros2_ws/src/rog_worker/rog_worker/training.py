@@ -1,4 +1,4 @@
-"""The node that trains the task of its settings: batch, loss, gradient, step."""
+"""The robot's node: it trains the task in its settings on a thread of its own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from rog_tasks.task import load_task, measure
 
 from .node import WorkerNode
 
-LINGER = 5.0  # s for which a cleanup waits for the present gradient
+LINGER = 5.0  # s for which a cleanup waits for the end of the running gradient computation
 
 
 class Training:
-    """Trains a node's task; ``node``: a `WorkerNode`, configured. Loads the task and its model."""
+    """Loads the task of a node and its model, and trains the model.
+
+    :param node: a configured `WorkerNode`.
+    """
 
     def __init__(self, node: Any) -> None:
         self.node, settings = node, node.settings
@@ -38,7 +41,8 @@ class Training:
         training = settings.training
         try:
             for source in self.task.sources:
-                source.wait()  # a robot without data does not join, so that no robot waits for it
+                # A robot without data does not join yet, so that no other robot waits for it.
+                source.wait()
         except SourceClosed:
             return
         optimizer = RogOptimizer(
@@ -66,15 +70,15 @@ class Training:
             self._evaluate(node.machine.iteration if node.machine else 0)
 
     def _evaluate(self, iteration: int) -> None:
-        """Evaluate the model that this robot holds now."""
+        """Evaluate the present model of this robot, after ``iteration`` iterations."""
         self.node.evaluation = iteration, measure(self.task, self.model)
 
 
 class RobotNode(WorkerNode):
-    """A robot: trains on a thread of its own, from its first activation on."""
+    """The node of a robot. It trains on a thread of its own, from its first activation on."""
 
     _finished: threading.Event | None = None  # set when the training is over; None: not configured
-    _cleaning = False                          # a cleanup has ended the training
+    _cleaning = False                          # whether a cleanup has ended the training
 
     def configure(self) -> None:
         """Load the task and its model."""
@@ -84,7 +88,7 @@ class RobotNode(WorkerNode):
                                         name='training', daemon=True)
 
     def activate(self) -> None:
-        """Begin to train, or continue."""
+        """Begin to train, or continue after a pause."""
         if self._cleaning:
             raise RogError('a cleanup has ended the training and is not over; clean up again')
         super().activate()
@@ -92,7 +96,7 @@ class RobotNode(WorkerNode):
             self._thread.start()
 
     def cleanup(self) -> None:
-        """End the training; raise `RogError` if a gradient takes too long."""
+        """End the training; raise `RogError` if a gradient takes longer than `LINGER` seconds."""
         self._cleaning = True
         self.leave()
         if self._thread.ident is not None:
@@ -102,11 +106,11 @@ class RobotNode(WorkerNode):
 
     @property
     def has_trained(self) -> bool:
-        """Whether the training has ended, other than by a cleanup."""
+        """Whether the training has ended for another reason than a cleanup."""
         return self._finished is not None and self._finished.is_set() and not self._cleaning
 
     def leave(self, error: str = '') -> None:
-        """End now; drop the gradient that is being computed."""
+        """Leave the fleet now, and end the training; drop the gradient that is being computed."""
         self.stop.set()
         super().leave(error)
 
@@ -122,7 +126,7 @@ class RobotNode(WorkerNode):
             self.error = str(error)
         except BaseException as error:  # includes the SystemExit of a task
             self.error = f'the task failed: {type(error).__name__}: {error}'
-            if not self.stop.is_set():  # else the cause may be that the node is gone
+            if not self.stop.is_set():  # else the error can come from the removal of the node
                 raise
         finally:
             finished.set()

@@ -1,7 +1,7 @@
-"""Saves what a robot has not sent on its disk: `robots/NAME` below the directory of the run.
+"""Saves a robot's pending rows and momentum on its disk: `robots/NAME` in the run's directory.
 
-Saves are those of `fleet_env.durable`. A thread of its own writes them, because they take long on a
-memory card, and the robot's heartbeat must continue.
+The saves have the format of `fleet_env.durable`. A separate thread writes them, because writing
+to a memory card takes long and the robot's heartbeat must continue.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 SCHEMA = 'rog-unsent/1'
-KEEP = 2    # saves: if the newest is damaged, the one before is used
-REST = 10   # pause after a save, in multiples of the time that it took
+KEEP = 2    # number of saves to keep: if the newest is damaged, the older one is used
+REST = 10   # least pause after a save, in multiples of the time that the save took
 
 
 class Keeper:
-    """Saves what a robot has not sent, and finds what a former process of it has saved.
+    """Saves the pending rows of a robot, and finds those that a former process has saved.
 
-    :param out: directory of the run; empty: nothing is saved or found.
-    :param every: s between two saves; 0: save only in `finish`.
+    :param out: directory of the run; empty: save nothing and find nothing.
+    :param robot: name of the robot.
+    :param every: seconds between two saves; 0: save only in `finish`.
     :raises DurableError: another process of this robot still writes there, or writing fails.
     """
 
@@ -49,16 +50,20 @@ class Keeper:
             folder = Path(out) / 'robots' / robot
             self._lock = hold(folder / 'lock', f'process of {robot}')
             self._store = Kept(folder, 'unsent', '.safetensors', KEEP)
-            self._store.tidy()  # a full disk is reported later, and stops only the saves
+            # A full disk is not an error here: a later save reports it, and the training goes on.
+            self._store.tidy()
 
     def give(self, machine: WorkerMachine) -> None:
-        """Let a machine that has not started take over what a former process has saved."""
+        """Give a machine that has not started the pending rows that a former process has saved."""
         former = self.former(machine.partition)
         if former is not None:
             machine.take_over(former)
 
     def former(self, partition: RowPartition) -> Unsent | None:
-        """Return a former process's last save; log and drop one that cannot be used."""
+        """Return the pending rows that a former process saved last; log it if they are damaged.
+
+        Return None if there is no save, or if no save can be used.
+        """
         if self._store is None:
             return None
         try:
@@ -71,7 +76,11 @@ class Keeper:
             return None
 
     def look(self, machine: WorkerMachine, now: float) -> None:
-        """Save if it is time, preferably between two pushes, when none has taken a part of it."""
+        """Save if a save is due, preferably between two pushes.
+
+        After a save during a push, the server may still take some of the saved rows. So a due save
+        waits for the end of a push, but at most ``every`` seconds.
+        """
         if now < self._due + (self._every if machine.push is not None else 0.0):
             return
         if self._writing is None or self._writing.done():
@@ -112,16 +121,16 @@ class Keeper:
             self._due = now + max(self._every, REST * (now - began))
 
     def close(self) -> None:
-        """Wait for the present write, and let other processes write there."""
+        """Wait until the running write ends, then let other processes write there."""
         self._thread.shutdown()
         if self._lock is not None:
             os.close(self._lock)
 
 
 def read(found: Save, robot: str, partition: RowPartition) -> Unsent:
-    """Return what a save holds.
+    """Return the pending rows in a save.
 
-    :raises DurableError: it is of another robot or model, or invalid.
+    :raises DurableError: the save is of another robot or model, or is invalid.
     """
     meta = found.meta
     try:

@@ -1,4 +1,4 @@
-"""The papers' figures, drawn from the records of runs alone, as PNG and SVG."""
+"""Draws figures like those in the papers, as PNG and SVG; it needs only the records of runs."""
 
 from .methods import draw_comparison
 from .run import draw_run

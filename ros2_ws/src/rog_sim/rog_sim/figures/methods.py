@@ -1,4 +1,4 @@
-"""Figures that put methods side by side: those of the ROG and the DSSP paper."""
+"""Figures that compare methods, like the figures in the papers on ROG and DSSP."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rog_sim.measure import read_run_measures
 from . import panels, style
 from .panels import Methods
 
-PARADIGMS = ('bsp', 'ssp', 'asp', 'dssp')  # of the DSSP paper
+PARADIGMS = ('bsp', 'ssp', 'asp', 'dssp')  # the paradigms that the DSSP paper compares
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs to be put side by side: those of a comparison, or some directories."""
+    """The runs that figures compare, from a comparison or from several directories of runs."""
 
     title: str
     methods: Methods
@@ -33,25 +33,28 @@ class Group:
 
 def draw_comparison(directories: Sequence[str | PathLike[str]],
                     out: str | PathLike[str] | None = None) -> list[Path]:
-    """Draw what is to be seen in ``directories`` and return the paths of the figures.
+    """Draw figures of the records in ``directories``, and return the paths of the figures.
 
-    One comparison (a directory with comparison.json), or several runs:
+    If ``directories`` is one comparison (a directory with comparison.json), or several runs, the
+    figures are:
 
-    comparison   the next four side by side, as wide as a page (ROG, figures 1 and 6)
-    composition  time per iteration, by what it is spent on
+    comparison   the next four figures in one, as wide as a page (ROG, figures 1 and 6)
+    composition  time per iteration: computing, communicating, waiting
     efficiency   accuracy over iterations
     accuracy     accuracy over time
     energy       energy to reach an accuracy
-    thresholds   accuracy over time, if a method comes with 3 or more thresholds (ROG, figure 10)
-    paradigms    accuracy over time and iterations per paradigm, if there are two of bsp, ssp, asp
-                 and dssp; a paradigm with several thresholds is their average (DSSP, figure 3)
+    thresholds   accuracy over time, if a method has 3 or more thresholds (ROG, figure 10)
+    paradigms    accuracy over time and over iterations, if there are at least two of the paradigms
+                 bsp, ssp, asp and dssp; the curve of a paradigm is the average over its thresholds
+                 (DSSP, figure 3)
 
-    Several comparisons:
+    If ``directories`` is several comparisons, the figure is:
 
-    sensitivity  accuracy over time and energy to an accuracy for each of them (ROG, figure 9)
+    sensitivity  accuracy over time and energy to reach an accuracy, for each comparison (ROG,
+                 figure 9)
 
-    :param out: where the figures go; default: the one directory, or the parent that all have.
-    :raises RecordError: when records cannot be read, or runs and comparisons are mixed.
+    :param out: directory for the figures; default: the directory, or the common parent of several.
+    :raises RecordError: records cannot be read, or runs and comparisons are mixed.
     """
     paths = [Path(directory) for directory in directories]
     if not paths:
@@ -74,7 +77,7 @@ def _comparison(path: Path) -> Group:
 
 
 def methods_of(path: Path, comparison: Comparison) -> Methods:
-    """Read the runs of a comparison that stands in ``path``."""
+    """Return method -> its runs, which are read from the comparison in directory ``path``."""
     return {m.sync: [read_run_measures(path / run) for run in m.runs] for m in comparison.methods}
 
 
@@ -126,7 +129,7 @@ def _draw_all(methods: Methods, out: Path) -> list[Path]:
     composition.legend(loc='lower left', bbox_to_anchor=(.1, .98), ncols=3, handlelength=.8,
                        columnspacing=.8)
     methods_legend(figure, methods)
-    _accuracy_with_labels(accuracy, methods)  # last, when all other elements have their size
+    _accuracy_with_labels(accuracy, methods)  # last, because labels depend on the final layout
     return style.save(figure, out, 'comparison')
 
 
@@ -141,7 +144,7 @@ def _draw_paradigms(paradigms: Methods, out: Path) -> list[Path]:
 
 
 def _draw_sensitivity(groups: list[Group], out: Path) -> list[Path]:
-    """Draw small multiples: a column per comparison."""
+    """Draw a grid of small figures with a column for each comparison."""
     width = min(style.PAGE, max(style.COLUMN, 1.75 * len(groups)))
     figure = style.new_figure(width, 3.3)
     grid = figure.subplots(2, len(groups), sharey='row', squeeze=False)
@@ -177,7 +180,7 @@ def methods_legend(figure: Figure, methods: Methods) -> None:
     lines = [Line2D([], [], color=style.look(sync).color, ls=style.look(sync).dashes,
                     label=style.label(sync)) for sync in methods]
     letters = max(len(style.label(sync)) for sync in methods) + 6
-    fit = max(1, int(17 * figure.get_figwidth() / letters))  # 17 letters of 7 pt to an inch
+    fit = max(1, int(17 * figure.get_figwidth() / letters))  # an inch holds 17 letters of 7 pt
     rows = -(-len(lines) // fit)
     figure.legend(handles=lines, loc='outside upper center', ncols=-(-len(lines) // rows))
 

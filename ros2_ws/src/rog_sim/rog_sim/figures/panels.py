@@ -1,6 +1,6 @@
-"""What stands in one pair of axes: methods, each with its mean over seeds and a band around it.
+"""Panels of the figures. A panel draws for each method the mean over seeds, and a band around it.
 
-Every panel draws a dict of method -> runs, one run per seed.
+Every panel takes a dict of method -> runs, one run per seed. The band is the standard deviation.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rog_sim.measure import Run
 from .style import STATES, label, look
 
 Methods = dict[str, list[Run]]
-POINTS = 241  # of a curve; enough for the width of a page
+POINTS = 241  # points of a curve; enough for the width of a page
 
 
 def draw_composition(axes: Axes, methods: Methods) -> None:
-    """Average time composition of an iteration (ROG, figure 1a), as stacked bars."""
+    """Draw the average time composition of an iteration as stacked bars (ROG, figure 1a)."""
     parts = np.array([[[sum(getattr(r, f'{state}_s') for r in run.summary.robots.values())
                         / max(sum(r.iterations for r in run.summary.robots.values()), 1)
                         for state in STATES] for run in runs] for runs in methods.values()])
@@ -43,7 +43,10 @@ def draw_composition(axes: Axes, methods: Methods) -> None:
 
 
 def draw_accuracy(axes: Axes, methods: Methods) -> list[tuple[float, str]]:
-    """Accuracy over time (ROG, figure 1c); returns where each curve ends, in %, and its method."""
+    """Draw the accuracy over time (ROG, figure 1c).
+
+    Return (last accuracy in %, method) for each curve.
+    """
     duration = min(run.duration for runs in methods.values() for run in runs)
     times = np.linspace(0, duration, POINTS)
     unit, scale = ('min', 60) if duration >= 300 else ('s', 1)
@@ -57,7 +60,7 @@ def draw_accuracy(axes: Axes, methods: Methods) -> list[tuple[float, str]]:
 
 
 def draw_efficiency(axes: Axes, methods: Methods) -> None:
-    """Accuracy over the iterations of a robot (ROG, figure 1b)."""
+    """Draw the accuracy over the iterations of a robot (ROG, figure 1b)."""
     for sync, runs in methods.items():
         last = min(max((e[1] for e in robot.evaluations), default=0)
                    for run in runs for robot in run.summary.robots.values())
@@ -67,7 +70,7 @@ def draw_efficiency(axes: Axes, methods: Methods) -> None:
 
 
 def draw_energy(axes: Axes, methods: Methods) -> None:
-    """Energy of a robot until an accuracy was first reached (ROG, figure 1d)."""
+    """Draw the energy of a robot until an accuracy is first reached (ROG, figure 1d)."""
     low, high = 1.0, 0.0
     for runs in methods.values():
         for run in runs:
@@ -84,7 +87,10 @@ def draw_energy(axes: Axes, methods: Methods) -> None:
 
 def _band(axes: Axes, sync: str, x: NDArray[np.float64], values: NDArray[np.float64]) \
         -> NDArray[np.float64]:
-    """Draw mean and band of ``values`` [seeds, n]; a gap where a seed has none. Return the mean."""
+    """Draw mean and band of ``values`` [seeds, n]; return the mean.
+
+    The curve has a gap where the value of a seed is NaN.
+    """
     style = look(sync)
     mean = values.mean(0)
     if len(values) > 1:

@@ -1,4 +1,4 @@
-"""Figures of one run: what happened (run), and a fade seen closely (micro)."""
+"""Figures of one run: an overview, a close view of its worst moment, and its map."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WINDOW = 30  # iterations that the micro-events figure shows before and after th
 def draw_run(directory: str | PathLike[str], out: str | PathLike[str] | None = None) -> list[Path]:
     """Draw the figures of the run in ``directory`` and return their paths.
 
-    run      accuracy, link rate and share of rows over time per robot; time per iteration
-    micro    one robot's link rate, share of rows sent and iterations behind the fastest robot,
-             around the moment when it was furthest behind
-    map      the map from above, its heights, and where robots were and think that they were, of a
-             task that makes one
+    run      accuracy, link rate and share of rows over time, for each robot; time per iteration
+    micro    link rate, share of rows sent, and iterations behind the fastest robot, of the robot
+             that fell furthest behind, around this moment
+    map      for a task that makes a map: the map from above, its heights, and the true and
+             estimated paths of the robots
 
-    :param out: where the figures go; default: the directory itself.
-    :raises RecordError: when the records cannot be read.
+    :param out: directory for the figures; default: ``directory``.
+    :raises RecordError: the records cannot be read.
     """
     events, summary = read_run(directory), read_summary(directory)
     target = Path(out or directory)
@@ -43,7 +43,7 @@ def draw_run(directory: str | PathLike[str], out: str | PathLike[str] | None = N
 
 
 def _draw_map(outputs: ModelOutputs, summary: Summary, out: Path) -> list[Path]:
-    """Draw colours and heights seen from above, and the ways of the robots over them."""
+    """Draw colours and heights of the map from above, and the paths of the robots on it."""
     seen = outputs[SERVER]
     figure = style.new_figure(style.PAGE, 3.2)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
@@ -108,7 +108,7 @@ def _draw_overview(events: list[Event], summary: Summary, out: Path) -> list[Pat
 
 
 def _draw_shares(axis: Axes, summary: Summary, robots: list[str]) -> None:
-    """Seconds per iteration that computing, communicating and stalling take (ROG, figure 1)."""
+    """Draw the seconds per iteration for computing, communicating and waiting (ROG, figure 1)."""
     left = np.zeros(len(robots))
     for state, color in style.STATES.items():
         values = [getattr(summary.robots[r], f'{state}_s') / max(summary.robots[r].iterations, 1)
@@ -122,7 +122,10 @@ def _draw_shares(axis: Axes, summary: Summary, robots: list[str]) -> None:
 
 
 def _draw_micro(events: list[Event], summary: Summary, out: Path) -> list[Path]:
-    """Draw figure 8 of the ROG paper: the robot that fell behind furthest, around that moment."""
+    """Draw a figure like figure 8 of the ROG paper, of the robot that fell furthest behind.
+
+    The figure shows `WINDOW` iterations before and after this moment.
+    """
     steps = sorted((e for e in events if isinstance(e, Iteration)), key=lambda e: e.t)
     iterations = np.array([e.iteration for e in steps])
     behind = np.maximum.accumulate(iterations) - iterations
@@ -156,7 +159,7 @@ def _draw_micro(events: list[Event], summary: Summary, out: Path) -> list[Path]:
 
 
 def _title(summary: Summary, otherwise: str) -> str:
-    seed = f', seed {summary.seed}' if summary.task else ''  # statuses do not contain it
+    seed = f', seed {summary.seed}' if summary.task else ''  # recorded statuses contain no seed
     return f'{summary.fleet or otherwise}: {style.label(summary.sync)}{seed}'
 
 
@@ -169,5 +172,5 @@ def _share(event: Any) -> float:
 
 
 def _rate(event: Any) -> float:
-    """Return the rate of the emulated link in Mbit/s, or of a real one what was measured."""
+    """Return the rate of the emulated link in Mbit/s or, for a real link, the measured rate."""
     return event.link_rate if event.link_rate == event.link_rate else event.bandwidth

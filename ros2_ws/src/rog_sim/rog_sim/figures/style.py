@@ -1,4 +1,4 @@
-"""How figures look: sizes, type, colours; the same method has the same colour everywhere."""
+"""The style of all figures: sizes, fonts, and for each method the same colour in all figures."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-COLUMN = 3.4  # inches: a column of a two-column paper
-PAGE = 7.0    # inches: both columns
+COLUMN = 3.4  # inches; width of a column of a two-column paper
+PAGE = 7.0    # inches; width of both columns
 STATES = {'compute': '#4c9f70', 'communicate': '#5b8db8', 'stall': '#d1603d'}
 _STYLE: Any = {
     'font.size': 7.5, 'axes.titlesize': 8, 'axes.labelsize': 7.5, 'legend.fontsize': 7,
@@ -30,8 +30,8 @@ _STYLE: Any = {
     'legend.handletextpad': .4, 'legend.borderaxespad': .2,
     'svg.hashsalt': 'rog', 'axes.formatter.useoffset': False}
 
-# The light and the dark end of each family. Hues stay apart for the colour-blind (after Okabe and
-# Ito); inside a family lightness tells the threshold, and survives in grey.
+# Family of methods -> its lightest and its darkest colour. Colour-blind people can distinguish the
+# hues (after Okabe and Ito). Inside a family the lightness shows the threshold, also in grey.
 _FAMILIES = {'bsp': ('#000000', '#000000'), 'ssp': ('#7ab8e6', '#053061'),
              'rsp': ('#f2a36e', '#8c1504'), 'dssp': ('#d59cc4', '#6b2a63'),
              'flown': ('#009e73', '#009e73'), 'asp': ('#c7a500', '#c7a500'),
@@ -39,8 +39,8 @@ _FAMILIES = {'bsp': ('#000000', '#000000'), 'ssp': ('#7ab8e6', '#053061'),
              'gc': ('#9a9a9a', '#9a9a9a'), 'hgc': ('#7ab8e6', '#7ab8e6'),
              'gcc': ('#d59cc4', '#d59cc4'), 'dcgc': ('#6b2a63', '#6b2a63'),
              'local': ('#5fc6c9', '#0b6e72'), 'diloco': ('#b5a6e3', '#4b2e9e')}
-_AUTO = '#d6006e'  # a threshold that changes while it runs
-_OTHER = ('#9a9a9a', '#555555')
+_AUTO = '#d6006e'  # colour of a method whose threshold changes during the run
+_OTHER = ('#9a9a9a', '#555555')  # colours of all other families
 _DASHES: dict[str, Any] = {
     '': '-', '+pipeline': (0, (4, 1.2)), '+sparse': (0, (1.2, 1)),
     '+pipeline+sparse': (0, (5, 1, 1, 1)), '+early': (0, (2.5, 1)), '-order': (0, (7, 1.5)),
@@ -51,16 +51,17 @@ _MIXED = (0, (5, 1, 1, 1, 1, 1))  # any other set of options
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn."""
+    """Colour and dashes with which a method is drawn."""
 
     color: str
     dashes: Any
 
 
 def look(sync: str) -> Look:
-    """Return how the method ``sync`` is drawn; it depends on nothing but the name.
+    """Return the look of the method ``sync``, which depends only on the name.
 
-    The family gives the hue, the threshold its lightness (dark: 40 and more), options the dashes.
+    The family gives the hue, the threshold the lightness (the darkest from 40 on), and the options
+    give the dashes.
     """
     family, arguments, options = parts(sync)
     light, dark = (np.array(to_rgb(c)) for c in _FAMILIES.get(family, _OTHER))
@@ -71,17 +72,18 @@ def look(sync: str) -> Look:
 
 
 def parts(sync: str) -> tuple[str, list[str], str]:
-    """Return family, arguments and options: ``rsp``, ``['4']``, ``+sparse`` of ``rsp:4+sparse``.
+    """Return family, arguments and options of a method.
 
-    What a study adds to a name after a space, for example ``lm``, is part of the options.
+    For ``rsp:4+sparse`` these are ``rsp``, ``['4']`` and ``+sparse``. A word that a study appends
+    after a space, for example ``lm``, counts as an option.
     """
     match = re.match(r'([^:+ -]*(?:-gc)?)((?::[^:+ -]*)*)(.*)', sync)
-    assert match is not None  # anything matches
+    assert match is not None  # the pattern matches any text
     return match[1], match[2].split(':')[1:], match[3]
 
 
 def label(sync: str) -> str:
-    """Return the name of a method as papers write it: ``SSP-4`` for ``ssp:4``."""
+    """Return the name of a method as papers write it, for example ``SSP-4`` for ``ssp:4``."""
     family, arguments, options = parts(sync)
     if family not in _FAMILIES:
         return sync  # a study's label, not a method
@@ -90,20 +92,20 @@ def label(sync: str) -> str:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in the style of this module, and leave matplotlib as it was."""
+    """Apply the style of this module in the context; restore matplotlib's style afterwards."""
     with matplotlib.rc_context(_STYLE):
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of that size in inches, apart from pyplot's state."""
+    """Return an empty figure of this size in inches, independent of pyplot's global state."""
     figure = Figure(figsize=(width, height), layout='constrained')
     FigureCanvasAgg(figure)
     return figure
 
 
 def save(figure: Figure, directory: Path, name: str) -> list[Path]:
-    """Write NAME.png and NAME.svg; equal figures are equal files."""
+    """Write NAME.png and NAME.svg, and return their paths; equal figures give equal files."""
     directory.mkdir(parents=True, exist_ok=True)
     png, svg = directory / f'{name}.png', directory / f'{name}.svg'
     figure.savefig(png, dpi=300, metadata={'Software': None})
@@ -112,17 +114,20 @@ def save(figure: Figure, directory: Path, name: str) -> list[Path]:
 
 
 def end_labels(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
-    """Write (y, text, colour) of lines that end at the right margin there, none over another."""
+    """Write labels for curves at the right margin of the axes; labels do not overlap.
+
+    :param ends: (y of the curve's end, text, colour) for each label.
+    """
     ends = sorted(e for e in ends if math.isfinite(e[0]))
     figure = axes.get_figure(root=True)
     if not ends or figure is None:
         return
-    figure.draw_without_rendering()                   # computes the layout, and so the height
+    figure.draw_without_rendering()                   # computes the layout and thus the height
     low, high = axes.get_ylim()
-    height = axes.get_window_extent().height / figure.dpi * 72
-    gap = 8.2 / height                                # one line of text, in shares of the axes
+    height = axes.get_window_extent().height / figure.dpi * 72  # of the axes, points
+    gap = 8.2 / height                                # height of a label, as a share of the axes
     wanted = np.array([(y - low) / (high - low) for y, _, _ in ends])
-    # Lines of text are moved as little as keeps them apart: isotonic regression of y - i * gap.
+    # Move labels only as far as necessary to separate them: isotonic regression of y - i * gap.
     steps = gap * np.arange(len(ends))
     placed = _isotonic(wanted - steps) + steps
     placed += min(0.0, 1.0 - placed[-1])
