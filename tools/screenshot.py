@@ -18,7 +18,7 @@ from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / 'docs' / 'images'
-SIZE = 1400, 1220        # pixels: what fits without scrolling
+SIZE = 1400, 1080        # pixels: what fits without scrolling
 SECONDS = 45             # of the run, that curves have a shape
 EVERY, LAST = 4, 56      # s of the run: a frame of the animation each so many, until then
 SCALE = 0.6              # of its frames
@@ -58,7 +58,7 @@ def main():
             rog('fleet', 'up', 'outdoor', '--plain', '--out', f'{out}/run'), \
             rog('view', '--port', '0') as view, \
             started(QT, str(ROOT / 'testing/qt_page.py'), view.stdout.readline().split()[0],
-                    env=clean) as page:
+                    env=clean, stderr=subprocess.DEVNULL) as page:
         def ask(line):
             page.stdin.write(line + '\n')
             page.stdin.flush()

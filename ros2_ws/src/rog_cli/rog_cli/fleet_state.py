@@ -241,7 +241,8 @@ class FleetState:
         state = seen.state if seen is not None and (own is None or seen.state in APART) \
             else own.state if own is not None else '?'
         state = doing = shown(state, NAME)
-        if seen is not None and seen.waiting_for:
+        # The robot may have gone on since the server said so, or the other way round.
+        if seen is not None and seen.waiting_for and state == 'waiting':
             doing = f'{state} for {shown(seen.waiting_for, NAME)} {seen.waiting_time:.0f} s'
         why = '' if seen is None else shown(seen.why)
         name = shown(name, NAME)

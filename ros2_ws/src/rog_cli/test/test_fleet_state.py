@@ -42,6 +42,13 @@ def test_who_waits_for_whom_and_why(state):
     assert fleet.robots[0].silent == 1.5
 
 
+def test_a_robot_that_computes_again_is_not_shown_as_waiting_for_another(state):
+    state.on_fleet(server(('robot1', 'waiting', {'waiting_for': 'robot2', 'waiting_time': 0.2})),
+                   0.0)
+    state.on_robot(own('robot1', state='computing'), 0.1)
+    assert state.shown(0.1).robots[0].doing == 'computing'
+
+
 def test_without_a_terminal_there_is_a_short_line_for_each_robot(state):
     state.on_fleet(server(('robot1', 'training', {}), ('robot2', 'joining', {})), 0.0)
     state.on_robot(own(iteration=94, loss=.048, accuracy=.95, rows_pushed=336, rows_total=336), 0.0)
