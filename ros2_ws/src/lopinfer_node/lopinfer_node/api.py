@@ -57,7 +57,7 @@ class OffloadedModel:
         self._traced: Snapshot      # state of the model when it was traced
         self._inputs: Any = None    # how tensors are nested in arguments and results
         self._outputs: Any = None
-        self._devices: list[torch.device] = []   # of the inputs
+        self._devices: list[torch.device] = []   # devices of the inputs
         self._default = torch.get_default_dtype()
         self._repeats = False       # whether the example contains one tensor twice
 
@@ -98,7 +98,7 @@ class OffloadedModel:
         return not changed
 
     def _warn(self, why: str) -> None:
-        """Warn once for each reason, about `MOST_WARNINGS` reasons at most."""
+        """Warn once for each reason, but at most `MOST_WARNINGS` times."""
         if why not in self._warned and len(self._warned) < MOST_WARNINGS:
             self._warned.add(why)
             warnings.warn(f'{why}; it runs whole on this machine', stacklevel=4)

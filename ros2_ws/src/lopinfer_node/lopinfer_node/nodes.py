@@ -18,7 +18,7 @@ def server_main(args: Sequence[str] | None = None) -> int:
 
 
 def client_main(args: Sequence[str] | None = None) -> int:
-    """Answer images with results until the process is stopped; return the exit code, as above."""
+    """Answer images with results until the process is stopped; return the exit code, 0 if clean."""
     return run(_build_client, _serve, args, PACKAGES)
 
 

@@ -1,4 +1,4 @@
-"""QoS profiles, named once. Every publisher and subscription of a topic uses the same."""
+"""QoS profiles, named once. All publishers and subscriptions of a topic use the same profile."""
 
 from fleet_ros.qos import STATUS
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy

@@ -111,7 +111,8 @@ def _read_idx(file: Path, rank: int) -> _Bytes:
                                 f'dimension{"s" * (rank > 1)}; {_AGAIN}')
             shape = np.frombuffer(head, '>u4', offset=4).tolist()
             size = math.prod(shape)
-            body = stream.read(min(size, _LARGEST) + 1)  # an extra byte: the file is too long
+            # If there is a byte more than announced, the file is too long.
+            body = stream.read(min(size, _LARGEST) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f'{file} cannot be read: {error}; {_AGAIN}') from error
     if not size or len(body) != size:

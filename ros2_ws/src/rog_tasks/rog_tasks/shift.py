@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def brighten(images: Tensor, amount: float) -> Tensor:
-    """Add ``amount`` (-1 to 1) to every pixel and clip to 0..1; negative darkens."""
+    """Add ``amount`` (-1 to 1) to every pixel and clip to 0..1; a negative amount darkens."""
     return (images + amount).clamp(0, 1)
 
 

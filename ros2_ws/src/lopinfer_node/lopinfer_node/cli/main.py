@@ -28,7 +28,7 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; return the exit code. For an error of the user, print one line; return 2."""
+    """Run one verb and return the exit code; an error of the user prints one line and gives 2."""
     name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
     try:
         options = make_parser(name).parse_args(arguments)

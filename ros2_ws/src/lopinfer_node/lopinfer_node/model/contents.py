@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 PART = 1 << 20     # bytes that one checksum covers
-SAMPLE = 256       # bytes; `look` reads so many of each weight in every call
+SAMPLE = 256       # bytes of each weight that every call of `look` reads
 
 
 class Contents:

@@ -136,7 +136,7 @@ class Followed:
                      for name in vars(kind).get('__slots__', ()) if hasattr(value, name)]
             self._owners.append(_Owner(path, partial(getattr, value), lambda: [
                 name for name in (*own, *slots) if self.reads(name)]))
-            if isinstance(value, (dict, list, set)):   # of a subclass
+            if isinstance(value, (dict, list, set)):   # an instance of a subclass
                 self.held.append((path, value, ITEMS))
                 self._todo += [(f'{path}[{key!r}]', v) for key, v in (
                     value.items() if isinstance(value, dict) else enumerate(value))]
@@ -152,7 +152,7 @@ class Followed:
             self._owners.append(_Owner(base.__qualname__, own.get, partial(self._of, own, ours)))
 
     def _of(self, own: Mapping[str, Any], ours: bool) -> list[str]:
-        """Return the attributes of a class that the code reads; a library's: only `forward`."""
+        """Return the attributes of a class that the code reads; for a library, only `forward`."""
         if not ours:
             return ['forward'] if 'forward' in own else []
         return [name for name, value in own.items() if name in self._names

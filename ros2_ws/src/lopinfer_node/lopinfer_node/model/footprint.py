@@ -50,7 +50,10 @@ class Footprint:
 
 
 def _of(starts: np.ndarray, ends: np.ndarray, extent: int) -> Footprint:
-    """Return the hull of [starts[i], ends[i]), clipped to the input; skip empty intervals."""
+    """Return the footprint in which output index i needs [starts[i], ends[i]), as a hull.
+
+    The intervals are clipped to the input. An empty interval needs nothing.
+    """
     starts, ends = np.clip(starts, 0, extent), np.clip(ends, 0, extent)
     empty = starts >= ends
     starts = np.where(empty, extent, starts)

@@ -1,7 +1,7 @@
 """The graph of a model: its operators, their footprints, and the sizes of their tensors.
 
-The graph holds only what planning needs, and this module does not import torch. `trace.py` makes a
-graph from a model, `published.py` from the published profiles.
+The graph holds only what planning needs, and this module does not import torch. `traced.py` makes a
+graph from a model. `rog_studies.lopinfer_published` makes a graph from a published profile.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from .follow import ITEMS, MISSING, MODULE, Followed, Picked, join
 from .state import CONTAINERS, hooks_of, untouched
 
 LOOK = 8 << 20     # bytes of weights that one background check reads
-TURNS = 16         # background checks in which all items are compared in full once
+TURNS = 16         # number of background checks that together compare every item in full
 LARGE = 4096       # a container with more items is compared only by background checks
 _NOT_ATTRIBUTES = frozenset(vars(torch.nn.Module())) - {'training'}
 _VALUES = (type(None), bool, int, str, bytes, range, slice, torch.Size, torch.dtype, torch.device,
@@ -186,7 +186,7 @@ class _Taken:
         return list(map(_address, self._addressed)), [t._version for t in self._counted]
 
     def unchanged(self) -> bool:
-        """Return whether nothing has changed; False also if only a closer check can tell."""
+        """Return True if certainly nothing has changed; if False, `change` must check."""
         try:
             if any(self._empty) or self._mark() != self._marks \
                     or any(len(live) != size for live, size in self._large) \
@@ -218,7 +218,7 @@ def _views(container: Any) -> Iterable[Any]:
 
 
 def _contents(container: Any) -> dict[Any, Any]:
-    """Return a container's items by key or index; items of a set are the keys."""
+    """Return a container's items by key or index; the items of a set are the keys."""
     if isinstance(container, (set, frozenset)):
         return dict.fromkeys(container, True)
     return dict(container.items() if hasattr(container, 'items') else enumerate(container))
@@ -231,7 +231,7 @@ def _mark(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Return whether the code of a model computes the same with either value."""
+    """Return whether the code of a model computes the same with the new value as with the old."""
     if old is new:
         return True
     if type(old) is not type(new):

@@ -23,9 +23,10 @@ aten = torch.ops.aten
 
 
 def exchange_statistics(traced: Traced, parts: int = 4) -> Traced:
-    """Return the model with each softmax, mean and attention over the divided axis in `parts`.
+    """Divide each softmax, mean and attention over the divided axis into `parts` parts.
 
-    With more parts the planner can cut at more places, but the graph has more operators.
+    Returns the new model. With more parts the planner can cut at more places, but the graph has
+    more operators.
     """
     if parts < 2:
         raise ValueError('at least two parts are needed for something to exchange')
@@ -130,7 +131,7 @@ def _averaged(w: _Rewriter, value: Value, dims: list[int], kept: bool) -> Ref | 
 
 
 def _softmax(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite a softmax: maximum over all stretches, exponentials, their sum over all stretches."""
+    """Rewrite a softmax: take the maximum over all stretches, the exponentials, and their sum."""
     value = call.values[0]
     axis = value.axis
     if axis is None or call.arguments['dim'] % len(value.shape) != axis or value.extent < w.parts:
@@ -145,7 +146,7 @@ def _softmax(w: _Rewriter, call: Call) -> Ref | None:
 
 
 def _attention(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite attention: attend to each stretch of the keys, combine by maxima and sums."""
+    """Rewrite attention: attend to each stretch of the keys, then combine the results."""
     names = ('query', 'key', 'value')
     if any(not isinstance(call.arguments[n], Value) for n in names) \
             or call.arguments.get('attn_mask') is not None or call.arguments.get('is_causal') \

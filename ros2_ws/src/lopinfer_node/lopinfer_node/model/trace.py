@@ -341,7 +341,7 @@ class _Reader:
 
     def _in_place(self, node: torch.fx.Node, target: torch._ops.OpOverload,
                   bound: dict[str, Any], place: str) -> None:
-        """Record an in-place call as a pure call: after `y = x.relu_()`, x means the new y.
+        """Record an in-place call as a pure call; after `y = x.relu_()`, x stands for the result y.
 
         A write through a view needs a functional graph. A write to an input of the model does not
         change the caller's tensor.

@@ -205,7 +205,8 @@ def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
     else:
         _verify_results(traced, _calls(traced, others), differing)
     again = _run(model, leaves, structure)[0]
-    rounding = 0.0 if _equal(_calls(traced, leaves), mine) else 1e-5   # inexact kernels
+    # If a second run of the traced calls does not give exactly the same, allow for rounding.
+    rounding = 0.0 if _equal(_calls(traced, leaves), mine) else 1e-5
     if not _equal(again, wanted, rounding):
         raise ModelError(f'{traced.name}: the results differ for the same inputs; does the model '
                          'depend on something besides its inputs, such as an earlier call?')
@@ -226,7 +227,7 @@ def _verify_sharing(model: torch.nn.Module, traced: Traced, given: list[torch.Te
 
 def _run(model: torch.nn.Module, leaves: list[torch.Tensor], structure: pytree.TreeSpec
          ) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
-    """Return results of the model and how it nests them; copy the inputs that it may write to."""
+    """Run the model on copies of the inputs; return its results and how it nests them."""
     args, kwargs = pytree.tree_unflatten([leaf.clone() for leaf in leaves], structure)
     results, nested = pytree.tree_flatten(model(*args, **kwargs))
     return [result.detach().clone() for result in results], nested
@@ -269,7 +270,7 @@ def _equal(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], rounding: 
 
 
 def _verify_parts(traced: Traced, known: Mapping[int, torch.Tensor]) -> None:
-    """Raise ModelError unless each result in two parts equals the whole result.
+    """Raise ModelError unless each result that is computed in two parts equals the whole result.
 
     A rule may be wrong for an overload or for arguments that its author has not thought of.
     """
@@ -293,8 +294,8 @@ def _verify_parts(traced: Traced, known: Mapping[int, torch.Tensor]) -> None:
 def _alike(got: torch.Tensor, want: torch.Tensor, share: float = 1e-3) -> bool:
     """Return whether two tensors are equal except for rounding.
 
-    Allowed is a difference of 1e-3 of the element plus ``share`` of the largest element. For types
-    of low precision both numbers are at least 4 times the machine epsilon.
+    The difference may be 1e-3 of the element plus ``share`` of the largest element. For types of
+    low precision both numbers are at least 4 times the machine epsilon.
     """
     if got.dtype != want.dtype or got.shape != want.shape:
         return False

@@ -41,7 +41,10 @@ def check_arguments(op: str, arguments: dict[str, Any], dtype: torch.dtype) -> N
 
 
 def quotients(divide: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a safe integer division: PyTorch's ends the process for the least integer by -1."""
+    """Return a safe integer division.
+
+    PyTorch's division ends the process if it divides the least integer by -1.
+    """
     def call(dividend: torch.Tensor, divisor: Any, **keywords: Any) -> Any:
         least = torch.iinfo(torch.result_type(dividend, divisor)).min
         if torch.any((dividend == least) & (divisor == -1)):

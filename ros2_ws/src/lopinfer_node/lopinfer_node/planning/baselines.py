@@ -39,9 +39,10 @@ def _layers(graph: Graph, on_server: np.ndarray) -> Plan:
 
 
 def neurosurgeon(graph: Graph, costs: Costs, link: Link) -> Plan:
-    """Return the fastest plan with one cut: first operators on the device, later on the server.
+    """Return the fastest plan with a single cut.
 
-    It tries every position in topological order, so the graph need not be a chain.
+    The operators before the cut run on the device, all others on the server. Every position in
+    topological order is tried, so the graph need not be a chain.
     """
     problem = compiled.problem(graph, costs, link, small_transfers=False)
     position = _best_prefix(problem, compiled.work(len(graph)))

@@ -136,7 +136,10 @@ def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
 
 
 def _one_after_the_other(trace: LinkTrace, seconds: np.ndarray) -> np.ndarray:
-    """Return the sample in which each request starts; from sample i a request takes seconds[i]."""
+    """Return the sample in which each request starts.
+
+    A request that starts in sample i takes seconds[i].
+    """
     if not (np.isfinite(seconds).all() and (seconds > 0).all()):
         raise TraceError('a request takes no time, or never ends: the link fails in this trace')
     served, now, sample = [], 0.0, 0

@@ -26,7 +26,7 @@ WIDTH = 6              # beams that are kept besides the beams with a boundary a
 POSITIONS = 24         # most positions at which the beam search may put a boundary
 ALIVE = 4              # at such a position at most ALIVE times the bytes of the inputs are alive
 HEAT = 0.03            # refinement may continue from a plan that is worse by about this share
-PATIENCE = 100         # heat is used only with at least so many evaluations per operator
+PATIENCE = 100         # heat is used only with at least this many evaluations per operator
 ROUND = 500            # evaluations between two looks at the clock
 DEADLINE = 1.0         # s; deadline of SPSO-GA if the objective has no deadline
 

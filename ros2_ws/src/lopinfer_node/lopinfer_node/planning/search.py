@@ -200,7 +200,7 @@ def _expand(p, w, most, least, last, position, parent, before, ways, values):
 
 @kernel
 def _select(values, ways, width):
-    """Select the best row of each direction and step, and the best `width` without a boundary.
+    """Select the best row of each direction and step, and the best `width` rows without boundary.
 
     Returns the numbers of these rows, best first.
     """

@@ -174,7 +174,8 @@ class _Schedule:
             if not np.isnan(self.end[side, source]):
                 local = max(local, self.end[side, source])
         if node.kind is not Kind.OPERATOR:
-            # These are not computed, so they wait only for their inputs, not for the processor.
+            # Inputs and outputs of the model are not computed. So they wait only for the tensors
+            # that they need, not for the processor.
             self.start[side, index] = self.end[side, index] = max(ready, local)
             self.before[side, index] = self._latest_of(side, node.inputs)
             self.waited[side, index] = cause if ready > local else None
@@ -203,7 +204,10 @@ class _Schedule:
         self._sent[source] = transfer.index
 
     def critical_path(self) -> tuple[Segment, ...]:
-        """Return the critical path: from the last output back, what each segment waited for."""
+        """Return the critical path.
+
+        It is found backwards: from the last output to what each segment waited for.
+        """
         if not np.isfinite(self.latency):
             return ()
         side = DEVICE

@@ -166,7 +166,7 @@ class ClientMachine:
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
         self.down = 0.0                    # bytes/s of the downlink; the server measures it
         self.table = PlannedTable((), (), np.empty(0), np.empty(0))
-        self._next_table: PlannedTable | None = None  # waits for the end of a request
+        self._next_table: PlannedTable | None = None  # adopted at the end of the request
         self._numbers: list[int] = []      # numbers by which pieces name the plans
         self._arrivals = Arrivals()
         self._server = 0                   # incarnation of the server
@@ -260,8 +260,9 @@ class ClientMachine:
     # -- requests --------------------------------------------------------------------------------
 
     def choose(self, now: float, check: float = 0.0) -> int | None:
-        """Return the index of the plan for a request that begins now; None: compute it alone.
+        """Return the index of the plan for a request that begins now.
 
+        None: the robot computes the request alone.
         ``check``: seconds already spent on the request.
         """
         self.report.requests += 1
@@ -277,7 +278,10 @@ class ClientMachine:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Return bytes/s up and down; until the server has measured down, use up for both."""
+        """Return the rates of uplink and downlink, bytes/s.
+
+        Until the server has measured the downlink, return the rate of the uplink for both.
+        """
         up = self.outbox.link.rate
         return up, self.down or up
 

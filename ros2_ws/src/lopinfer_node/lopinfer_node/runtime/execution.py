@@ -82,7 +82,7 @@ class Execution:
         return True
 
     def runnable(self) -> range:
-        """Return the next steps that may run, at most up to the first that sends; may be empty."""
+        """Return the next steps that may run, up to the first step that sends; may be empty."""
         end = self._position
         while end < len(self._steps) and self._delivered.issuperset(self._steps[end].waits):
             end += 1

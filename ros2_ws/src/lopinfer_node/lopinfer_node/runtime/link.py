@@ -24,8 +24,8 @@ QUEUE_TIME = 0.02        # seconds of data that may be on their way beyond the r
 MIN_WINDOW, MAX_WINDOW = 4 * MIN_PIECE, 4 << 20  # bytes
 MIN_RTO, MAX_RTO = 0.05, 2.0   # seconds; bounds of the time-out
 MIN_RATE = 1e4           # bytes/s
-TRAIN_BYTES = 256e3      # a piece weighs less, by exp(-1), after so many later bytes of its train
-TRUST_BYTES = 48e3       # a train of so many bytes counts as much as all trains before it
+TRAIN_BYTES = 256e3      # after this many later bytes, the weight of a piece has fallen to exp(-1)
+TRUST_BYTES = 48e3       # a train of this many bytes counts as much as all trains before it
 SURE_BYTES = 192e3       # a train of fewer bytes can at most double the rate
 MIN_TRAIN = 24e3         # a train of fewer bytes does not count, because it is too inaccurate
 

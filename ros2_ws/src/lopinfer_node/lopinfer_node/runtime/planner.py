@@ -25,7 +25,7 @@ LOSS = 'lopinfer'
 METHODS = (LOSS, *BASELINES)
 MESSAGE = 0.001   # s per transfer, because threads at both ends wake each other; from loopback
 MARGIN = 0.05     # a less simple plan must save this share of the simpler plan's latency,
-TRANSFER = 0.5e-3   # plus so many seconds for each transfer that it has more
+TRANSFER = 0.5e-3   # plus this many seconds for each additional transfer
 FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s: bins of the first table
 
 

@@ -109,7 +109,7 @@ class Program:
             self._compiled[at] = _Compiled(c.sources, c.run, c.own, tuple(last))
 
     def start(self, inputs: Sequence[torch.Tensor] | None = None) -> Run:
-        """Begin one inference; the device passes the inputs."""
+        """Begin one inference; only the device passes the inputs."""
         if self.side == DEVICE:
             self.traced.check_inputs(inputs or ())
         return Run(self, inputs)

@@ -16,9 +16,9 @@ SHORTEST = 1e-3   # s; the overhead of a shorter pause is longer than the pause
 def computing_time() -> float:
     """Return a clock, s, whose differences are the computing time of this thread.
 
-    If one thread computes, the clock is the thread's processor time. So the time of other processes
-    on the processor does not count, and no pause multiplies it. If several threads compute, the
-    clock is the wall clock, because the calling thread waits for the others.
+    If one thread computes, the clock is the thread's processor time. It does not contain the time
+    of other processes on the processor, which a pause would multiply. If several threads compute,
+    the clock is the wall clock, because the calling thread waits for the others.
     """
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 

@@ -100,7 +100,7 @@ class Store:
         shutil.rmtree(self.path(digest), ignore_errors=True)
 
     def take(self, request: UploadRequest, served: Collection[str] = ()) -> UploadReply:
-        """Store a part of a file, but refuse a file larger than announced or outside the store.
+        """Store a part of a file; refuse a file that is too large or lies outside the store.
 
         ``served``: digests of models that must not be deleted.
         """

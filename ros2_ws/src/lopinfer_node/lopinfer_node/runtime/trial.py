@@ -94,8 +94,9 @@ class Trier:
         command = [sys.executable, '-m', __name__, str(folder), self.device,
                    str(torch.get_num_threads()), str(self.memory), str(self.longest),
                    str(os.getpid())]
+        # In a session of its own, the process does not get the user's Ctrl+C.
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              text=True, start_new_session=True) as process:   # no Ctrl+C
+                              text=True, start_new_session=True) as process:
             self._process = process
             if self._closed:
                 process.kill()
@@ -163,7 +164,7 @@ def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dic
 
 
 def _plan_bytes(traced: Traced) -> int:
-    """Return the bytes of a plan, measured for a plan that divides each divisible operator."""
+    """Return the bytes that a plan takes, measured for one that halves each divisible operator."""
     whole = [n.is_global or n.extent == 1 for n in traced.graph.nodes]
     cuts = np.where(whole, 0, traced.graph.extents // 2)
     tracemalloc.start()

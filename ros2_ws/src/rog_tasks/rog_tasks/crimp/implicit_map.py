@@ -104,7 +104,7 @@ class _Interpolate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         index, weight = ctx.saved_tensors
-        given = torch.cat((gradient, torch.ones_like(gradient[:, :1])), 1)  # last: weight
+        given = torch.cat((gradient, torch.ones_like(gradient[:, :1])), 1)  # last column: weight
         total = gradient.new_zeros(ctx.count, given.shape[1])
         total.index_add_(0, index.reshape(-1), (weight[..., None] * given[:, None]).flatten(0, 1))
         return ctx.gain * total[:, :-1] / (total[:, -1:] + 1), None, None, None

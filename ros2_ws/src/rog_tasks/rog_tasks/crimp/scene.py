@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rog_tasks.crimp.frames import Camera, Frames, Poses
 
-HEIGHT = 2.4   # of a room, m
+HEIGHT = 2.4   # height of a room, m
 DOOR = 1.2     # width of a door, m
 WALL = 0.4     # thickness of a wall, m
 EYES = 1.1     # height of the cameras, m

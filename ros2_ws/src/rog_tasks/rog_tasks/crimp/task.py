@@ -185,7 +185,7 @@ class Crimp(Task):
 
     @cached_property
     def _survey(self) -> list[Frames]:
-        """Some frames of the recording, or of each robot's recording, if on this machine."""
+        """Some frames of the recording, or of each robot's; empty if it is not on this machine."""
         assert self._source
         own = '{rank}' in self._source.target
         folders = [*takewhile(Path.is_dir, map(self._folder, count() if own else range(1)))]

@@ -1,8 +1,8 @@
 """The images in a folder or an archive of class folders, read in place.
 
 An image's class is the name of the folder that holds it. Nothing is unpacked to disk. Of a plain
-tar or a zip, only the bytes of the image are read. This is impossible with a compressed tar, so
-memory holds its encoded images that one robot needs.
+tar or a zip, only the bytes of the image are read. This is impossible with a compressed tar, so the
+encoded images that one robot needs are held in memory.
 """
 
 from __future__ import annotations

@@ -16,7 +16,10 @@ from rog_tasks.sources.source import Report, Source
 
 
 class FolderSource(Source):
-    """The images below a path, which the robots divide; with ``{rank}`` each robot has its own."""
+    """The images below a path, divided among the robots.
+
+    If the path contains ``{rank}``, each robot has a path of its own.
+    """
 
     _files: Files | None = None
     _unreadable = 0

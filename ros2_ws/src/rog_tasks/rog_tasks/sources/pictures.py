@@ -117,7 +117,7 @@ def _unwarned() -> Iterator[None]:
 
 
 def _in_8_bits(image: Image.Image) -> Image.Image:
-    """Reduce grey values of 16 bits to their higher 8; Pillow would make most pixels white."""
+    """Reduce 16-bit grey to its higher 8 bits; Pillow would turn all but the darkest white."""
     if not image.mode.startswith('I'):
         return image
     return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

@@ -92,9 +92,10 @@ def _product_axis(a: Any, b: Any, rank: int) -> int | None:
 
 @rule('scaled_dot_product_attention')
 def attention(call: Call) -> Division:
-    """Divide along the queries, which need all keys and values; with a causal mask, past ones.
+    """Divide along the queries, or along a batch or head axis of all operands.
 
-    Along a batch or head axis all operands are divided alike.
+    A query needs all keys and values. With a causal mask it needs only the keys and values up to
+    its own position.
     """
     query, key = call.arguments['query'], call.arguments['key']
     mask = call.arguments.get('attn_mask')

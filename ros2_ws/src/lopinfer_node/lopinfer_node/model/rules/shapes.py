@@ -338,7 +338,7 @@ def _ambiguous(call: Call, value: Value) -> bool:
 
 
 def _others(call: Call, sizes: list[int], at: int) -> Arithmetic:
-    """Return the interpolation on all axes except `at`, the divided axis, whose size stays."""
+    """Return the interpolation on all axes except the divided axis `at`, which keeps its size."""
     packet = getattr(torch.ops.aten, call.op)
     corners = call.arguments.get('align_corners')
     # Keep the scales of the other axes from the call, because they decide where samples fall.

@@ -30,9 +30,9 @@ def on_axis(items: Sequence[int], at: int, value: int) -> list[int]:
 
 def padded(tensor: torch.Tensor, axis: int, low: int, high: int, value: float = 0.0
            ) -> torch.Tensor:
-    """Return `tensor` with `low` indices more before and `high` more after `axis`; below 0: fewer.
+    """Return `tensor` with `low` more indices at the start of `axis` and `high` more at its end.
 
-    The new elements have the value `value`.
+    A negative number removes indices. New elements have the value `value`.
     """
     if not low and not high:
         return tensor
@@ -44,7 +44,8 @@ def padded(tensor: torch.Tensor, axis: int, low: int, high: int, value: float = 
 def _first(call: Call) -> tuple[Value, int, int] | None:
     """Return the operand, its number of spatial dimensions, and which one is divided (< 0: none).
 
-    None: the operand is not divided, or other arguments depend on the model's inputs, too.
+    Returns None if the operand is not divided, or if other arguments depend on the inputs of the
+    model, too.
     """
     value = call.arguments.get('input', call.arguments.get('self'))
     if not isinstance(value, Value) or value.axis is None or len(call.values) != 1:
